@@ -1,0 +1,47 @@
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
+BIN := .venv/bin
+
+.PHONY: help .venv quickstart test lint e2e bench generated clean
+
+help:
+	@echo "make quickstart  build, train, resume, merge and verify a small model on this machine"
+	@echo "make test        lint, types and every test that needs no model download"
+	@echo "make e2e         a real model, trained and merged"
+	@echo "make bench       the measurements, written to docs/benchmarks.md"
+	@echo "make generated   rebuild generated/ from recipes/"
+
+# The development environment.
+.venv: .venv/.dev
+
+.venv/.train: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
+	touch $@
+
+.venv/.dev: .venv/.train
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,dev]'
+	touch $@
+
+quickstart: .venv/.train
+	$(BIN)/python -m compiler.quickstart
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/recipe build recipes/*.yaml --check
+	$(BIN)/python -m pytest $(PYTEST)
+
+e2e: .venv/.dev
+	$(BIN)/python -m pytest -m e2e $(PYTEST)
+
+bench: .venv/.dev
+	$(BIN)/python -m tests.bench
+
+generated: .venv/.train
+	$(BIN)/recipe build recipes/*.yaml
+
+clean:
+	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache
