@@ -1,0 +1,1 @@
+"""The language of recipes: models, YAML with positions, overrides, diagnostics, JSON Schema."""

@@ -1,0 +1,824 @@
+"""The registry of diagnostic codes, and the page docs/diagnostics.md that is made from it.
+
+A code's letter is its severity (E error, W warning, N note), its first two digits the group. A code
+never changes its meaning and is never used again for another.
+
+    python -m spec.codes > docs/diagnostics.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Code:
+    """What a code stands for: a title, why it arises, and what to do about it. Plain text."""
+
+    title: str
+    cause: str
+    cure: str
+
+
+GROUPS: dict[str, str] = {
+    "00": "Files, YAML, `extends` and `--set`",
+    "01": "Keys and values",
+    "02": "Mesh and sharding",
+    "03": "LoRA",
+    "04": "Data and chat template",
+    "05": "Training, checkpoints and merge",
+    "06": "Serving",
+    "07": "Paths and secrets",
+    "08": "Model and catalogue",
+    "09": "Not available in this version",
+}
+
+FILES: dict[str, Code] = {
+    "E0001": Code(
+        "file not found",
+        "The recipe's path names no file.",
+        "Correct the path; it is relative to the folder the command runs in.",
+    ),
+    "E0002": Code(
+        "file cannot be read",
+        "The path is a folder or a device, or reading it is not permitted.",
+        "Name a YAML file that you may read.",
+    ),
+    "E0003": Code(
+        "file too large",
+        "A recipe is at most 256 KiB; this file is larger, so it is hardly a recipe.",
+        "Name the right file. Data belongs in files of its own, named by `data.train`.",
+    ),
+    "E0004": Code(
+        "file is not UTF-8",
+        "The file holds bytes that are not UTF-8 text: it was saved in another encoding, or is no text.",
+        "Save it as UTF-8.",
+    ),
+    "E0005": Code(
+        "file is empty",
+        "The file holds nothing but white space and comments.",
+        "Start from `recipe new`, or from one of the files in recipes/.",
+    ),
+    "E0006": Code(
+        "not valid YAML",
+        "The text does not follow YAML's grammar at the place shown; the fault may lie a line above it.",
+        "Often: a missing colon or space after it, an unclosed quote or bracket, uneven indentation.",
+    ),
+    "E0007": Code(
+        "tab in the indentation",
+        "YAML is indented by spaces alone.",
+        "Replace each tab by two spaces.",
+    ),
+    "E0008": Code(
+        "several documents in one file",
+        "A line `---` starts a second YAML document; a recipe is one.",
+        "Make a file of each; one may take over another by `extends`.",
+    ),
+    "E0009": Code(
+        "key given twice",
+        "A section holds the same key a second time. Other tools silently take the last.",
+        "Remove one of the two.",
+    ),
+    "E0010": Code(
+        "YAML anchor or alias",
+        "Anchors (`&x`) and aliases (`*x`) are refused: what a recipe says has to stand where it is read.",
+        "Write the value out, or share it between recipes by `extends`.",
+    ),
+    "E0011": Code(
+        "YAML merge key",
+        "The merge key `<<` is refused; it is not part of YAML 1.2.",
+        "Write the keys out, or put them into a base recipe and name it by `extends`.",
+    ),
+    "E0012": Code(
+        "YAML tag",
+        "Tags (`!x`, `!!python/...`) are refused: some would run code, and a recipe needs none.",
+        "Remove the tag; quote the value if it should be text.",
+    ),
+    "E0013": Code(
+        "not a mapping",
+        "The file's top level is a list or a single value, not `key: value` lines.",
+        "Start from `recipe new`, or from one of the files in recipes/.",
+    ),
+    "E0014": Code(
+        "key is not text",
+        "A key is a list, a mapping, a number, true, false or null.",
+        "Write a plain name; put quotes around it if it looks like a number.",
+    ),
+    "E0015": Code(
+        "nested too deeply",
+        "Lists and mappings lie more than 32 deep.",
+        "Close the brackets; no recipe needs that.",
+    ),
+    "E0016": Code(
+        "character that YAML does not allow",
+        "The file holds a control character.",
+        "Remove it; in a double-quoted text it can be written as an escape.",
+    ),
+    "E0017": Code(
+        "YAML directive",
+        "A line that starts with `%` is a directive to the YAML reader. Recipes are YAML 1.2 and take none.",
+        "Remove the line.",
+    ),
+    "E0018": Code(
+        "byte order mark",
+        "The file starts with a byte order mark, as some editors write it.",
+        "Save it as UTF-8 without a byte order mark.",
+    ),
+    "E0020": Code(
+        "`extends` is not a relative path",
+        "`extends` names one YAML file relative to the folder of the file that says it.",
+        "Write for example `extends: base.yaml`.",
+    ),
+    "E0021": Code(
+        "extended file cannot be read",
+        "The file that `extends` names does not exist, or is no readable file.",
+        "Correct the path; it is relative to the folder of the file that says it.",
+    ),
+    "E0022": Code(
+        "`extends` goes round in a circle",
+        "Following `extends` from file to file leads back to a file already read.",
+        "Remove one link of the circle that the message shows.",
+    ),
+    "E0030": Code(
+        "`--set` is not PATH=VALUE",
+        "The argument has no `=`, no path before it, a path that cannot be read, or no value after it.",
+        "Write for example `--set train.steps=100`, or `--set lora=null` to take a section away.",
+    ),
+    "E0031": Code(
+        "`--set` path leads nowhere",
+        "A part of the path before the last is a single value or a list, which has no keys.",
+        "Set the section as a whole, or correct the path.",
+    ),
+    "E0032": Code(
+        "`--set` index out of range",
+        "The list has no item of that index. Items count from 0.",
+        "Use an index that the list has, or set the whole list.",
+    ),
+    "E0033": Code(
+        "key cannot be set on the command line",
+        "`extends` is read before `--set` is applied.",
+        "Write it into the file.",
+    ),
+    "E0000": Code(
+        "fault of the compiler",
+        "The compiler failed in a way that it should not.",
+        "Run the command again with RECIPEC_TRACEBACK=1 set, and report what it prints together with the "
+        "recipe.",
+    ),
+    "E0040": Code(
+        "no such path",
+        "The path that `recipe explain` was asked for is no section or key of the language.",
+        "Use the path that the message suggests; without a path the whole recipe is shown.",
+    ),
+    "E0041": Code(
+        "two recipes of one name",
+        "Two of the recipes that are built together have the same name, and would write one folder.",
+        "Give one of them another name.",
+    ),
+}
+
+SCHEMA: dict[str, Code] = {
+    "E0101": Code(
+        "unknown key",
+        "The section has no such key. Keys are never ignored.",
+        "Use the key that the message suggests, or remove it. `recipe schema` lists them all.",
+    ),
+    "E0102": Code(
+        "missing key",
+        "A key without which a recipe means nothing is not given: `recipe`, `name`, `model.id`, `mesh`, "
+        "`data.train` and a few within list items.",
+        "Add it.",
+    ),
+    "E0103": Code(
+        "wrong type",
+        "The value is of another type than the key takes: text for a number, a list for a single value.",
+        "Write the value as the message says. In YAML 1.2 only true and false are truth values, and quotes "
+        "make a number text.",
+    ),
+    "E0104": Code(
+        "not one of the choices",
+        "The key takes one of a few words, and this is none of them.",
+        "Use one of the words that the message lists.",
+    ),
+    "E0105": Code(
+        "out of range",
+        "The number lies outside of what the key allows.",
+        "Choose a number in the range that the message gives.",
+    ),
+    "E0106": Code(
+        "malformed value",
+        "The text does not have the form that the key asks for.",
+        "Follow the form that the message shows.",
+    ),
+    "E0107": Code(
+        "keys exclude each other",
+        "Two keys say the same thing in two ways, such as `epochs` and `steps`.",
+        "Keep one of them. When the other comes from an extended file, set it to null in this one.",
+    ),
+    "E0108": Code(
+        "unknown version of the language",
+        "The key `recipe` holds the version of the language; this compiler reads version 1.",
+        "Write `recipe: 1`, or use the compiler that the recipe was written for.",
+    ),
+    "E0109": Code(
+        "nothing given",
+        "A list, a mapping or a text that must hold something is empty.",
+        "Add an item.",
+    ),
+    "E0110": Code(
+        "one of several keys is needed",
+        "One of two keys has to be given, and neither is: `accelerator` or `topology`, `epochs` or `steps`.",
+        "Give one of them.",
+    ),
+    "E0111": Code(
+        "given twice in a list",
+        "A list whose items have to differ holds one a second time.",
+        "Remove one of the two.",
+    ),
+}
+
+MESH: dict[str, Code] = {
+    "E0201": Code(
+        "unknown accelerator",
+        "The name or topology is none of the hardware catalogue's, or there is no slice of that size.",
+        "Use a name or topology that the message lists. The number in v4-N, v5p-N and tpu7x-N counts "
+        "TensorCores, two to a chip; in v5e-N and v6e-N it counts chips.",
+    ),
+    "E0202": Code(
+        "mesh axes do not multiply to the devices",
+        "The product of the axes is not the number of devices. v5p-8 is four chips and four devices.",
+        "Choose axes whose product is the number of devices that the message gives.",
+    ),
+    "E0203": Code(
+        "tp does not divide the heads",
+        "tp splits attention heads and key/value heads over devices. Layer types differ: Gemma 4 31B has "
+        "16 key/value heads in its local layers and 4 in its global ones.",
+        "Choose a tp that divides every count, and put the remaining devices on fsdp; or keep those "
+        "weights whole with `sharding.on_indivisible: replicate`.",
+    ),
+    "W0203": Code(
+        "heads are kept whole under tp",
+        "tp does not divide the number of heads, and `on_indivisible: replicate` keeps their weights whole "
+        "on every device.",
+        "Nothing, if that is meant; it costs memory and repeats work.",
+    ),
+    "E0204": Code(
+        "axis does not divide a dimension",
+        "A parameter or an adapter has a dimension that its mesh axis cannot split evenly.",
+        "Choose another size of the axis, or write `on_indivisible: replicate` under `sharding`.",
+    ),
+    "W0204": Code(
+        "dimension is kept whole",
+        "A mesh axis does not divide it, and `on_indivisible: replicate` keeps it whole on every device.",
+        "Nothing, if that is meant.",
+    ),
+    "E0208": Code(
+        "sharding rule matches nothing",
+        "A rule's expression has to match the whole path of a parameter, and matches none.",
+        "`recipe explain RECIPE mesh` lists the paths; write `.*` at either end.",
+    ),
+    "E0209": Code(
+        "sharding spec of the wrong length",
+        "A spec names one axis or null for each dimension of the parameters that its rule matches.",
+        "Give as many entries as the message says.",
+    ),
+    "E0211": Code(
+        "axis twice in one spec",
+        "A mesh axis can split one dimension of an array.",
+        "Write null for the other.",
+    ),
+    "E0212": Code(
+        "sharding rule never applies",
+        "Earlier rules match all of its parameters, and the first match wins.",
+        "Move it up, or remove it.",
+    ),
+    "N0213": Code(
+        "sharding rule changes nothing",
+        "It says what the model's default says.",
+        "Remove it.",
+    ),
+    "N0215": Code(
+        "single key/value head under tp",
+        "One head cannot be split; Tunix keeps its weight whole on every device of tp.",
+        "Nothing; it is a small weight.",
+    ),
+    "E0216": Code(
+        "weights do not fit",
+        "The base weights alone, split as the mesh says, exceed a chip's memory.",
+        "Take a larger slice, or split over all of its devices.",
+    ),
+    "N0218": Code(
+        "one sample at a time",
+        "All devices share one sample (tp) where they could compute several (fsdp): tp exchanges "
+        "activations in every layer.",
+        "Put the devices on fsdp where the global batch size allows it.",
+    ),
+}
+
+LORA: dict[str, Code] = {
+    "E0301": Code(
+        "target is a name of Tunix's",
+        "Tunix fuses projections (`kv_einsum`). Its names differ from layer to layer, so a regex of them "
+        "leaves layers out without a word: in Gemma 4 31B, the keys of 10 of 60 layers.",
+        "Name Hugging Face's projections: q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj.",
+    ),
+    "E0302": Code(
+        "target matches nothing",
+        "No projection of the model has that name, or the expression matches no whole module name.",
+        "Use a name that the message lists; an expression has to match all of `layers.7.self_attn.q_proj`, "
+        "so it often starts with `.*`.",
+    ),
+    "E0303": Code(
+        "target is not a regular expression",
+        "A target that is no plain name is read as a Python regular expression, and this one is malformed.",
+        "Correct it, or name a projection.",
+    ),
+    "E0304": Code(
+        "no such layer",
+        "`lora.layers` names a layer that the model does not have.",
+        "Layers count from 0.",
+    ),
+    "E0305": Code(
+        "nothing is adapted",
+        "None of the layers that `lora.layers` chooses has any of the targets.",
+        "Choose other layers or other targets.",
+    ),
+    "W0305": Code(
+        "target in none of the chosen layers",
+        "`lora.layers` chooses layers that do not have the projection.",
+        "Choose other layers, or remove the target.",
+    ),
+    "W0306": Code(
+        "target adds nothing",
+        "The targets before it match all of its projections.",
+        "Remove it.",
+    ),
+    "N0307": Code(
+        "target not in every layer",
+        "Some layers have no such projection. In the global layers of larger Gemma 4 models, keys serve as "
+        "values and there is no v_proj.",
+        "Nothing: PEFT skips them too. Name k_proj, so that those layers are adapted.",
+    ),
+    "W0308": Code(
+        "adapters in bfloat16",
+        "Adapters and Adam's moments in bfloat16 lose small updates; over 20 steps the loss drifts from a "
+        "float32 run twice as far as with float32 adapters.",
+        "`lora.dtype: float32`; the base stays bfloat16.",
+    ),
+    "N0309": Code(
+        "key and value share A",
+        "`kv: shared` is Qwix's layout of fused projections. PEFT trains an A for each.",
+        "`kv: independent`, to train what PEFT trains.",
+    ),
+    "N0310": Code(
+        "Qwix's initialisation",
+        "A starts with 2.4 times the bound of PEFT's.",
+        "`init: peft`, to compare runs with PEFT's.",
+    ),
+    "W0311": Code(
+        "large alpha / rank",
+        "The adapters' product is scaled by alpha / rank, and this is far above what is usual. rsLoRA's "
+        "alpha / sqrt(rank) has to be converted.",
+        "alpha equal to the rank, or twice it.",
+    ),
+    "W0312": Code(
+        "rank above the weight's own",
+        "An adapter of that rank has more numbers than the weight it adapts.",
+        "A smaller rank.",
+    ),
+}
+
+DATA: dict[str, Code] = {
+    "W0401": Code(
+        "data file is not there",
+        "The recipe names a local file that does not lie beside it. The artifact is the same, but warm-up, "
+        "steps and padding could not be checked against the data.",
+        "Put it there, or give train.py its folder by --data-dir.",
+    ),
+    "E0402": Code(
+        "chat template cannot be read",
+        "`data.chat_template` names a file that is missing, too large or no text.",
+        "Correct the path, which is relative to the recipe's folder.",
+    ),
+    "E0403": Code(
+        "tokenizer of another family",
+        "Token numbers mean other pieces of text than the checkpoint was trained on. Nothing fails: the "
+        "run trains on noise, or relearns the vocabulary.",
+        "Leave `model.tokenizer` out.",
+    ),
+    "W0404": Code(
+        "tokenizer is not in the catalogue",
+        "Nothing is known of whether it fits the checkpoint.",
+        "Leave `model.tokenizer` out, unless it was made for this checkpoint.",
+    ),
+    "E0405": Code(
+        "no chat template",
+        "A base checkpoint's tokenizer has no chat template, and chat data needs one.",
+        "Train the instruction-tuned checkpoint, or give `data.chat_template`.",
+    ),
+    "E0406": Code(
+        "chat template of another family",
+        "The template writes turn markers that the checkpoint was not trained with, such as Gemma 3's "
+        "`<start_of_turn>` for Gemma 4, which uses `<|turn>`.",
+        "Leave `data.chat_template` out: the template that the checkpoint ships is taken.",
+    ),
+    "W0406": Code(
+        "chat template without the family's markers",
+        "The template does not write the turn markers that the checkpoint was trained with.",
+        "Leave `data.chat_template` out, unless another markup is meant.",
+    ),
+    "W0407": Code(
+        "padded rows",
+        "Without packing each sample is padded to max_length, and the padding is computed.",
+        "`packing: true`, or a smaller max_length.",
+    ),
+    "W0408": Code(
+        "loss on every token",
+        "With `loss_on: all` the prompts are learnt as well, and the loss is not comparable with a run on "
+        "the assistant's tokens.",
+        "`loss_on: assistant`.",
+    ),
+    "W0409": Code(
+        "trained and evaluated on the same file",
+        "The evaluation's loss then says nothing about new samples.",
+        "Hold some samples out.",
+    ),
+    "N0411": Code(
+        "length is no multiple of 128",
+        "A TPU pads the last dimension to 128: the next multiple costs the same.",
+        "Use the multiple that the message gives.",
+    ),
+    "E0412": Code(
+        "length does not suit splash attention",
+        "Splash attention works on blocks of 512 tokens.",
+        "A max_length that is a multiple of 512.",
+    ),
+    "E0413": Code(
+        "field that the format does not have",
+        "`data.fields` renames columns of the format; chat has messages, role and content.",
+        "Use one of these as the key and the source's name as the value.",
+    ),
+}
+
+TRAIN: dict[str, Code] = {
+    "E0501": Code(
+        "global batch is not whole micro-batches",
+        "An optimizer step is a whole number of micro-batches, each of micro_batch_size rows on every "
+        "data-parallel device (fsdp).",
+        "Make global_batch_size a multiple of micro_batch_size x fsdp.",
+    ),
+    "E0502": Code(
+        "warm-up as long as the run",
+        "The learning rate never reaches its peak.",
+        "Fewer warmup_steps, or a warmup_ratio.",
+    ),
+    "W0503": Code(
+        "warm-up of more than half of the run",
+        "Most of the run has a learning rate below its peak.",
+        "A warmup_ratio of 0.05 is usual.",
+    ),
+    "W0504": Code(
+        "no checkpoint before the end",
+        "The run is shorter than checkpoint.every_steps; an interrupted run starts over.",
+        "A smaller every_steps.",
+    ),
+    "E0505": Code(
+        "checkpoints and merged model in one folder",
+        "checkpoint.directory and merge.output are the same, or one lies in the other.",
+        "Two folders side by side.",
+    ),
+    "N0506": Code(
+        "no evaluation before the end",
+        "The run is shorter than train.eval_every.",
+        "A smaller eval_every.",
+    ),
+    "W0507": Code(
+        "very high learning rate",
+        "AdamW on adapters diverges at such a peak.",
+        "1.0e-5 to 1.0e-3.",
+    ),
+    "W0508": Code(
+        "final_ratio has no effect",
+        "A constant schedule keeps its peak.",
+        "Remove it, or choose cosine or linear.",
+    ),
+    "N0509": Code(
+        "merged in float32",
+        "The merged checkpoint is twice the size of the base, and is served in bfloat16.",
+        "`merge.dtype: bfloat16`.",
+    ),
+}
+
+SERVE: dict[str, Code] = {
+    "E0601": Code(
+        "unknown serving accelerator",
+        "The name is none of the hardware catalogue's, or it is no TPU.",
+        "Use a name that the message lists.",
+    ),
+    "E0602": Code(
+        "more devices than the accelerator has",
+        "tensor_parallel_size x data_parallel_size exceeds its devices.",
+        "Use the sizes that the message gives.",
+    ),
+    "W0602": Code(
+        "idle devices",
+        "tensor_parallel_size x data_parallel_size leaves devices of the accelerator unused, and they are "
+        "paid for.",
+        "Use the sizes that the message gives, or a smaller accelerator.",
+    ),
+    "E0603": Code(
+        "no fp8 key/value cache",
+        "The chip's generation has no fp8. vllm-tpu accepts the flag on v5e and keeps a bfloat16 cache "
+        "(tpu-inference issue 3126).",
+        "`kv_cache_dtype: auto`, or v6e or tpu7x.",
+    ),
+    "E0604": Code(
+        "no fp8 weights",
+        "The chip's generation has no fp8; fp8 models do not run on v5e (tpu-inference issue 1262).",
+        "`quantization: null`, or v6e or tpu7x.",
+    ),
+    "E0605": Code(
+        "fewer tokens than requests in a step",
+        "vLLM refuses max_num_batched_tokens below max_num_seqs.",
+        "A larger max_num_batched_tokens.",
+    ),
+    "E0606": Code(
+        "tensor_parallel_size does not divide the heads",
+        "vLLM refuses it.",
+        "A size that the message lists.",
+    ),
+    "N0607": Code(
+        "fewer key/value heads than tensor_parallel_size",
+        "Those layers' cache is padded to one head a device. For Gemma 4 31B at 8, an fp8 cache saves "
+        "nothing in the 10 global layers.",
+        "Nothing, or a smaller tensor_parallel_size with data_parallel_size.",
+    ),
+    "E0608": Code(
+        "weights do not fit",
+        "The weights take more than the share of memory that vLLM uses.",
+        "A larger tensor_parallel_size or accelerator.",
+    ),
+    "N0609": Code(
+        "experimental generation",
+        "tpu-inference's compatibility table calls v3, v4 and v5p experimental.",
+        "v5e, v6e or tpu7x.",
+    ),
+    "E0610": Code(
+        "prompt does not fit one step",
+        "Chunked prefill is switched off and max_num_batched_tokens is below max_model_len: vLLM refuses it.",
+        "A larger max_num_batched_tokens, or chunked prefill.",
+    ),
+    "W0611": Code(
+        "more tokens in a step than requests can fill",
+        "max_num_batched_tokens exceeds max_model_len x max_num_seqs; compiled shapes and memory are wasted.",
+        "A smaller max_num_batched_tokens.",
+    ),
+    "E0612": Code(
+        "malformed image digest",
+        "A digest is sha256: and 64 hexadecimal digits.",
+        "Copy it from the registry.",
+    ),
+    "W0613": Code(
+        "moving image",
+        "An image without a tag, or with a tag such as latest, is another one tomorrow.",
+        "Pin it by digest.",
+    ),
+    "N0614": Code(
+        "image is not pinned by digest",
+        "A tag may be moved by its publisher.",
+        "name@sha256:... pins it.",
+    ),
+    "E0615": Code(
+        "malformed flag",
+        "A key of extra_args is no name of a flag of `vllm serve`.",
+        "Lower case, words joined by - or _, without leading dashes.",
+    ),
+    "E0616": Code(
+        "flag that a key sets",
+        "A key of extra_args repeats what a key of the serve section writes.",
+        "Set the key.",
+    ),
+    "W0617": Code(
+        "serves less than it was trained on",
+        "max_model_len is below data.max_length.",
+        "A larger max_model_len.",
+    ),
+    "E0618": Code(
+        "malformed environment variable",
+        "A key of serve.env is no name of a variable, or its value holds a line break or control character.",
+        "Names have letters, digits and underscores; values are one line.",
+    ),
+    "W0619": Code(
+        "tool-call parser of another family",
+        "vLLM accepts any name, and one made for other markup finds no tool calls.",
+        "The parser that the message names.",
+    ),
+}
+
+PATHS: dict[str, Code] = {
+    "E0701": Code(
+        "reference to an environment variable",
+        "A recipe's values are written into the artifact, which is committed and copied. `${env:NAME}` would "
+        "write a secret there, or make the artifact differ from machine to machine.",
+        "Write the value itself if it is no secret; else remove it and set the variable where the artifact "
+        "runs. vLLM and huggingface_hub read HF_TOKEN from their environment.",
+    ),
+    "E0702": Code(
+        "looks like a secret",
+        "The text has the form of an access token or a private key. A recipe is committed, and its values "
+        "are copied into the artifact.",
+        "Remove it, revoke it if the file was shared, and set it in the environment where the artifact runs.",
+    ),
+    "E0703": Code(
+        "variable that holds a secret",
+        "A variable of `serve.env` is named like a secret (token, password, secret, key). Its value would be "
+        "written into the artifact.",
+        "Remove it and set the variable where the server runs.",
+    ),
+    "E0704": Code(
+        "path leaves the recipe's folder",
+        "The path is absolute, starts with ~, or climbs out by `..`. The artifact runs where it is copied "
+        "to, so what it needs lies below the recipe.",
+        "Put the file below the recipe's folder, or name a gs:// address.",
+    ),
+    "E0705": Code(
+        "output outside the run's folder",
+        "checkpoint.directory or merge.output is absolute, climbs out by `..`, or is an address other than "
+        "gs://.",
+        "A relative folder; --output of train.py and merge.py says what it is relative to.",
+    ),
+    "E0706": Code(
+        "output over the artifact's files",
+        "checkpoint.directory or merge.output is the artifact's folder itself or a file or folder of it.",
+        "A folder of another name.",
+    ),
+}
+
+MODEL: dict[str, Code] = {
+    "E0801": Code(
+        "model is not in the catalogue",
+        "The compiler needs the model's sizes, and knows no checkpoint of that id.",
+        "Use the id that the message suggests, or download the model and write its directory, whose "
+        "config.json is read.",
+    ),
+    "E0802": Code(
+        "no readable config.json",
+        "model.id is a directory, relative to the recipe's, without a readable config.json.",
+        "Correct the path, or copy config.json there.",
+    ),
+    "E0803": Code(
+        "checkpoint cannot be trained",
+        "Its config.json asks for what Tunix's model of the family does not do; training it would be wrong "
+        "without any error.",
+        "Another checkpoint.",
+    ),
+    "E0804": Code(
+        "model on a bucket",
+        "The config.json of a gs:// model cannot be read while compiling.",
+        "Write the Hugging Face id or a directory as model.id, and give train.py the address by --model.",
+    ),
+    "E0805": Code(
+        "model is not trained right",
+        "Training this model with this Tunix has not been shown to match the reference: shared keys and "
+        "values with per-layer embeddings (E2B, E4B), experts (26B-A4B).",
+        "A dense model.",
+    ),
+    "W0806": Code(
+        "revision has no effect",
+        "model.id is a directory.",
+        "Remove it.",
+    ),
+    "W0807": Code(
+        "float32 on a TPU",
+        "Weights and computation in float32 take twice the memory and run at a fraction of the bfloat16 "
+        "rate. Tunix computes in float32 unless told otherwise; artifacts always say.",
+        "`model.dtype: bfloat16`.",
+    ),
+}
+
+UNAVAILABLE: dict[str, Code] = {
+    "E0901": Code(
+        "full fine-tuning",
+        "The recipe has no lora section.",
+        "Add one.",
+    ),
+    "E0902": Code(
+        "several hosts",
+        "The mesh spans several machines.",
+        "A slice of one host.",
+    ),
+    "E0903": Code(
+        "splash attention is not there",
+        "The accelerator is a CPU, or Tunix's model of the family has no splash path.",
+        "`attention: dot`.",
+    ),
+    "E0904": Code(
+        "splash attention with packing",
+        "Tunix's splash path sees no borders between packed samples.",
+        "`attention: dot`, or `packing: false`.",
+    ),
+    "E0905": Code(
+        "quantised base",
+        "lora.quantize is set.",
+        "`quantize: null`.",
+    ),
+    "E0906": Code(
+        "data.transform",
+        "Rows cannot be transformed by a function yet.",
+        "Apply it beforehand.",
+    ),
+    "E0907": Code(
+        "data format",
+        "Formats other than chat are not read yet.",
+        "Convert the rows to chat messages.",
+    ),
+    "E0908": Code(
+        "data source",
+        "Only JSON-lines files are read, local or gs://.",
+        "Convert the source to .jsonl.",
+    ),
+    "E0909": Code(
+        "source weights",
+        "Sources cannot be mixed by weight yet.",
+        "Remove the weight.",
+    ),
+    "E0910": Code(
+        "loss_on completion",
+        "It belongs to a format that is not read yet.",
+        "`loss_on: assistant`.",
+    ),
+    "E0911": Code(
+        "Weights & Biases",
+        "log.wandb_project is set.",
+        "metrics.jsonl and TensorBoard files are written.",
+    ),
+    "E0912": Code(
+        "serving an adapter",
+        "serve.weights is adapter.",
+        "`weights: merged`.",
+    ),
+    "E0913": Code(
+        "optimizer",
+        "Only adamw is there.",
+        "`name: adamw`.",
+    ),
+    "E0915": Code(
+        "serving on several hosts",
+        "The serving accelerator spans several machines.",
+        "A slice of one host.",
+    ),
+    "N0916": Code(
+        "section without a file",
+        "benchmark, evaluate, launch and cost are part of the language, and this version emits nothing "
+        "from them.",
+        "Nothing: they are kept in recipe.lock.json.",
+    ),
+    "E0917": Code(
+        "merging into a bucket",
+        "merge.output is an address.",
+        "A local folder, copied to the bucket afterwards.",
+    ),
+    "N0918": Code(
+        "max_shard_size",
+        "merge.max_shard_size is set, and the merge keeps the base's split into files.",
+        "Nothing, or leave it out.",
+    ),
+}
+
+CODES: dict[str, Code] = {
+    **FILES,
+    **SCHEMA,
+    **MESH,
+    **LORA,
+    **DATA,
+    **TRAIN,
+    **SERVE,
+    **PATHS,
+    **MODEL,
+    **UNAVAILABLE,
+}
+
+SEVERITIES = {"E": "error", "W": "warning", "N": "note"}
+
+
+def page() -> str:
+    """docs/diagnostics.md: every code with its cause and cure, by group."""
+    lines = [
+        "# Diagnostics",
+        "",
+        "Every message of `recipe` carries one of these codes: E an error, W a warning, N a note. A code",
+        "keeps its meaning for good. This page is made from `spec/codes.py` by `python -m spec.codes`.",
+    ]
+    for group, title in GROUPS.items():
+        codes = sorted((code for code in CODES if code[1:3] == group), key=lambda code: (code[1:], code[0]))
+        if not codes:
+            continue
+        lines += ["", f"## {title}"]
+        for code in codes:
+            entry = CODES[code]
+            lines += ["", f"### {code}: {entry.title}", "", f"{entry.cause}", "", f"**Cure.** {entry.cure}"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

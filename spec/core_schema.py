@@ -1,0 +1,63 @@
+"""Values by YAML 1.2's core schema: from text, and to text."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+Value = str | int | float | bool | None
+
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_OCTAL = re.compile(r"0o[0-7]+")
+_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Value] = {
+    **dict.fromkeys(["", "~", "null", "Null", "NULL"]),
+    **dict.fromkeys(["true", "True", "TRUE"], True),
+    **dict.fromkeys(["false", "False", "FALSE"], False),
+    **dict.fromkeys([".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"], math.inf),
+    **dict.fromkeys(["-.inf", "-.Inf", "-.INF"], -math.inf),
+    **dict.fromkeys([".nan", ".NaN", ".NAN"], math.nan),
+}
+_LONGEST_NUMBER = 300
+_SYNTAX = set("{}[],&*#?|<>=!%@`'\"\\\n\t")
+"""Characters for which `flow` puts a text into quotes, sometimes without need."""
+
+
+def scalar(text: str) -> Value:
+    """The value of a text without quotes."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if len(text) > _LONGEST_NUMBER:
+        return text
+    for pattern, base in ((_INTEGER, 10), (_OCTAL, 8), (_HEX, 16)):
+        if pattern.fullmatch(text):
+            return int(text if base == 10 else text[2:], base)
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def flow(value: Any) -> str:
+    """A value as YAML on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{flow(key)}: {flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if isinstance(value, str) and _stands_plain(value):
+        return value
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _stands_plain(text: str) -> bool:
+    """Whether a text needs no quotes."""
+    return (
+        scalar(text) == text
+        and not _SYNTAX & set(text)
+        and ": " not in text
+        and text == text.strip()
+        and text[0] not in "-:"
+        and not text.endswith(":")
+    )

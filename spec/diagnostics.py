@@ -1,0 +1,165 @@
+"""Diagnostics, and how they are shown: as text in the style of rustc, and as JSON."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spec.codes import CODES, SEVERITIES
+
+WINDOW = 140
+"""Columns of a source line that are shown; longer lines are cut around the caret."""
+
+_COLORS = {"error": "31", "warning": "33", "note": "36"}
+
+
+@dataclass(frozen=True)
+class Span:
+    """A piece of one source line.
+
+    Attributes:
+        file: the file's name as shown; "--set" for a command line argument.
+        line, column: 1-based; of an argument, line is its number among the --set arguments.
+        text: the whole source line.
+        length: of the piece, in characters; 0 for a value that is left empty.
+    """
+
+    file: str
+    line: int
+    column: int
+    text: str
+    length: int = 1
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One finding.
+
+    Attributes:
+        code: one of spec.codes; its letter is the severity.
+        message: one sentence without a full stop.
+        path: the recipe path it is about, e.g. "data.train[0].path"; "" for the file as a whole.
+        help: what to write instead; may have several lines.
+        span: where; None until `spec.load.locate` has found it, or when there is no place.
+
+    Raises:
+        ValueError: for a code that spec.codes does not list.
+    """
+
+    code: str
+    message: str
+    path: str = ""
+    help: str | None = None
+    span: Span | None = None
+
+    def __post_init__(self) -> None:
+        if self.code not in CODES:
+            raise ValueError(f"{self.code} is not in spec.codes")
+
+    @property
+    def severity(self) -> str:
+        """error, warning or note."""
+        return SEVERITIES[self.code[0]]
+
+
+def has_errors(diagnostics: Iterable[Diagnostic]) -> bool:
+    """Whether any of them is an error."""
+    return any(d.severity == "error" for d in diagnostics)
+
+
+def in_order(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """By file, place and code, without repetitions, else as given; those without a place come last."""
+
+    def key(d: Diagnostic) -> tuple[Any, ...]:
+        if d.span is None:
+            return (True, "", 0, 0, d.code)
+        return (False, d.span.file, d.span.line, d.span.column, d.code)
+
+    return sorted(dict.fromkeys(diagnostics), key=key)
+
+
+def render_text(diagnostics: Sequence[Diagnostic], color: bool = False) -> str:
+    """All of them as text, closed by a line that counts them; "" when there are none."""
+    if not diagnostics:
+        return ""
+    blocks = [_block(d, color) for d in diagnostics]
+    return "\n".join([*blocks, summary(diagnostics)]) + "\n"
+
+
+def summary(diagnostics: Iterable[Diagnostic]) -> str:
+    """For example "2 errors, 1 warning"; "" when there are none."""
+    severities = [d.severity for d in diagnostics]
+    counts = [(severities.count(name), name) for name in SEVERITIES.values()]
+    return ", ".join(f"{n} {name}{'s' if n > 1 else ''}" for n, name in counts if n)
+
+
+def render_json(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
+    """As plain dicts; file, line and column are None where there is no place."""
+    return [
+        {
+            "code": d.code,
+            "severity": d.severity,
+            "message": d.message,
+            "file": d.span.file if d.span else None,
+            "line": d.span.line if d.span else None,
+            "column": d.span.column if d.span else None,
+            "path": d.path,
+            "help": d.help,
+        }
+        for d in diagnostics
+    ]
+
+
+def _block(d: Diagnostic, color: bool) -> str:
+    def paint(text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if color else text
+
+    hue = f"1;{_COLORS[d.severity]}"
+    lines = [f"{paint(f'{d.severity}[{d.code}]', hue)}{paint(f': {printable(d.message)}', '1')}"]
+    margin = " "
+    if d.span is not None:
+        number = str(d.span.line)
+        margin = " " * (len(number) + 1)
+        bar = paint("|", "1;34")
+        text, before, width = _excerpt(d.span)
+        lines.append(f"{margin[1:]}{paint('-->', '1;34')} {printable(d.span.file)}:{number}:{d.span.column}")
+        if text.strip():
+            caret = paint("^" * width, hue)
+            lines += [
+                f"{margin}{bar}",
+                f"{paint(number, '1;34')} {bar} {text}",
+                f"{margin}{bar} {before}{caret}",
+            ]
+    if d.help:
+        first, *rest = printable(d.help).split("\n")
+        lines.append(f"{margin}{paint('=', '1;34')} help: {first}")
+        lines += [f"{margin}        {line}" if line else "" for line in rest]
+    return "\n".join(lines) + "\n"
+
+
+def _excerpt(span: Span) -> tuple[str, str, int]:
+    """The source line as shown, the blanks that lead to the caret, and the caret's width in columns."""
+    at = min(span.column - 1, len(span.text))
+    start = max(0, at - WINDOW // 2) if len(span.text) > WINDOW else 0
+    shown = span.text[start : start + WINDOW]
+    lead, tail = "..." if start else "", "..." if start + WINDOW < len(span.text) else ""
+    before = lead + shown[: at - start]
+    blanks = "".join("\t" if c == "\t" else " " * _columns(c) for c in before)
+    marked = shown[at - start : at - start + max(1, span.length)]
+    return printable(lead + shown + tail), blanks, max(1, sum(map(_columns, marked)))
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def printable(text: str) -> str:
+    """The text with control characters and lone surrogates replaced, so that it cannot steer a terminal."""
+    return "".join("\ufffd" if c not in "\n\t" and unicodedata.category(c) in _UNSHOWN else c for c in text)
+
+
+_UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})

@@ -1,0 +1,234 @@
+"""From YAML text to a tree with places.
+
+The grammar is ruamel.yaml's, of whose events the tree is made here; values are read by YAML 1.2's core
+schema. What makes a file mean another thing than it seems to say (anchors, merge keys, tags, duplicate
+keys) is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+from ruamel.yaml.reader import ReaderError
+
+from spec.core_schema import scalar
+from spec.diagnostics import Diagnostic, Span
+from spec.tree import Entry, Items, Mapping, Node, Place, Scalar
+from spec.yaml_errors import explain
+
+MAX_DEPTH = 32
+
+START = "start from `recipe new NAME --model ID --accelerator A`"
+"""The help for a file that holds no recipe."""
+
+
+class Refused(Exception):
+    """Nothing can be read after this diagnostic."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic = diagnostic
+
+
+@dataclass
+class Document:
+    """What reading a text gave: a tree, or None when there is none, and diagnostics."""
+
+    root: Node | None
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+
+
+def read(text: str, file: str, kind: str = "file", first_line: int = 1, shown: str | None = None) -> Document:
+    """Reads one YAML document.
+
+    Args:
+        text: the whole text.
+        file: the name to show in diagnostics.
+        kind: the kind of place that the nodes get.
+        first_line: the number of the text's first line.
+        shown: the source line to show, when the text is one line of which a part was blanked out.
+    """
+    lines = [shown] if shown is not None else re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text)
+    reader = _Reader(text, lines, file, kind, first_line)
+    try:
+        return Document(reader.document(), reader.diagnostics)
+    except Refused as refused:
+        return Document(None, [*reader.diagnostics, refused.diagnostic])
+
+
+class _Reader:
+    """One pass over the parser's events."""
+
+    def __init__(self, text: str, lines: list[str], file: str, kind: str, first_line: int) -> None:
+        self.text = text
+        self.lines = lines
+        self.file = file
+        self.kind = kind
+        self.first_line = first_line
+        self.diagnostics: list[Diagnostic] = []
+        self.events: Iterator[Any] = iter(())
+
+    def document(self) -> Node:
+        """The document's root node.
+
+        Raises:
+            Refused: when there is none, or what is there cannot be read to its end.
+        """
+        root: Node | None = None
+        try:
+            self.events = YAML(typ="safe", pure=True).parse(self.text)
+            for event in self.events:
+                if isinstance(event, DocumentStartEvent):
+                    if root is not None:
+                        message = "a second YAML document starts here; a recipe is one document"
+                        raise self.refused(
+                            "E0008", message, "make a file of each document", self.span_of(event)
+                        )
+                    if event.version or event.tags:
+                        self.refuse_directive()
+                elif isinstance(event, ScalarEvent | MappingStartEvent | SequenceStartEvent | AliasEvent):
+                    root = self.node(event, 0)
+        except ReaderError as error:
+            raise self.bad_character(error) from None
+        except MarkedYAMLError as error:
+            raise self.syntax(error) from None
+        except (YAMLError, ValueError) as error:
+            raise self.refused("E0006", f"not valid YAML: {error}", None, self.span(0, 0)) from None
+        if root is None or (isinstance(root, Scalar) and root.value is None and root.plain):
+            raise self.refused("E0005", "the file is empty", START, self.span(0, 0))
+        return root
+
+    def node(self, event: Any, depth: int) -> Node:
+        """The node that starts with this event; its events are consumed."""
+        span = self.span_of(event)
+        place = Place(self.kind, span)
+        if depth > MAX_DEPTH:
+            message = f"lists and mappings lie more than {MAX_DEPTH} deep"
+            raise self.refused("E0015", message, "close the brackets before", span)
+        if isinstance(event, AliasEvent):
+            message = f"the alias `*{event.anchor}` is refused"
+            self.report("E0010", message, "write the value out, or share it by `extends`", span)
+            return Scalar(None, place, unread=True)
+        if event.anchor is not None:
+            message = f"the anchor `&{event.anchor}` is refused"
+            help = "remove it; to share values between recipes use `extends`"
+            self.report("E0010", message, help, self.span_of_mark(span, "&"))
+        if event.tag is not None:
+            self.refuse_tag(str(event.tag), span)
+        if isinstance(event, ScalarEvent):
+            plain = not event.style
+            value = scalar(event.value) if plain else event.value
+            node: Node = Scalar(value, place, plain)
+        elif isinstance(event, SequenceStartEvent):
+            node = self.items(event, place, depth)
+        else:
+            node = self.mapping(event, place, depth)
+        return node if event.tag is None else Scalar(None, node.place, unread=True)
+
+    def items(self, start: Any, place: Place, depth: int) -> Items:
+        items = []
+        while not isinstance(event := next(self.events), SequenceEndEvent):
+            items.append(self.node(event, depth + 1))
+        return Items(items, self.up_to(place, start, event))
+
+    def mapping(self, start: Any, place: Place, depth: int) -> Mapping:
+        entries: dict[str, Entry] = {}
+        while not isinstance(event := next(self.events), MappingEndEvent):
+            key = self.node(event, depth + 1)
+            value = self.node(next(self.events), depth + 1)
+            if isinstance(value, Scalar) and value.plain and value.place.span.length == 0:
+                value = Scalar(value.value, key.place)
+            self.add(entries, key, value)
+        return Mapping(entries, self.up_to(place, start, event))
+
+    def add(self, entries: dict[str, Entry], key: Node, value: Node) -> None:
+        """Adds a key and its value, unless the key is at fault."""
+        span = key.place.span
+        if not isinstance(key, Scalar):
+            self.report("E0014", "a list or a mapping cannot be a key: keys are names", None, span)
+        elif key.plain and key.value == "<<":
+            help = "write the keys out, or share them by `extends`"
+            self.report("E0011", "merge keys are refused", help, span)
+        elif not isinstance(key.value, str):
+            source = span.text[span.column - 1 : span.column - 1 + span.length]
+            self.report("E0014", f"`{source}` cannot be a key: keys are names", "put quotes around it", span)
+        elif key.value in entries:
+            first = entries[key.value].key.span.line
+            where = "in this line" if first == span.line else f"on line {first}"
+            message = f"`{key.value}` is given twice: it stands {where} already"
+            self.report("E0009", message, "remove one of the two", span)
+        else:
+            entries[key.value] = Entry(key.place, value)
+
+    def span(self, line: int, column: int, length: int = 1) -> Span:
+        """A span from line and column, both 0-based."""
+        text = self.lines[line] if line < len(self.lines) else ""
+        return Span(self.file, line + self.first_line, column + 1, text, length)
+
+    def span_of(self, event: Any) -> Span:
+        """The event's part of its first line."""
+        start, end = event.start_mark, event.end_mark
+        span = self.span(start.line, start.column)
+        stop = end.column if end.line == start.line else len(span.text.rstrip())
+        return self.span(start.line, start.column, stop - start.column)
+
+    def up_to(self, place: Place, start: Any, end: Any) -> Place:
+        """The place of a list in brackets or a mapping in braces, to the closing one or the line's end."""
+        if not start.flow_style:
+            return place
+        span, first, last = place.span, start.start_mark, end.end_mark
+        stop = last.column if last.line == first.line else len(span.text.rstrip())
+        return Place(place.kind, self.span(first.line, first.column, stop - first.column))
+
+    def span_of_mark(self, span: Span, sign: str) -> Span:
+        """The place of the anchor or tag that starts with `sign` and stands at or just before a value."""
+        start = span.column - 1
+        ahead = span.text[start : start + 1] in ("&", "!")
+        at = span.text.find(sign, start) if ahead else span.text.rfind(sign, 0, start)
+        if at < 0:
+            return span
+        if sign == "!" and span.text[at - 1 : at] == "!":
+            at -= 1
+        match = re.compile(r"[^ \t,\[\]{}]+").match(span.text, at)
+        return Span(span.file, span.line, at + 1, span.text, len(match[0]) if match else 1)
+
+    def refuse_tag(self, tag: str, span: Span) -> None:
+        shown = tag.replace("tag:yaml.org,2002:", "!!")
+        message = f"the tag `{shown}`{' would run code and' if 'python' in tag else ''} is refused"
+        self.report("E0012", message, "remove the tag", self.span_of_mark(span, "!"))
+
+    def refuse_directive(self) -> None:
+        line = next((i for i, text in enumerate(self.lines) if text.startswith("%")), 0)
+        message = "directives to the YAML reader are refused"
+        self.report("E0017", message, "remove this line", self.span(line, 0, len(self.lines[line])))
+
+    def bad_character(self, error: Any) -> Refused:
+        before = self.text[: error.position]
+        column = len(before) - (before.rfind("\n") + 1)
+        code_point = ord(self.text[error.position : error.position + 1] or "\0")
+        message = f"the character U+{code_point:04X} is not allowed in YAML"
+        return self.refused("E0016", message, "remove it", self.span(before.count("\n"), column))
+
+    def syntax(self, error: MarkedYAMLError) -> Refused:
+        found = explain(error, self.lines)
+        return self.refused(found.code, found.message, found.help, self.span(found.line, found.column))
+
+    def report(self, code: str, message: str, help: str | None, span: Span) -> None:
+        self.diagnostics.append(Diagnostic(code, message, help=help, span=span))
+
+    def refused(self, code: str, message: str, help: str | None, span: Span) -> Refused:
+        return Refused(Diagnostic(code, message, help=help, span=span))

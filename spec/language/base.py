@@ -1,0 +1,120 @@
+"""What the sections of the language are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError, PydanticUndefined
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A breach of a rule that spans several keys of one section.
+
+    Attributes:
+        code: of spec.codes.
+        key: path below the section, e.g. ("axes", "dp"); () for the section itself.
+        at_key: whether the key is at fault (an unknown one), rather than its value.
+    """
+
+    code: str
+    key: tuple[str, ...]
+    message: str
+    help: str | None = None
+    at_key: bool = False
+
+
+class Section(BaseModel):
+    """A mapping of the recipe: strict, immutable, and without room for unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+    @classmethod
+    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        """Rules across the section's keys, asked by spec.load whether or not each key is valid.
+
+        Args:
+            given: the section as it stands in the file; any value may be of any type.
+        """
+        yield from ()
+
+
+LARGEST = 10**9
+"""The bound of every count (a whole number from 1 up) that has no other: it fits in 32 bits."""
+
+
+def field(
+    meaning: str,
+    default: Any = PydanticUndefined,
+    *,
+    unit: str = "",
+    form: str = "",
+    default_is: str | None = None,
+    example: Any = None,
+    **settings: Any,
+) -> Any:
+    """A key of a section; without a default it must be given.
+
+    Args:
+        meaning: what it sets, one or two sentences.
+        default: plain value; lists and mappings are copied for each recipe.
+        unit: what a number counts; "" for names, texts, choices and switches.
+        form: what a text that has to match `pattern` is, in words.
+        default_is: the default in words, when it is not the value itself.
+        example: a value to show in the schema and in the help for a missing key.
+        settings: bounds and others as for pydantic's Field.
+    """
+    if default_is is None and default is not PydanticUndefined:
+        default_is = json.dumps(default)
+    if settings.get("ge") == 1:
+        settings.setdefault("le", LARGEST)
+    parts = [meaning]
+    if unit:
+        parts.append(f"Unit: {unit}.")
+    parts.append("Required." if default_is is None else f"Default: {default_is}.")
+    settings["description"] = " ".join(parts)
+    if example is not None:
+        settings["examples"] = [example]
+    extra = {"x-unit": unit, "x-form": form, "default": default if isinstance(default, list | dict) else None}
+    settings["json_schema_extra"] = {key: value for key, value in extra.items() if value not in ("", None)}
+    if isinstance(default, list | dict):
+        return Field(default_factory=lambda: json.loads(json.dumps(default)), **settings)
+    if "default_factory" in settings:
+        return Field(**settings)
+    return Field(default, **settings)
+
+
+def section(meaning: str, kind: type[Section]) -> Any:
+    """A key that holds a section all of whose keys have defaults."""
+    return Field(default_factory=kind, description=f"{meaning} Default: each of its keys' own.")
+
+
+def fault(code: str, message: str, help: str | None = None, at: str = "") -> PydanticCustomError:
+    """What a validator raises to report a diagnostic of its own.
+
+    Args:
+        at: path below the validated value.
+    """
+    return PydanticCustomError(code, "{message}", {"message": message, "help": help, "at": at})
+
+
+def first_repeated(items: Sequence[Any]) -> int | None:
+    """Index of the first item that stood before, or None; all are hashable."""
+    seen = set()
+    for index, item in enumerate(items):
+        if item in seen:
+            return index
+        seen.add(item)
+    return None
+
+
+def distinct(items: list[Any]) -> list[Any]:
+    """A validator: no item twice."""
+    index = first_repeated(items)
+    if index is not None:
+        raise fault("E0111", f"`{items[index]}` is given twice", "remove one of the two", at=f"[{index}]")
+    return items

@@ -1,0 +1,96 @@
+"""The `data` section: which samples, and which of their tokens are learnt."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
+
+from spec.language.base import Section, field
+
+
+class DataSource(Section):
+    """One source of samples; a bare text stands for its path."""
+
+    path: str = field(
+        "A file relative to the recipe's folder, or an address that starts with gs:// or hf://.",
+        min_length=1,
+        example="data/train.jsonl",
+    )
+    weight: float = field(
+        "How often its samples are drawn, relative to the other sources.",
+        1.0,
+        unit="none (a ratio)",
+        gt=0,
+        allow_inf_nan=False,
+    )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        made = handler(schema)
+        mapping = handler.resolve_ref_schema(made)
+        whole = {**mapping, "title": "Source"}
+        mapping.clear()
+        mapping.update({"anyOf": [{"type": "string", "minLength": 1}, whole]})
+        return made
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, given: Any) -> Any:
+        return {"path": given} if isinstance(given, str) else given
+
+
+class Data(Section):
+    """Samples, and how they become rows of tokens."""
+
+    train: list[DataSource] = field(
+        "Sources to train on.", min_length=1, example=[{"path": "data/train.jsonl"}]
+    )
+    eval: list[DataSource] = field("Sources to evaluate on; none switches evaluation off.", [])
+    format: Literal["chat", "instruction", "prompt_completion", "text"] = field(
+        "What a sample holds: chat has messages of role and content; instruction has instruction, input and "
+        "output; prompt_completion has prompt and completion; text has text.",
+        "chat",
+    )
+    fields: dict[str, str] = field(
+        "Renames columns: the format's name for a column, to the name it has in the source.", {}
+    )
+    transform: str | None = field(
+        "A Python function that turns a row into a row or None, as file.py:function, relative to the "
+        "recipe's folder. It is copied into the artifact.",
+        None,
+        pattern=r"^[^:\s][^:]*\.py:[A-Za-z_][A-Za-z0-9_]*$",
+        form="file.py:function",
+        example="prepare.py:clean",
+    )
+    chat_template: str | None = field(
+        "A Jinja chat template: a file relative to the recipe's folder, or the template itself; null takes "
+        "the tokenizer's.",
+        None,
+        min_length=1,
+    )
+    loss_on: Literal["assistant", "last_assistant", "completion", "all"] = field(
+        "Tokens that carry loss: every assistant turn, the last one only, the completion, or all.",
+        "assistant",
+    )
+    max_length: int = field(
+        "Length of a row; longer samples are treated as overlong says.", 3072, unit="tokens", ge=8, le=2**20
+    )
+    overlong: Literal["drop", "truncate", "error"] = field(
+        "What to do with a sample longer than max_length: leave it out, cut its end off, or stop.", "drop"
+    )
+    packing: bool = field(
+        "Put several samples into one row, each attending to itself alone; otherwise one sample a row, "
+        "padded.",
+        True,
+    )
+    shuffle_seed: int | None = field(
+        "Seed of the order of samples, which differs in each epoch; null keeps the sources' order.",
+        0,
+        unit="none (a seed)",
+        ge=0,
+        le=2**32 - 1,
+    )

@@ -1,0 +1,100 @@
+"""The `lora` section."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+
+from spec.language.base import Section, distinct, fault, field
+
+PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+_RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
+
+
+def _layers(value: Any) -> Any:
+    form = 'write all, a range such as "20-59" (both ends included), or a list such as [0, 5, 11]'
+    if isinstance(value, str):
+        match = _RANGE.fullmatch(value)
+        if value != "all" and match is None:
+            raise fault("E0106", f"`{value}` names no layers", form)
+        if match and int(match[1]) > int(match[2]):
+            raise fault("E0106", f"the range {value} ends before it starts", f'"{match[2]}-{match[1]}"')
+        return value
+    if not isinstance(value, list):
+        raise fault("E0103", "`layers` must be `all`, a range or a list of numbers", form)
+    if not value:
+        raise fault("E0109", "`layers` lists no layer", form)
+    for index, item in enumerate(value):
+        if isinstance(item, bool) or not isinstance(item, int) or item < 0:
+            raise fault("E0103", "a layer is a whole number, counted from 0", form, at=f"[{index}]")
+    return distinct(value)
+
+
+Layers = Annotated[
+    str | list[int],
+    BeforeValidator(_layers),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "all"},
+                {"type": "string", "pattern": f"^{_RANGE.pattern}$"},
+                {
+                    "type": "array",
+                    "items": {"type": "integer", "minimum": 0},
+                    "minItems": 1,
+                    "uniqueItems": True,
+                },
+            ]
+        }
+    ),
+]
+
+
+def _alpha_of_rank(given: dict[str, Any]) -> float:
+    return float(given.get("rank", 1))
+
+
+class Lora(Section):
+    """Low-rank adapters: what is trained in place of the whole model."""
+
+    rank: int = field("Inner dimension of each adapter.", 64, unit="dimensions", ge=1, le=4096)
+    alpha: float = field(
+        "The adapter's product is scaled by alpha / rank.",
+        unit="none (a factor)",
+        default_is="the rank",
+        default_factory=_alpha_of_rank,
+        gt=0,
+        allow_inf_nan=False,
+    )
+    dropout: float = field(
+        "Share of the adapters' inputs that is zeroed while training.", 0.05, unit="probability", ge=0, lt=1
+    )
+    targets: Annotated[list[str], AfterValidator(distinct)] = field(
+        "What carries an adapter: projections by their Hugging Face names, or regular expressions that match "
+        "a whole module name such as layers.7.self_attn.q_proj.",
+        PROJECTIONS,
+        min_length=1,
+    )
+    layers: Layers = field(
+        'Which decoder layers carry adapters, counted from 0: all, a range "20-59" (both ends included), or '
+        "a list.",
+        "all",
+        unit="indices",
+    )
+    init: Literal["peft", "qwix"] = field(
+        "How A starts: peft is uniform with bound 1/sqrt(fan_in), qwix is uniform with bound sqrt(6/fan_in). "
+        "B starts at zero.",
+        "peft",
+    )
+    dtype: Literal["float32", "bfloat16"] = field("Type of the adapters.", "float32")
+    kv: Literal["independent", "shared"] = field(
+        "Where key and value are one fused weight: independent gives each its own A, as PEFT does; shared "
+        "gives them one, as Qwix does.",
+        "independent",
+    )
+    quantize: Literal["nf4", "int8"] | None = field(
+        "Quantisation of the frozen base weights (QLoRA); null keeps model.dtype.", None
+    )

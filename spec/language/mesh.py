@@ -1,0 +1,134 @@
+"""The `mesh`, `sharding` and `remat` sections: devices, and how the model lies on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, WithJsonSchema
+
+from spec.language.base import Problem, Section, fault, field
+
+AXES = ("fsdp", "tp")
+"""The mesh axes that Tunix's models are annotated with."""
+
+
+def _with_all_axes(axes: dict[str, int]) -> dict[str, int]:
+    return {name: axes.get(name, 1) for name in AXES}
+
+
+Size = Annotated[int, field("Size of the axis.", unit="devices", ge=1, le=65536)]
+Axes = Annotated[
+    dict[str, Size],
+    AfterValidator(_with_all_axes),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "properties": {name: {"type": "integer", "minimum": 1, "maximum": 65536} for name in AXES},
+            "additionalProperties": False,
+            "minProperties": 1,
+        }
+    ),
+]
+
+
+class Mesh(Section):
+    """The devices, and the axes they are arranged along."""
+
+    accelerator: str | None = field(
+        "The machine by name: v4-8, v5e-8, v5p-8, v6e-8, tpu7x-8, or cpu-N for N virtual CPU devices. Either "
+        "this or topology.",
+        None,
+        min_length=1,
+        example="v5p-8",
+    )
+    topology: str | None = field(
+        "The machine by generation and chip grid, in place of accelerator.",
+        None,
+        min_length=1,
+        example="v5p:2x2x1",
+    )
+    hosts: int = field("Machines that train together.", 1, unit="hosts", ge=1)
+    axes: Axes = field(
+        "Size of each mesh axis: fsdp splits the batch and the weights, tp splits heads and features. Their "
+        "product is the number of devices; an axis left out is 1.",
+        unit="devices",
+        min_length=1,
+        example={"fsdp": 4, "tp": 1},
+    )
+
+    @classmethod
+    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("accelerator") is not None and given.get("topology") is not None:
+            yield Problem(
+                "E0107",
+                ("topology",),
+                "`accelerator` and `topology` both name the machine",
+                "keep one of them",
+            )
+        if given.get("accelerator") is None and given.get("topology") is None:
+            yield Problem(
+                "E0110",
+                (),
+                "`mesh` does not say which machine: give `accelerator` or `topology`",
+                "accelerator: v5p-8",
+            )
+        axes = given.get("axes")
+        for name in axes if isinstance(axes, dict) else ():
+            if name not in AXES:
+                yield Problem(
+                    "E0101",
+                    ("axes", name),
+                    f"unknown mesh axis `{name}`",
+                    "the axes are fsdp, which splits the batch and the weights, and tp, which splits heads "
+                    "and features",
+                    at_key=True,
+                )
+
+
+def _regular_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise fault(
+            "E0106", f"not a regular expression: {error}", 'for example ".*mlp.down_proj.*"'
+        ) from None
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_regular_expression)]
+
+
+class ShardingRule(Section):
+    """One rule: parameters whose path matches get this PartitionSpec."""
+
+    match: Pattern = field(
+        "Regular expression that the parameter's whole path must match.",
+        min_length=1,
+        example=".*mlp.down_proj.*",
+    )
+    spec: list[Literal["fsdp", "tp"] | None] = field(
+        "The mesh axis that each dimension is split over; null keeps it whole.", example=["tp", "fsdp"]
+    )
+
+
+class Sharding(Section):
+    """How parameters are split, beyond the family's defaults."""
+
+    rules: list[ShardingRule] = field("Sharding rules; the first that matches wins.", [])
+    on_indivisible: Literal["error", "replicate"] = field(
+        "What to do with a dimension that its mesh axis does not divide: error refuses the recipe, replicate "
+        "keeps that dimension whole.",
+        "error",
+    )
+
+
+class Remat(Section):
+    """Rematerialisation: what the backward pass computes again in place of storing it."""
+
+    policy: Literal["none", "block", "decoder"] = field(
+        "none stores every activation, block recomputes within attention and feed-forward blocks, decoder "
+        "stores only each decoder layer's input.",
+        "decoder",
+    )

@@ -1,0 +1,74 @@
+"""The recipe as a whole."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+
+from spec.language.base import Section, fault, field, section
+from spec.language.data import Data
+from spec.language.launch import Cost, Launch
+from spec.language.lora import Lora
+from spec.language.mesh import Mesh, Remat, Sharding
+from spec.language.model import Model
+from spec.language.serve import Benchmark, Evaluate, Serve
+from spec.language.train import Checkpoint, Merge, Train
+
+VERSION = 1
+"""The version of the language that this compiler reads."""
+
+
+def _version(value: Any) -> Any:
+    if isinstance(value, bool) or value != VERSION or not isinstance(value, int):
+        raise fault("E0108", f"this compiler reads version {VERSION} of the language", f"recipe: {VERSION}")
+    return value
+
+
+def _free_name(name: str) -> str:
+    if name == "runtime":
+        raise fault("E0106", "`runtime` is the folder that the artifacts share", "choose another name")
+    return name
+
+
+class Recipe(Section):
+    """How a model is fine-tuned and served on TPUs."""
+
+    recipe: Annotated[int, BeforeValidator(_version), WithJsonSchema({"const": VERSION})] = field(
+        "Version of the language.", example=VERSION
+    )
+    name: Annotated[str, AfterValidator(_free_name)] = field(
+        "Name of the artifact: its folder, containers and cloud resources. Lower-case letters, digits and "
+        "hyphens.",
+        pattern=r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$",
+        form="lower-case letters, digits and hyphens, starting with a letter, at most 63",
+        example="gemma4-31b-codev",
+    )
+    extends: str | None = field(
+        "Another recipe, relative to this file's folder, whose keys hold where this file gives none. "
+        "Mappings are merged, lists replaced.",
+        None,
+        min_length=1,
+        example="base.yaml",
+    )
+    model: Model = field(
+        "The checkpoint to fine-tune, and how the model computes.", example={"id": "google/gemma-4-31B-it"}
+    )
+    mesh: Mesh = field(
+        "The devices, and the axes they are arranged along.",
+        example={"accelerator": "v5p-8", "axes": {"fsdp": 4, "tp": 1}},
+    )
+    lora: Lora | None = field("Low-rank adapters; null is full fine-tuning.", None)
+    sharding: Sharding = section("How parameters are split, beyond the family's defaults.", Sharding)
+    remat: Remat = section("What the backward pass computes again.", Remat)
+    data: Data = field(
+        "Samples, and how they become rows of tokens.", example={"train": ["data/train.jsonl"]}
+    )
+    train: Train = section("The run: its length, batches, optimizer and schedule.", Train)
+    checkpoint: Checkpoint = section("Where and how often the training state is saved.", Checkpoint)
+    merge: Merge = section("How the adapters are written back into the checkpoint.", Merge)
+    serve: Serve | None = field("A vLLM-TPU server for the trained model; null emits none.", None)
+    benchmark: Benchmark = section("What the server's benchmark measures.", Benchmark)
+    evaluate: Evaluate = section("What is run against the server.", Evaluate)
+    launch: Launch = section("How the run is started in the cloud.", Launch)
+    cost: Cost = section("Prices that replace the catalogue's.", Cost)

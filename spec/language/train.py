@@ -1,0 +1,172 @@
+"""The `train`, `checkpoint` and `merge` sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from spec.language.base import Problem, Section, field, section
+
+
+class Optimizer(Section):
+    """AdamW, with decoupled weight decay."""
+
+    name: Literal["adamw", "adafactor", "lion", "sgd"] = field("The optimizer.", "adamw")
+    learning_rate: float = field(
+        "The schedule's peak.", 1.0e-4, unit="none (a step size)", gt=0, allow_inf_nan=False
+    )
+    b1: float = field("Decay of the gradient's running mean.", 0.9, unit="none (a factor)", ge=0, lt=1)
+    b2: float = field(
+        "Decay of the squared gradient's running mean.", 0.999, unit="none (a factor)", ge=0, lt=1
+    )
+    eps: float = field("Added to the denominator.", 1.0e-8, unit="none", gt=0, allow_inf_nan=False)
+    weight_decay: float = field(
+        "Share of each parameter that a step takes away, times the learning rate.",
+        0.001,
+        unit="none (a factor)",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    max_grad_norm: float | None = field(
+        "Gradients are scaled down to this global norm; null does not clip.",
+        None,
+        unit="none (an L2 norm)",
+        gt=0,
+        allow_inf_nan=False,
+    )
+
+
+class Schedule(Section):
+    """The learning rate over the run: a linear warm-up from zero, then a decay to the last step."""
+
+    name: Literal["cosine", "linear", "constant"] = field("Form of the decay.", "cosine")
+    warmup_steps: int | None = field(
+        "Length of the warm-up. Either this or warmup_ratio; neither means none.",
+        None,
+        unit="optimizer steps",
+        ge=0,
+    )
+    warmup_ratio: float | None = field(
+        "Length of the warm-up as a share of all steps, rounded up.",
+        None,
+        unit="share of the steps",
+        ge=0,
+        lt=1,
+    )
+    final_ratio: float = field(
+        "The last step's learning rate, as a share of the peak.", 0.0, unit="share of the peak", ge=0, le=1
+    )
+
+    @classmethod
+    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("warmup_steps") is not None and given.get("warmup_ratio") is not None:
+            yield Problem(
+                "E0107",
+                ("warmup_ratio",),
+                "`warmup_steps` and `warmup_ratio` both set the warm-up",
+                "keep one of them; set the other to null when it comes from an extended file",
+            )
+
+
+class Log(Section):
+    """What is recorded while training."""
+
+    every: int = field("A line of metrics is written every so many steps.", 10, unit="optimizer steps", ge=1)
+    tensorboard: bool = field("Write TensorBoard event files too.", True)
+    wandb_project: str | None = field(
+        "Weights & Biases project to report to; null does not.", None, min_length=1
+    )
+
+
+def _epochs(given: dict[str, Any]) -> int | None:
+    return 1 if given.get("steps") is None else None
+
+
+class Train(Section):
+    """The run: its length, batches, optimizer and schedule."""
+
+    steps: int | None = field(
+        "Length of the run; the data is gone through as often as that takes. Either this or epochs.",
+        None,
+        unit="optimizer steps",
+        ge=1,
+    )
+    epochs: int | None = field(
+        "Length of the run as passes over the data. Either this or steps.",
+        unit="epochs",
+        default_is="1, or null when steps is given",
+        default_factory=_epochs,
+        ge=1,
+    )
+    global_batch_size: int = field(
+        "Rows per optimizer step, over all devices; a row is one sample, or several when packing.",
+        8,
+        unit="rows",
+        ge=1,
+        le=10**6,
+    )
+    micro_batch_size: int = field(
+        "Rows that one data-parallel device handles at once. Gradients are accumulated over "
+        "global_batch_size / (micro_batch_size * fsdp) micro-batches.",
+        1,
+        unit="rows per device",
+        ge=1,
+        le=10**6,
+    )
+    loss_normalization: Literal["tokens", "micro_batches"] = field(
+        "tokens: mean over all target tokens of the optimizer step; micro_batches: mean of each "
+        "micro-batch's mean.",
+        "tokens",
+    )
+    optimizer: Optimizer = section("The optimizer and its hyperparameters.", Optimizer)
+    schedule: Schedule = section("The learning rate over the run.", Schedule)
+    eval_every: int = field(
+        "Evaluate every so many steps, and at the end.", 100, unit="optimizer steps", ge=1
+    )
+    seed: int = field(
+        "Seed of the adapters' initial values and of dropout.", 0, unit="none (a seed)", ge=0, le=2**32 - 1
+    )
+    log: Log = section("What is recorded while training.", Log)
+
+    @classmethod
+    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        if given.get("steps") is not None and given.get("epochs") is not None:
+            yield Problem(
+                "E0107",
+                ("steps",),
+                "`epochs` and `steps` both set the length of the run",
+                "keep one of them; write `epochs: null` when it comes from an extended file",
+            )
+        if "epochs" in given and given["epochs"] is None and given.get("steps") is None:
+            yield Problem("E0110", ("epochs",), "neither `epochs` nor `steps` is given", "epochs: 1")
+
+
+class Checkpoint(Section):
+    """Where and how often the adapters and the optimizer's state are saved."""
+
+    directory: str = field(
+        "A folder below the artifact's output folder, or a gs:// address.",
+        "checkpoints",
+        min_length=1,
+        example="gs://bucket/run",
+    )
+    every_steps: int = field("Save every so many steps, and at the end.", 100, unit="optimizer steps", ge=1)
+    keep: int = field("Only the newest are kept.", 3, unit="checkpoints", ge=1)
+
+
+class Merge(Section):
+    """How the adapters are written back into the checkpoint."""
+
+    output: str = field(
+        "A folder below the artifact's output folder, or a gs:// address.", "merged", min_length=1
+    )
+    dtype: Literal["bfloat16", "float32"] = field("Type of the merged weights.", "bfloat16")
+    max_shard_size: str = field(
+        "Largest size of one safetensors file, as a number with KB, MB or GB (powers of ten); it matters "
+        "only where the base's own split is not kept.",
+        "5GB",
+        unit="bytes",
+        pattern=r"^[1-9][0-9]*(\.[0-9]+)?[KMG]B$",
+        form="a number directly followed by KB, MB or GB",
+    )
+    adapter: bool = field("Write a PEFT adapter too.", True)

@@ -1,0 +1,236 @@
+"""From a recipe's file to a Recipe: YAML, `extends`, `--set`, the schema, secrets. All errors at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spec import document, overrides, secrets
+from spec.diagnostics import Diagnostic, Span, has_errors, in_order
+from spec.sources import Origin, Sources, locate
+from spec.tree import Mapping, Scalar, merge, plain, walk
+
+if TYPE_CHECKING:
+    from spec.language import Recipe
+    from spec.validate import Verdict
+
+MAX_BYTES = 256 << 10
+"""The largest file that is read, well above any recipe: reading it takes seconds."""
+
+
+@dataclass
+class Loaded:
+    """What a recipe's file gave.
+
+    Attributes:
+        path: the file.
+        recipe: None when there is any error.
+        diagnostics: in the order of their places.
+        sources: where each value comes from.
+        raw: the merged recipe as plain values; empty when the file could not be read.
+        tentative: when `recipe` is None: the recipe without its faults, as far as the rest can be checked
+            without them; never to be built.
+        doubtful: paths of which the tentative recipe knows nothing.
+    """
+
+    path: Path
+    recipe: Recipe | None
+    diagnostics: list[Diagnostic]
+    sources: Sources
+    raw: dict[str, Any] = field(default_factory=dict)
+    tentative: Recipe | None = None
+    doubtful: frozenset[str] = frozenset()
+
+    def credible(self, found: Iterable[Diagnostic]) -> list[Diagnostic]:
+        """Of the diagnostics about `recipe or tentative`, those that do not rest on what is doubtful."""
+        if self.recipe is not None:
+            return list(found)
+        return [
+            d for d in found if d.severity == "error" and not any(_related(d.path, p) for p in self.doubtful)
+        ]
+
+
+def _related(a: str, b: str) -> bool:
+    """Whether one path is the other, or lies within it."""
+    if len(a) > len(b):
+        a, b = b, a
+    return a == "" or a == b or (b.startswith(a) and b[len(a)] in ".[")
+
+
+def load(path: Path, sets: Sequence[str] = ()) -> Loaded:
+    """Reads a recipe and everything it extends, and applies the `--set` arguments."""
+    path = Path(path)
+    root, diagnostics = _read_chain(path, ())
+    if root is None:
+        concealer = secrets.Concealer(None)
+        return Loaded(path, None, in_order(_concealed(diagnostics, concealer)), Sources(None, concealer))
+    diagnostics += overrides.apply(root, sets)
+    concealer = secrets.Concealer(root)
+    sources = Sources(root, concealer)
+    raw = plain(root)
+    incomplete = _incomplete(diagnostics)
+    verdict = _validated(raw, root, sources, diagnostics)
+    diagnostics += [*verdict.diagnostics, *secrets.find(root)]
+    recipe = None if has_errors(diagnostics) else verdict.recipe
+    tentative = None if recipe or incomplete else verdict.recipe or verdict.tentative
+    diagnostics = in_order(_concealed(diagnostics, concealer))
+    return Loaded(path, recipe, diagnostics, sources, raw, tentative, verdict.doubtful)
+
+
+def _incomplete(diagnostics: Iterable[Diagnostic]) -> bool:
+    """Whether reading left out a part of the tree; of a key given twice the first holds."""
+    return any(d.code != "E0009" for d in diagnostics)
+
+
+def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: list[Diagnostic]) -> Verdict:
+    """The schema's verdict, with places.
+
+    Args:
+        earlier: what is known already: no value is blamed twice, and of an incomplete tree nothing is
+            said about what is missing.
+    """
+    from spec.paths import join
+    from spec.validate import validate
+
+    verdict = validate(raw)
+    incomplete = _incomplete(earlier)
+    reported = {d.path for d in earlier if d.path}
+    reported |= {join(where) for where, _, node in walk(root) if isinstance(node, Scalar) and node.unread}
+    kept = [
+        replace(d, span=sources.span(d.path, key=d.path in verdict.at_key))
+        for d in verdict.diagnostics
+        if d.path not in reported and not (incomplete and d.code in ("E0102", "E0110"))
+    ]
+    return replace(verdict, diagnostics=kept)
+
+
+def _concealed(diagnostics: list[Diagnostic], concealer: secrets.Concealer) -> list[Diagnostic]:
+    return [
+        replace(
+            d,
+            message=concealer(d.message),
+            help=concealer(d.help) if d.help else d.help,
+            span=replace(d.span, text=concealer(d.span.text)) if d.span else None,
+        )
+        for d in diagnostics
+    ]
+
+
+def display(path: Path) -> str:
+    """The file's name as shown: relative to the working folder when below it."""
+    absolute = Path(os.path.abspath(path))
+    try:
+        return absolute.relative_to(Path.cwd()).as_posix()
+    except (ValueError, OSError):
+        return absolute.as_posix()
+
+
+def _read_chain(path: Path, chain: tuple[Path, ...]) -> tuple[Mapping | None, list[Diagnostic]]:
+    """The tree of a file with what it extends merged in.
+
+    Args:
+        chain: the files that led here, the recipe first.
+    """
+    text, problem = _read_text(path)
+    if problem is not None:
+        return None, [problem]
+    found = document.read(text, display(path), "extends" if chain else "file")
+    diagnostics = found.diagnostics
+    if found.root is None:
+        return None, diagnostics
+    if not isinstance(found.root, Mapping):
+        span = found.root.place.span
+        diagnostics.append(
+            Diagnostic("E0013", "a recipe is a mapping of `key: value` lines", help=document.START, span=span)
+        )
+        return None, diagnostics
+    base, more = _base(found.root, path, chain)
+    merged = merge(base, found.root) if base is not None else found.root
+    assert isinstance(merged, Mapping)
+    return merged, [*diagnostics, *more]
+
+
+def _base(root: Mapping, path: Path, chain: tuple[Path, ...]) -> tuple[Mapping | None, list[Diagnostic]]:
+    """The tree of the file that this one extends, None when it extends none or that cannot be read."""
+    entry = root.entries.get("extends")
+    if entry is None or (isinstance(entry.node, Scalar) and entry.node.value is None):
+        return None, []
+    span = entry.node.place.span
+    name = entry.node.value if isinstance(entry.node, Scalar) else None
+    if (
+        not isinstance(name, str)
+        or not name.strip()
+        or name.startswith(("/", "~"))
+        or "://" in name
+        or "\0" in name
+    ):
+        message = "`extends` takes one file, relative to this one's folder"
+        return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
+    target = Path(os.path.normpath(path.parent / name))
+    followed = [*chain, path]
+    resolved = [file.resolve() for file in followed]
+    if target.resolve() in resolved:
+        circle = [*followed[resolved.index(target.resolve()) :], target]
+        message = f"`extends` goes round in a circle: {' -> '.join(map(display, circle))}"
+        return None, [Diagnostic("E0022", message, "extends", "remove one of these `extends`", span)]
+    if not target.is_file():
+        what = "is a folder" if target.is_dir() else "does not exist"
+        message = f"the extended file {display(target)} {what}"
+        return None, [
+            Diagnostic("E0021", message, "extends", "the path is relative to this file's folder", span)
+        ]
+    return _read_chain(target, tuple(followed))
+
+
+def _read_text(path: Path) -> tuple[str, Diagnostic | None]:
+    name = display(path)
+
+    def problem(
+        code: str, message: str, help: str | None, span: Span | None = None
+    ) -> tuple[str, Diagnostic]:
+        return "", Diagnostic(code, message, help=help, span=span or Span(name, 1, 1, ""))
+
+    try:
+        if not path.exists():
+            return problem(
+                "E0001", f"there is no file {name}", "the path is relative to the folder you are in"
+            )
+        if not path.is_file():
+            what = "a folder" if path.is_dir() else "no regular file"
+            return problem("E0002", f"{name} is {what}", "name a recipe's YAML file")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            return problem(
+                "E0003", f"{name} has {size:,} bytes; a recipe has at most {MAX_BYTES:,}", "is it a recipe?"
+            )
+        data = path.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return problem("E0002", f"{name} cannot be read: {reason}", "check the path and its permissions")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return problem("E0004", f"{name} is UTF-16, not UTF-8", "save it as UTF-8")
+    if data.startswith(b"\xef\xbb\xbf"):
+        return problem(
+            "E0018", f"{name} starts with a byte order mark", "save it as UTF-8 without a byte order mark"
+        )
+    try:
+        return data.decode("utf-8"), None
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8", "replace")
+        line = before.count("\n") + 1
+        text = data.decode("utf-8", "replace").split("\n")[line - 1].rstrip("\r")
+        column = error.start - (data[: error.start].rfind(b"\n") + 1)
+        span = Span(name, line, len(before) - (before.rfind("\n") + 1) + 1, text)
+        byte = data[error.start]
+        return problem(
+            "E0004",
+            f"byte 0x{byte:02x} (byte {column + 1} of the line) is not UTF-8",
+            "save it as UTF-8",
+            span,
+        )
+
+
+__all__ = ["Loaded", "Origin", "Sources", "load", "locate"]

@@ -1,0 +1,116 @@
+"""`--set path=value` on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spec import paths
+from spec.diagnostics import Diagnostic, Span
+from spec.document import Refused, read
+from spec.paths import Part
+from spec.tree import Entry, Items, Mapping, Node, Place, Scalar
+
+FILE = "--set"
+
+
+def apply(root: Mapping, arguments: Sequence[str]) -> list[Diagnostic]:
+    """Puts every argument's value into the tree, in their order; returns what was wrong with them."""
+    diagnostics: list[Diagnostic] = []
+    for number, argument in enumerate(arguments, 1):
+        try:
+            keys, value, found = _parse(argument, number)
+            diagnostics += found
+            if value is not None:
+                _put(root, keys, value)
+        except Refused as refused:
+            diagnostics.append(refused.diagnostic)
+    return diagnostics
+
+
+def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Place]], Node | None, list[Diagnostic]]:
+    """The path's parts with their places, the value, and the value's diagnostics."""
+
+    def place(start: int, end: int) -> Place:
+        return Place("set", Span(FILE, number, start + 1, argument, max(1, end - start)))
+
+    def refused(code: str, message: str, help: str, start: int, end: int, path: str = "") -> Refused:
+        return Refused(Diagnostic(code, message, path, help, place(start, end).span))
+
+    if len(argument.splitlines()) > 1:
+        argument = argument.splitlines()[0]
+        raise refused("E0030", "a --set argument is one line", "--set 'mesh.axes={fsdp: 2, tp: 2}'", 0, 1)
+    parts, end = paths.prefix(argument)
+    equals = end + len(argument[end:]) - len(argument[end:].lstrip(" "))
+    if not parts or argument[equals : equals + 1] != "=":
+        if "=" not in argument:
+            message = "a --set argument is PATH=VALUE; the `=` is missing"
+            raise refused("E0030", message, "--set train.steps=100", len(argument), len(argument))
+        raise refused("E0030", "this is no path", "--set train.steps=100", end, argument.index("="))
+    keys = [(part, place(start, end)) for part, start, end in parts]
+    if parts[0][0] == "extends":
+        message = "`extends` cannot be set on the command line"
+        raise refused("E0033", message, "write it into the file", parts[0][1], parts[0][2], "extends")
+    after = equals + 1
+    document = read(" " * after + argument[after:], FILE, "set", number, shown=argument)
+    if document.root is None and [d.code for d in document.diagnostics] == ["E0005"]:
+        if argument[after:].strip() not in ("null", "~", "Null", "NULL"):
+            path = paths.join([part for part, _, _ in parts])
+            raise refused("E0030", "no value follows the `=`", f"--set {path}=null", equals, after, path)
+        start = after + len(argument[after:]) - len(argument[after:].lstrip())
+        return keys, Scalar(None, place(start, len(argument.rstrip()))), []
+    return keys, document.root, document.diagnostics
+
+
+def _put(root: Mapping, keys: list[tuple[Part, Place]], value: Node) -> None:
+    """Puts the value at the path; sections on the way that are absent or null are made."""
+    node: Node = root
+    for depth, (part, place) in enumerate(keys):
+        last = depth == len(keys) - 1
+        done = [key for key, _ in keys[:depth]]
+        if isinstance(part, int):
+            if not isinstance(node, Items):
+                raise _refused(
+                    "E0031",
+                    f"`{paths.join(done)}` is not a list",
+                    done,
+                    place,
+                    f"--set '{paths.join(done)}=[...]' sets it as a whole",
+                )
+            if part >= len(node.items):
+                count = len(node.items)
+                has = f"{count} item{'' if count == 1 else 's'}" if count else "no items"
+                raise _refused(
+                    "E0032",
+                    f"`{paths.join(done)}` has {has}; there is no [{part}]",
+                    done,
+                    place,
+                    "items count from 0; set the list as a whole to make it longer",
+                )
+            items = node.items
+            items[part] = node = value if last else _opened(items[part], keys[depth + 1], [*done, part])
+        else:
+            if not isinstance(node, Mapping):
+                what = (
+                    "is a list; its items are [0], [1], ..." if isinstance(node, Items) else "is no section"
+                )
+                raise _refused(
+                    "E0031", f"`{paths.join(done)}` {what}, so it has no key `{part}`", done, place, None
+                )
+            entries, old = node.entries, node.entries.get(part)
+            node = value if last else _opened(old.node if old else None, keys[depth + 1], [*done, part])
+            entries[part] = Entry(place if last or old is None else old.key, node)
+
+
+def _opened(node: Node | None, following: tuple[Part, Place], path: list[Part]) -> Node:
+    """The node to go on from: an empty section for none or null, a mapping for a data source's bare path."""
+    part, place = following
+    if node is None or (isinstance(node, Scalar) and node.value is None):
+        return Items([], place) if isinstance(part, int) else Mapping({}, place)
+    is_source = path[0] == "data" and len(path) == 3 and path[1] in ("train", "eval")
+    if is_source and isinstance(node, Scalar) and isinstance(node.value, str):
+        return Mapping({"path": Entry(node.place, node)}, node.place)
+    return node
+
+
+def _refused(code: str, message: str, done: list[Part], place: Place, help: str | None) -> Refused:
+    return Refused(Diagnostic(code, message, paths.join(done), help, place.span))

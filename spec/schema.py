@@ -1,0 +1,66 @@
+"""The language as a JSON Schema, for editors: docs/recipe.schema.json.
+
+    python -m spec.schema > docs/recipe.schema.json
+
+Rules that span several keys, and everything that depends on the model or the machine, are for
+`recipe check`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema, as a plain dict in a fixed order."""
+    from spec.language import Recipe
+
+    made = Recipe.model_json_schema()
+    sections = made["$defs"]
+    needed = {name: _section(made["properties"][name], sections) for name in made.pop("required")}
+    complete = {
+        "required": list(needed),
+        "properties": {name: {"required": keys} for name, keys in needed.items() if keys},
+    }
+    for name in needed:
+        reference = made["properties"][name].get("$ref")
+        if reference:
+            sections[reference.rpartition("/")[2]].pop("required", None)
+    for part in (made, *sections.values()):
+        _tidy(part)
+    return {
+        "$schema": DIALECT,
+        "title": "recipec recipe",
+        "description": made["description"],
+        "type": "object",
+        "properties": made["properties"],
+        "additionalProperties": False,
+        "anyOf": [{"required": ["extends"]}, complete],
+        "$defs": dict(sorted(sections.items())),
+    }
+
+
+def _section(field: dict[str, Any], sections: dict[str, Any]) -> list[str]:
+    """The keys that a section cannot do without."""
+    name = field.get("$ref", "").rpartition("/")[2]
+    return list(sections[name].get("required", [])) if name else []
+
+
+def _tidy(section: dict[str, Any]) -> None:
+    """Takes away the titles that pydantic makes of names."""
+    for part in (section, *section.get("anyOf", [])):
+        part.pop("title", None)
+        for field in part.get("properties", {}).values():
+            field.pop("title", None)
+
+
+def text() -> str:
+    """The schema as the text of docs/recipe.schema.json."""
+    return json.dumps(json_schema(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+if __name__ == "__main__":
+    print(text(), end="")

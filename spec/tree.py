@@ -1,0 +1,94 @@
+"""A recipe as a tree whose every key and value knows its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from spec.core_schema import Value
+from spec.diagnostics import Span
+from spec.paths import Part
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node comes from: kind is "file", "extends" or "set"."""
+
+    kind: str
+    span: Span
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A single value.
+
+    Attributes:
+        plain: whether it stands without quotes.
+        unread: whether it stands for a value that was refused.
+    """
+
+    value: Value
+    place: Place
+    plain: bool = True
+    unread: bool = False
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list."""
+
+    items: list[Node]
+    place: Place
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key's place, and its value."""
+
+    key: Place
+    node: Node
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Keys and values, in their order."""
+
+    entries: dict[str, Entry]
+    place: Place
+
+
+Node = Scalar | Items | Mapping
+
+
+def plain(node: Node) -> Any:
+    """The tree as dicts, lists and values."""
+    if isinstance(node, Mapping):
+        return {key: plain(entry.node) for key, entry in node.entries.items()}
+    if isinstance(node, Items):
+        return [plain(item) for item in node.items]
+    return node.value
+
+
+def walk(
+    node: Node, path: tuple[Part, ...] = (), key: Place | None = None
+) -> Iterator[tuple[tuple[Part, ...], Place | None, Node]]:
+    """Every node with its path, and its key's place when it stands under a key."""
+    yield path, key, node
+    if isinstance(node, Mapping):
+        for name, entry in node.entries.items():
+            yield from walk(entry.node, (*path, name), entry.key)
+    elif isinstance(node, Items):
+        for index, item in enumerate(node.items):
+            yield from walk(item, (*path, index))
+
+
+def merge(base: Node, over: Node) -> Node:
+    """Mappings are merged key by key, where `over` wins; anything else is replaced."""
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    entries = dict(base.entries)
+    for key, entry in over.entries.items():
+        old = entries.get(key)
+        entries[key] = Entry(entry.key, merge(old.node, entry.node)) if old else entry
+    return Mapping(entries, over.place)

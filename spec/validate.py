@@ -1,0 +1,415 @@
+"""From a plain mapping to a Recipe, or to diagnostics in our own words."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from spec import paths
+from spec.core_schema import flow, scalar
+from spec.diagnostics import Diagnostic
+from spec.language import Recipe, Section
+from spec.paths import Part
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the schema says of a mapping.
+
+    Attributes:
+        recipe: None when there are diagnostics.
+        diagnostics: without places.
+        at_key: the paths of which the key, rather than the value, is at fault.
+        tentative: when there are diagnostics: the recipe without what is at fault, as far as the rest
+            can be understood without it; else None.
+        doubtful: the paths whose values the tentative recipe made up.
+    """
+
+    recipe: Recipe | None
+    diagnostics: list[Diagnostic]
+    at_key: frozenset[str] = frozenset()
+    tentative: Recipe | None = None
+    doubtful: frozenset[str] = frozenset()
+
+
+def validate(raw: dict[str, Any]) -> Verdict:
+    """Builds the Recipe, or says everything that is wrong with the mapping."""
+    recipe, diagnostics, at_key = _attempt(raw)
+    if not diagnostics:
+        return Verdict(recipe, [])
+    rest, doubtful = _without_faults(raw, diagnostics)
+    tentative, more, _ = _attempt(rest) if rest is not None else (None, [], at_key)
+    return Verdict(None, diagnostics, frozenset(at_key), None if more else tentative, frozenset(doubtful))
+
+
+def _attempt(raw: dict[str, Any]) -> tuple[Recipe | None, list[Diagnostic], set[str]]:
+    """The recipe, the diagnostics, and the paths whose key is at fault."""
+    recipe = None
+    diagnostics: list[Diagnostic] = []
+    at_key: set[str] = set()
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as errors:
+        for error in errors.errors(include_url=False):
+            if error["type"] == "default_factory_not_called":
+                continue
+            diagnostic = _diagnostic(dict(error))
+            diagnostics.append(diagnostic)
+            if diagnostic.code == "E0101":
+                at_key.add(diagnostic.path)
+    for where, section, given in _sections(Recipe, raw, ()):
+        for problem in section.crosscheck(given):
+            path = paths.join((*where, *problem.key))
+            diagnostics.append(Diagnostic(problem.code, problem.message, path, problem.help))
+            if problem.at_key:
+                at_key.add(path)
+    return recipe, diagnostics, at_key
+
+
+def _without_faults(
+    raw: dict[str, Any], diagnostics: list[Diagnostic]
+) -> tuple[dict[str, Any] | None, set[str]]:
+    """A copy without the faulty keys, so that their defaults hold, and the paths of those.
+
+    A misspelt key is read as the one it is near to. None when the fault leaves the model or the
+    machine open.
+    """
+    rest = copy.deepcopy(raw)
+    doubtful: set[str] = set()
+    for diagnostic in diagnostics:
+        where = paths.split(diagnostic.path)
+        if not where or (where[0] in ("model", "mesh") and diagnostic.code not in ("E0101", "E0107")):
+            return None, set()
+        index = next((i for i, part in enumerate(where) if isinstance(part, int)), None)
+        if index is not None and diagnostic.code != "E0101":
+            where = where[:index]
+        doubtful.add(paths.join(where))
+        parent: Any = rest
+        for part in where[:-1]:
+            known = part < len(parent) if isinstance(part, int) else part in parent
+            parent = parent[part] if known else {}
+        if not isinstance(parent, dict) or where[-1] not in parent:
+            continue
+        value = parent.pop(where[-1])
+        meant = _near(str(where[-1]), section_at(where[:-1])) if diagnostic.code == "E0101" else None
+        if meant is not None and meant not in parent:
+            parent[meant] = value
+    if "recipe" in doubtful:
+        rest["recipe"] = 1
+    if "name" in doubtful:
+        rest["name"] = "unnamed"
+    return rest, doubtful
+
+
+def _sections(
+    kind: type[Section], given: Any, where: tuple[Part, ...]
+) -> Iterator[tuple[tuple[Part, ...], type[Section], Mapping[str, Any]]]:
+    """Every section of the language that the raw mapping gives, with its path."""
+    if not isinstance(given, dict):
+        return
+    yield where, kind, given
+    for name, info in kind.model_fields.items():
+        inner, is_list = _section_of(info.annotation)
+        value = given.get(name)
+        if inner is None:
+            continue
+        if not is_list:
+            yield from _sections(inner, value, (*where, name))
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _sections(inner, item, (*where, name, index))
+
+
+def _section_of(annotation: Any) -> tuple[type[Section] | None, bool]:
+    """The Section that an annotation holds, and whether in a list."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, False
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return _section_of(arguments[0])
+    if origin is list:
+        return _section_of(arguments[0])[0], True
+    if origin in (Union, types.UnionType):
+        found = [pair for pair in map(_section_of, arguments) if pair[0]]
+        return found[0] if found else (None, False)
+    return None, False
+
+
+def section_at(parts: tuple[Part, ...]) -> type[Section] | None:
+    """The language's section at a path, or None when the path leads to no section."""
+    kind: type[Section] | None = Recipe
+    for part in parts:
+        if isinstance(part, int):
+            continue
+        info = kind.model_fields.get(part) if kind else None
+        kind = _section_of(info.annotation)[0] if info else None
+    return kind
+
+
+def field_at(parts: tuple[Part, ...]) -> FieldInfo | None:
+    """The language's field at a path, or None; the field of the list for one of its items."""
+    names = [part for part in parts if isinstance(part, str)]
+    if not names:
+        return None
+    kind = section_at(tuple(names[:-1]))
+    return kind.model_fields.get(names[-1]) if kind else None
+
+
+def _diagnostic(error: dict[str, Any]) -> Diagnostic:
+    """One of pydantic's errors as a diagnostic of ours."""
+    where: tuple[Part, ...] = tuple(error["loc"])
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    path = paths.join(where)
+    info = field_at(where)
+    if kind.startswith("E0"):
+        message, help = context["message"], context["help"]
+        return Diagnostic(kind, message, path + context["at"], help)
+    if kind == "extra_forbidden":
+        message, help = _unknown(where)
+        return Diagnostic("E0101", message, path, help)
+    if kind == "missing":
+        parent = f"`{paths.join(where[:-1])}`" if len(where) > 1 else "the recipe"
+        example = flow(info.examples[0]) if info and info.examples else "..."
+        return Diagnostic("E0102", f"{parent} lacks the key `{where[-1]}`", path, f"{where[-1]}: {example}")
+    if kind in ("string_too_short", "too_short"):
+        return Diagnostic("E0109", f"`{path}` is empty", path, _example(where, info))
+    if kind == "literal_error":
+        return _choice(where, path, value, info)
+    if kind in _BOUNDS:
+        sign, key = _BOUNDS[kind]
+        message = f"`{path}` must be {sign} {_bound(context[key])}, not {flow(value)}"
+        return Diagnostic("E0105", message, path, _example(where, info))
+    if kind == "finite_number":
+        return Diagnostic(
+            "E0105", f"`{path}` must be a finite number, not {flow(value)}", path, _example(where, info)
+        )
+    if kind == "string_pattern_mismatch":
+        extra = info.json_schema_extra if info else None
+        form = extra.get("x-form") if isinstance(extra, dict) else None
+        message = (
+            f"`{path}` must be {form}, not {shown(value)}" if form else f"`{path}` cannot be {shown(value)}"
+        )
+        return Diagnostic("E0106", message, path, _example(where, info))
+    nullable = info is not None and isinstance(where[-1], str) and _choices(info.annotation)[1]
+    wanted = _WANTED.get(kind, "of another kind") + (" or null" if nullable else "")
+    if nullable and str(value).lower() in _NULL_WORDS:
+        return Diagnostic("E0103", f"`{path}` must be {wanted}, not {sort(value)}", path, _null(where))
+    return Diagnostic(
+        "E0103", f"`{path}` must be {wanted}, not {sort(value)}", path, _type_help(kind, where, value, info)
+    )
+
+
+_NULL_WORDS = {"none", "nil", "false", "no", "off", ""}
+"""What other languages write for null."""
+
+
+def _null(where: tuple[Part, ...]) -> str:
+    return f"`{_key(where, 'null')}`"
+
+
+def _bound(number: float) -> str:
+    return str(int(number)) if float(number).is_integer() else flow(number)
+
+
+_BOUNDS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def sort(value: Any) -> str:
+    """What kind of value this is, in words."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"the number {flow(value)}"
+    if isinstance(value, str):
+        return f"the text {shown(value)}"
+    return "a list" if isinstance(value, list) else "a mapping"
+
+
+def shown(value: Any) -> str:
+    """A value as it would stand in a recipe, in backticks, cut when long."""
+    text = value if isinstance(value, str) and value else flow(value)
+    text = " ".join(text.split()) or text
+    return f"`{text if len(text) <= 60 else text[:57] + '...'}`"
+
+
+def _key(where: tuple[Part, ...], value: str) -> str:
+    return f"{where[-1]}: {value}" if isinstance(where[-1], str) else value
+
+
+def _default(info: FieldInfo | None) -> Any:
+    if info is None:
+        return None
+    if info.default_factory is not None and not info.default_factory_takes_validated_data:
+        return info.default_factory()  # type: ignore[call-arg]
+    return None if info.is_required() or info.default_factory is not None else info.default
+
+
+def _example(where: tuple[Part, ...], info: FieldInfo | None) -> str | None:
+    """A line to paste: the default, or the field's example."""
+    if info is None or isinstance(where[-1], int):
+        return None
+    value = _default(info)
+    if value in (None, [], {}):
+        value = info.examples[0] if info.examples else None
+    if value is None or isinstance(value, Section):
+        return None
+    return f"for example `{_key(where, flow(value))}`"
+
+
+def _type_help(kind: str, where: tuple[Part, ...], value: Any, info: FieldInfo | None) -> str | None:
+    if kind in ("int_type", "float_type", "int_from_float") and isinstance(value, str):
+        number = _number_in(value)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return f"without quotes: `{_key(where, flow(number))}`"
+    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
+        return f"`{_key(where, str(int(value)))}`"
+    if kind == "bool_type":
+        word = str(value).strip().lower()
+        if word in ("yes", "on", "y", "1", "1.0", "true", "enabled"):
+            return f"`{_key(where, 'true')}`"
+        if word in ("no", "off", "n", "0", "0.0", "false", "none", "disabled"):
+            return f"`{_key(where, 'false')}`"
+    if kind == "string_type" and isinstance(value, int | float):
+        text = str(value).lower() if isinstance(value, bool) else flow(value)
+        return f"put quotes around it: `{_key(where, json.dumps(text))}`"
+    if kind == "list_type" and isinstance(value, str | int | float):
+        return f"`{_key(where, '[' + flow(value) + ']')}`"
+    if kind.startswith("model") and info is not None:
+        section = section_at(where)
+        if section is not None and value is None:
+            return "give it keys, or remove it"
+        if section is not None:
+            return f"its keys are {', '.join(section.model_fields)}"
+    return _example(where, info)
+
+
+def _number_in(text: str) -> Any:
+    """The value that a text would have with the separators of other languages taken out."""
+    text = text.strip()
+    if re.fullmatch(r"[-+]?\d{1,3}([,_]\d{3})+", text) or re.fullmatch(r"[-+\d_]+", text):
+        text = text.replace(",", "").replace("_", "")
+    elif re.fullmatch(r"[-+]?\d+,\d+", text):
+        text = text.replace(",", ".")
+    return scalar(text)
+
+
+def _choice(where: tuple[Part, ...], path: str, value: Any, info: FieldInfo | None) -> Diagnostic:
+    choices, nullable = _choices(info.annotation if info else None)
+    words = [*choices, *(["null"] if nullable else [])]
+    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    message = f"`{path}` must be {listed}, not {shown(value)}"
+    near = get_close_matches(str(value).lower(), choices, 1, 0.5)
+    if nullable and str(value).lower() in _NULL_WORDS:
+        help: str | None = _null(where)
+    elif near:
+        help = f"did you mean `{near[0]}`?"
+    else:
+        help = _example(where, info)
+    return Diagnostic("E0104", message, path, help)
+
+
+def _choices(annotation: Any) -> tuple[list[str], bool]:
+    """The words of the Literal within an annotation, and whether null is one of the choices."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return [str(word) for word in arguments], False
+    if origin in (Annotated, list):
+        return _choices(arguments[0])
+    if origin in (Union, types.UnionType):
+        words = [word for argument in arguments for word in _choices(argument)[0]]
+        return words, type(None) in arguments or any(_choices(argument)[1] for argument in arguments)
+    return [], False
+
+
+def _unknown(where: tuple[Part, ...]) -> tuple[str, str | None]:
+    """Message and help for an unknown key."""
+    name = str(where[-1])
+    section = section_at(where[:-1])
+    place = f" in `{paths.join(where[:-1])}`" if len(where) > 1 else ""
+    message = f"unknown key {shown(name)}{place}"
+    known = list(section.model_fields) if section else []
+    lowered = name.lower().replace("-", "_")
+    near = _near(name, section)
+    if near:
+        return message, f"did you mean `{near}`?"
+    elsewhere = _paths_of_keys().get(lowered, [])
+    if len(elsewhere) == 1:
+        return message, f"`{lowered}` belongs to `{elsewhere[0].rpartition('.')[0]}`: `{elsewhere[0]}`"
+    if lowered in _ELSEWHERE:
+        return message, f"here it is called `{_ELSEWHERE[lowered]}`"
+    loosely = get_close_matches(lowered, known, 1, 0.5)
+    if loosely:
+        return message, f"did you mean `{loosely[0]}`?"
+    return message, f"its keys are {', '.join(known)}" if section else None
+
+
+def _near(name: str, section: type[Section] | None) -> str | None:
+    """The key of a section that a misspelt one surely means."""
+    known = list(section.model_fields) if section else []
+    lowered = name.lower().replace("-", "_")
+    near = [lowered] if lowered in known else get_close_matches(lowered, known, 1, 0.75)
+    return near[0] if near else None
+
+
+_ELSEWHERE = {
+    "lr": "train.optimizer.learning_rate",
+    "r": "lora.rank",
+    "lora_r": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "target_modules": "lora.targets",
+    "batch_size": "train.global_batch_size",
+    "max_seq_length": "data.max_length",
+    "max_steps": "train.steps",
+    "num_train_epochs": "train.epochs",
+    "grad_clip": "train.optimizer.max_grad_norm",
+}
+"""What other tools call a key, and its path here."""
+
+
+@cache
+def _paths_of_keys() -> dict[str, list[str]]:
+    """The paths at which the language has each key."""
+    out: dict[str, list[str]] = {}
+    for path in _all_paths():
+        out.setdefault(path.rpartition(".")[2], []).append(path)
+    return out
+
+
+def _all_paths(kind: type[Section] = Recipe, where: str = "") -> Iterator[str]:
+    for name, info in kind.model_fields.items():
+        path = f"{where}.{name}" if where else name
+        inner, is_list = _section_of(info.annotation)
+        yield path
+        if inner is not None and not is_list:
+            yield from _all_paths(inner, path)

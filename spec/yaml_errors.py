@@ -1,0 +1,116 @@
+"""ruamel.yaml's syntax errors in plain words, at the place where the fault most likely lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ruamel.yaml.error import MarkedYAMLError
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is wrong, and where: line and column are 0-based."""
+
+    code: str
+    message: str
+    help: str | None
+    line: int
+    column: int
+
+
+_NO_KEY = "this line is no `key: value`"
+_NO_KEY_HELP = "put a colon and a space after the key"
+
+_PROBLEMS: list[tuple[str, str, str | None]] = [
+    (
+        "mapping values are not allowed",
+        "a second colon in one line",
+        'put quotes around a text that holds ": "',
+    ),
+    ("could not find expected ':'", _NO_KEY, _NO_KEY_HELP),
+    ("found unexpected end of stream", "the quote that opens here is not closed", "close it"),
+    ("cannot start any token", "this character cannot start a value", "put quotes around the value"),
+    (
+        "expected ',' or ']'",
+        "the list that opens here is not closed, or a comma is missing",
+        "add `]` or `,`",
+    ),
+    (
+        "expected ',' or '}'",
+        "the mapping that opens here is not closed, or a comma is missing",
+        "add `}` or `,`",
+    ),
+    (
+        "expected <block end>",
+        "the indentation does not fit the lines above",
+        "line it up with its neighbours",
+    ),
+    (
+        "unknown escape character",
+        "no such escape in double quotes",
+        "use single quotes, or double the backslash",
+    ),
+    ("found undefined alias", "the alias stands for nothing", "write the value out"),
+    ("found undefined tag handle", "the tag is not known", "remove the tag"),
+    ("expected the node content", "a value is missing here", "add a value, or remove the character shown"),
+    ("found duplicate anchor", "an anchor is given twice", "remove the anchors"),
+    ("found duplicate %YAML", "a second %YAML line", "remove both"),
+    ("scanning an anchor", "the anchor has no name", "remove the `&`"),
+    ("scanning an alias", "the alias has no name", "remove the `*`"),
+    (
+        "scanning a block scalar",
+        "only + or - and one digit may follow `|` or `>`",
+        "start the text on the next line",
+    ),
+    (
+        "scanning a directive",
+        "a line cannot start with `%`",
+        "put quotes around the value, or remove the line",
+    ),
+    ("a tag", "the tag cannot be read", "remove the tag, or put quotes around the value"),
+]
+"""Part of ruamel's problem and context, the message, and its help."""
+
+_AT_START = (
+    "found unexpected end of stream",
+    "expected ',' or ']'",
+    "expected ',' or '}'",
+    "could not find expected",
+)
+"""Problems that are shown where the construct starts, not where reading gave up."""
+
+
+def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
+    """The error in words.
+
+    Args:
+        lines: of the text.
+    """
+    problem = " ".join(f"{error.problem or ''} {error.context or ''}".split())
+    at_start = any(sign in problem for sign in _AT_START)
+    mark = (error.context_mark if at_start else None) or error.problem_mark or error.context_mark
+    line, column = (mark.line, mark.column) if mark is not None else (0, 0)
+    if error.problem_mark is not None and "\t" in _indentation(lines, error.problem_mark.line):
+        line = error.problem_mark.line
+        message = "a tab indents this line; YAML is indented by spaces"
+        column = _indentation(lines, line).index("\t")
+        return Explanation("E0007", message, "replace each tab by two spaces", line, column)
+    if line >= len(lines) or not lines[line].strip():
+        line = max((i for i, text in enumerate(lines[: line + 1]) if text.strip()), default=0)
+        column = len(lines[line].rstrip())
+    if "mapping values are not allowed" in problem and ": " not in lines[line][:column]:
+        # A plain value goes on over several lines: the line before took this key for its rest.
+        before = max((i for i, text in enumerate(lines[:line]) if text.strip()), default=None)
+        if before is not None and ": " not in lines[before]:
+            indent = len(_indentation(lines, before))
+            return Explanation("E0006", f"not valid YAML: {_NO_KEY}", _NO_KEY_HELP, before, indent)
+    for sign, message, help in _PROBLEMS:
+        if sign in problem:
+            return Explanation("E0006", f"not valid YAML: {message}", help, line, column)
+    return Explanation("E0006", f"not valid YAML: {problem}", None, line, column)
+
+
+def _indentation(lines: Sequence[str], line: int) -> str:
+    text = lines[line] if line < len(lines) else ""
+    return text[: len(text) - len(text.lstrip())]

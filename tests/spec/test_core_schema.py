@@ -1,0 +1,71 @@
+"""Values by YAML 1.2's core schema."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from spec.core_schema import flow, scalar
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("1.0e-4", 1e-4),
+        ("1E5", 1e5),
+        ("-.5", -0.5),
+        ("5.", 5.0),
+        ("64", 64),
+        ("+7", 7),
+        ("007", 7),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("", None),
+        ("~", None),
+        ("null", None),
+        ("true", True),
+        ("False", False),
+        (".inf", math.inf),
+        ("-.Inf", -math.inf),
+        # Text in YAML 1.2, whatever YAML 1.1 made of it.
+        ("yes", "yes"),
+        ("off", "off"),
+        ("1_000", "1_000"),
+        ("12:30:45", "12:30:45"),
+        ("0b101", "0b101"),
+        ("inf", "inf"),
+        ("1e", "1e"),
+        (".", "."),
+        ("2026-11-21", "2026-11-21"),
+        ("9" * 400, "9" * 400),
+    ],
+)
+def test_scalar(text: str, value: object) -> None:
+    assert scalar(text) == value
+    assert type(scalar(text)) is type(value)
+
+
+def test_not_a_number() -> None:
+    assert math.isnan(scalar(".nan"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"fsdp": 4, "tp": 1}, "{fsdp: 4, tp: 1}"),
+        (["a.jsonl", "1", "true", "", "a: b", "-x", "x:"], '[a.jsonl, "1", "true", "", "a: b", "-x", "x:"]'),
+        ([1e-4, None, True, math.inf], "[0.0001, null, true, .inf]"),
+        ("gs://bucket/run", "gs://bucket/run"),
+        ("v5p:2x2x1", "v5p:2x2x1"),
+        ("a, b", '"a, b"'),
+    ],
+)
+def test_flow_reads_back(value: object, text: str) -> None:
+    from spec.document import read
+    from spec.tree import plain
+
+    assert flow(value) == text
+    root = read(text, "x").root
+    assert root is not None and plain(root) == value

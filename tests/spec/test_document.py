@@ -1,0 +1,145 @@
+"""YAML with positions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from spec import paths
+from spec.document import read
+from spec.tree import Mapping, plain, walk
+
+TEXT = """\
+# A comment.
+name: example
+mesh: {axes: {fsdp: 4, tp: 1}}
+data:
+  train:
+    - path: "a.jsonl"   # quoted
+    - b.jsonl
+  eval: [
+    c.jsonl,
+  ]
+note: |
+  two
+  lines
+empty:
+"""
+
+
+def places(text: str) -> dict[str, tuple[int, int, str]]:
+    """Of every node: line, column and the piece of source that it covers."""
+    root = read(text, "x.yaml").root
+    assert root is not None
+    out = {}
+    for where, _, node in walk(root):
+        span = node.place.span
+        out[paths.join(where)] = (
+            span.line,
+            span.column,
+            span.text[span.column - 1 : span.column - 1 + span.length],
+        )
+    return out
+
+
+def test_every_node_knows_its_place() -> None:
+    found = places(TEXT)
+    assert found["name"] == (2, 7, "example")
+    assert found["mesh"] == (3, 7, "{axes: {fsdp: 4, tp: 1}}")
+    assert found["mesh.axes.tp"] == (3, 28, "1")
+    assert found["data.train[0].path"] == (6, 13, '"a.jsonl"')
+    assert found["data.train[1]"] == (7, 7, "b.jsonl")
+    assert found["data.eval"] == (8, 9, "[")
+    assert found["data.eval[0]"] == (9, 5, "c.jsonl")
+    assert found["note"] == (11, 7, "|")
+    assert found["empty"] == (14, 1, "empty")
+
+
+def test_keys_know_their_places() -> None:
+    root = read(TEXT, "x.yaml").root
+    assert isinstance(root, Mapping)
+    span = root.entries["data"].key.span
+    assert (span.line, span.column, span.length, span.text) == (4, 1, 4, "data:")
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_line_ends(line_end: str) -> None:
+    assert places(TEXT.replace("\n", line_end))["data.train[1]"] == (7, 7, "b.jsonl")
+
+
+def test_values_are_those_that_ruamel_reads(root: Path) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in sorted((root / "recipes").glob("*.yaml"))]
+    for text in [TEXT, *texts]:
+        mine = read(text, "x.yaml")
+        assert mine.root is not None and not mine.diagnostics
+        assert plain(mine.root) == YAML(typ="safe", pure=True).load(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *[
+            "",
+            "\n",
+            "# only a comment",
+            "---\n...\n",
+            "%",
+            "%TAG ! x",
+            "a: %",
+            "\t",
+            "a:\n\tb",
+            "\x00",
+            "a: \ud800",
+        ],
+        *["a: &", "a: *", "a: !", "a: !<", "&x", "*x", "!!int", "a: !!binary x", ": b", "a: b: c", "- a\nb"],
+        *[
+            "[",
+            "{",
+            "]",
+            "}",
+            "a: [b,,c]",
+            "{a: b, a: c}",
+            "a: 'b",
+            'a: "\\x"',
+            "a: |9x",
+            "a: >-+\n",
+            "`",
+            "@",
+        ],
+    ],
+)
+def test_whatever_is_wrong_is_said(text: str) -> None:
+    found = read(text, "x.yaml")
+    assert found.diagnostics
+    for diagnostic in found.diagnostics:
+        assert diagnostic.code.startswith("E00") and diagnostic.span is not None
+
+
+def test_an_unclosed_document_of_brackets_does_not_exhaust_the_stack() -> None:
+    assert read("[" * 50_000, "x.yaml").diagnostics[-1].code == "E0015"
+    assert read("{a: " * 50_000, "x.yaml").diagnostics[-1].code == "E0015"
+    assert read("\n".join(" " * i + "a:" for i in range(500)), "x.yaml").diagnostics[-1].code == "E0015"
+
+
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("", ()),
+        ("a", ("a",)),
+        ("data.train[0].path", ("data", "train", 0, "path")),
+        ('serve.env["A.B"]', ("serve", "env", "A.B")),
+        ('serve.extra_args["say \\"hi\\""][2]', ("serve", "extra_args", 'say "hi"', 2)),
+        ("serve.extra_args.api-key", ("serve", "extra_args", "api-key")),
+    ],
+)
+def test_paths(path: str, parts: tuple[object, ...]) -> None:
+    assert paths.split(path) == parts
+    assert paths.join(paths.split(path)) == path
+
+
+@pytest.mark.parametrize("path", [".a", "a.", "a..b", "[0]", "a[-1]", "a[b]", "a b", "a.[0]", 'a["b]'])
+def test_what_is_no_path(path: str) -> None:
+    with pytest.raises(ValueError, match="recipe path"):
+        paths.split(path)

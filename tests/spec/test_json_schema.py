@@ -1,0 +1,69 @@
+"""The JSON Schema of the language."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spec.document import read
+from spec.schema import json_schema, text
+from spec.tree import plain
+
+jsonschema = pytest.importorskip("jsonschema")
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    return jsonschema.Draft202012Validator(json_schema())
+
+
+def recipe(path: Path) -> Any:
+    root = read(path.read_text(encoding="utf-8"), path.name).root
+    assert root is not None
+    return plain(root)
+
+
+def test_the_committed_file_is_current(root: Path) -> None:
+    committed = (root / "docs" / "recipe.schema.json").read_text(encoding="utf-8")
+    assert committed == text(), "run: python -m spec.schema > docs/recipe.schema.json"
+
+
+def test_it_is_a_valid_schema() -> None:
+    jsonschema.Draft202012Validator.check_schema(json_schema())
+    assert json.loads(text()) == json_schema()
+
+
+def test_the_example_recipes_satisfy_it(root: Path, validator: Any) -> None:
+    for path in sorted((root / "recipes").glob("*.yaml")):
+        assert [error.message for error in validator.iter_errors(recipe(path))] == [], path.name
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["schema-unknown-key", "schema-key-of-another-section", "schema-unknown-section", "schema-unknown-axis",
+     "schema-missing-keys", "schema-only-a-name", "schema-number-in-quotes", "schema-truth-values",
+     "schema-text-for-structure", "schema-not-a-choice", "schema-null-as-text", "schema-out-of-range",
+     "schema-malformed-text", "schema-layers-of-other-kinds", "schema-language-version", "schema-empty"],
+)  # fmt: skip
+def test_what_the_compiler_refuses_an_editor_marks(root: Path, validator: Any, case: str) -> None:
+    assert not validator.is_valid(recipe(root / "tests" / "golden" / case / "recipe.yaml"))
+
+
+def test_a_recipe_that_extends_another_may_leave_keys_out(validator: Any) -> None:
+    assert validator.is_valid({"extends": "base.yaml", "mesh": {"accelerator": "v6e-8"}})
+    assert not validator.is_valid({"mesh": {"accelerator": "v6e-8"}})
+    assert not validator.is_valid({"extends": "base.yaml", "mesh": {"acelerator": "v6e-8"}})
+
+
+def test_every_key_has_a_description() -> None:
+    schema = json_schema()
+    kinds = [
+        schema,
+        *(branch for kind in schema["$defs"].values() for branch in (kind, *kind.get("anyOf", []))),
+    ]
+    for kind in kinds:
+        for name, field in kind.get("properties", {}).items():
+            assert "Default: " in field["description"] or "Required." in field["description"], name

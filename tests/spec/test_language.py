@@ -1,0 +1,131 @@
+"""The models: defaults, strictness, and what every key says about itself."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from spec.language import Recipe, Section
+from spec.validate import _section_of, validate
+
+SMALLEST: dict[str, Any] = {
+    "recipe": 1,
+    "name": "example",
+    "model": {"id": "google/gemma-4-31B-it"},
+    "mesh": {"accelerator": "v5p-8", "axes": {"fsdp": 4}},
+    "data": {"train": ["a.jsonl"]},
+}
+
+
+def smallest(**changes: Any) -> dict[str, Any]:
+    return {**SMALLEST, **changes}
+
+
+def fields(kind: type[Section] = Recipe, where: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, info in kind.model_fields.items():
+        path = f"{where}.{name}" if where else name
+        yield path, info
+        inner = _section_of(info.annotation)[0]
+        if inner is not None:
+            yield from fields(inner, path)
+
+
+def leaves(annotation: Any) -> set[Any]:
+    """The plain types within an annotation."""
+    if typing.get_origin(annotation) in (None, typing.Literal):
+        return {annotation}
+    return {leaf for inner in typing.get_args(annotation) for leaf in leaves(inner)}
+
+
+def test_the_smallest_recipe_has_every_default() -> None:
+    recipe = Recipe.model_validate(SMALLEST)
+    assert recipe.lora is None and recipe.serve is None and recipe.extends is None
+    assert recipe.mesh.axes == {"fsdp": 4, "tp": 1} and list(recipe.mesh.axes) == ["fsdp", "tp"]
+    assert recipe.data.train[0].path == "a.jsonl" and recipe.data.train[0].weight == 1.0
+    assert (recipe.train.epochs, recipe.train.steps) == (1, None)
+    assert recipe.train.schedule.warmup_steps is None and recipe.train.schedule.warmup_ratio is None
+    assert recipe.train.optimizer.learning_rate == 1e-4
+    assert recipe.benchmark.request_rates == [1, 4, 16, "inf"]
+    assert recipe.launch.kind == ["tpu-vm", "gke", "skypilot"]
+
+
+def test_alpha_follows_rank_and_steps_replace_epochs() -> None:
+    recipe = Recipe.model_validate(smallest(lora={"rank": 8}, train={"steps": 5}))
+    assert recipe.lora is not None and recipe.lora.alpha == 8.0
+    assert (recipe.train.epochs, recipe.train.steps) == (None, 5)
+    assert Recipe.model_validate(smallest(lora={})).lora.alpha == 64.0  # type: ignore[union-attr]
+
+
+def test_defaults_are_not_shared_between_recipes() -> None:
+    one, other = Recipe.model_validate(SMALLEST), Recipe.model_validate(SMALLEST)
+    assert one.launch.kind == other.launch.kind and one.launch.kind is not other.launch.kind
+
+
+def test_a_recipe_survives_its_own_dump() -> None:
+    recipe = Recipe.model_validate(smallest(lora={"layers": [1, 2]}, serve={}))
+    assert Recipe.model_validate(recipe.model_dump()) == recipe
+    assert Recipe.model_validate_json(recipe.model_dump_json()) == recipe
+
+
+@pytest.mark.parametrize(
+    ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_key_has_meaning_unit_and_default(path: str, info: FieldInfo) -> None:
+    text = info.description or ""
+    assert text, path
+    assert "Default: " in text or text.endswith("Required."), path
+    if path != "recipe" and {int, float} & leaves(info.annotation):
+        assert "Unit: " in text, path
+
+
+@pytest.mark.parametrize("layers", ["all", "0-5", "20-59", [0, 5]])
+def test_layers(layers: Any) -> None:
+    recipe = Recipe.model_validate(smallest(lora={"layers": layers}))
+    assert recipe.lora is not None and recipe.lora.layers == layers
+
+
+@pytest.mark.parametrize(
+    "layers", ["", "5", "5-", "-5", "a-b", "1-2-3", 5, [], [1.0], [-1], [True], None, {}]
+)
+def test_layers_that_are_none(layers: Any) -> None:
+    assert validate(smallest(lora={"layers": layers})).recipe is None
+
+
+@pytest.mark.parametrize("rate", ["inf", float("inf"), 1, 0.5])
+def test_request_rates(rate: Any) -> None:
+    recipe = Recipe.model_validate(smallest(benchmark={"request_rates": [rate]}))
+    assert recipe.benchmark.request_rates == ["inf" if rate in ("inf", float("inf")) else rate]
+
+
+@pytest.mark.parametrize("rate", [0, -1, "1", "Inf", float("nan"), float("-inf"), True, None])
+def test_request_rates_that_are_none(rate: Any) -> None:
+    assert validate(smallest(benchmark={"request_rates": [rate]})).recipe is None
+
+
+@pytest.mark.parametrize("name", ["a", "a1", "gemma4-31b-codev", "a" * 63])
+def test_names(name: str) -> None:
+    assert validate(smallest(name=name)).recipe is not None
+
+
+@pytest.mark.parametrize("name", ["", "A", "1a", "-a", "a-", "a_b", "a/b", "..", "a" * 64, "a\n", "runtime"])
+def test_names_that_are_none(name: str) -> None:
+    assert validate(smallest(name=name)).recipe is None
+
+
+@pytest.mark.parametrize("value", ["1", 1.0, True, None, [1], {"a": 1}])
+@pytest.mark.parametrize("key", ["global_batch_size", "micro_batch_size", "seed", "eval_every"])
+def test_a_whole_number_is_nothing_else(key: str, value: Any) -> None:
+    found = validate(smallest(train={key: value})).diagnostics
+    assert [(d.code, d.path) for d in found] == [("E0103", f"train.{key}")]
+
+
+@pytest.mark.parametrize("path", [path for path, _ in fields() if "." not in path and path != "recipe"])
+@pytest.mark.parametrize("value", [3, "text", [], [{}], {"no_such_key": 1}, True])
+def test_any_value_in_place_of_a_section_is_judged(path: str, value: Any) -> None:
+    for diagnostic in validate(smallest(**{path: value})).diagnostics:
+        assert diagnostic.code.startswith("E01")
+        assert "Input should" not in diagnostic.message and "Extra inputs" not in diagnostic.message
