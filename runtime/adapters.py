@@ -102,9 +102,9 @@ class Adapter:
 
     def trained_blocks(self) -> list[tuple[int, slice]]:
         """For each trained projection its slot, and the slice of the rank axis that is its own."""
+        first = [block * self.rank if self.blocks > 1 else 0 for block in range(len(self.trained))]
         return [
-            (slot, slice(block * self.rank, (block + 1) * self.rank) if self.blocks > 1 else slice(0, self.rank))
-            for block, slot in enumerate(self.trained)
+            (slot, slice(start, start + self.rank)) for slot, start in zip(self.trained, first, strict=True)
         ]
 
     @property
@@ -128,8 +128,11 @@ class Adapter:
 
 
 def matches(target: str, module: str) -> bool:
-    """Whether a recipe's target means a Hugging Face module ("layers.7.self_attn.q_proj")."""
-    if module.rpartition(".")[2] == target:
+    """Whether a recipe's target means a Hugging Face module ("layers.7.self_attn.q_proj").
+
+    As in PEFT's list of target_modules, a target is the module's name or the end of it after a dot.
+    """
+    if f".{module}".endswith(f".{target}"):
         return True
     try:
         pattern = re.compile(target)

@@ -23,9 +23,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
         if model_type in family.model_types:
             return family
     known = ", ".join(sorted(kind for family in FAMILIES.values() for kind in family.model_types))
-    raise UnsupportedCheckpoint(
-        f"config.json: model_type is {model_type!r}; known are {known}", "model_type"
-    )
+    raise UnsupportedCheckpoint(f"config.json: model_type is {model_type!r}; known are {known}", "model_type")
 
 
 __all__ = ["FAMILIES", "Architecture", "Family", "UnsupportedCheckpoint", "family_of"]

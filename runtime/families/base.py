@@ -166,6 +166,44 @@ def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> 
     return value
 
 
+def number(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A positive number of config.json; null means the default."""
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive number", key)
+    return value
+
+
+def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
+    """Refuses a config.json that asks for another value than the one that is built into Tunix's model."""
+    given = config.get(key)
+    if given is not None and given != value:
+        raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} has {value!r} alone", key)
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A nested object of config.json, empty where it is absent or null."""
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not an object", key)
+    return value
+
+
+def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
+    """Refuses what neither of Tunix's Gemma models has: its own activation, epsilon, biases, output head.
+
+    Args:
+        config: the whole config.json.
+        model: what to call the model in the message.
+    """
+    text = text_config(config)
+    built_in(config, "tie_word_embeddings", True, model)
+    built_in(text, "hidden_activation", "gelu_pytorch_tanh", model)
+    built_in(text, "rms_norm_eps", 1e-6, model)
+    built_in(text, "attention_bias", False, model)
+
+
 def projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
     """A query, key or value weight: [heads * head_dim, hidden] becomes [heads, hidden, head_dim]."""
     return Source(name, (heads * head_dim, hidden), (heads, head_dim, hidden), (0, 2, 1))
@@ -190,6 +228,7 @@ def plain(name: str, shape: Sequence[int]) -> Source:
 
 def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Parameter]:
     """gate, up and down projection of a gated feed-forward block."""
+
     def dense(name: str, features_in: int, features_out: int, spec: Spec) -> Parameter:
         return Parameter(
             f"{prefix}.mlp.{name}.kernel",

@@ -12,17 +12,22 @@ from runtime.families.base import (
     Parameter,
     Site,
     UnsupportedCheckpoint,
+    built_in,
     integer,
     mlp_parameters,
     mlp_sites,
+    number,
     output_projection,
     plain,
     projection,
+    refuse_unlike_tunix,
+    section,
     text_config,
 )
 
 PERIOD = 6
 """Tunix repeats five sliding layers and one full layer."""
+MODEL = "Tunix's Gemma 3"
 
 
 @dataclass(frozen=True)
@@ -52,22 +57,26 @@ class Gemma3(Family):
     turn_markers = ("<start_of_turn>", "<end_of_turn>")
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma3Architecture:
+        """Reads a config.json; a key that it leaves out has the default of transformers' Gemma3TextConfig
+        (the published multimodal checkpoints leave out most)."""
         text = text_config(config)
-        layers = integer(text, "num_hidden_layers")
+        refuse_unlike_tunix(config, MODEL)
+        built_in(text, "attn_logit_softcapping", None, MODEL)
+        built_in(text, "final_logit_softcapping", None, MODEL)
+        built_in(text, "use_bidirectional_attention", False, MODEL)
+        layers = integer(text, "num_hidden_layers", 26)
         expected = tuple(
             "full_attention" if (i + 1) % PERIOD == 0 else "sliding_attention" for i in range(layers)
         )
+        if "layer_types" not in text:
+            built_in(text, "sliding_window_pattern", PERIOD, MODEL)
         if tuple(text.get("layer_types") or expected) != expected:
             raise UnsupportedCheckpoint(
                 "config.json: layer_types is not five sliding layers and one full layer repeated, "
                 "the only pattern of Tunix's Gemma 3",
                 "layer_types",
             )
-        if text.get("final_logit_softcapping") or text.get("attn_logit_softcapping"):
-            raise UnsupportedCheckpoint(
-                "config.json: Tunix's Gemma 3 has no logit soft-capping", "final_logit_softcapping"
-            )
-        hidden, heads = integer(text, "hidden_size"), integer(text, "num_attention_heads")
+        hidden, heads = integer(text, "hidden_size", 2304), integer(text, "num_attention_heads", 8)
         head_dim = integer(text, "head_dim", 256)
         scalar = text.get("query_pre_attn_scalar", 256)
         if scalar not in (head_dim, hidden // heads):
@@ -81,9 +90,9 @@ class Gemma3(Family):
             family=self.name,
             vocab_size=integer(text, "vocab_size", 262_208),
             hidden_size=hidden,
-            intermediate_size=integer(text, "intermediate_size"),
+            intermediate_size=integer(text, "intermediate_size", 9216),
             num_heads=heads,
-            num_kv_heads=integer(text, "num_key_value_heads"),
+            num_kv_heads=integer(text, "num_key_value_heads", 4),
             head_dim=head_dim,
             layer_types=expected,
             sliding_window=integer(text, "sliding_window", 4096),
@@ -189,16 +198,18 @@ class Gemma3(Family):
 
 def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
     """Local base, global base and global scale, from either spelling of transformers."""
-    parameters = text.get("rope_parameters")
-    if isinstance(parameters, Mapping) and "full_attention" in parameters:
-        full, sliding = parameters["full_attention"], parameters["sliding_attention"]
-        local, theta, scaling = sliding["rope_theta"], full["rope_theta"], full
+    parameters = section(text, "rope_parameters")
+    if parameters:
+        full, sliding = section(parameters, "full_attention"), section(parameters, "sliding_attention")
+        built_in(sliding, "rope_type", "default", MODEL)
+        local, theta = number(sliding, "rope_theta", 10_000), number(full, "rope_theta", 1_000_000)
     else:
-        local, theta = text.get("rope_local_base_freq", 10_000), text.get("rope_theta", 1_000_000)
-        scaling = text.get("rope_scaling") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+        full = section(text, "rope_scaling")
+        local = number(text, "rope_local_base_freq", 10_000)
+        theta = number(text, "rope_theta", 1_000_000)
+    kind = full.get("rope_type", full.get("type", "default"))
     if kind not in ("default", "linear"):
         raise UnsupportedCheckpoint(
-            f"config.json: rope scaling {kind!r}; Tunix's Gemma 3 has linear scaling alone", "rope_scaling"
+            f"config.json: rope scaling {kind!r}; {MODEL} has linear scaling alone", "rope_scaling"
         )
-    return int(local), int(theta), float(scaling.get("factor") or 1.0)
+    return int(local), int(theta), float(number(full, "factor", 1.0)) if kind == "linear" else 1.0

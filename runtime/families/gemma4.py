@@ -18,18 +18,23 @@ from runtime.families.base import (
     Site,
     Source,
     UnsupportedCheckpoint,
+    built_in,
     integer,
     linear,
     mlp_parameters,
     mlp_sites,
+    number,
     output_projection,
     plain,
     projection,
+    refuse_unlike_tunix,
+    section,
     text_config,
 )
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+MODEL = "Tunix's Gemma 4"
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,10 @@ class Gemma4(Family):
     turn_markers = ("<|turn>", "<turn|>")
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma4Architecture:
+        """Reads a config.json; a key that it leaves out has the default of transformers' Gemma4TextConfig."""
         text = text_config(config)
-        layers = integer(text, "num_hidden_layers")
+        refuse_unlike_tunix(config, MODEL)
+        layers = integer(text, "num_hidden_layers", 30)
         types = tuple(
             text.get("layer_types") or (FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers))
         )
@@ -96,35 +103,42 @@ class Gemma4(Family):
             raise UnsupportedCheckpoint(
                 f"config.json: layer_types does not name {layers} sliding or full layers", "layer_types"
             )
+        types = (*types[:-1], FULL)  # transformers makes the last layer a full one, whatever is said of it
         if text.get("use_bidirectional_attention") == "all":
             raise UnsupportedCheckpoint(
                 "config.json: Tunix's Gemma 4 is causal; use_bidirectional_attention is 'all'",
                 "use_bidirectional_attention",
             )
         local_theta, global_theta, share = _rope(text)
-        width = integer(text, "intermediate_size")
+        width = integer(text, "intermediate_size", 9216)
+        vocabulary = integer(text, "vocab_size", 262_144)
+        per_layer_input = text.get("hidden_size_per_layer_input", 256) or 0
+        if per_layer_input:
+            built_in(text, "vocab_size_per_layer_input", vocabulary, MODEL)
         moe = bool(text.get("enable_moe_block"))
-        kv_heads = integer(text, "num_key_value_heads")
+        k_eq_v = bool(text.get("attention_k_eq_v"))
+        kv_heads = integer(text, "num_key_value_heads", 4)
         return Gemma4Architecture(
             family=self.name,
-            vocab_size=integer(text, "vocab_size", 262_144),
-            hidden_size=integer(text, "hidden_size"),
+            vocab_size=vocabulary,
+            hidden_size=integer(text, "hidden_size", 2304),
             intermediate_size=width,
-            num_heads=integer(text, "num_attention_heads"),
+            num_heads=integer(text, "num_attention_heads", 8),
             num_kv_heads=kv_heads,
             head_dim=integer(text, "head_dim", 256),
             layer_types=types,
             sliding_window=integer(text, "sliding_window", 512),
-            global_kv_heads=text.get("num_global_key_value_heads") or kv_heads,
+            # transformers reads num_global_key_value_heads only where keys serve as values.
+            global_kv_heads=(text.get("num_global_key_value_heads") if k_eq_v else None) or kv_heads,
             global_head_dim=integer(text, "global_head_dim", 512),
-            k_eq_v=bool(text.get("attention_k_eq_v")),
+            k_eq_v=k_eq_v,
             local_theta=local_theta,
             global_theta=global_theta,
             global_rope_share=share,
             softcap=text.get("final_logit_softcapping"),
             kv_shared_layers=text.get("num_kv_shared_layers") or 0,
             shared_intermediate_size=2 * width if text.get("use_double_wide_mlp") else width,
-            per_layer_input=text.get("hidden_size_per_layer_input", 256) or 0,
+            per_layer_input=per_layer_input,
             experts=integer(text, "num_experts") if moe else 0,
             experts_per_token=integer(text, "top_k_experts") if moe else 0,
             expert_size=integer(text, "moe_intermediate_size") if moe else 0,
@@ -222,7 +236,8 @@ class Gemma4(Family):
             num_global_kv_heads=a.global_kv_heads,
             global_key_size=a.global_head_dim,
             attention_pattern=tuple(kinds[kind] for kind in a.layer_types),
-            frac_shared_layers=a.kv_shared_layers / a.num_layers,
+            # Tunix truncates layers - fraction * layers: half a layer less keeps that from rounding down.
+            frac_shared_layers=(a.kv_shared_layers - 0.5) / a.num_layers if a.kv_shared_layers else 0.0,
             global_rope_proportion=a.global_rope_share,
             k_eq_v_global=a.k_eq_v,
             override_kv_shared_ffw_hidden=a.shared_intermediate_size,
@@ -358,17 +373,17 @@ def _experts(a: Gemma4Architecture, layer: str) -> list[Parameter]:
 
 def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
     """Local base, global base, and the rotated share of global heads."""
-    parameters = text.get("rope_parameters") or {}
-    full = parameters.get(FULL, {})
-    sliding = parameters.get(SLIDING, {})
-    for kind, name in ((sliding.get("rope_type", "default"), "default"), (full.get("rope_type", "proportional"), "proportional")):
-        if kind != name:
-            raise UnsupportedCheckpoint(
-                f"config.json: rope type {kind!r}; Tunix's Gemma 4 has default (local) and proportional (global)",
-                "rope_parameters",
-            )
+    parameters = section(text, "rope_parameters")
+    full, sliding = section(parameters, FULL), section(parameters, SLIDING)
+    built_in(sliding, "rope_type", "default", MODEL)
+    if not full:
+        share = 0.25
+    else:
+        built_in({"rope_type": "default", **full}, "rope_type", "proportional", MODEL)
+        built_in(full, "factor", 1.0, MODEL)
+        share = number(full, "partial_rotary_factor", 1.0)
     return (
-        int(sliding.get("rope_theta", 10_000)),
-        int(full.get("rope_theta", 1_000_000)),
-        float(full.get("partial_rotary_factor", 0.25)),
+        int(number(sliding, "rope_theta", 10_000)),
+        int(number(full, "rope_theta", 1_000_000)),
+        float(share),
     )

@@ -1,0 +1,113 @@
+"""Training runs that were never run: random adapters in Orbax, with the record beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.adapters import Adapter, build_adapters, lora_settings
+from runtime.checkpoint import BaseCheckpoint
+
+ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def lora_section(**overrides: Any) -> dict[str, Any]:
+    """The `lora` section of a resolved recipe."""
+    return {
+        "rank": 3,
+        "alpha": 6.0,
+        "dropout": 0.05,
+        "targets": list(ALL),
+        "layers": "all",
+        "init": "peft",
+        "dtype": "float32",
+        "kv": "independent",
+        "quantize": None,
+        **overrides,
+    }
+
+
+def random_arrays(adapters: list[Adapter], seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
+    """Random A and B of each adapter by their paths, B zero where it is not trained."""
+    random = np.random.default_rng(seed)
+    out = {}
+    for adapter in adapters:
+        fan_in = int(np.prod(adapter.a_shape[:-1]))
+        out[adapter.a_path] = (random.standard_normal(adapter.a_shape) * fan_in**-0.5).astype(np.float32)
+        b = (random.standard_normal(adapter.b_shape) * scale).astype(np.float32)
+        if adapter.site.fused:
+            keep = np.zeros_like(b)
+            for slot, block in adapter.trained_blocks():
+                keep[block, slot] = 1
+            b *= keep
+        out[adapter.b_path] = b
+    return out
+
+
+def save_run(
+    directory: Path,
+    base: BaseCheckpoint,
+    section: Mapping[str, Any],
+    steps: tuple[int, ...] = (4,),
+    scale: float = 0.2,
+    mesh: Mapping[str, int] | None = None,
+) -> list[Adapter]:
+    """Writes ROOT/STEP/model_params and recipe.lock.json as a training run does."""
+    import jax.numpy as jnp
+    from flax import nnx
+    from orbax import checkpoint as ocp
+
+    adapters = build_adapters(
+        base.family, base.architecture, lora_settings(section, base.architecture.num_layers)
+    )
+    manager = ocp.CheckpointManager(
+        directory,
+        item_handlers={"model_params": ocp.PyTreeCheckpointHandler()},
+        options=ocp.CheckpointManagerOptions(create=True),
+    )
+    for step in steps:
+        tree: dict[Any, Any] = {}
+        for path, array in random_arrays(adapters, seed=step, scale=scale).items():
+            *folders, leaf = (int(part) if part.isdigit() else part for part in path.split("."))
+            node = tree
+            for folder in folders:
+                node = node.setdefault(folder, {})
+            node[leaf] = nnx.LoRAParam(jnp.asarray(array, section["dtype"]))
+        manager.save(step, args=ocp.args.Composite(model_params=ocp.args.PyTreeSave(item=nnx.State(tree))))
+    manager.wait_until_finished()
+    manager.close()
+    write_lock(directory, base, section, mesh)
+    return adapters
+
+
+def write_lock(
+    directory: Path,
+    base: BaseCheckpoint,
+    section: Mapping[str, Any] | None,
+    mesh: Mapping[str, int] | None = None,
+) -> None:
+    """Writes a recipe.lock.json with what merging reads of it."""
+    axes = dict(mesh or {"fsdp": 1, "tp": 1})
+    lock = {
+        "lock": 1,
+        "compiler": "recipec 0.1.0",
+        "name": "tiny",
+        "recipe": {
+            "recipe": 1,
+            "name": "tiny",
+            "lora": section,
+            "mesh": {"accelerator": f"cpu-{np.prod(list(axes.values()))}", "axes": axes},
+            "sharding": {"rules": [], "on_indivisible": "error"},
+        },
+        "model": {"family": base.family.name, "architecture": asdict(base.architecture)},
+        "packages": {},
+        "runtime": "",
+        "files": {},
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "recipe.lock.json").write_text(json.dumps(lock, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,225 @@
+"""Opening checkpoints: layouts, and what is wrong with broken ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.checkpoint import INDEX, BaseCheckpoint, locate_model
+from runtime.errors import UserError
+from runtime.safetensors_writer import write_arrays
+from runtime.settings import ModelSettings
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma 4 in the multimodal layout, in several files."""
+    target = tmp_path_factory.mktemp("gemma4")
+    tiny.make_gemma4(target, shards=3, num_hidden_layers=2, hidden_size=32, intermediate_size=32)
+    return target
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A copy that a test may break."""
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+def message(action: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        action()
+    return str(caught.value)
+
+
+def open_and_verify(directory: Path) -> BaseCheckpoint:
+    base = BaseCheckpoint.open(directory)
+    base.verify()
+    return base
+
+
+def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None:
+    """Rewrites a safetensors file with other arrays."""
+    from safetensors.numpy import load_file
+
+    arrays = load_file(path)
+    change(arrays)
+    path.unlink()
+    write_arrays(path, arrays.items(), {"format": "pt"})
+
+
+def test_every_tensor_reads_as_safetensors_reads_it(folder: Path) -> None:
+    from safetensors import safe_open
+
+    base = open_and_verify(folder)
+    assert base.prefix == "model.language_model."
+    assert base.index == INDEX and len(base.files) > 1
+    assert base.side_files == ("config.json", "generation_config.json")
+    assert base.unused() == []
+    seen = 0
+    for file in base.files:
+        with safe_open(folder / file, "numpy") as reference:
+            assert base.metadata(file) == reference.metadata()
+            for name in reference.keys():  # noqa: SIM118
+                np.testing.assert_array_equal(base.read(name), reference.get_tensor(name))
+                seen += 1
+    assert seen == len(base.names())
+
+
+def test_text_only_and_gemma3_in_one_file(tmp_path: Path) -> None:
+    tiny.make_gemma4(tmp_path / "text", multimodal=False, num_hidden_layers=1)
+    tiny.make_gemma3(tmp_path / "gemma3", num_hidden_layers=1)
+    for name, family in (("text", "gemma4"), ("gemma3", "gemma3")):
+        base = open_and_verify(tmp_path / name)
+        assert (base.family.name, base.prefix, base.files) == (family, "model.", ("model.safetensors",))
+        assert base.index is None
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    import ml_dtypes
+
+    tiny.make_gemma3(tmp_path, num_hidden_layers=1)
+
+    def cast(arrays: dict[str, np.ndarray]) -> None:
+        arrays.update({name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()})
+
+    before = BaseCheckpoint.open(tmp_path).read("model.norm.weight").copy()
+    rewrite(tmp_path / "model.safetensors", cast)
+    after = open_and_verify(tmp_path).read("model.norm.weight")
+    assert after.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(after, before.astype(ml_dtypes.bfloat16))
+
+
+def test_missing_shard(copy: Path) -> None:
+    lost = sorted(copy.glob("model-*.safetensors"))[1]
+    lost.unlink()
+    assert f"{lost.name} missing" in message(lambda: BaseCheckpoint.open(copy))
+
+
+def test_index_that_names_what_is_not_there(copy: Path) -> None:
+    index = json.loads((copy / INDEX).read_text())
+    index["weight_map"]["model.language_model.extra"] = sorted(index["weight_map"].values())[0]
+    (copy / INDEX).write_text(json.dumps(index))
+    text = message(lambda: BaseCheckpoint.open(copy))
+    assert "names model.language_model.extra" in text and "does not hold" in text
+
+
+def test_index_that_names_the_wrong_file(copy: Path) -> None:
+    index = json.loads((copy / INDEX).read_text())
+    files = sorted(set(index["weight_map"].values()))
+    name = next(name for name, file in index["weight_map"].items() if file == files[-1])
+    index["weight_map"][name] = files[0]
+    (copy / INDEX).write_text(json.dumps(index))
+    assert f"names {name} in {files[0]}; it is in {files[-1]}" in message(lambda: BaseCheckpoint.open(copy))
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, {"a": "../model.safetensors"}, {"a": 3}])
+def test_broken_weight_map(copy: Path, weight_map: object) -> None:
+    (copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    assert INDEX in message(lambda: BaseCheckpoint.open(copy))
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -1])
+def test_truncated_file(copy: Path, keep: int) -> None:
+    file = sorted(copy.glob("model-*.safetensors"))[0]
+    data = file.read_bytes()
+    file.write_bytes(data[:keep])
+    text = message(lambda: BaseCheckpoint.open(copy))
+    assert str(file) in text and ("truncated" in text or "not a safetensors file" in text)
+
+
+def test_file_with_trailing_bytes(copy: Path) -> None:
+    file = sorted(copy.glob("model-*.safetensors"))[0]
+    file.write_bytes(file.read_bytes() + b"xxxx")
+    assert "4 bytes after the last tensor" in message(lambda: BaseCheckpoint.open(copy))
+
+
+@pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": {}}', b'{"a": {"dtype": "F32", "shape": 3}}'])
+def test_header_that_is_none(copy: Path, header: bytes) -> None:
+    file = sorted(copy.glob("model-*.safetensors"))[0]
+    file.write_bytes(len(header).to_bytes(8, "little") + header)
+    assert "its header is not that of a safetensors file" in message(lambda: BaseCheckpoint.open(copy))
+
+
+def test_header_whose_sizes_do_not_fit(copy: Path) -> None:
+    file = sorted(copy.glob("model-*.safetensors"))[0]
+    header = b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}'
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"x" * 8)
+    assert "gives a bytes that do not fit" in message(lambda: BaseCheckpoint.open(copy))
+
+
+def test_missing_tensor(tmp_path: Path) -> None:
+    tiny.make_gemma3(tmp_path, num_hidden_layers=1)
+    name = "model.layers.0.self_attn.v_proj.weight"
+    rewrite(tmp_path / "model.safetensors", lambda arrays: arrays.__delitem__(name))
+    text = message(lambda: open_and_verify(tmp_path))
+    assert f"{name} is missing" in text and "[64, 64]" in text
+
+
+def test_wrong_shape_names_tensor_file_and_both_shapes(tmp_path: Path) -> None:
+    tiny.make_gemma3(tmp_path, num_hidden_layers=1)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    rewrite(tmp_path / "model.safetensors", lambda a: a.update({name: a[name][:, :100].copy()}))
+    text = message(lambda: open_and_verify(tmp_path))
+    assert all(part in text for part in (name, "model.safetensors", "[64, 100]", "[64, 128]"))
+
+
+def test_quantised_weight(tmp_path: Path) -> None:
+    tiny.make_gemma3(tmp_path, num_hidden_layers=1)
+    name = "model.layers.0.self_attn.o_proj.weight"
+    rewrite(tmp_path / "model.safetensors", lambda a: a.update({name: a[name].astype(np.int8)}))
+    assert "has type I8" in message(lambda: open_and_verify(tmp_path))
+
+
+def test_text_tensor_that_the_model_does_not_use(tmp_path: Path) -> None:
+    tiny.make_gemma3(tmp_path, num_hidden_layers=1)
+    extra = np.zeros(3, np.float32)
+    rewrite(tmp_path / "model.safetensors", lambda arrays: arrays.update({"model.layers.0.extra": extra}))
+    assert open_and_verify(tmp_path).unused() == ["model.layers.0.extra"]
+
+
+def test_other_layouts(tmp_path: Path) -> None:
+    assert "no such folder" in message(lambda: BaseCheckpoint.open(tmp_path / "none"))
+    assert "no config.json" in message(lambda: BaseCheckpoint.open(tmp_path))
+    (tmp_path / "config.json").write_text("{")
+    assert "not JSON" in message(lambda: BaseCheckpoint.open(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    assert "model_type is 'gpt2'" in message(lambda: BaseCheckpoint.open(tmp_path))
+    shutil.rmtree(tmp_path)
+    tiny.make_gemma3(tmp_path, num_hidden_layers=1)
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    assert f"no {INDEX}" in message(lambda: BaseCheckpoint.open(tmp_path))
+    (tmp_path / "weights.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert "another format" in message(lambda: BaseCheckpoint.open(tmp_path))
+    write_arrays(tmp_path / "model.safetensors", [("x", np.zeros(2, np.float32))], {})
+    assert "no text embedding" in message(lambda: BaseCheckpoint.open(tmp_path))
+
+
+def test_locating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelSettings(id="google/gemma-3-1b-it", family="gemma3")
+    assert locate_model(model, tmp_path) == tmp_path
+    assert "no such folder" in message(lambda: locate_model(model, tmp_path / "none"))
+    assert locate_model(ModelSettings(id=str(tmp_path), family="gemma3")) == tmp_path
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    text = message(lambda: locate_model(model))
+    assert "google/gemma-3-1b-it" in text and "could not be downloaded" in text
+
+
+def test_bucket_is_copied_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "bucket"
+    tiny.make_gemma3(source, num_hidden_layers=1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = ModelSettings(id=f"file://{source}", family="gemma3")
+    copied = locate_model(model)
+    assert {path.name for path in copied.iterdir()} == {path.name for path in source.iterdir()}
+    open_and_verify(copied)
+    stamp = (copied / "model.safetensors").stat().st_mtime_ns
+    assert locate_model(model) == copied
+    assert (copied / "model.safetensors").stat().st_mtime_ns == stamp
+    assert "could not be copied" in message(lambda: locate_model(model, "file:///nowhere/at/all"))

@@ -1,0 +1,39 @@
+"""Packing: every sample once, within the capacity, in a number of rows that the order does not change."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from runtime.data.packing import pack
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_each_sample_once_and_no_row_too_long(seed: int) -> None:
+    draw = random.Random(seed)
+    capacity = draw.randint(1, 200)
+    lengths = [draw.randint(1, capacity) for _ in range(draw.randint(1, 300))]
+    order = list(range(len(lengths)))
+    draw.shuffle(order)
+    rows = pack(lengths, capacity, order)
+    assert sorted(i for row in rows for i in row) == sorted(order)
+    assert all(0 < sum(lengths[i] for i in row) <= capacity for row in rows)
+    assert len(rows) == len(pack(lengths, capacity, range(len(lengths))))
+    # No two rows would have fitted into one, so at most one is half empty.
+    used = sorted(sum(lengths[i] for i in row) for row in rows)
+    assert len(used) < 2 or used[0] + used[1] > capacity
+
+
+def test_by_hand() -> None:
+    assert pack([3, 7, 5, 5, 2], 10, range(5)) == [(1, 0), (2, 3), (4,)]
+    assert pack([3, 7, 5, 5, 2], 10, [4, 3, 2, 1, 0]) == [(1, 0), (3, 2), (4,)]
+    # Into the fullest row with room, not the first.
+    assert pack([6, 8, 2], 10, range(3)) == [(1, 2), (0,)]
+
+
+def test_full_of_typical_lengths() -> None:
+    draw = random.Random(0)
+    lengths = [min(3072, int(draw.lognormvariate(6.6, 0.6))) for _ in range(5000)]
+    rows = pack(lengths, 3072, range(5000))
+    assert sum(lengths) / (len(rows) * 3072) > 0.99

@@ -1,0 +1,343 @@
+"""From files to micro-batches: contents, order, norms, resumption, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.data import PreparedData, load_tokenizer, prepare
+from runtime.errors import UserError
+from runtime.settings import DataSettings, ModelSettings, TrainSettings
+from tests.runtime.chats import GEMMA4, chat, tokenizer, write
+
+WORDS = ["the", "quick", "brown", "fox", "says", "hello", "to", "a", "world", "and", "thinks"]
+
+
+def conversations(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
+    draw = random.Random(seed)
+
+    def say(longest: int) -> str:
+        return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
+
+    return [chat(f"{i} {say(6)}", say(9), *((say(3), say(5)) if i % 3 == 0 else ())) for i in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "train.jsonl", conversations(53))
+    write(tmp_path / "eval.jsonl", conversations(11, seed=1))
+    return tmp_path
+
+
+def prepared(
+    folder: Path,
+    rows: int = 4,
+    batch: int = 8,
+    epochs: int | None = 3,
+    steps: int | None = None,
+    **settings: Any,
+) -> PreparedData:
+    normalization = settings.pop("loss_normalization", "tokens")
+    data = DataSettings(**{"train": ("train.jsonl",), "max_length": 96, **settings})
+    train = TrainSettings(
+        epochs=epochs,
+        steps=steps,
+        global_batch_size=batch,
+        micro_batch_size=1,
+        loss_normalization=normalization,
+    )
+    return prepare(data, train, rows, tokenizer(), folder)
+
+
+def pieces(batch: dict[str, np.ndarray]) -> list[tuple[int, ...]]:
+    """The samples of a micro-batch, as token ids."""
+    out = []
+    for tokens, segments in zip(batch["tokens"], batch["segment_ids"], strict=True):
+        out += [tuple(tokens[segments == s].tolist()) for s in range(1, int(segments.max()) + 1)]
+    return out
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_micro_batches_have_the_agreed_form(folder: Path, packing: bool) -> None:
+    run = prepared(folder, packing=packing)
+    for number, batch in enumerate(run.batches()):
+        assert {name: (value.dtype.name, value.shape) for name, value in batch.items()} == {
+            "tokens": ("int32", (4, 96)),
+            "positions": ("int32", (4, 96)),
+            "segment_ids": ("int32", (4, 96)),
+            "loss_mask": ("bool", (4, 96)),
+            "norm": ("float32", ()),
+            "index": ("int32", ()),
+        }
+        assert batch["index"] == number
+        for r in range(4):
+            segments, positions = batch["segment_ids"][r], batch["positions"][r]
+            used = int((segments > 0).sum())
+            assert (segments[:used] > 0).all() and not segments[used:].any()  # padded on the right
+            assert (np.diff(segments[:used]) >= 0).all() and (np.diff(segments[:used]) <= 1).all()
+            starts = np.flatnonzero(np.diff(segments[:used], prepend=0))
+            for start, end in pairwise([*starts.tolist(), used]):
+                assert positions[start:end].tolist() == list(range(end - start))
+            # The first token of a sample has nothing before it to be predicted from.
+            assert not batch["loss_mask"][r][starts].any()
+            assert not batch["loss_mask"][r][used:].any()
+            assert not batch["tokens"][r][used:].any()  # <pad> is 0
+            if not packing:
+                assert segments.max() <= 1
+    assert number + 1 == run.total_steps * run.accumulation
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_every_sample_once_an_epoch_in_another_order(folder: Path, packing: bool) -> None:
+    run = prepared(folder, packing=packing)
+    alone = prepared(folder, rows=1, batch=1, epochs=1, packing=False)
+    expected = Counter(piece for batch in alone.batches() for piece in pieces(batch))
+    assert sum(expected.values()) == 53
+    epoch = run.steps_per_epoch * run.accumulation
+    orders = []
+    for e in range(3):
+        seen = [piece for i in range(e * epoch, (e + 1) * epoch) for piece in pieces(run.micro_batch(i))]
+        assert Counter(seen) == expected
+        orders.append(seen)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_packing_keeps_each_sample_as_it_is_alone(folder: Path) -> None:
+    def contents(run: PreparedData) -> Counter:
+        found: Counter = Counter()
+        for batch in run.batches():
+            for r in range(len(batch["tokens"])):
+                for s in range(1, int(batch["segment_ids"][r].max()) + 1):
+                    at = batch["segment_ids"][r] == s
+                    found[
+                        tuple(tuple(batch[k][r][at].tolist()) for k in ("tokens", "positions", "loss_mask"))
+                    ] += 1
+        return found
+
+    packed, alone = prepared(folder, epochs=1, packing=True), prepared(folder, epochs=1)
+    assert contents(packed) == contents(alone)
+    assert packed.report.train.rows < alone.report.train.rows
+    assert packed.report.train.efficiency > alone.report.train.efficiency
+    assert packed.steps_per_epoch < alone.steps_per_epoch
+
+
+def test_order_depends_on_the_seed_alone(folder: Path) -> None:
+    for packing in (False, True):
+        a, b = prepared(folder, packing=packing), prepared(folder, packing=packing)
+        other = prepared(folder, packing=packing, shuffle_seed=1)
+        assert all(same(x, y) for x, y in zip(a.batches(), b.batches(), strict=True))
+        assert not same(a.micro_batch(0), other.micro_batch(0))
+
+
+def test_order_is_the_same_on_every_machine(folder: Path) -> None:
+    def first(**settings: Any) -> list[str]:
+        batch = prepared(folder, **settings).micro_batch(0)
+        return [tokenizer().decode(piece).split("\n")[1].split()[0] for piece in pieces(batch)]
+
+    assert first() == ["49", "4", "10", "45"]
+    assert first(packing=True)[:4] == ["32", "50", "37", "14"]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_resumed_run_sees_what_it_would_have_seen(folder: Path, packing: bool) -> None:
+    run = prepared(folder, packing=packing)
+    whole = list(run.batches())
+    for start in (0, 1, run.steps_per_epoch, run.steps_per_epoch + 1, run.total_steps):
+        rest = list(prepared(folder, packing=packing).batches(start=start))
+        assert len(rest) == len(whole) - start * run.accumulation
+        assert all(same(x, y) for x, y in zip(rest, whole[start * run.accumulation :], strict=True))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_norm_by_tokens(folder: Path, packing: bool) -> None:
+    """The mean over a window of summed loss / norm is the window's mean loss of a target."""
+    run = prepared(folder, rows=2, batch=8, packing=packing)
+    loss = np.random.default_rng(0).random((2, 96))
+    for step in range(run.total_steps):
+        window = [run.micro_batch(step * 4 + i) for i in range(4)]
+        mean = np.mean([(loss * b["loss_mask"]).sum() / b["norm"] for b in window])
+        total = sum((loss * b["loss_mask"]).sum() for b in window)
+        assert mean == pytest.approx(total / sum(b["loss_mask"].sum() for b in window), rel=1e-6)
+
+
+def test_norm_by_micro_batches(folder: Path) -> None:
+    """The mean over a window is the mean of its micro-batches' means; empty ones do not count."""
+    run = prepared(folder, rows=2, batch=16, loss_normalization="micro_batches")
+    loss = np.random.default_rng(0).random((2, 96))
+    empty = 0
+    for step in range(run.total_steps):
+        window = [run.micro_batch(step * 8 + i) for i in range(8)]
+        mean = np.mean([(loss * b["loss_mask"]).sum() / b["norm"] for b in window])
+        full = [b for b in window if b["loss_mask"].any()]
+        empty += 8 - len(full)
+        assert all(b["norm"] > 0 for b in window)
+        assert mean == pytest.approx(np.mean([loss[b["loss_mask"]].mean() for b in full]), rel=1e-6)
+    assert empty  # 53 rows in windows of 16 leave three micro-batches of each epoch's last one empty
+
+
+def test_evaluation_is_the_mean_over_all_targets(folder: Path) -> None:
+    for packing in (False, True):
+        run = prepared(folder, eval=("eval.jsonl",), packing=packing)
+        loss = np.random.default_rng(0).random((4, 96))
+        mean = np.mean([(loss * b["loss_mask"]).sum() / b["norm"] for b in run.eval_batches])
+        total = sum((loss * b["loss_mask"]).sum() for b in run.eval_batches)
+        targets = sum(int(b["loss_mask"].sum()) for b in run.eval_batches)
+        assert mean == pytest.approx(total / targets, rel=1e-6)
+        assert run.report.eval is not None and run.report.eval.targets == targets
+        assert sum(len(pieces(b)) for b in run.eval_batches) == 11
+        assert all(b["tokens"].shape == (4, 96) for b in run.eval_batches)
+    assert prepared(folder).eval_batches == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "epochs", "steps", "per_epoch", "total"),
+    [(8, 1, None, 7, 7), (8, 3, None, 7, 21), (53, 2, None, 1, 2), (64, 1, None, 1, 1), (8, None, 30, 7, 30)],
+)
+def test_steps_are_counted_as_by_transformers(
+    folder: Path, batch: int, epochs: int | None, steps: int | None, per_epoch: int, total: int
+) -> None:
+    run = prepared(folder, rows=1, batch=batch, epochs=epochs, steps=steps)
+    assert (run.steps_per_epoch, run.total_steps) == (per_epoch, total)
+    if per_epoch > 1:
+        assert len(list(run.batches())) == total * batch
+        assert len(list(run.batches(2))) == 2 * batch
+
+
+def test_overlong(folder: Path) -> None:
+    long = [chat("hello", "the fox " * 90), chat("hello " * 90, "the fox"), chat("hello", "the fox")]
+    name = write(folder / "long.jsonl", long)
+    dropped = prepared(folder, train=(name,), overlong="drop").report.train
+    assert (dropped.kept, dropped.overlong.count, dropped.truncated) == (1, 2, 0)
+    assert dropped.overlong.first[0].origin == "long.jsonl:1"
+    run = prepared(folder, train=(name,), overlong="truncate", rows=1, batch=1, epochs=1)
+    cut = run.report.train
+    # The second row's targets lie beyond the cut.
+    assert (cut.kept, cut.overlong.count, cut.truncated, cut.longest) == (2, 1, 1, 96)
+    assert "no target is left" in cut.overlong.first[0].reason
+    assert max(len(piece) for batch in run.batches() for piece in pieces(batch)) == 96
+    with pytest.raises(UserError, match=r"long.jsonl:1 has \d+ tokens, and data.max_length is 96"):
+        prepared(folder, train=(name,), overlong="error")
+
+
+def test_report(folder: Path) -> None:
+    run = prepared(folder, eval=("eval.jsonl",), packing=True)
+    report = run.report
+    targets = sum(int(run.micro_batch(i)["loss_mask"].sum()) for i in range(run.steps_per_epoch * 2))
+    assert (report.train.read, report.train.kept, report.train.targets) == (53, 53, targets)
+    assert report.train.rows == math.ceil(report.train.tokens / report.train.efficiency / 96 - 1e-9)
+    assert json.loads(json.dumps(report.to_dict()))["train"]["kept"] == 53
+    text = report.text()
+    assert text.startswith("train: 53 of 53 rows kept; ")
+    assert "\neval: 11 of 11 rows kept; " in text and f"\nsteps: {run.steps_per_epoch} an epoch" in text
+
+
+def test_offenders_are_in_the_report(folder: Path) -> None:
+    with (folder / "train.jsonl").open("a") as file:
+        file.write("nonsense\n" * 7)
+        file.write(json.dumps({"messages": chat("hello", "the <turn|>" * 200)}) + "\n")
+    text = prepared(folder).report.text()
+    assert "53 of 61 rows kept (7 malformed, 1 too long for 96 tokens)" in text
+    assert "train.jsonl:54: malformed: not JSON" in text and "... and 2 more, malformed" in text
+    assert "train.jsonl:61: too long: " in text
+
+
+def test_nothing_left(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"none of the 53 rows of data.train can be used") as error:
+        prepared(folder, max_length=3)
+    assert "max_length" in (error.value.help or "")
+    unclear = "{% for m in messages %}{{ m.content + m.content }}{% endfor %}"
+    unclear += "{% if add_generation_prompt %}>{% endif %}"
+    with pytest.raises(UserError, match=r"can be used: train.jsonl:1: unclear targets") as error:
+        prepared(folder, chat_template=unclear)
+    assert "generation" in (error.value.help or "")
+    refusing = "{{ raise_exception('never') }}"
+    with pytest.raises(UserError, match="the chat template refuses it: never"):
+        prepared(folder, chat_template=refusing)
+
+
+def test_mostly_unclear(folder: Path) -> None:
+    unless_short = "{% for m in messages %}{{ m.content + ('' if messages | length > 3 else m.content) }}"
+    unless_short += "<turn|>{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    with pytest.raises(UserError, match=r"35 of 53 rows of data.train are without clear targets; the first"):
+        prepared(folder, chat_template=unless_short)
+
+
+def test_batches_that_do_not_divide(folder: Path) -> None:
+    with pytest.raises(UserError, match="8 rows cannot be made of micro-batches of 3"):
+        prepared(folder, rows=3)
+
+
+def test_token_ids_that_the_model_does_not_have(folder: Path) -> None:
+    data = DataSettings(train=("train.jsonl",), max_length=96)
+    train = TrainSettings(epochs=1, steps=None, global_batch_size=8, micro_batch_size=1)
+    with pytest.raises(UserError, match="the model has 6 embeddings"):
+        prepare(data, train, 4, tokenizer(), folder, vocabulary=6)
+
+
+def test_template_given_as_text_or_as_a_file(folder: Path) -> None:
+    other = GEMMA4.replace("<|turn>", "<|im_start|>").replace("<turn|>", "<|im_end|>")
+    (folder / "chat.jinja").write_text(other)
+    a, b = prepared(folder, chat_template=other), prepared(folder, chat_template="chat.jinja")
+    assert same(a.micro_batch(0), b.micro_batch(0))
+    assert "<|im_end|>" in tokenizer().decode(a.micro_batch(0)["tokens"][0])
+    with pytest.raises(UserError, match=r"chat template .*none.jinja cannot be read"):
+        prepared(folder, chat_template="none.jinja")
+
+
+def load(folder: Path, **settings: Any) -> Any:
+    model = ModelSettings(id="x", family="gemma4", tokenizer=settings.pop("tokenizer", None))
+    return load_tokenizer(folder, model, DataSettings(train=("x",), max_length=8, **settings), folder)
+
+
+def test_loading_a_tokenizer(tmp_path: Path) -> None:
+    tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 400}}')
+    assert load(tmp_path).encode("hello") == tokenizer().encode("hello")
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    with pytest.raises(UserError, match=r"token ids up to \d+, and the model has 300 embeddings"):
+        load(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"vocab_size": 400}')
+    with pytest.raises(UserError, match="cannot be loaded"):
+        load(other)
+    (tmp_path / "config.json").unlink()
+    assert load(tmp_path, tokenizer=str(tmp_path)).is_fast
+
+
+def test_special_tokens_beyond_the_embeddings_are_let_through(tmp_path: Path) -> None:
+    grown = load_copy(tmp_path)
+    size = len(grown)
+    grown.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    grown.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}))
+    assert load(tmp_path).convert_tokens_to_ids("<image_soft_token>") == size
+
+
+def load_copy(folder: Path) -> Any:
+    tokenizer().save_pretrained(folder)
+    return load(folder)
+
+
+def test_a_tokenizer_without_a_template(tmp_path: Path) -> None:
+    plain = load_copy(tmp_path)
+    plain.chat_template = None
+    plain.save_pretrained(tmp_path)
+    for file in tmp_path.glob("*.jinja"):
+        file.unlink()
+    with pytest.raises(UserError, match="has no chat template") as error:
+        load(tmp_path)
+    assert "data.chat_template" in (error.value.help or "")
+    assert load(tmp_path, chat_template=GEMMA4).is_fast

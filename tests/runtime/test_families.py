@@ -1,0 +1,218 @@
+"""The Hugging Face side of the families: names, shapes and defaults, against transformers' own models."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.adapters import LoraSettings, build_adapters, matches, parse_layers
+from runtime.families import FAMILIES, UnsupportedCheckpoint, family_of
+from runtime.families.base import Parameter
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+CATALOGUE = Path(__file__).parents[2] / "compiler" / "data" / "models.json"
+BASES = {
+    name: entry["config"]
+    for name, entry in json.loads(CATALOGUE.read_text(encoding="utf-8")).items()
+    if "config" in entry and not name.endswith("-it")
+}
+
+
+def hugging_face(config: dict[str, Any], layout: str) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that transformers saves for a config.json, without weights.
+
+    Args:
+        layout: "multimodal", or "text" for the language model alone.
+    """
+    text = dict(config.get("text_config", config))
+    kind = text["model_type"].removesuffix("_text")
+    if layout == "text":
+        loaded = transformers.AutoConfig.for_model(**text)
+        model = {"gemma3": transformers.Gemma3ForCausalLM, "gemma4": transformers.Gemma4ForCausalLM}[kind]
+    else:
+        small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+        loaded = transformers.AutoConfig.for_model(kind, text_config=text, vision_config=small)
+        model = {
+            "gemma3": transformers.Gemma3ForConditionalGeneration,
+            "gemma4": transformers.Gemma4ForConditionalGeneration,
+        }[kind]
+    with torch.device("meta"):
+        tensors = model(loaded).state_dict()
+    tensors.pop("lm_head.weight")  # tied to the embedding, and not saved
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def sources(parameters: list[Parameter], prefix: str) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor that our parameters are made of; each is used once."""
+    all_sources = [source for parameter in parameters for source in parameter.sources]
+    assert max(Counter(source.name for source in all_sources).values()) == 1
+    return {prefix + source.name: source.shape for source in all_sources}
+
+
+@pytest.mark.parametrize("layout", ["text", "multimodal"])
+@pytest.mark.parametrize("name", BASES)
+def test_every_text_tensor_is_used_once(name: str, layout: str) -> None:
+    config = BASES[name]
+    family = family_of(config)
+    saved = hugging_face(config, layout)
+    prefix = next(p for p in family.prefixes if f"{p}embed_tokens.weight" in saved)
+    assert prefix == ("model." if layout == "text" else "model.language_model.")
+    text = {name: shape for name, shape in saved.items() if name.startswith(prefix)}
+    assert sources(family.parameters(family.architecture(config)), prefix) == text
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_sources_make_the_parameter(name: str) -> None:
+    """Reshaping, transposing and stacking the sources gives the shape; only what E2B shares has none."""
+    family = family_of(BASES[name])
+    architecture = family.architecture(BASES[name])
+    shared = getattr(architecture, "kv_shared_layers", 0)
+    for parameter in family.parameters(architecture):
+        assert len(parameter.spec) == len(parameter.shape)
+        parts = []
+        for source in parameter.sources:
+            assert np.prod(source.reshape) == np.prod(source.shape)
+            parts.append(tuple(source.reshape[axis] for axis in source.transpose))
+        if len(parts) > 1:
+            assert set(parts) == {parameter.shape[1:]} and len(parts) == parameter.shape[0]
+        elif parts:
+            assert parts == [parameter.shape]
+        else:
+            layer = int(parameter.path.split(".")[1])
+            assert layer >= architecture.num_layers - shared
+            assert parameter.path.split(".")[-2] in ("kv_einsum", "_key_norm")
+
+
+@pytest.mark.parametrize(
+    ("kind", "config_class"), [("gemma3_text", "Gemma3TextConfig"), ("gemma4_text", "Gemma4TextConfig")]
+)
+def test_defaults_are_those_of_transformers(kind: str, config_class: str) -> None:
+    """A published config.json leaves out transformers' defaults: google/gemma-3-4b-it names no heads."""
+    family = family_of({"model_type": kind})
+    full = getattr(transformers, config_class)().to_dict()
+    assert family.architecture({"model_type": kind}) == family.architecture(full)
+
+
+def test_both_spellings_of_rope_mean_the_same() -> None:
+    family = FAMILIES["gemma3"]
+    old = BASES["google/gemma-3-4b-pt"]["text_config"]
+    new = transformers.Gemma3TextConfig(**old).to_dict()
+    assert "rope_scaling" in old and "rope_scaling" not in new
+    assert family.architecture(old) == family.architecture(new)
+    assert family.architecture(new).global_scale == 8.0
+
+
+def test_global_heads_count_only_where_keys_serve_as_values() -> None:
+    family = FAMILIES["gemma4"]
+    config = {"model_type": "gemma4_text", "num_key_value_heads": 4, "num_global_key_value_heads": 2}
+    assert family.architecture(config).kv_heads(5) == 4
+    assert family.architecture({**config, "attention_k_eq_v": True}).kv_heads(5) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "key"),
+    [
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"sliding_window_pattern": 2}, "sliding_window_pattern"),
+        ("gemma3_text", {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2}, "layer_types"),
+        ("gemma3_text", {"query_pre_attn_scalar": 100}, "query_pre_attn_scalar"),
+        ("gemma3_text", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_scaling"),
+        ("gemma3_text", {"rope_theta": "10000"}, "rope_theta"),
+        ("gemma3_text", {"rope_parameters": [1]}, "rope_parameters"),
+        ("gemma3_text", {"num_attention_heads": 0}, "num_attention_heads"),
+        ("gemma4_text", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 512}, "vocab_size_per_layer_input"),
+        ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_type"),
+        ("gemma4_text", {"enable_moe_block": True}, "num_experts"),
+        ("gemma4_text", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("gemma4_text", {"hidden_activation": "silu"}, "hidden_activation"),
+        ("gemma4_text", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ("gemma4_text", {"attention_bias": True}, "attention_bias"),
+        ("gemma4_text", {"hidden_size": "2304"}, "hidden_size"),
+        ("llama", {}, "model_type"),
+    ],
+)
+def test_what_tunix_does_not_do_is_refused(kind: str, change: dict[str, Any], key: str) -> None:
+    config = {"model_type": kind, **change}
+    with pytest.raises(UnsupportedCheckpoint) as refusal:
+        family_of(config).architecture(config)
+    assert refusal.value.key == key
+    assert key in str(refusal.value) or "rope" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "matched"),
+    [
+        ("q_proj", True),
+        ("self_attn.q_proj", True),
+        (r".*\.q_proj", True),
+        (r"model\.layers\.7\..*", True),
+        (r"model\.language_model\.layers\.\d+\.self_attn\.[qk]_proj", True),
+        ("proj", False),
+        ("k_proj", False),
+        ("kv_einsum", False),
+        ("[", False),
+    ],
+)
+def test_targets(target: str, matched: bool) -> None:
+    assert matches(target, "layers.7.self_attn.q_proj") is matched
+
+
+@pytest.mark.parametrize(
+    ("layers", "chosen"),
+    [("all", (0, 1, 2, 3)), ("1-2", (1, 2)), ("0, 2-3", (0, 2, 3)), ([3, 0, 3], (0, 3))],
+)
+def test_layers(layers: Any, chosen: tuple[int, ...]) -> None:
+    assert parse_layers(layers, 4) == chosen
+
+
+@pytest.mark.parametrize("layers", ["", "2-1", "1-4", "x", [], [4], [-1]])
+def test_layers_that_are_not_there(layers: Any) -> None:
+    with pytest.raises(ValueError):
+        parse_layers(layers, 4)
+
+
+@pytest.mark.parametrize("kv", ["independent", "shared"])
+@pytest.mark.parametrize("targets", [("k_proj", "v_proj"), ("v_proj",), ("q_proj", "o_proj", "down_proj")])
+@pytest.mark.parametrize("name", ["recipec/tiny-gemma4", "google/gemma-3-270m"])
+def test_an_adapter_in_hugging_face_layout_is_the_same_delta(
+    name: str, targets: tuple[str, ...], kv: str
+) -> None:
+    """B @ A of each projection, carried through its Source, is the delta of Tunix's weight."""
+    family = family_of(BASES[name])
+    architecture = family.architecture(BASES[name])
+    parameters = {p.path: p for p in family.parameters(architecture)}
+    lora = LoraSettings(rank=2, alpha=4.0, targets=targets, layers=(0, 5), kv=kv)
+    random = np.random.default_rng(0)
+    adapters = build_adapters(family, architecture, lora)
+    assert adapters
+    for adapter in adapters:
+        weight = parameters[adapter.site.weight]
+        a = random.standard_normal(adapter.a_shape)
+        b = np.zeros(adapter.b_shape)
+        for slot, block in adapter.trained_blocks():  # the rest stays zero in training
+            where = (block, slot) if adapter.site.fused else (block,)
+            b[where] = random.standard_normal(b[where].shape)
+        contracted = len(adapter.site.contract)
+        delta = adapter.scale * np.tensordot(a, b, axes=([contracted], [0]))  # [*contracted, *rest]
+        rest = [axis for axis in range(len(weight.shape)) if axis not in adapter.site.contract]
+        delta = np.moveaxis(delta, range(delta.ndim), [*adapter.site.contract, *rest])
+        split = adapter.split(a, b)
+        assert set(split) == set(adapter.projections)
+        parts = []
+        for source in weight.sources:
+            a_hf, b_hf = split.get(source.name.removesuffix(".weight"), (None, None))
+            part = np.zeros(source.shape) if a_hf is None else adapter.scale * (b_hf @ a_hf)
+            parts.append(part.reshape(source.reshape).transpose(source.transpose))
+        np.testing.assert_allclose(delta, np.stack(parts) if len(parts) > 1 else parts[0], atol=1e-9)
+        assert adapter.masked is (adapter.site.fused and (adapter.blocks > 1 or len(adapter.trained) == 1))

@@ -1,0 +1,392 @@
+"""LoRA in the model: which arrays, which computation, which gradients; and the program around it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.adapters import Adapter, LoraSettings, build_adapters
+from runtime.errors import UserError
+from tests import tiny
+from tests.runtime import training
+
+MESH = {"fsdp": 4, "tp": 2}
+TWO = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma4") / "model"
+    tiny.make_gemma4(folder, **TWO)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma3") / "model"
+    tiny.make_gemma3(folder, num_hidden_layers=2)
+    return folder
+
+
+def randomise(built: Any, seed: int = 0) -> None:
+    """Gives B values, without which a delta is zero; masked entries stay zero."""
+    from flax import nnx
+
+    from runtime.lora import trained_mask
+
+    masks = {adapter.b_path: trained_mask(adapter) for adapter in built.adapters if adapter.masked}
+    random = np.random.default_rng(seed)
+    for path, variable in nnx.iter_graph(built.model):
+        name = ".".join(map(str, path))
+        if isinstance(variable, nnx.LoRAParam) and name.endswith("_lora_b"):
+            value = variable.get_raw_value()
+            noise = 0.3 * random.standard_normal(value.shape) * masks.get(name, 1.0)
+            import jax
+
+            variable.set_raw_value(jax.device_put(noise.astype(value.dtype), value.sharding))
+
+
+def jaxpr(built: Any, mesh: Any) -> str:
+    import jax
+    from flax import nnx
+
+    from runtime.loss import batch_loss
+
+    graph, state = nnx.split(built.model)
+    one = training.batch(0)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+    with mesh:
+        traced = jax.make_jaxpr(lambda state: batch_loss(nnx.merge(graph, state), *(one[n] for n in names)))(
+            state
+        )
+    return str(traced)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma3"])
+def test_arrays_are_those_that_qwix_would_make(family: str, request: pytest.FixtureRequest) -> None:
+    """Paths, shapes and shardings against stock Qwix, which finds them by tracing the model."""
+    import jax
+    import jax.numpy as jnp
+    import qwix
+    from flax import nnx
+
+    from runtime.checkpoint import BaseCheckpoint
+    from runtime.model import abstract_model
+    from runtime.settings import ModelSettings
+
+    base = BaseCheckpoint.open(request.getfixturevalue(family))
+    lora = LoraSettings(rank=3, alpha=3.0, targets=training.TARGETS, kv="shared")
+    settings = ModelSettings(id="", family=family, dtype="float32")
+    ours = abstract_model(base.family, base.architecture, settings, lora, {"fsdp": 1, "tp": 1})
+    model_class, config = base.family.tunix_model(base.architecture, dtype=jnp.dtype("float32"))
+    provider = qwix.LoraProvider(
+        module_path=".*(q_einsum|kv_einsum|k_einsum|attn_vec_einsum|gate_proj|up_proj|down_proj)",
+        rank=3,
+        alpha=3.0,
+    )
+
+    def stock() -> Any:
+        model = model_class(config, rngs=nnx.Rngs(0))
+        ones = jnp.ones((2, 2), jnp.int32)
+        mask = jnp.ones((2, 2, 2), bool)
+        return qwix.apply_lora_to_model(model, provider, ones, ones, None, mask, rngs=nnx.Rngs(0))
+
+    def leaves(model: Any) -> dict[str, Any]:
+        return {
+            ".".join(map(str, path)): (
+                variable.get_raw_value().shape,
+                tuple(variable.get_metadata()["out_sharding"]),
+            )
+            for path, variable in nnx.state(model, nnx.LoRAParam).flat_state()
+        }
+
+    assert leaves(ours.model) == leaves(nnx.eval_shape(stock))
+    assert jax.devices()[0].platform == "cpu"
+
+
+def test_a_family_that_tunix_does_not_match_is_refused(gemma4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.families.gemma4 import Gemma4
+
+    parameters = Gemma4.parameters
+    monkeypatch.setattr(Gemma4, "parameters", lambda self, a: parameters(self, a)[:-1])
+    with pytest.raises(UserError, match=r"differs .* 1 parameters: final_norm.scale"):
+        training.build(gemma4, MESH)
+
+
+def test_an_adapter_that_takes_no_part_is_noticed(gemma4: Path) -> None:
+    mesh, built = training.build(gemma4, MESH)
+    with pytest.raises(UserError, match="12 of 12 adapters"):
+        built.provider.check_used()
+    training.logits(built, mesh, training.batch(0))
+    built.provider.check_used()
+
+
+def test_variables_carry_the_sharding_that_they_have(gemma4: Path) -> None:
+    """What the optimizer's state and a restored checkpoint follow, rules included."""
+    from flax import nnx
+    from jax.sharding import PartitionSpec
+
+    rules = ((r".*mlp\.down_proj.*", ("fsdp", "tp")), (r".*q_einsum\.w", (None, None, None)))
+    mesh, built = training.build(gemma4, MESH, rules=rules)
+    state = nnx.state(built.model)
+    specs = dict(nnx.get_partition_spec(state).flat_state())
+    seen = Counter()
+    for path, variable in state.flat_state():
+        array = variable.get_raw_value()
+        name = ".".join(map(str, path))
+        spec = specs[path]
+        spec = spec if isinstance(spec, PartitionSpec) else spec.get_raw_value()
+        assert array.sharding.is_equivalent_to(_named(mesh, spec), array.ndim), name
+        seen[type(variable).__name__] += 1
+        if name == "layers.0.mlp.down_proj.kernel_lora_a":
+            assert tuple(spec) == ("fsdp", None)
+        if name == "layers.1.mlp.down_proj.kernel_lora_b":
+            assert tuple(spec) == (None, "tp")
+        if name == "layers.0.attn.q_einsum.w_lora_b":
+            assert not any(spec)
+        if name == "embedder.input_embedding":
+            assert tuple(spec) == (None, "fsdp"), "509 entries do not divide by tp"
+    assert seen["LoRAParam"] == 24
+
+
+def _named(mesh: Any, spec: Any) -> Any:
+    from jax.sharding import NamedSharding
+
+    return NamedSharding(mesh, spec)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma3"])
+def test_rematerialisation_changes_no_logit(family: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(family)
+    one, found, programs = training.batch(0), {}, {}
+    for policy in ("none", "block", "decoder"):
+        mesh, built = training.build(folder, MESH, remat=policy)
+        assert len(training.adapters(built)) == 24
+        randomise(built)
+        found[policy] = training.logits(built, mesh, one)
+        programs[policy] = jaxpr(built, mesh)
+        built.provider.check_used()
+    assert np.array_equal(found["none"], found["block"])
+    assert np.array_equal(found["none"], found["decoder"])
+    counts = {policy: len(re.findall(r"checkpoint\[|remat2?\[", text)) for policy, text in programs.items()}
+    # Attention and feed-forward of each of the two layers; or each layer.
+    assert counts == {"none": 0, "block": 4, "decoder": 2}
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma3"])
+def test_activation_constraints_are_live_on_the_cpu(
+    family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runtime import sharding
+
+    folder = request.getfixturevalue(family)
+    mesh, built = training.build(folder, MESH, remat="none")
+    text = jaxpr(built, mesh)
+    # Per layer q, k, v and the attention's output; Gemma 3 constrains the feed-forward block too.
+    assert text.count("sharding_constraint") >= 1 + 2 * 4
+    assert "PartitionSpec('fsdp', None, 'tp', None)" in text or "P('fsdp', None, 'tp'" in text
+    for module in ("tunix.models.gemma4.model.shard", "tunix.utils.sharding_utils.shard"):
+        monkeypatch.setattr(module, lambda x, spec, eager=False: x)
+    assert jaxpr(built, mesh).count("sharding_constraint") == 0, "without the patch there is none"
+    sharding.install()
+
+
+def test_an_axis_that_does_not_divide_is_left_out() -> None:
+    from runtime.sharding import divisible
+
+    axes = {"fsdp": 4, "tp": 2}
+    assert divisible((8, 5, 3), ("fsdp", None, "tp"), axes) == ("fsdp", None, None)
+    assert divisible((6, 4), ("fsdp", "tp"), axes) == (None, "tp")
+    assert divisible((8,), ("other",), axes) == (None,)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "gemma3"])
+def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
+    family: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(family)
+    one = training.batch(0)
+    mesh, built = training.build(folder, MESH, dtype="bfloat16", remat="none")
+    randomise(built)
+    assert {array.dtype for array in training.adapters(built).values()} == {np.dtype("float32")}
+    low = training.logits(built, mesh, one)
+    text = jaxpr(built, mesh)
+    # Every projection of the base multiplies bfloat16 by bfloat16; the adapters' products are float32.
+    hidden, rows, length = 64, training.ROWS, training.LENGTH
+    assert f"bf16[{rows},{length},{hidden}]" in text
+    residual = re.findall(rf"(bf16|f32)\[{rows},{length},128\] = dot_general", text)
+    assert residual.count("bf16") >= 4, "gate and up of two layers"
+    mesh, exact = training.build(folder, MESH, remat="none")
+    randomise(exact)
+    high = training.logits(exact, mesh, one)
+    difference = np.abs(low - high)[one["segment_ids"] > 0]
+    assert 1e-3 < difference.mean() < 0.5, "bfloat16 rounds, and rounds no more than that"
+
+
+def test_initial_values() -> None:
+    from runtime.families import FAMILIES
+    from runtime.lora import initial_a
+
+    config = {**tiny.gemma4_text(**TWO), "model_type": "gemma4_text"}
+    family = FAMILIES["gemma4"]
+    architecture = family.architecture(config)
+
+    def adapters(**options: Any) -> dict[str, Adapter]:
+        lora = LoraSettings(**{"rank": 8, "alpha": 8.0, "targets": training.TARGETS, **options})
+        return {a.site.weight: a for a in build_adapters(family, architecture, lora)}
+
+    peft, qwix = LoraSettings(8, 8.0, ()), LoraSettings(8, 8.0, (), init="qwix")
+    for weight, fan_in in (("mlp.down_proj.kernel", 128), ("attn.attn_vec_einsum.w", 8 * 16)):
+        adapter = adapters()[f"layers.0.{weight}"]
+        values = initial_a(adapter, peft, seed=0)
+        assert values.shape == adapter.a_shape
+        assert 0.95 * fan_in**-0.5 < np.abs(values).max() <= fan_in**-0.5
+        assert abs(values.mean()) < 0.2 * fan_in**-0.5
+        wide = initial_a(adapter, qwix, seed=0)
+        assert 0.95 * (6 / fan_in) ** 0.5 < np.abs(wide).max() <= (6 / fan_in) ** 0.5
+    both = initial_a(adapters()["layers.0.attn.kv_einsum.w"], peft, seed=0)
+    alone = initial_a(adapters(targets=("v_proj",))["layers.0.attn.kv_einsum.w"], peft, seed=0)
+    assert both.shape == (64, 16)
+    assert not np.array_equal(both[:, :8], both[:, 8:]), "K and V have their own A"
+    assert np.array_equal(both[:, 8:], alone), "V's does not depend on whether K is trained"
+    assert not np.array_equal(alone, initial_a(adapters()["layers.0.attn.kv_einsum.w"], peft, seed=1)[:, 8:])
+
+
+def test_initial_values_do_not_depend_on_the_mesh(gemma4: Path) -> None:
+    found = [
+        training.adapters(training.build(gemma4, axes, seed=7)[1]) for axes in (MESH, {"fsdp": 1, "tp": 8})
+    ]
+    for path, array in found[0].items():
+        assert np.array_equal(array, found[1][path]), path
+        assert array.any() == path.endswith("_lora_a"), "B starts at zero"
+
+
+@pytest.mark.parametrize(("targets", "kept"), [(("k_proj", "v_proj"), [0, 1]), (("v_proj",), [1])])
+def test_entries_of_no_trained_projection_have_no_gradient(
+    gemma4: Path, targets: tuple[str, ...], kept: list[int]
+) -> None:
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from runtime.lora import mask_gradients
+
+    _, built = training.build(gemma4, MESH, targets=targets)
+    state = nnx.state(built.model, nnx.LoRAParam)
+    ones = nnx.State.from_flat_path(
+        {
+            path: variable.replace(jnp.ones(variable.get_raw_value().shape))
+            for path, variable in state.flat_state()
+        }
+    )
+    chain = mask_gradients(built.adapters)
+    masked, _ = chain.update(ones, chain.init(ones))
+    (adapter,) = [a for a in built.adapters if a.site.weight == "layers.0.attn.kv_einsum.w"]
+    found = {".".join(map(str, path)): np.asarray(v.get_raw_value()) for path, v in masked.flat_state()}
+    b = found[adapter.b_path]
+    for block in range(adapter.blocks):
+        for slot in (0, 1):
+            own = adapter.trained[block] == slot
+            assert (b[block * 4 : (block + 1) * 4, slot] == own).all()
+    assert [slot for slot in (0, 1) if b[:, slot].any()] == kept
+    assert found[adapter.a_path].all()
+
+
+def test_dropout_is_a_function_of_seed_micro_batch_and_module() -> None:
+    import jax.numpy as jnp
+
+    from runtime.lora import keep_mask
+
+    shape = (64, 33, 65)
+    masks = [np.asarray(keep_mask(jnp.uint32(salt), shape, 0.1)) for salt in (0, 1, 2, 2**31)]
+    assert np.array_equal(masks[1], np.asarray(keep_mask(jnp.uint32(1), shape, 0.1)))
+    for mask in masks:
+        assert abs(mask.mean() - 0.9) < 0.003
+        for axis in range(3):
+            others = tuple(i for i in range(3) if i != axis)
+            assert np.abs(mask.mean(others) - 0.9).max() < 0.06, "no axis is favoured"
+    for i in range(4):
+        for j in range(i):
+            correlation = np.corrcoef(masks[i].ravel(), masks[j].ravel())[0, 1]
+            assert abs(correlation) < 0.01
+    shifted = np.corrcoef(masks[0][:, :, 1:].ravel(), masks[0][:, :, :-1].ravel())[0, 1]
+    assert abs(shifted) < 0.01
+
+
+def test_dropout_of_a_loss(gemma4: Path) -> None:
+    import jax
+    from flax import nnx
+
+    from runtime.loss import batch_loss
+
+    mesh, built = training.build(gemma4, MESH, dropout=0.5, remat="decoder")
+    randomise(built)
+    graph, state = nnx.split(built.model)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+    one = training.batch(0)
+
+    @jax.jit
+    def dropped(state: Any, index: Any) -> Any:
+        with built.provider.training(0, index):
+            return batch_loss(nnx.merge(graph, state), *(one[name] for name in names))
+
+    @jax.jit
+    def whole(state: Any) -> Any:
+        return batch_loss(nnx.merge(graph, state), *(one[name] for name in names))
+
+    with mesh:
+        first = [float(dropped(state, np.int32(i))) for i in (0, 1, 0)]
+        plain = float(whole(state))
+    assert first[0] == first[2] != first[1]
+    assert plain not in first
+
+    mesh, without = training.build(gemma4, MESH, dropout=0.0, remat="decoder")
+    randomise(without)
+    graph, state = nnx.split(without.model)
+    with mesh:
+        assert plain == float(whole(state)), "evaluation has no dropout"
+
+
+def test_a_packed_row_is_as_its_samples_alone(gemma4: Path) -> None:
+    mesh, built = training.build(gemma4, MESH, remat="none")
+    one = training.packed_batch()
+    together = training.logits(built, mesh, one)
+    for segment in (1, 2):
+        alone = {name: value.copy() for name, value in one.items()}
+        for row in range(training.ROWS):
+            mine = one["segment_ids"][row] == segment
+            count = int(mine.sum())
+            for name in ("tokens", "positions", "segment_ids"):
+                alone[name][row] = 0
+            alone["tokens"][row, :count] = one["tokens"][row, mine]
+            alone["positions"][row, :count] = np.arange(count)
+            alone["segment_ids"][row, :count] = 1
+        apart = training.logits(built, mesh, alone)
+        for row in range(training.ROWS):
+            mine = one["segment_ids"][row] == segment
+            assert np.abs(together[row, mine] - apart[row, : mine.sum()]).max() < 2e-4
+
+
+def test_tracing_many_layers_is_linear() -> None:
+    import time
+
+    from runtime.families import FAMILIES
+    from runtime.model import abstract_model
+    from runtime.settings import ModelSettings
+
+    lora = LoraSettings(rank=4, alpha=4.0, targets=training.TARGETS)
+
+    def seconds(layers: int) -> float:
+        config = {**tiny.gemma4_text(num_hidden_layers=layers), "model_type": "gemma4_text"}
+        family = FAMILIES["gemma4"]
+        settings = ModelSettings(id="", family="gemma4")
+        start = time.process_time()
+        abstract_model(family, family.architecture(config), settings, lora, MESH)
+        return time.process_time() - start
+
+    seconds(2)
+    assert seconds(60) < 12 * seconds(12) + 1.0

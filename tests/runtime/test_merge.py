@@ -1,0 +1,480 @@
+"""Merging: the arithmetic, the folder that comes out, and what happens when it cannot."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import merge
+from runtime.adapters import Adapter, LoraSettings, build_adapters
+from runtime.checkpoint import INDEX, BaseCheckpoint
+from runtime.errors import UserError
+from runtime.families import FAMILIES, family_of
+from runtime.merge import merge_checkpoint, merged_blocks
+from runtime.peft_export import select_modules
+from runtime.settings import ModelSettings
+from runtime.trained import Delta, choose_step, load_trained, saved_steps
+from tests import tiny
+from tests.runtime.runs import ALL, lora_section, random_arrays, save_run, write_lock
+
+MODEL = ModelSettings(id="./base", family="gemma4")
+
+
+def message(action: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        action()
+    return str(caught.value)
+
+
+def architecture(kind: str) -> tuple[Any, Any]:
+    """A family and an architecture whose sizes are all different where a mistake could hide."""
+    gemma3 = {
+        "model_type": "gemma3_text",
+        "vocab_size": 11,
+        "hidden_size": 10,
+        "intermediate_size": 14,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "query_pre_attn_scalar": 4,
+    }
+    configs = {
+        "gemma4": {
+            "model_type": "gemma4_text",
+            **tiny.gemma4_text(hidden_size=10, intermediate_size=14, head_dim=4),
+        },
+        "gemma3": gemma3,
+        "gemma3-fused": {**gemma3, "num_attention_heads": 3, "num_key_value_heads": 3},
+    }
+    family = family_of(configs[kind])
+    return family, family.architecture(configs[kind])
+
+
+def hand_written(adapter: Adapter, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    """[out, in] deltas, unscaled, written out for each kind of Tunix weight on its own."""
+    kind = adapter.site.weight.split(".")[-2]
+    layer = f"layers.{adapter.site.layer}"
+    if kind in ("q_einsum", "k_einsum"):
+        product = np.einsum("dr,rnh->nhd", a, b)
+        return {f"{layer}.self_attn.{kind[0]}_proj": product.reshape(-1, a.shape[0])}
+    if kind in ("kv_einsum", "qkv_einsum"):
+        product = np.einsum("dr,rsnh->snhd", a, b)
+        letters = kind.removesuffix("_einsum")
+        return {
+            f"{layer}.self_attn.{letter}_proj": product[slot].reshape(-1, a.shape[0])
+            for slot, letter in enumerate(letters)
+        }
+    if kind == "attn_vec_einsum":
+        product = np.einsum("nhr,rd->dnh", a, b)
+        return {f"{layer}.self_attn.o_proj": product.reshape(b.shape[1], -1)}
+    assert kind in ("gate_proj", "up_proj", "down_proj")
+    return {f"{layer}.mlp.{kind}": np.einsum("ir,ro->oi", a, b)}
+
+
+@pytest.mark.parametrize("kv", ["independent", "shared"])
+@pytest.mark.parametrize(
+    "targets", [ALL, ("k_proj",), ("v_proj",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj")]
+)
+@pytest.mark.parametrize("kind", ["gemma4", "gemma3", "gemma3-fused"])
+def test_deltas_are_those_of_the_fused_arrays(kind: str, targets: tuple[str, ...], kv: str) -> None:
+    family, arch = architecture(kind)
+    lora = LoraSettings(rank=3, alpha=5.0, targets=targets, kv=kv)
+    adapters = build_adapters(family, arch, lora)
+    arrays = random_arrays(adapters)
+    shapes = {
+        source.name.removesuffix(".weight"): source.shape
+        for parameter in family.parameters(arch)
+        for source in parameter.sources
+    }
+    seen = set()
+    for adapter in adapters:
+        a, b = arrays[adapter.a_path], arrays[adapter.b_path]
+        expected = hand_written(adapter, a, b)
+        split = adapter.split(a, b)
+        assert set(split) == {name for name in expected if name.rpartition(".")[2] in targets}, (
+            "the trained projections and no other"
+        )
+        for name, (low, high) in split.items():
+            assert (low.shape[0], high.shape[1]) == (3, 3)
+            assert (high.shape[0], low.shape[1]) == shapes[name]
+            np.testing.assert_allclose(high @ low, expected[name], rtol=1e-5, atol=1e-6)
+            seen.add(name)
+        for name in expected.keys() - split.keys():
+            assert not expected[name].any(), f"{name} is not trained"
+    assert seen == {name for name in shapes if name.rpartition(".")[2] in targets}
+
+
+def test_merge_rule_blocks_and_rounding() -> None:
+    import ml_dtypes
+
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((4, 50)), random.standard_normal((7, 4))
+    weight = random.standard_normal((7, 50)).astype(ml_dtypes.bfloat16)
+    delta = Delta(a.astype(np.float32), b.astype(np.float32), 0.5)
+    exact = weight.astype(np.float64) + 0.5 * (b @ a)
+    for elements in (1, 100, 1 << 20):
+        merge_elements, merge.BLOCK_ELEMENTS = merge.BLOCK_ELEMENTS, elements
+        try:
+            wide = np.concatenate(list(merged_blocks(weight, delta, np.dtype("float32"))))
+            narrow = np.concatenate(list(merged_blocks(weight, delta, weight.dtype)))
+        finally:
+            merge.BLOCK_ELEMENTS = merge_elements
+        np.testing.assert_allclose(wide, exact, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(narrow, wide.astype(ml_dtypes.bfloat16))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> BaseCheckpoint:
+    """Gemma 4, multimodal, in several files, with side files."""
+    folder = tmp_path_factory.mktemp("base")
+    tiny.make_gemma4(folder, shards=3)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("tools")
+    (folder / ".cache").mkdir()
+    (folder / "other.gguf").write_bytes(b"weights in another format")
+    return BaseCheckpoint.open(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(base: BaseCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with two checkpoints of it."""
+    folder = tmp_path_factory.mktemp("run")
+    save_run(folder, base, lora_section(), steps=(2, 10))
+    return folder
+
+
+def run_merge(base: BaseCheckpoint, run: Path, work: Path, *argv: str, **settings: Any) -> int:
+    values = {"checkpoint": str(run), "output": "merged", "dtype": "float32", "adapter": True, **settings}
+    return merge.main(
+        work, MODEL, argv=["--model", str(base.directory), "--output", str(work), *argv], **values
+    )
+
+
+def test_output_is_the_base_but_for_the_adapted_tensors(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_merge(base, trained, tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith(f"merged: {tmp_path / 'merged'} step=10 tensors=41 kept=")
+    out = BaseCheckpoint.open(tmp_path / "merged")
+    out.verify()
+    adapters = load_trained(trained, "latest", base)
+    deltas = {f"{base.prefix}{name}.weight": delta for name, delta in adapters.deltas().items()}
+    assert len(deltas) == 41, "7 per layer, and no v_proj in the global one"
+    assert out.files == base.files
+    for file in base.files:
+        assert out.headers[file].raw == base.headers[file].raw, "names, order, types and metadata"
+    for name in base.names():
+        before, after = base.read(name), out.read(name)
+        if name in deltas:
+            delta = deltas[name]
+            exact = before + delta.scale * (delta.b.astype(np.float64) @ delta.a)
+            np.testing.assert_allclose(after, exact, rtol=1e-5, atol=1e-6)
+            assert np.abs(after - before).max() > 1e-2
+        else:
+            assert base.bytes_of(name) == out.bytes_of(name)
+    for name in (INDEX, *base.side_files):
+        assert (out.directory / name).read_bytes() == (base.directory / name).read_bytes()
+    assert {"chat_template.jinja", "tokenizer.json", "additional_chat_templates/tools.jinja"} < set(
+        base.side_files
+    )
+    extra = {path.name for path in out.directory.iterdir()} - {p.name for p in base.directory.iterdir()}
+    assert extra == {"merge.json", "recipe.lock.json"}
+    assert (out.directory / "recipe.lock.json").read_bytes() == (trained / "recipe.lock.json").read_bytes()
+    note = json.loads((out.directory / "merge.json").read_text())
+    assert (note["step"], note["rank"], note["alpha"], note["tensors"]) == (10, 3, 6.0, 41)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged", "merged-adapter"]
+
+
+def test_template_that_was_trained_with_takes_the_place_of_the_base_s(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path
+) -> None:
+    assert run_merge(base, trained, tmp_path, chat_template="{{ 'trained' }}") == 0
+    assert (base.directory / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "{{ 'trained' }}"
+
+
+def test_same_input_same_bytes(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        assert run_merge(base, trained, tmp_path, output=name) == 0
+    for path in sorted((tmp_path / "one").rglob("*")):
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
+
+
+def test_another_dtype_changes_the_adapted_tensors_alone(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors import safe_open
+
+    assert run_merge(base, trained, tmp_path, dtype="bfloat16", adapter=False) == 0
+    assert "41 merged tensors are bfloat16; the base has them as float32" in capsys.readouterr().out
+    assert not (tmp_path / "merged-adapter").exists()
+    out = BaseCheckpoint.open(tmp_path / "merged")
+    out.verify()
+    changed = {name for name in base.tensors if out.tensors[name].dtype != base.tensors[name].dtype}
+    assert len(changed) == 41 and {out.tensors[name].dtype for name in changed} == {"BF16"}
+    total = json.loads((out.directory / INDEX).read_text())["metadata"]["total_size"]
+    assert total == sum(tensor.end - tensor.start for tensor in out.tensors.values())
+    for file in out.files:
+        with safe_open(out.directory / file, "numpy") as reference:
+            assert reference.metadata() == base.metadata(file)
+            for name in reference.keys():  # noqa: SIM118
+                np.testing.assert_array_equal(reference.get_tensor(name), out.read(name))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"targets": ["k_proj"], "layers": [0, 5]},
+        {"targets": ["v_proj"], "layers": "1-5"},
+        {"kv": "shared"},
+        {"rank": 1, "alpha": 0.5, "targets": ["o_proj", "down_proj"], "dtype": "bfloat16"},
+        {"targets": [r"layers\.[05]\.self_attn\.q_proj", "up_proj"]},
+    ],
+    ids=lambda section: "-".join(section),
+)
+def test_subsets(base: BaseCheckpoint, section: dict[str, Any], tmp_path: Path) -> None:
+    full = lora_section(**section)
+    adapters = save_run(tmp_path / "run", base, full)
+    run = load_trained(tmp_path / "run", "4", base)
+    assert run.deltas().keys() == {name for adapter in adapters for name in adapter.projections}
+    assert {delta.scale for delta in run.deltas().values()} == {full["alpha"] / full["rank"]}
+    (tmp_path / "out").mkdir()
+    result = merge_checkpoint(base, run.deltas(), tmp_path / "out")
+    out = BaseCheckpoint.open(tmp_path / "out")
+    changed = {name for name in base.tensors if base.bytes_of(name) != out.bytes_of(name)}
+    assert changed == {f"{base.prefix}{name}.weight" for name in run.deltas()}
+    assert result.merged == len(changed) and result.kept == len(base.tensors) - len(changed)
+
+
+def test_steps(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+    (trained / "12.orbax-checkpoint-tmp-1").mkdir()
+    (trained / "13").mkdir()
+    assert saved_steps(trained) == [2, 10]
+    assert choose_step(trained, "latest") == 10
+    assert choose_step(trained, "2") == 2
+    assert "no checkpoint of step 3" in message(lambda: choose_step(trained, "3"))
+    assert "neither latest, best nor a number" in message(lambda: choose_step(trained, "last"))
+    assert "no evaluation loss" in message(lambda: choose_step(trained, "best"))
+    assert "no checkpoint" in message(lambda: choose_step(tmp_path, "latest"))
+    first, last = load_trained(trained, "2", base), load_trained(trained, "latest", base)
+    weight = first.adapters[0].site.weight
+    assert not np.array_equal(first.arrays[weight][0], last.arrays[weight][0])
+
+
+def test_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
+    base: BaseCheckpoint, tmp_path: Path
+) -> None:
+    save_run(tmp_path, base, lora_section(targets=["q_proj"]), steps=(2, 4, 6))
+    rows = [(1, None), (2, 3.0), (3, 1.0), (4, 2.5), (6, 2.75)]
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step, _ in rows]
+    lines += [json.dumps({"step": step, "eval_loss": loss}) for step, loss in rows if loss]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 6, "eval_l']))
+    assert load_trained(tmp_path, "best", base).step == 4
+
+
+def test_base_of_other_sizes(trained: Path, tmp_path: Path) -> None:
+    tiny.make_gemma4(tmp_path, intermediate_size=96)
+    other = BaseCheckpoint.open(tmp_path)
+    text = message(lambda: load_trained(trained, "latest", other))
+    assert "intermediate_size is 96" in text and "128" in text
+
+
+def test_record_that_does_not_fit_the_arrays(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(trained, tmp_path / "run")
+    for section, words in (
+        (lora_section(rank=4), "has shape"),
+        (lora_section(targets=["q_proj"]), "does not know"),
+        (lora_section(kv="shared"), "has shape"),
+        (None, "no lora section"),
+        ({"rank": 3}, "is not whole"),
+    ):
+        write_lock(run, base, section)
+        assert words in message(lambda: load_trained(run, "latest", base))
+    write_lock(run, base, lora_section())
+    shutil.rmtree(run / "10" / "model_params" / "d", ignore_errors=True)
+    shutil.rmtree(run / "10" / "model_params" / "ocdbt.process_0", ignore_errors=True)
+    assert "cannot be read" in message(lambda: load_trained(run, "latest", base))
+    (run / "recipe.lock.json").unlink()
+    assert "recipe.lock.json" in message(lambda: load_trained(run, "latest", base))
+
+
+def test_values_that_are_not_finite(base: BaseCheckpoint, tmp_path: Path) -> None:
+    save_run(tmp_path, base, lora_section(targets=["q_proj"]), scale=np.inf)
+    assert "not finite" in message(lambda: load_trained(tmp_path, "latest", base))
+
+
+def test_delta_without_its_weight(base: BaseCheckpoint, tmp_path: Path) -> None:
+    delta = Delta(np.zeros((2, 64), np.float32), np.zeros((3, 2), np.float32), 1.0)
+    name = "layers.5.self_attn.v_proj"
+    assert f"no {base.prefix}{name}.weight" in message(
+        lambda: merge_checkpoint(base, {name: delta}, tmp_path)
+    )
+    name = "layers.5.self_attn.k_proj"
+    assert "was trained for [3, 64]" in message(lambda: merge_checkpoint(base, {name: delta}, tmp_path))
+
+
+def test_output_that_is_there_is_not_touched(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("merged", "merged-adapter"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("x")
+        assert run_merge(base, trained, tmp_path) == 1
+        assert "is not empty" in capsys.readouterr().err
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["mine"]
+        shutil.rmtree(tmp_path / name)
+    (tmp_path / "merged").mkdir()
+    assert run_merge(base, trained, tmp_path) == 0, "an empty folder is no obstacle"
+    assert run_merge(base, trained, tmp_path, output="gs://bucket/merged") == 1
+
+
+def test_ctrl_c_is_no_traceback(
+    base: BaseCheckpoint,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(merge.TensorFile, "write", interrupt)
+    assert run_merge(base, trained, tmp_path) == 130
+    assert "interrupted" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_disk_that_is_full(
+    base: BaseCheckpoint,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from collections import namedtuple
+
+    usage = namedtuple("usage", "total used free")
+    with monkeypatch.context() as patch:
+        patch.setattr(merge.shutil, "disk_usage", lambda path: usage(1, 1, 1000))
+        assert run_merge(base, trained, tmp_path) == 1
+    assert "0.0MB are free" in capsys.readouterr().err
+    written = 0
+
+    def fill_up(self: Any, chunk: Any) -> None:
+        nonlocal written
+        written += 1
+        if written > 30:
+            raise OSError(28, "No space left on device")
+        self.file.write(chunk)
+
+    monkeypatch.setattr(merge.TensorFile, "write", fill_up)
+    assert run_merge(base, trained, tmp_path) == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_killed_in_the_middle(
+    base: BaseCheckpoint, root: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Nothing that looks like an output is left, and the next merge goes through."""
+    script = f"""
+        import time
+        from pathlib import Path
+        import numpy as np
+        from runtime import merge
+        from runtime.checkpoint import BaseCheckpoint
+        from runtime.output import whole_folder
+        from runtime.trained import Delta
+
+        write = merge.TensorFile.write
+        def slow(self, chunk):
+            write(self, chunk)
+            time.sleep(0.05)
+        merge.TensorFile.write = slow
+        base = BaseCheckpoint.open(Path({str(base.directory)!r}))
+        delta = Delta(np.ones((1, 64), np.float32), np.ones((128, 1), np.float32), 1.0)
+        with whole_folder(Path({str(tmp_path / "merged")!r})) as partial:
+            print("writing", flush=True)
+            merge.merge_checkpoint(base, {{"layers.0.mlp.up_proj": delta}}, partial)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"writing\n"
+    time.sleep(0.3)
+    process.send_signal(number)
+    assert process.wait(20) != 0
+    left = [path.name for path in tmp_path.iterdir()]
+    assert left == ([".merged.partial"] if number == signal.SIGKILL else [])
+    delta = Delta(np.ones((1, 64), np.float32), np.ones((128, 1), np.float32), 1.0)
+    with merge.whole_folder(tmp_path / "merged") as partial:
+        merge_checkpoint(base, {"layers.0.mlp.up_proj": delta}, partial)
+        assert "another process is writing it" in message(
+            lambda: merge.whole_folder(tmp_path / "merged").__enter__()
+        )
+    BaseCheckpoint.open(tmp_path / "merged").verify()
+    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+
+
+TEXT = {f"model.layers.{i}.self_attn.{n}_proj" for i in range(12) for n in "qkvo"}
+VISION = {f"vision.layers.{i}.self_attn.{n}_proj" for i in range(2) for n in "qkvo"}
+
+
+@pytest.mark.parametrize(
+    "chosen, modules, targets, layers",
+    [
+        (TEXT, TEXT, ["k_proj", "o_proj", "q_proj", "v_proj"], None),
+        (
+            {m for m in TEXT if m.split(".")[2] in ("1", "11") and m.endswith("q_proj")},
+            TEXT,
+            ["q_proj"],
+            [1, 11],
+        ),
+        (
+            {m for m in TEXT if m.endswith(("k_proj", "v_proj"))},
+            TEXT | VISION,
+            r"model\.layers\.\d+\.(self_attn\.k_proj|self_attn\.v_proj)",
+            None,
+        ),
+        (
+            {"model.layers.1.self_attn.q_proj", "model.layers.10.self_attn.q_proj"},
+            TEXT | VISION,
+            r"model\.layers\.(1|10)\.self_attn\.q_proj",
+            None,
+        ),
+        (
+            {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj"},
+            TEXT,
+            r"model\.layers\.(0\.self_attn\.q_proj|1\.self_attn\.k_proj)",
+            None,
+        ),
+    ],
+)
+def test_peft_targets_mean_the_trained_modules_alone(
+    chosen: set[str], modules: set[str], targets: object, layers: object
+) -> None:
+    assert select_modules(chosen, modules, "model.") == (targets, layers)
+
+
+def test_families_have_a_merge_rule() -> None:
+    assert set(FAMILIES) == {"gemma3", "gemma4"}, "a new family needs its cases above"

@@ -1,0 +1,218 @@
+"""What was trained in Tunix against what is served: the merged model in transformers, and the adapter in
+PEFT, by float32 logits. And `merge.py --verify`, which makes the same comparison without torch."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import merge
+from runtime.checkpoint import BaseCheckpoint
+from runtime.settings import MeshSettings, ModelSettings
+from runtime.trained import TrainedAdapters, load_trained
+from tests import tiny
+from tests.runtime.runs import lora_section, save_run
+
+LIMIT = 5e-5
+"""Of logits that reach 20 to 30."""
+
+
+def make_gemma3_multimodal(directory: Path) -> Any:
+    """Gemma 3 in the layout of google/gemma-3-4b-it (language_model.model.*), in float32."""
+    import torch
+    import transformers
+
+    text = {
+        "vocab_size": tiny.VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+    }
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        **{f"{name}_index": 508 - i for i, name in enumerate(("image_token", "boi_token", "eoi_token"))},
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).float().eval()
+    model.save_pretrained(directory)
+    return model
+
+
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "gemma4-multimodal-sharded": (tiny.make_gemma4, {"shards": 3}, {}),
+    "gemma4-one-global-head": (
+        tiny.make_gemma4,
+        {"num_global_key_value_heads": 1},
+        {"targets": ["k_proj", "v_proj"], "layers": [1, 5]},
+    ),
+    "gemma4-text": (tiny.make_gemma4, {"multimodal": False}, {"kv": "shared"}),
+    "gemma3": (tiny.make_gemma3, {}, {}),
+    "gemma3-multimodal": (make_gemma3_multimodal, {}, {"targets": ["k_proj", "down_proj"]}),
+    "gemma3-fused-qkv": (tiny.make_gemma3, {"num_key_value_heads": 8}, {"targets": ["q_proj", "v_proj"]}),
+}
+
+
+class Case:
+    """A base, random adapters, and the outputs of merging them."""
+
+    def __init__(self, folder: Path, make: Any, sizes: dict[str, Any], section: dict[str, Any]) -> None:
+        self.reference = make(folder / "base", **sizes)
+        self.base = BaseCheckpoint.open(folder / "base")
+        save_run(folder / "run", self.base, lora_section(**section))
+        self.model = ModelSettings(id=str(folder / "base"), family=self.base.family.name)
+        self.folder = folder
+        status = merge.main(
+            folder, self.model, checkpoint="run", output="merged", dtype="float32", adapter=True, argv=[]
+        )
+        assert status == 0
+        self.trained: TrainedAdapters = load_trained(folder / "run", "latest", self.base)
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp(request.param), *CASES[request.param])
+
+
+def torch_logits(model: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
+    """Logits of all tokens but the padding, row by row, so that nothing is padded."""
+    import torch
+
+    out = []
+    with torch.no_grad():
+        for tokens, segments in zip(rows["tokens"], rows["segment_ids"], strict=True):
+            ids = torch.tensor(tokens[segments > 0][None], dtype=torch.long)
+            out.append(model.eval()(input_ids=ids).logits[0].float().numpy())
+    return np.concatenate(out)
+
+
+def load(case: Case, folder: Path) -> Any:
+    model, info = type(case.reference).from_pretrained(folder, dtype="float32", output_loading_info=True)
+    assert not any(info.values()), "every tensor is known, present and of its shape"
+    return model
+
+
+def test_merged_model_and_adapter_against_tunix(case: Case) -> None:
+    import peft
+    from safetensors.torch import load_file
+
+    from runtime.mesh import start
+    from runtime.model import build
+    from runtime.verify import logits, set_adapters, token_rows
+
+    rows = token_rows(case.base.architecture.vocab_size, 8)
+    rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
+    merged = torch_logits(load(case, case.folder / "merged"), rows)
+
+    adapter = case.folder / "merged-adapter"
+    wrapped = peft.get_peft_model(
+        load(case, case.folder / "base"), peft.PeftConfig.from_pretrained(str(adapter))
+    )
+    saved = {
+        name.replace(".weight", ".default.weight")
+        for name in load_file(adapter / "adapter_model.safetensors")
+    }
+    assert {name for name in wrapped.state_dict() if "lora_" in name} == saved, "the trained modules alone"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # PEFT warns of missing and of unexpected keys
+        wrapped = peft.PeftModel.from_pretrained(load(case, case.folder / "base"), adapter)
+    adapted = torch_logits(wrapped, rows)
+
+    settings = replace(case.model, dtype="float32", remat="none")
+    for axes in ({"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}):
+        mesh = start(MeshSettings("cpu", 8, axes))
+        built = build(case.base, settings, case.trained.settings, mesh)
+        set_adapters(built, case.trained, mesh)
+        expected = logits(built, rows, mesh)
+        differences = [float(np.abs(found - expected).max()) for found in (merged, adapted)]
+        figures = ", ".join(f"{difference:.1e}" for difference in differences)
+        print(f"{axes}: merged and adapter differ by {figures} of {np.abs(expected).max():.1f}")
+        assert max(differences) <= LIMIT
+    effect = np.abs(merged - torch_logits(case.reference, rows)).max()
+    assert effect > 0.1, "the adapters do something"
+
+
+def run_verify(case: Case, folder: Path, dtype: str) -> int:
+    return merge.main(
+        folder,
+        case.model,
+        checkpoint=str(case.folder / "run"),
+        output="merged",
+        dtype=dtype,
+        adapter=False,
+        argv=["--verify"],
+    )
+
+
+@pytest.mark.parametrize("case", ["gemma4-multimodal-sharded", "gemma3"], indirect=True)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_verify(case: Case, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    merged_already = dtype == "float32"
+    folder = case.folder if merged_already else tmp_path
+    assert run_verify(case, folder, dtype) == 0
+    out = capsys.readouterr().out
+    assert ("holds this merge already" in out) == merged_already
+    assert out.splitlines()[-1].startswith("verified: max logits difference ")
+    assert ("rounded to bfloat16" in out) == (dtype == "bfloat16")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp("small"), tiny.make_gemma3, {"num_hidden_layers": 2}, {})
+
+
+def test_verify_finds_a_wrong_file(small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_verify(small, tmp_path, "bfloat16") == 0
+    file = tmp_path / "merged" / "model.safetensors"
+    tensor = BaseCheckpoint.open(tmp_path / "merged").tensors["model.layers.1.mlp.up_proj.weight"]
+    data = bytearray(file.read_bytes())
+    data[tensor.start : tensor.end] = bytes(reversed(data[tensor.start : tensor.end]))
+    file.write_bytes(data)
+    assert run_verify(small, tmp_path, "bfloat16") == 1
+    assert "is not what was trained: logits differ by" in capsys.readouterr().err
+
+
+def test_verify_finds_a_wrong_rule(
+    small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deltas = TrainedAdapters.deltas
+
+    def doubled(self: TrainedAdapters) -> dict[str, Any]:
+        return {name: replace(delta, scale=1.001 * delta.scale) for name, delta in deltas(self).items()}
+
+    monkeypatch.setattr(TrainedAdapters, "deltas", doubled)
+    assert run_verify(small, tmp_path, "bfloat16") == 1
+    assert "the merge rule is not what was trained" in capsys.readouterr().err
+
+
+def test_verify_says_so_when_there_is_nothing_to_see(
+    small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for scale, words in ((0.0, "are all zero"), (1e-5, "little of what was trained is in the merged model")):
+        folder = tmp_path / str(scale)
+        save_run(folder / "run", small.base, lora_section(), scale=scale)
+        status = merge.main(
+            folder,
+            small.model,
+            checkpoint="run",
+            output="out",
+            dtype="bfloat16",
+            adapter=False,
+            argv=["--verify"],
+        )
+        assert status == 0
+        assert words in capsys.readouterr().out

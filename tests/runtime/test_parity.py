@@ -1,0 +1,202 @@
+"""Numerics against transformers and PEFT, in float32, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.runtime import training
+
+LOGITS = 2e-4
+LOSS = 1e-4
+MESHES = [{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}]
+PERIOD = ["sliding_attention", "sliding_attention", "full_attention"]
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "gemma4-text": lambda folder: tiny.make_gemma4(folder, multimodal=False),
+    "gemma4-multimodal-sharded": lambda folder: tiny.make_gemma4(
+        folder, shards=3, num_hidden_layers=3, layer_types=PERIOD
+    ),
+    "gemma4-one-global-head": lambda folder: tiny.make_gemma4(
+        folder, num_global_key_value_heads=1, num_hidden_layers=3, layer_types=PERIOD
+    ),
+    "gemma4-global-values": lambda folder: tiny.make_gemma4(
+        folder, attention_k_eq_v=False, num_hidden_layers=3, layer_types=PERIOD
+    ),
+    "gemma3": lambda folder: tiny.make_gemma3(folder),
+    "gemma3-fused-qkv": lambda folder: tiny.make_gemma3(folder, num_key_value_heads=8),
+    "gemma3-one-head": lambda folder: tiny.make_gemma3(folder, num_key_value_heads=1),
+}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """A tiny checkpoint's folder and transformers' model by its kind, made once."""
+    made: dict[str, tuple[Path, Any]] = {}
+
+    def get(kind: str) -> tuple[Path, Any]:
+        if kind not in made:
+            folder = tmp_path_factory.mktemp("tiny") / kind
+            made[kind] = folder, KINDS[kind](folder)
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def highest() -> Any:
+    import jax
+
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def reference_logits(model: Any, one: dict[str, np.ndarray]) -> Any:
+    """transformers' logits of right-padded rows, a torch tensor."""
+    import torch
+
+    tensors = {name: torch.tensor(value).long() for name, value in one.items() if value.ndim == 2}
+    return model(
+        input_ids=tensors["tokens"],
+        attention_mask=(tensors["segment_ids"] > 0).long(),
+        position_ids=tensors["positions"],
+        use_cache=False,
+    ).logits
+
+
+@pytest.mark.parametrize("axes", MESHES, ids=["8x1", "4x2"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits(kind: str, axes: dict[str, int], checkpoint: Callable[[str], tuple[Path, Any]]) -> None:
+    import torch
+
+    folder, model = checkpoint(kind)
+    one = training.batch(0)
+    with torch.no_grad():
+        expected = reference_logits(model, one).numpy()
+    mesh, built = training.build(folder, axes, remat="none")
+    found = training.logits(built, mesh, one)
+    built.provider.check_used()
+    real = one["segment_ids"] > 0
+    difference = np.abs(found - expected)[real].max()
+    print(f"\n{kind} {axes}: logits differ by {difference:.1e} of {np.abs(expected[real]).max():.1f}")
+    assert np.abs(expected[real]).max() > 10, "logits are not flat"
+    assert difference <= LOGITS
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"),
+    [
+        ("gemma4-multimodal-sharded", MESHES[0]),
+        ("gemma4-multimodal-sharded", MESHES[1]),
+        ("gemma3", MESHES[1]),
+        ("gemma3-fused-qkv", MESHES[0]),
+    ],
+    ids=["gemma4-8x1", "gemma4-4x2", "gemma3-4x2", "gemma3-fused-8x1"],
+)
+def test_training_steps(
+    kind: str, axes: dict[str, int], checkpoint: Callable[[str], tuple[Path, Any]], tmp_path: Path
+) -> None:
+    """20 steps of 2 micro-batches with rematerialisation, from the same initial adapters."""
+    import optax
+
+    steps, accumulation = 20, 2
+    schedule = optax.linear_schedule(1e-3, 1e-4, steps)
+    folder, _ = checkpoint(kind)
+    mesh, built = training.build(folder, axes, remat="decoder", seed=3)
+    start = split(built)
+    chain = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01)
+    )
+    with mesh:
+        trainer = training.trainer(built, mesh, tmp_path, chain, accumulation, log_every=20, every_steps=20)
+        training.fit(trainer, tmp_path, steps, schedule, accumulation)
+    found = losses(tmp_path)
+    expected, norms, end = peft_steps(
+        KINDS[kind](tmp_path / "again"), start, steps, accumulation, lambda step: float(schedule(step))
+    )
+    difference = np.abs(np.array(found["loss"]) - expected).max()
+    moved = split(built)
+    parameters = max(np.abs(moved[name][i] - end[name][i]).max() for name in end for i in (0, 1))
+    gradient = np.abs(np.array(found["grad_norm"]) / norms - 1).max()
+    print(
+        f"\n{kind} {axes}: losses differ by {difference:.1e} of {max(expected):.1f}, parameters by "
+        f"{parameters:.1e}, gradient norms by {gradient:.1e}"
+    )
+    assert max(norms) > 1, "clipping takes part"
+    assert difference <= LOSS
+    assert gradient <= 1e-4
+
+
+def losses(folder: Path) -> dict[str, list[float]]:
+    import json
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {name: [line[name] for line in lines] for name in ("loss", "grad_norm")}
+
+
+def split(built: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A and B of each Hugging Face projection."""
+    arrays = training.adapters(built)
+    out = {}
+    for adapter in built.adapters:
+        out |= adapter.split(arrays[adapter.a_path], arrays[adapter.b_path])
+    return {name: (a.copy(), b.copy()) for name, (a, b) in out.items()}
+
+
+def peft_steps(
+    model: Any,
+    start: dict[str, tuple[np.ndarray, np.ndarray]],
+    steps: int,
+    accumulation: int,
+    rate: Callable[[int], float],
+) -> tuple[list[float], list[float], dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """The same run by transformers and PEFT: losses, gradient norms, final adapters."""
+    import peft
+    import torch
+
+    names = "|".join(training.TARGETS)
+    model = peft.get_peft_model(
+        model,
+        peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules=rf".*layers\.\d+\..*\.({names})")
+        if not hasattr(model.model, "language_model")
+        else peft.LoraConfig(
+            r=4, lora_alpha=8, lora_dropout=0.0, target_modules=rf".*language_model\.layers\..*\.({names})"
+        ),
+    )
+    weights = {
+        name[name.index("layers.") :].removesuffix(".default.weight"): parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    assert len(weights) == 2 * len(start), "PEFT adapts what Tunix adapts"
+    with torch.no_grad():
+        for name, pair in start.items():
+            for letter, value in zip("AB", pair, strict=True):
+                weights[f"{name}.lora_{letter}"].copy_(torch.tensor(value))
+    optimizer = torch.optim.AdamW(weights.values(), lr=1.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    found, norms = [], []
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.zero_grad()
+        total = 0.0
+        for part in range(accumulation):
+            one = training.batch(step * accumulation + part, accumulation)
+            chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
+            targets = torch.tensor(one["tokens"][:, 1:]).long()
+            nll = -chosen.gather(-1, targets[..., None])[..., 0]
+            loss = (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"]) / accumulation
+            loss.backward()
+            total += float(loss)
+        norms.append(float(torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)))
+        optimizer.step()
+        found.append(total)
+    end = {
+        name: tuple(weights[f"{name}.lora_{letter}"].detach().numpy() for letter in "AB") for name in start
+    }
+    return found, norms, end

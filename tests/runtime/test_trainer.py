@@ -1,0 +1,157 @@
+"""The loop: resuming, saving, metrics, and what ends a run early."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.errors import UserError
+from tests import tiny
+from tests.runtime import training
+
+MESH = {"fsdp": 4, "tp": 2}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma4") / "model"
+    tiny.make_gemma4(folder, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The tests' trainers are the same program."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+def chain(rate: Any) -> Any:
+    import optax
+
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, weight_decay=0.01))
+
+
+def run(model: Path, folder: Path, until: int, evaluate: bool = True, **options: Any) -> tuple[Any, Any, Any]:
+    """One process's part of a run: the trainer, the model, the outcome."""
+    import optax
+
+    rate = optax.linear_schedule(1e-2, 1e-3, 8)
+    mesh, built = training.build(model, MESH, dropout=0.1)
+    with mesh:
+        trainer = training.trainer(
+            built, mesh, folder, chain(options.pop("rate", rate)), eval_every=3, **options
+        )
+        outcome = training.fit(trainer, folder, until, rate, evaluate=evaluate)
+    return trainer, built, outcome
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_resuming_is_exact(model: Path, tmp_path: Path) -> None:
+    """Dropout, schedule, data and optimizer go on where they were; so do the metrics."""
+    _, whole, outcome = run(model, tmp_path / "whole", 5)
+    assert outcome.step == 5
+    first, _, _ = run(model, tmp_path / "parts", 3)
+    assert first.train_steps == 3
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "loss": 99.0}\n{"step": 5, "lo')
+    second, parts, again = run(model, tmp_path / "parts", 5)
+    assert second.train_steps == again.step == 5
+    expected, found = training.adapters(whole), training.adapters(parts)
+    for path in expected:
+        assert np.array_equal(expected[path], found[path]), path
+    keep = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
+    assert [{k: line[k] for k in keep if k in line} for line in lines(tmp_path / "parts")] == [
+        {k: line[k] for k in keep if k in line} for line in lines(tmp_path / "whole")
+    ]
+
+
+def test_what_a_run_leaves_behind(model: Path, tmp_path: Path) -> None:
+    from flax import nnx
+
+    trainer, built, outcome = run(model, tmp_path, 5)
+    steps = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    assert steps == [4, 5], "every second step and the last, two kept"
+    written = lines(tmp_path)
+    train = [line for line in written if "loss" in line]
+    assert [line["step"] for line in train] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in written if "eval_loss" in line] == [0, 3, 5]
+    assert outcome.loss == train[-1]["loss"]
+    assert outcome.eval_loss == written[-1]["eval_loss"]
+    assert outcome.tokens_per_second > 0
+    real = [int((training.batch(i)["segment_ids"] > 0).sum()) for i in (0, 1)]
+    assert train[0]["tokens"] == sum(real)
+    assert np.allclose([line["learning_rate"] for line in train], [1e-2 - i * 9e-3 / 8 for i in range(5)])
+    for name in ("grad_norm", "tokens_per_second", "step_seconds", "peak_memory_bytes"):
+        assert all(line[name] > 0 for line in train), name
+
+    from runtime.trained import _restore
+
+    saved = _restore(str(tmp_path / "5" / "model_params"))
+    found = training.adapters(built)
+    assert saved.keys() == found.keys()
+    for path, array in saved.items():
+        assert np.array_equal(array, found[path]), path
+
+    fresh = training.build(model, MESH)[1]
+    before = dict(nnx.state(fresh.model, lambda _, v: type(v) is nnx.Param).flat_state())
+    after = dict(nnx.state(built.model, lambda _, v: type(v) is nnx.Param).flat_state())
+    for path, variable in after.items():
+        assert np.array_equal(variable.get_raw_value(), before[path].get_raw_value()), path
+    for adapter in built.adapters:
+        b = found[adapter.b_path]
+        assert b.any(), adapter.b_path
+        if adapter.masked:
+            assert not b[:4, 1].any() and not b[4:, 0].any(), "entries of no projection stay zero"
+
+    split = 0
+    for path, variable in nnx.state(trainer.optimizer, nnx.optimizer.OptState).flat_state():
+        if path[-1] == "kernel_lora_a" and path[-2] == "down_proj":
+            assert tuple(variable.get_raw_value().sharding.spec) == ("tp", None)
+            split += 1
+    assert split == 2 * 3, "mu, nu and the accumulated gradient of two layers follow the adapter"
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"step [23]: the (loss|gradient's norm) is (nan|inf)"):
+        run(model, tmp_path, 6, evaluate=False, rate=1e30, every_steps=1)
+    steps = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert steps and max(steps) < 3, "what was saved before is kept, and nothing after"
+
+
+def test_rows_that_do_not_split_are_refused() -> None:
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+    from runtime.sharding import shard_rows
+
+    mesh = start(MeshSettings("cpu", 8, MESH))
+    with pytest.raises(ValueError, match="6 rows"):
+        shard_rows({"tokens": np.zeros((6, 4), np.int32)}, mesh)
+
+
+def test_devices_that_are_not_there() -> None:
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+
+    with pytest.raises(UserError, match="16 CPU devices"):
+        start(MeshSettings("cpu", 16, {"fsdp": 16}))
+    with pytest.raises(UserError, match="need 4 devices"):
+        start(MeshSettings("cpu", 8, {"fsdp": 4}))
+    with pytest.raises(UserError, match="no TPU on this machine"):
+        start(MeshSettings("tpu", 8, {"fsdp": 8}))
+    assert start(MeshSettings("cpu", 2, {"fsdp": 2, "tp": 1})).size == 2

@@ -1,0 +1,148 @@
+"""What the training tests share: synthetic batches, and trainers on small meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LENGTH = 16
+ROWS = 8
+
+
+def batch(index: int, accumulation: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
+    """Micro-batch `index`: rows of random length, right-padded, normalised over its window's targets."""
+    rows = _rows(index, seed)
+    first = index - index % accumulation
+    targets = sum(int(_rows(i, seed)[2].sum()) for i in range(first, first + accumulation))
+    tokens, segment_ids, loss_mask = rows
+    return {
+        "tokens": tokens,
+        "positions": np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1)),
+        "segment_ids": segment_ids,
+        "loss_mask": loss_mask,
+        "norm": np.asarray(targets / accumulation, np.float32),
+        "index": np.asarray(index, np.int32),
+    }
+
+
+def _rows(index: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng([seed, index])
+    # Below 500: the image and audio placeholders, which transformers replaces, come after.
+    tokens = random.integers(3, 500, (ROWS, LENGTH)).astype(np.int32)
+    lengths = random.integers(6, LENGTH + 1, ROWS)
+    segment_ids = (np.arange(LENGTH)[None] < lengths[:, None]).astype(np.int32)
+    prompts = random.integers(1, 5, ROWS)
+    return (
+        tokens * segment_ids,
+        segment_ids,
+        (segment_ids > 0) & (np.arange(LENGTH)[None] >= prompts[:, None]),
+    )
+
+
+def packed_batch() -> dict[str, np.ndarray]:
+    """Rows of two samples each, the second of random length."""
+    random = np.random.default_rng(5)
+    one = batch(0)
+    cut = random.integers(4, 8, ROWS)
+    place = np.arange(LENGTH)[None]
+    second = place >= cut[:, None]
+    one["segment_ids"] = np.where(second, 2, 1).astype(np.int32)
+    one["positions"] = np.where(second, place - cut[:, None], place).astype(np.int32)
+    one["tokens"] = random.integers(3, 500, (ROWS, LENGTH)).astype(np.int32)
+    one["loss_mask"] = np.ones((ROWS, LENGTH), bool)
+    one["norm"] = np.asarray(ROWS * (LENGTH - 2), np.float32)
+    return one
+
+
+def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any, Any]:
+    """A checkpoint's model on a mesh of 8 virtual devices: the mesh, and what runtime.model made.
+
+    Args:
+        options: dtype, remat, rules and seed of the model; the others are LoraSettings'.
+    """
+    from runtime.adapters import LoraSettings
+    from runtime.checkpoint import BaseCheckpoint
+    from runtime.mesh import start
+    from runtime.model import build as build_model
+    from runtime.settings import MeshSettings, ModelSettings
+
+    base = BaseCheckpoint.open(directory)
+    mesh = start(MeshSettings("cpu", 8, axes))
+    settings = ModelSettings(
+        id=str(directory),
+        family=base.family.name,
+        dtype=options.pop("dtype", "float32"),
+        remat=options.pop("remat", "decoder"),
+    )
+    rules, seed = options.pop("rules", ()), options.pop("seed", 0)
+    lora = LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
+    return mesh, build_model(base, settings, lora, mesh, rules, seed)
+
+
+def trainer(
+    built: Any, mesh: Any, folder: Path, optimizer: Any, accumulation: int = 2, **options: Any
+) -> Any:
+    """A Trainer that saves into a folder. Make and use it within `with mesh:`."""
+    from runtime.settings import CheckpointSettings, TrainSettings
+    from runtime.trainer import Trainer
+
+    every = options.pop("every_steps", 2)
+    settings = TrainSettings(
+        epochs=None, steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, **options
+    )
+    checkpoint = CheckpointSettings(str(folder), every_steps=every, keep=2)
+    return Trainer(built, optimizer, settings, checkpoint, mesh, str(folder), accumulation)
+
+
+def fit(
+    trainer: Any, folder: Path, until: int, schedule: Any, accumulation: int = 2, evaluate: bool = False
+) -> Any:
+    """Runs a trainer on the synthetic batches up to a step; returns its Outcome."""
+    from runtime.interrupts import Interrupts
+    from runtime.metrics import Metrics
+
+    def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
+        index = step * accumulation
+        while True:
+            yield batch(index, accumulation)
+            index += 1
+
+    metrics = Metrics(folder, trainer.train_steps or None, tensorboard=False)
+    try:
+        held_out = [batch(10_000)] if evaluate else []
+        return trainer.fit(batches, held_out, until, schedule, metrics, Interrupts())
+    finally:
+        metrics.close()
+        trainer.close()
+
+
+def adapters(built: Any) -> dict[str, np.ndarray]:
+    """The LoRA arrays of a model by path."""
+    from flax import nnx
+
+    return {
+        ".".join(map(str, path)): np.asarray(variable.get_raw_value())
+        for path, variable in nnx.state(built.model, nnx.LoRAParam).flat_state()
+    }
+
+
+def logits(built: Any, mesh: Any, one: Mapping[str, np.ndarray]) -> np.ndarray:
+    """float32[B, T, V] of a batch."""
+    import jax
+    from flax import nnx
+
+    from runtime.loss import attention_mask
+    from runtime.sharding import shard_rows
+
+    @jax.jit
+    def forward(state: Any, inputs: Any) -> Any:
+        model = nnx.merge(graph, state)
+        return model(inputs["tokens"], inputs["positions"], None, attention_mask(inputs["segment_ids"]))[0]
+
+    graph, state = nnx.split(built.model)
+    with mesh:
+        return np.asarray(forward(state, shard_rows(dict(one), mesh)), np.float32)
