@@ -1,0 +1,3 @@
+"""From a recipe to a program, and from a program to the files that run it."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,257 @@
+"""Artifacts on disk: writing them, and holding them against what a recipe gives.
+
+A folder of artifacts ("generated") holds runtime/ once and one folder per recipe. Only files that an
+artifact's recipe.lock.json lists are ever replaced or removed: a checkpoint or a note beside them stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import runtime
+
+LOCK = "recipe.lock.json"
+RUNTIME = "runtime"
+
+Files = Mapping[str, bytes]
+"""Contents by path relative to the artifact's folder, with forward slashes."""
+
+
+class ArtifactError(Exception):
+    """A folder that cannot be written, read or packed as asked.
+
+    Attributes:
+        help: what to do about it.
+    """
+
+    def __init__(self, message: str, help: str | None = None) -> None:
+        super().__init__(message)
+        self.help = help
+
+
+@functools.cache
+def runtime_files() -> Files:
+    """The modules of runtime/ by path relative to it."""
+    folder = Path(runtime.__file__).parent
+    return {path: (folder / path).read_bytes() for path in modules(folder)}
+
+
+@functools.cache
+def runtime_digest() -> str:
+    """sha256 over the paths and contents of runtime/."""
+    return tree_digest(runtime_files())
+
+
+def tree_digest(files: Files) -> str:
+    """sha256 over paths and contents, independent of order."""
+    return digest("".join(f"{digest(files[path])}  {path}\n" for path in sorted(files)).encode())
+
+
+def digest(content: bytes) -> str:
+    """sha256 in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def write(out_dir: Path, artifacts: Mapping[str, Files]) -> list[str]:
+    """Writes runtime/ and each artifact; returns what the user should know about.
+
+    Everything is first written beside its place, so that a full disk or a crash leaves what was there.
+
+    Args:
+        out_dir: the folder of artifacts, made when it is missing.
+        artifacts: files of each artifact by its name.
+
+    Raises:
+        ArtifactError: when something is in the way.
+        OSError: when a file cannot be written.
+    """
+    _refuse_obstacles(out_dir, artifacts)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    old_runtime = _runtime_on_disk(out_dir)
+    notes = []
+    with tempfile.TemporaryDirectory(prefix=".recipe-", dir=out_dir) as temporary:
+        staging = Path(temporary)
+        _stage(staging / RUNTIME, runtime_files())
+        for name, files in artifacts.items():
+            _stage(staging / name, files)
+        _install(staging / RUNTIME, out_dir / RUNTIME, runtime_files(), set(old_runtime))
+        for name, files in artifacts.items():
+            notes += _describe_leftovers(out_dir / name, files)
+            _install(staging / name, out_dir / name, files, set(locked_files(out_dir / name)))
+    for name in artifacts_in(out_dir):
+        recorded = _lock_of(out_dir / name).get("runtime")
+        if name not in artifacts and recorded not in (None, runtime_digest()):
+            notes.append(f"{out_dir / name} was built with another runtime/: build it again too")
+    return notes
+
+
+def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
+    """A unified diff from what is on disk to what the recipes give; empty when they agree.
+
+    Files that a lock lists but the recipe does not give, and modules that runtime/ does not have, count
+    as differences; other files in the folders do not.
+    """
+    parts = list(_differences(out_dir / RUNTIME, _runtime_on_disk(out_dir), runtime_files()))
+    for name in sorted(artifacts):
+        folder, files = out_dir / name, artifacts[name]
+        on_disk = {
+            path: (folder / path).read_bytes()
+            for path in {*files, *locked_files(folder)}
+            if (folder / path).is_file()
+        }
+        parts += _differences(folder, on_disk, files)
+    return "".join(parts)
+
+
+def locked_files(folder: Path) -> list[str]:
+    """The files of the artifact in a folder, by its lock, the lock included; none when there is no lock."""
+    files = _lock_of(folder).get("files")
+    paths = [path for path in files if _is_inside(path)] if isinstance(files, dict) else []
+    return sorted([*paths, LOCK]) if (folder / LOCK).is_file() else []
+
+
+def difference(before: bytes | None, after: bytes | None, before_name: str, after_name: str) -> str:
+    """A unified diff of two versions of a file, of which one may be missing."""
+    if before == after:
+        return ""
+    from difflib import unified_diff
+
+    names = ("/dev/null" if before is None else before_name, "/dev/null" if after is None else after_name)
+    lines = unified_diff(_lines(before), _lines(after), *names)
+    ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    # An empty file has no lines to show, so that it is missing or new would go unsaid.
+    return "".join(ended) or f"--- {names[0]}\n+++ {names[1]}\n"
+
+
+def modules(folder: Path) -> list[str]:
+    """Python files below a folder, relative to it, sorted."""
+    if not folder.is_dir():
+        return []
+    paths = (path.relative_to(folder) for path in folder.rglob("*.py"))
+    return sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts)
+
+
+def _runtime_on_disk(out_dir: Path) -> dict[str, bytes]:
+    folder = out_dir / RUNTIME
+    return {path: (folder / path).read_bytes() for path in modules(folder)}
+
+
+def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
+    if RUNTIME in artifacts:
+        raise ArtifactError(
+            f"a recipe cannot be named {RUNTIME}: its folder would be the runtime's", "choose another `name`"
+        )
+    for path in (out_dir, out_dir / RUNTIME, *(out_dir / name for name in artifacts)):
+        if path.exists() and not path.is_dir():
+            raise ArtifactError(f"{path} is in the way: it is not a folder", "choose another folder with -o")
+    present = modules(out_dir / RUNTIME)
+    if present and "families/base.py" not in present:
+        raise ArtifactError(
+            f"{out_dir / RUNTIME} holds other Python modules, where the runtime would go",
+            "choose another folder with -o",
+        )
+    for name, files in artifacts.items():
+        for file in files:
+            target = out_dir / name / file
+            blocked = [folder for folder in target.parents if folder.is_file()]
+            if blocked:
+                raise ArtifactError(f"{blocked[0]} is in the way: it is not a folder", "remove it")
+            if target.is_dir():
+                raise ArtifactError(f"{target} is in the way: it is a folder", "remove it")
+
+
+def _stage(folder: Path, files: Files) -> None:
+    folder.mkdir()
+    for path, content in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        if path.endswith(".sh"):
+            target.chmod(0o777 & ~umask())
+
+
+def _install(staged: Path, folder: Path, files: Files, previous: set[str]) -> None:
+    """Moves staged files to their place, the lock last, and removes those of the previous build."""
+    if not folder.exists():
+        os.rename(staged, folder)
+        return
+    for path in sorted(files, key=lambda path: (path == LOCK, path)):
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(staged / path, target)
+    for path in previous - set(files):
+        (folder / path).unlink(missing_ok=True)
+        for parent in (folder / path).parents:
+            if parent == folder or not parent.is_dir() or any(parent.iterdir()):
+                break
+            parent.rmdir()
+
+
+def _describe_leftovers(folder: Path, files: Files) -> list[str]:
+    """Notes about edited files that are replaced and about files that are none of the artifact's."""
+    if not folder.is_dir():
+        return []
+    recorded = _lock_of(folder).get("files")
+    recorded = recorded if isinstance(recorded, dict) else {}
+    notes = []
+    for path in sorted(files):
+        if path in recorded and (folder / path).is_file():
+            content = (folder / path).read_bytes()
+            if digest(content) != recorded[path] and content != files[path]:
+                notes.append(f"{folder / path} had been edited since it was built: replaced")
+    own = {PurePosixPath(path).parts[0] for path in (*files, *locked_files(folder))}
+    others = sorted(
+        f"{entry.name}/" if entry.is_dir() else entry.name
+        for entry in folder.iterdir()
+        if entry.name not in own and entry.name != "__pycache__" and not entry.name.startswith(".")
+    )
+    if others:
+        notes.append(f"left alone in {folder}, not of the artifact: {', '.join(others)}")
+    return notes
+
+
+def _differences(folder: Path, before: Files, after: Files) -> Iterator[str]:
+    for path in sorted({*before, *after}):
+        name = (folder / path).as_posix()
+        yield difference(before.get(path), after.get(path), name, f"{name} (rebuilt)")
+
+
+def _lines(content: bytes | None) -> list[str]:
+    text = (content or b"").decode("utf-8", "replace")
+    lines = [f"{line}\n" for line in text.split("\n")]
+    # What follows the last line break is a line without one, or nothing.
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def artifacts_in(out_dir: Path) -> list[str]:
+    """Names of the artifacts in a folder."""
+    return sorted(path.parent.name for path in out_dir.glob(f"*/{LOCK}")) if out_dir.is_dir() else []
+
+
+def _lock_of(folder: Path) -> dict[str, Any]:
+    try:
+        lock = json.loads((folder / LOCK).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return lock if isinstance(lock, dict) else {}
+
+
+def _is_inside(path: str) -> bool:
+    """Whether a path that a lock names stays in the artifact's folder."""
+    pure = PurePosixPath(path)
+    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
+
+
+def umask() -> int:
+    """The permissions that new files are made without."""
+    current = os.umask(0o022)
+    os.umask(current)
+    return current

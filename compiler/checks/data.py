@@ -1,0 +1,216 @@
+"""Data, chat template and tokenizer against the checkpoint's family; padding; which tokens carry loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from compiler import catalog
+from compiler.checks.paths import escapes, is_inline
+from compiler.facts import Facts
+from compiler.steps import read_local
+from compiler.wording import listing
+from runtime.families import FAMILIES
+from spec.diagnostics import Diagnostic
+from spec.paths import join
+
+FOREIGN_MARKERS = {"<|im_start|>": "ChatML (Qwen)", "<|start_header_id|>": "Llama 3", "[INST]": "Mistral"}
+"""Turn markers of families that are not in the catalogue."""
+
+CHAT_FIELDS = ("messages", "role", "content")
+
+TITLES = {"gemma3": "Gemma 3", "gemma4": "Gemma 4"}
+
+WASTEFUL = 1024
+"""Padded rows at least this long are warned about when nothing is known of the samples' lengths."""
+
+USED_WELL = 0.6
+"""Share of real tokens in padded rows from which packing is hardly worth its name."""
+
+LANES = 128
+"""A TPU's vector registers are 128 wide: XLA pads shorter dimensions."""
+
+LARGEST_TEMPLATE = 2**20
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    yield from _files(facts)
+    yield from _fields(facts)
+    yield from _tokenizer(facts)
+    yield from _template(facts)
+    yield from _length(facts)
+    if facts.recipe.data.loss_on == "all":
+        yield Diagnostic(
+            "W0408",
+            "every token carries loss, the user's too: the model also learns to write the prompts, and its "
+            "loss is not comparable with a run on the assistant's tokens alone",
+            "data.loss_on",
+            "loss_on: assistant",
+        )
+
+
+def _files(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    seen: dict[str, str] = {}
+    for part, sources in (("train", data.train), ("eval", data.eval)):
+        for index, source in enumerate(sources):
+            path, where = source.path, f"data.{part}[{index}].path"
+            earlier = seen.setdefault(str(Path(path)) if "://" not in path else path, part)
+            if (part, earlier) == ("eval", "train"):
+                yield Diagnostic(
+                    "W0409",
+                    f"`{path}` is trained on and evaluated on: the evaluation's loss says nothing about "
+                    "new samples",
+                    where,
+                    "hold some samples out in a file of their own",
+                )
+            elif _is_local(path) and not (facts.folder / path).is_file():
+                yield Diagnostic(
+                    "W0401",
+                    f"there is no file `{path}` beside the recipe",
+                    where,
+                    "put it there, or have it below the folder that train.py is given by --data-dir",
+                )
+
+
+def _is_local(path: str) -> bool:
+    return path.endswith(".jsonl") and "://" not in path and not escapes(path)
+
+
+def _fields(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    for name in data.fields if data.format == "chat" else ():
+        if name not in CHAT_FIELDS:
+            close = get_close_matches(name, CHAT_FIELDS, n=1, cutoff=0.5)
+            turned = data.fields[name] if data.fields[name] in CHAT_FIELDS else None
+            if turned:
+                way = f"the key is the format's name and the value the source's: {turned}: {name}"
+            else:
+                hint = f"did you mean `{close[0]}`? " if close else ""
+                way = f"{hint}the key is the format's name, the value the source's: messages: conversations"
+            yield Diagnostic(
+                "E0413",
+                f"chat data has no field `{name}`: it has {listing(CHAT_FIELDS)}",
+                join(("data", "fields", name)),
+                way,
+            )
+
+
+def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
+    tokenizer, model = facts.recipe.model.tokenizer, facts.model
+    if tokenizer is None or model is None or tokenizer == model.id:
+        return
+    family = catalog.family_name(tokenizer, facts.folder)
+    if family is not None and family != model.family.name:
+        yield Diagnostic(
+            "E0403",
+            f"`{tokenizer}` is a tokenizer of {TITLES.get(family, family)}, and {model.title} was trained "
+            f"with {TITLES.get(model.family.name, model.family.name)}'s: its token numbers mean other "
+            "pieces of text",
+            "model.tokenizer",
+            "remove the line: the model's own tokenizer is taken",
+        )
+    elif family is None and not catalog.is_directory(tokenizer):
+        yield Diagnostic(
+            "W0404",
+            f"`{tokenizer}` is not in the catalogue: nothing is known of whether it fits {model.title}",
+            "model.tokenizer",
+            "remove the line, unless the tokenizer was made for this checkpoint",
+        )
+
+
+def _template(facts: Facts) -> Iterator[Diagnostic]:
+    data, model = facts.recipe.data, facts.model
+    if data.chat_template is None:
+        if (
+            model is not None
+            and model.chat is False
+            and data.format == "chat"
+            and facts.recipe.model.tokenizer is None
+        ):
+            yield Diagnostic(
+                "E0405",
+                f"`{model.id}` is not tuned for chat, and its tokenizer has no chat template",
+                "data.format",
+                f"train `{model.id.removesuffix('-pt')}-it`, or give data.chat_template",
+            )
+        return
+    text = data.chat_template
+    if not is_inline(text):
+        if escapes(text):
+            return
+        try:
+            file = facts.folder / text
+            if file.stat().st_size > LARGEST_TEMPLATE:
+                raise ValueError("it is larger than 1 MiB")
+            text = file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+            yield Diagnostic(
+                "E0402",
+                f"the chat template `{data.chat_template}` cannot be read: {reason}",
+                "data.chat_template",
+                "the path is relative to the recipe's folder; a template can also be written inline",
+            )
+            return
+    if model is None:
+        return
+    own = model.family.turn_markers
+    foreign = {
+        marker: TITLES.get(name, name)
+        for name, family in FAMILIES.items()
+        if name != model.family.name
+        for marker in family.turn_markers
+    } | FOREIGN_MARKERS
+    found = [marker for marker in foreign if marker in text and marker not in own]
+    title = TITLES.get(model.family.name, model.family.name)
+    if found:
+        yield Diagnostic(
+            "E0406",
+            f"the chat template writes {listing(f'`{m}`' for m in found)}, the turn markup of "
+            f"{foreign[found[0]]}; {model.title} was trained with {title}'s `{own[0]}` ... `{own[1]}`",
+            "data.chat_template",
+            "remove the line: the template that the checkpoint ships is taken",
+        )
+    elif not all(marker in text for marker in own):
+        yield Diagnostic(
+            "W0406",
+            f"the chat template does not write `{own[0]}` ... `{own[1]}`, the turn markup that "
+            f"{model.title} was trained with",
+            "data.chat_template",
+            "remove the line, unless another markup is meant",
+        )
+
+
+def _length(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    tpu = facts.accelerator is not None and facts.accelerator.platform == "tpu"
+    if tpu and data.max_length % LANES and facts.recipe.model.attention == "dot":
+        up = -(-data.max_length // LANES) * LANES
+        yield Diagnostic(
+            "N0411",
+            f"max_length {data.max_length} is no multiple of {LANES}, the width of the TPU's registers: "
+            f"{up} costs the same",
+            "data.max_length",
+        )
+    if data.packing:
+        return
+    local = read_local(facts.folder, [s.path for s in data.train]) if not _leaves(facts) else None
+    padded = f"every sample is padded to max_length {data.max_length:,} and computed at that length"
+    if local is not None and local.mean_tokens:
+        share = local.mean_tokens / data.max_length
+        if share < USED_WELL:
+            yield Diagnostic(
+                "W0407",
+                f"{padded}; the samples of data.train have about {max(1, local.mean_tokens):,} tokens on "
+                f"average, so about {1 - share:.0%} of the work goes into padding",
+                "data.packing",
+                "packing: true, or a smaller max_length",
+            )
+    elif data.max_length >= WASTEFUL:
+        yield Diagnostic("W0407", padded, "data.packing", "packing: true puts several samples into one row")
+
+
+def _leaves(facts: Facts) -> bool:
+    return any(escapes(source.path) for source in facts.recipe.data.train)

@@ -1,0 +1,252 @@
+"""LoRA targets against the model's projections, layer by layer, and the adapters' settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from compiler.facts import Facts
+from compiler.wording import in_layers, listing, plural, ranges
+from runtime.adapters import matches
+from spec.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from spec.language import Lora
+
+FUSED = {
+    "qkv_einsum": ("q_proj", "k_proj", "v_proj"),
+    "kv_einsum": ("k_proj", "v_proj"),
+    "q_einsum": ("q_proj",),
+    "k_einsum": ("k_proj",),
+    "attn_vec_einsum": ("o_proj",),
+}
+"""Tunix's names of attention weights, longest first, and the projections that they hold."""
+
+SENSIBLE_SCALE = 8.0
+"""Above this, alpha / rank is hardly meant: published LoRA runs use 1 or 2."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    section = facts.recipe.lora
+    if section is None:
+        return
+    for index, target in enumerate(section.targets):
+        yield from _target(facts, section, target, f"lora.targets[{index}]")
+    yield from _nothing_adapted(facts, section)
+    yield from _covered_twice(facts, section)
+    yield from _settings(facts, section)
+
+
+def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Diagnostic]:
+    plain = re.fullmatch(r"\w+", target) is not None
+    fused = _fused_names(target)
+    if fused:
+        yield Diagnostic("E0301", *_fused_message(facts, target, fused, path))
+        return
+    if not plain:
+        try:
+            re.compile(target)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield Diagnostic(
+                "E0303",
+                f"the target `{target}` is not a regular expression: {error}",
+                path,
+                r"name a projection such as q_proj, or write for example '.*\.[0-9]\.self_attn\.q_proj'",
+            )
+            return
+    if facts.model is None or facts.layers is None:
+        return
+    modules = [f"layers.{site.layer}.{slot}" for site in facts.sites for slot in site.slots]
+    everywhere = {_layer(module) for module in modules if matches(target, module)}
+    if not everywhere:
+        yield Diagnostic(
+            "E0302",
+            f"the target `{target}` matches no projection of {facts.model.title}",
+            path,
+            _nearest(facts, target),
+        )
+        return
+    chosen = everywhere & set(facts.layers)
+    missing = sorted(set(facts.layers) - everywhere)
+    if not chosen and not plain:
+        yield Diagnostic(
+            "W0305",
+            f"none of the chosen layers has `{target}`: {facts.model.title} has it in "
+            f"{in_layers(facts.model.architecture.layer_types, sorted(everywhere))}",
+            path,
+            "choose other layers (lora.layers), or remove the target",
+        )
+    elif missing and plain:
+        yield Diagnostic("N0307", *_missing_message(facts, section, target, missing, path))
+
+
+def _missing_message(
+    facts: Facts, section: Lora, target: str, missing: list[int], path: str
+) -> tuple[str, str, str | None]:
+    assert facts.model is not None
+    layers = f"{plural(len(missing), 'layer')} of {facts.model.title} ({ranges(missing)})"
+    keys_are_values = target == "v_proj" and getattr(facts.model.architecture, "k_eq_v", False)
+    if not keys_are_values:
+        return (
+            f"{layers} {'has' if len(missing) == 1 else 'have'} no {target}, and get no adapter for it",
+            path,
+            None,
+        )
+    has_keys = any(matches(t, f"layers.{missing[0]}.self_attn.k_proj") for t in section.targets)
+    if has_keys:
+        return (
+            f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: keys serve as values there, and "
+            "the adapter of k_proj changes both",
+            path,
+            None,
+        )
+    return (
+        f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: keys serve as values there, and "
+        "without the target k_proj neither gets an adapter",
+        path,
+        "add k_proj to the targets",
+    )
+
+
+def _fused_names(target: str) -> list[str]:
+    """Tunix's names that stand in a target, also with the regex's own characters around them."""
+    rest, out = target, []
+    for name in FUSED:
+        if re.search(rf"(?<![a-z_]){name}(?![a-z_])", rest):
+            out.append(name)
+            rest = re.sub(rf"(?<![a-z_]){name}(?![a-z_])", "", rest)
+    return out
+
+
+def _fused_message(facts: Facts, target: str, fused: list[str], path: str) -> tuple[str, str, str]:
+    projections = list(
+        dict.fromkeys(
+            p for p in ("q_proj", "k_proj", "v_proj", "o_proj") if any(p in FUSED[name] for name in fused)
+        )
+    )
+    projections += [p for p in ("gate_proj", "up_proj", "down_proj") if p in target]
+    lost = ""
+    if facts.model is not None and "kv_einsum" in fused and "k_einsum" not in fused:
+        other = [site.layer for site in facts.sites if site.weight.endswith(".k_einsum.w")]
+        if other:
+            lost = (
+                f". In {plural(len(other), 'layer')} of {facts.model.title} ({ranges(other)}) the keys are "
+                "in k_einsum: their adapter would be missing"
+            )
+    return (
+        f"{listing(f'`{name}`' for name in fused)} {'is' if len(fused) == 1 else 'are'} Tunix's own, and "
+        f"targets are Hugging Face's projections{lost}",
+        path,
+        f"targets: [{', '.join(projections)}]",
+    )
+
+
+def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """Each target exists, and none does in the chosen layers."""
+    layers = facts.layers
+    if facts.model is None or layers is None:
+        return
+    modules = [(site.layer, f"layers.{site.layer}.{slot}") for site in facts.sites for slot in site.slots]
+    hits = [[layer for layer, module in modules if matches(target, module)] for target in section.targets]
+    if all(hits) and not any(layer in layers for found in hits for layer in found):
+        everywhere = sorted({layer for found in hits for layer in found})
+        yield Diagnostic(
+            "E0305",
+            f"nothing would be trained: {facts.model.title} has the targets in "
+            f"{in_layers(facts.model.architecture.layer_types, everywhere)}, and lora.layers chooses others",
+            facts.first_given("lora.layers", "lora.targets"),
+            "choose other layers or other targets",
+        )
+
+
+def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """A target all of whose projections an earlier one has."""
+    modules = [f"layers.{site.layer}.{slot}" for site in facts.sites for slot in site.slots]
+    seen: set[str] = set()
+    for index, target in enumerate(section.targets):
+        hit = {module for module in modules if matches(target, module)}
+        if hit and hit <= seen:
+            yield Diagnostic(
+                "W0306",
+                f"the target `{target}` adds nothing: the targets before it match all of its projections",
+                f"lora.targets[{index}]",
+                "remove it",
+            )
+        seen |= hit
+
+
+def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    if section.dtype == "bfloat16":
+        yield Diagnostic(
+            "W0308",
+            "the adapters and their optimizer state are kept in bfloat16, whose 8 bits of precision lose "
+            "small updates; PEFT keeps them in float32",
+            "lora.dtype",
+            "dtype: float32",
+        )
+    fused = [site for site in facts.sites if site.fused and site.layer in (facts.layers or ())]
+    trained = [
+        site
+        for site in fused
+        if sum(any(matches(t, f"layers.{site.layer}.{slot}") for t in section.targets) for slot in site.slots)
+        > 1
+    ]
+    if section.kv == "shared" and trained:
+        yield Diagnostic(
+            "N0309",
+            f"key and value share one A in {plural(len(trained), 'layer')}, as in Qwix: fewer parameters, "
+            "and not what PEFT trains; the PEFT adapter that merge writes repeats it",
+            "lora.kv",
+            "kv: independent trains what PEFT trains",
+        )
+    if section.init == "qwix":
+        yield Diagnostic(
+            "N0310",
+            "A starts uniform within sqrt(6 / fan_in), 2.4 times PEFT's bound of 1 / sqrt(fan_in): runs "
+            "are not comparable with PEFT's at the same learning rate",
+            "lora.init",
+        )
+    scale = section.alpha / section.rank
+    if scale > SENSIBLE_SCALE:
+        yield Diagnostic(
+            "W0311",
+            f"alpha / rank is {scale:g}: the adapters' product is multiplied by it",
+            "lora.alpha",
+            f"usual is alpha = rank ({section.rank}) or twice that",
+        )
+    if facts.model is not None:
+        narrowest = min(
+            (
+                min(size for size in (p.shape[0], p.shape[-1]))
+                for p in facts.defaults
+                if p.path.endswith("_proj.kernel")
+            ),
+            default=section.rank,
+        )
+        if section.rank > narrowest:
+            yield Diagnostic(
+                "W0312",
+                f"rank {section.rank} is above the width {narrowest} of a projection of "
+                f"{facts.model.title}: more numbers than the weight itself",
+                "lora.rank",
+                f"a rank of at most {narrowest}",
+            )
+
+
+def _nearest(facts: Facts, target: str) -> str:
+    names = list(dict.fromkeys(slot.rpartition(".")[2] for site in facts.sites for slot in site.slots))
+    whole = [f"layers.{site.layer}.{slot}" for site in facts.sites for slot in site.slots]
+    if re.fullmatch(r"\w+", target) is None:
+        if any(re.search(target, module) for module in whole):
+            wider = f'".*{target.strip("^$")}.*"'
+            return f"an expression has to match the whole module name, such as {whole[0]}: write {wider}"
+        return f"module names are such as {whole[0]} and {whole[-1]}"
+    close = get_close_matches(target, names, n=1, cutoff=0.5)
+    hint = f"did you mean `{close[0]}`? " if close else ""
+    return f"{hint}it has {listing(names)}"
+
+
+def _layer(module: str) -> int:
+    return int(module.split(".")[1])

@@ -1,0 +1,160 @@
+"""The mesh against the accelerator's devices, the model's heads and the chips' memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from compiler.facts import Facts
+from compiler.wording import divisors, in_layers, listing, plural
+from runtime.families import Architecture
+from spec.diagnostics import Diagnostic
+
+BYTES = {"bfloat16": 2, "float32": 4}
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    yield from _product(facts)
+    yield from _heads(facts)
+    yield from _micro_batch(facts)
+    yield from _memory(facts)
+
+
+def _product(facts: Facts) -> Iterator[Diagnostic]:
+    accelerator, axes = facts.accelerator, facts.axes
+    if accelerator is None:
+        return
+    product = math.prod(axes.values())
+    if product == accelerator.devices:
+        return
+    spelled = " x ".join(f"{axis} {size}" for axis, size in axes.items())
+    named = facts.recipe.mesh.accelerator or facts.recipe.mesh.topology
+    counted = accelerator.devices == accelerator.chips
+    has = plural(accelerator.devices, "virtual CPU device" if accelerator.platform == "cpu" else "device")
+    if accelerator.platform == "tpu":
+        has = (
+            plural(accelerator.chips, "chip") if counted else f"{has} on {plural(accelerator.chips, 'chip')}"
+        )
+    reason = ""
+    if accelerator.name_counts == "tensorcores" and facts.recipe.mesh.accelerator:
+        reason = f": the number in its name counts TensorCores, {accelerator.tensorcores_per_chip} to a chip"
+    fits = [tp for tp in _tensor_parallel_sizes(facts) if accelerator.devices % tp == 0]
+    choices = [f"{{fsdp: {accelerator.devices // tp}, tp: {tp}}}" for tp in fits]
+    yield Diagnostic(
+        "E0202",
+        f"the mesh {spelled} needs {plural(product, 'device')}, and `{named}` has {has}{reason}",
+        "mesh.axes",
+        f"axes: {listing(choices, 'or')}",
+    )
+
+
+def _heads(facts: Facts) -> Iterator[Diagnostic]:
+    """tp splits the heads of every layer, which differ between kinds of layers."""
+    tp = facts.axes["tp"]
+    if facts.model is None or tp == 1:
+        return
+    architecture, title = facts.model.architecture, facts.model.title
+    replicate = facts.recipe.sharding.on_indivisible == "replicate"
+    for noun, counts in (
+        ("attention head", _by_count(architecture, "heads")),
+        ("key/value head", _by_count(architecture, "kv_heads")),
+    ):
+        for count, layers in counts.items():
+            if count % tp == 0:
+                continue
+            where = in_layers(architecture.layer_types, layers)
+            has = f"{title} has {plural(count, noun)} in {where}"
+            if count == 1 and noun == "key/value head" and not _needs_split(facts, layers):
+                yield Diagnostic(
+                    "N0215",
+                    f"{has}: Tunix keeps it whole on each of the {tp} devices of tp",
+                    "mesh.axes.tp",
+                )
+            elif replicate:
+                yield Diagnostic(
+                    "W0203",
+                    f"{has}, which tp={tp} does not divide: their weights are kept whole on each of the "
+                    f"{tp} devices",
+                    "mesh.axes.tp",
+                    _tp_help(facts),
+                )
+            else:
+                yield Diagnostic(
+                    "E0203", f"tp={tp} does not divide the heads: {has}", "mesh.axes.tp", _tp_help(facts)
+                )
+
+
+def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
+    """One sample at a time on several devices: tp pays for communication that fsdp would not."""
+    train, axes = facts.recipe.train, facts.axes
+    if axes["tp"] == 1 or train.micro_batch_size > 1 or axes["fsdp"] > 1:
+        return
+    devices = axes["fsdp"] * axes["tp"]
+    most = max(size for size in divisors(devices) if train.global_batch_size % size == 0)
+    if most == 1:
+        return
+    yield Diagnostic(
+        "N0218",
+        f"the {devices} devices share one sample at a time, and exchange activations in every layer: with "
+        f"the weights split over fsdp instead, {most} samples are computed at once",
+        "mesh.axes",
+        f"axes: {{fsdp: {most}, tp: {devices // most}}}",
+    )
+
+
+def _memory(facts: Facts) -> Iterator[Diagnostic]:
+    """The base weights alone against a chip's memory: a bound that no setting gets below."""
+    accelerator = facts.accelerator
+    if accelerator is None or accelerator.hbm_gib is None or facts.model is None:
+        return
+    size = BYTES[facts.recipe.model.dtype]
+    gib = weight_gib(facts, size) * accelerator.devices_per_chip
+    if gib > accelerator.hbm_gib:
+        yield Diagnostic(
+            "E0216",
+            f"the base weights of {facts.model.title} in {facts.recipe.model.dtype} take {gib:.1f} GiB of "
+            f"each chip under this mesh, and a {accelerator.name} chip has {accelerator.hbm_gib:g} GiB",
+            "mesh.axes",
+            "split the weights over more devices: a larger slice, or axes whose product is all of its "
+            "devices",
+        )
+
+
+def weight_gib(facts: Facts, bytes_per_number: int) -> float:
+    """GiB of base weights on one device under the recipe's shardings."""
+    numbers = sum(
+        math.prod(parameter.shape)
+        / math.prod(facts.axes[axis] for axis in parameter.spec if axis is not None)
+        for parameter in facts.ruled
+    )
+    return numbers * bytes_per_number / 2**30
+
+
+def _tensor_parallel_sizes(facts: Facts) -> list[int]:
+    """The sizes of tp that divide every head count of the model, among the devices' divisors."""
+    devices = facts.accelerator.devices if facts.accelerator else math.prod(facts.axes.values())
+    sizes = divisors(devices)
+    if facts.model is None:
+        return sizes
+    architecture = facts.model.architecture
+    counts = [*_by_count(architecture, "heads"), *(c for c in _by_count(architecture, "kv_heads") if c > 1)]
+    return [tp for tp in sizes if all(count % tp == 0 for count in counts)]
+
+
+def _tp_help(facts: Facts) -> str:
+    sizes = _tensor_parallel_sizes(facts)
+    return f"tp can be {listing(sizes, 'or')} here; put the remaining devices on fsdp"
+
+
+def _by_count(architecture: Architecture, of: str) -> dict[int, list[int]]:
+    """Layers by their number of heads ("heads" or "kv_heads")."""
+    out: dict[int, list[int]] = {}
+    for layer in range(architecture.num_layers):
+        out.setdefault(getattr(architecture, of)(layer), []).append(layer)
+    return out
+
+
+def _needs_split(facts: Facts, layers: list[int]) -> bool:
+    """Whether a weight of one key/value head is still annotated to be split over tp."""
+    names = tuple(f"layers.{layer}.attn.{name}.w" for layer in layers for name in ("k_einsum", "qkv_einsum"))
+    return any(p.path in names and "tp" in p.spec for p in facts.ruled)

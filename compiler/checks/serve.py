@@ -1,0 +1,274 @@
+"""Serving: the accelerator's data types, devices and memory; vLLM's limits; flags that repeat a key."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from compiler.facts import Facts
+from compiler.hardware import Accelerator
+from compiler.wording import divisors, listing, plural
+from spec.diagnostics import Diagnostic
+from spec.paths import join
+
+if TYPE_CHECKING:
+    from spec.language import Serve
+
+FLAGS = {
+    "tensor-parallel-size": "tensor_parallel_size",
+    "model": "weights",
+    "enable-lora": "weights",
+    "lora-modules": "weights",
+    "tp": "tensor_parallel_size",
+    "data-parallel-size": "data_parallel_size",
+    "dp": "data_parallel_size",
+    "max-model-len": "max_model_len",
+    "max-num-seqs": "max_num_seqs",
+    "max-num-batched-tokens": "max_num_batched_tokens",
+    "kv-cache-dtype": "kv_cache_dtype",
+    "quantization": "quantization",
+    "enable-prefix-caching": "prefix_caching",
+    "no-enable-prefix-caching": "prefix_caching",
+    "enable-auto-tool-choice": "tool_call_parser",
+    "tool-call-parser": "tool_call_parser",
+    "port": "port",
+}
+"""Flags of `vllm serve` that a key of the serve section sets."""
+
+EXPERIMENTAL = ("v4", "v5p")
+"""Generations that tpu-inference's compatibility table calls experimental."""
+
+MEMORY_SHARE = 0.9
+"""vLLM's default for --gpu-memory-utilization."""
+
+PARSERS = {"gemma4": "gemma4"}
+"""The tool-call parser made for a family's markup."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    serve = facts.recipe.serve
+    if serve is None:
+        return
+    accelerator = facts.serve_accelerator
+    if accelerator is not None:
+        yield from _devices(serve, accelerator)
+        yield from _types(serve, accelerator)
+    yield from _heads(facts, serve)
+    yield from _memory(facts, serve)
+    yield from _limits(facts, serve)
+    yield from _image(serve)
+    yield from _flags(facts, serve)
+
+
+def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
+    tp, dp = serve.tensor_parallel_size, serve.data_parallel_size
+    need = tp * dp
+    product = f"tensor_parallel_size {tp} x data_parallel_size {dp} = {plural(need, 'device')}"
+    has = f"{accelerator.name} has {plural(accelerator.devices, 'device')}"
+    if accelerator.devices != accelerator.chips or accelerator.name_counts == "tensorcores":
+        has += f" ({plural(accelerator.chips, 'chip')})"
+    other = [size for size in divisors(accelerator.devices) if size <= tp]
+    better = f"tensor_parallel_size: {other[-1]}, data_parallel_size: {accelerator.devices // other[-1]}"
+    if need > accelerator.devices:
+        yield Diagnostic("E0602", f"{product}, and {has}", "serve.tensor_parallel_size", better)
+    elif need < accelerator.devices:
+        yield Diagnostic(
+            "W0602", f"{product}, and {has}: the rest stay idle", "serve.tensor_parallel_size", better
+        )
+    if accelerator.hosts > 1:
+        yield Diagnostic(
+            "E0915",
+            f"{accelerator.name} is {accelerator.hosts} hosts, and serving over several hosts is not in "
+            "this version",
+            "serve.accelerator",
+            "choose a slice of one host, for example v6e-8",
+        )
+    if accelerator.generation in EXPERIMENTAL:
+        yield Diagnostic(
+            "N0609",
+            f"vllm-tpu calls {accelerator.generation} experimental; v5e, v6e and tpu7x are the ones it is "
+            "tested on",
+            "serve.accelerator",
+        )
+
+
+def _types(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
+    where = f"{accelerator.generation} has no fp8"
+    if serve.kv_cache_dtype.startswith("fp8") and not accelerator.fp8_kv_cache:
+        yield Diagnostic(
+            "E0603",
+            f"kv_cache_dtype {serve.kv_cache_dtype}: {where}; vllm-tpu accepts the flag there and keeps "
+            "the cache in bfloat16, at twice the size that was planned with",
+            "serve.kv_cache_dtype",
+            "kv_cache_dtype: auto, or serve on v6e or tpu7x",
+        )
+    if serve.quantization == "fp8" and not accelerator.fp8_matmul:
+        yield Diagnostic(
+            "E0604",
+            f"quantization fp8: {where}, and vllm-tpu does not run fp8 weights on it",
+            "serve.quantization",
+            "quantization: null, or serve on v6e or tpu7x",
+        )
+
+
+def _heads(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    if facts.model is None:
+        return
+    architecture, title, tp = facts.model.architecture, facts.model.title, serve.tensor_parallel_size
+    heads = architecture.num_heads
+    if heads % tp:
+        fits = [size for size in divisors(heads) if size <= tp]
+        yield Diagnostic(
+            "E0606",
+            f"tensor_parallel_size {tp} does not divide the {heads} attention heads of {title}: vLLM "
+            "refuses it",
+            "serve.tensor_parallel_size",
+            f"tensor_parallel_size can be {listing(fits, 'or')}",
+        )
+        return
+    for count in sorted({architecture.kv_heads(i) for i in range(architecture.num_layers)}):
+        layers = [i for i in range(architecture.num_layers) if architecture.kv_heads(i) == count]
+        if count >= tp:
+            continue
+        kinds = {architecture.layer_types[i] for i in layers}
+        kind = " global" if kinds == {"full_attention"} and len(layers) < architecture.num_layers else ""
+        fp8 = ", where fp8 saves nothing" if serve.kv_cache_dtype.startswith("fp8") else ""
+        yield Diagnostic(
+            "N0607",
+            f"{title} has {plural(count, 'key/value head')} in {len(layers)}{kind} layers, fewer than "
+            f"tensor_parallel_size {tp}: their cache is padded to one head a device{fp8}",
+            "serve.tensor_parallel_size",
+            f"tensor_parallel_size: {count} with data_parallel_size: "
+            f"{max(1, serve.tensor_parallel_size * serve.data_parallel_size // count)} has no padding",
+        )
+
+
+def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    accelerator = facts.serve_accelerator
+    if facts.model is None or accelerator is None or accelerator.hbm_gib is None:
+        return
+    numbers = sum(math.prod(p.shape) for p in facts.defaults if p.sources)
+    size = 1 if serve.quantization == "fp8" else 2
+    gib = numbers * size / serve.tensor_parallel_size / 2**30
+    room = accelerator.hbm_gib / accelerator.devices_per_chip * MEMORY_SHARE
+    if gib > room:
+        yield Diagnostic(
+            "E0608",
+            f"the weights of {facts.model.title} take {gib:.1f} GiB of each device at tensor_parallel_size "
+            f"{serve.tensor_parallel_size}, and vLLM uses {room:.1f} GiB ({MEMORY_SHARE:.0%}) of a "
+            f"{accelerator.generation} device, with no room for a key/value cache",
+            "serve.tensor_parallel_size",
+            "a larger tensor_parallel_size, a larger accelerator, or quantization: fp8 where it has fp8",
+        )
+
+
+def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    if serve.max_num_batched_tokens < serve.max_num_seqs:
+        yield Diagnostic(
+            "E0605",
+            f"max_num_batched_tokens {serve.max_num_batched_tokens} is below max_num_seqs "
+            f"{serve.max_num_seqs}: each request needs a token of every step, and vLLM refuses it",
+            "serve.max_num_batched_tokens",
+            f"max_num_batched_tokens: {max(2048, serve.max_num_seqs)}",
+        )
+    whole = {str(name).replace("_", "-") for name, value in serve.extra_args.items() if value is not False}
+    if "no-enable-chunked-prefill" in whole and serve.max_num_batched_tokens < serve.max_model_len:
+        yield Diagnostic(
+            "E0610",
+            f"without chunked prefill a prompt is handled in one step: max_num_batched_tokens "
+            f"{serve.max_num_batched_tokens} is below max_model_len {serve.max_model_len}, and vLLM "
+            "refuses it",
+            "serve.max_num_batched_tokens",
+            f"max_num_batched_tokens: {serve.max_model_len}, or leave chunked prefill on",
+        )
+    if serve.max_num_batched_tokens > serve.max_model_len * serve.max_num_seqs:
+        yield Diagnostic(
+            "W0611",
+            f"max_num_batched_tokens {serve.max_num_batched_tokens} is more than {serve.max_num_seqs} "
+            f"requests of {serve.max_model_len} tokens can fill",
+            "serve.max_num_batched_tokens",
+            f"max_num_batched_tokens: {serve.max_model_len * serve.max_num_seqs}",
+        )
+    if serve.max_model_len < facts.recipe.data.max_length:
+        yield Diagnostic(
+            "W0617",
+            f"it is trained on up to {facts.recipe.data.max_length:,} tokens and serves "
+            f"{serve.max_model_len:,}: longer requests are refused",
+            "serve.max_model_len",
+            f"max_model_len: {facts.recipe.data.max_length} or more",
+        )
+
+
+def _image(serve: Serve) -> Iterator[Diagnostic]:
+    if "@sha256:" in serve.image:
+        if not re.fullmatch(r".+@sha256:[0-9a-f]{64}", serve.image):
+            yield Diagnostic(
+                "E0612",
+                f"`{serve.image}` does not end in a digest of 64 hexadecimal digits",
+                "serve.image",
+                "write name@sha256: and the digest that the registry shows",
+            )
+        return
+    tag = serve.image.rpartition("/")[2].partition(":")[2]
+    if tag in ("", "latest", "nightly"):
+        moving = f"the tag {tag} moves" if tag else "it has no tag, which means latest"
+        yield Diagnostic(
+            "W0613",
+            f"the image `{serve.image}` is another one tomorrow: {moving}",
+            "serve.image",
+            f"pin it by digest: {serve.image.removesuffix(f':{tag}')}@sha256:...",
+        )
+    else:
+        yield Diagnostic(
+            "N0614",
+            f"the image's tag `{tag}` may be moved by its publisher; a digest pins it",
+            "serve.image",
+        )
+
+
+def _flags(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    for name in serve.extra_args:
+        flag = name.replace("_", "-")
+        where = join(("serve", "extra_args", name))
+        if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[a-z0-9_.-]+)?", flag):
+            plain = re.sub(r"[^a-z0-9-]+", "-", flag.lower()).strip("-")
+            yield Diagnostic(
+                "E0615",
+                f"`{name}` is not the name of a flag: names have no leading dashes and are in lower case",
+                where,
+                f"did you mean `{plain}`?" if plain else "write for example disable_chunked_mm_input: true",
+            )
+        elif flag in FLAGS:
+            yield Diagnostic(
+                "E0616",
+                f"`{name}` is what serve.{FLAGS[flag]} sets: the flag would be given twice",
+                where,
+                f"set serve.{FLAGS[flag]}",
+            )
+    for name, value in serve.env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Diagnostic(
+                "E0618",
+                f"`{name}` is not the name of an environment variable",
+                join(("serve", "env", name)),
+                "use letters, digits and underscores",
+            )
+        elif not value.isprintable():
+            yield Diagnostic(
+                "E0618",
+                f"`{name}` holds a line break or another control character, which no Dockerfile can set",
+                join(("serve", "env", name)),
+                "write it on one line",
+            )
+    family = facts.model.family.name if facts.model else ""
+    expected = PARSERS.get(family)
+    if serve.tool_call_parser is not None and expected is not None and serve.tool_call_parser != expected:
+        yield Diagnostic(
+            "W0619",
+            f"tool_call_parser `{serve.tool_call_parser}` is not the one for this model's markup; vLLM "
+            "accepts any name and finds no tool calls",
+            "serve.tool_call_parser",
+            f"tool_call_parser: {expected}",
+        )

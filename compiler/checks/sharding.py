@@ -1,0 +1,172 @@
+"""Sharding rules against the model's parameters, and every split dimension against its axis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from compiler.facts import Facts
+from compiler.wording import divisors, flow, grouped, listing, split_layer
+from runtime.adapters import build_adapters
+from runtime.families.base import Spec
+from runtime.specs import Indivisible, indivisible
+from spec.diagnostics import Diagnostic
+
+NAMED = 3
+"""Kinds of parameters that a message names; further ones are counted."""
+
+ATTENTION = ("q_einsum", "k_einsum", "kv_einsum", "qkv_einsum", "attn_vec_einsum")
+"""Weights whose split over tp is one of heads: the mesh's check speaks of those."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    yield from _rules(facts)
+    yield from _divisibility(facts)
+
+
+def _rules(facts: Facts) -> Iterator[Diagnostic]:
+    if not facts.defaults:
+        return
+    taken: dict[str, int] = {}
+    for index, (match, spec) in enumerate(facts.rules):
+        where = f"sharding.rules[{index}]"
+        axes = [axis for axis in spec if axis is not None]
+        for axis in dict.fromkeys(axis for axis in axes if axes.count(axis) > 1):
+            yield Diagnostic(
+                "E0211",
+                f"the axis {axis} stands twice in the spec of `{match}`: it can split one dimension",
+                f"{where}.spec",
+                "write null for the dimension that stays whole",
+            )
+        pattern = re.compile(match)
+        matched = [p for p in facts.defaults if pattern.fullmatch(p.path)]
+        if not matched:
+            yield Diagnostic(
+                "E0208", f"the rule `{match}` matches no parameter", f"{where}.match", _near(facts, match)
+            )
+            continue
+        fresh = [p for p in matched if p.path not in taken]
+        if not fresh:
+            earlier = sorted({taken[p.path] for p in matched})
+            yield Diagnostic(
+                "E0212",
+                f"the rule `{match}` never applies: {'rule' if len(earlier) == 1 else 'rules'} "
+                f"{listing(earlier)} (counted from 0) already match{'es' if len(earlier) == 1 else ''} all "
+                "of its parameters, and the first match wins",
+                f"{where}.match",
+                "move it up, or remove it",
+            )
+        for p in fresh:
+            taken[p.path] = index
+        wrong = [p for p in fresh if len(p.shape) != len(spec)]
+        if wrong:
+            yield Diagnostic(
+                "E0209",
+                f"the spec of `{match}` has {len(spec)} entries, and "
+                f"{_names([p.path for p in wrong])} {'has' if len(wrong) == 1 else 'have'} "
+                f"{len(wrong[0].shape)} dimensions",
+                f"{where}.spec",
+                f"its default is {flow(list(wrong[0].spec))}",
+            )
+        elif fresh and all(tuple(p.spec) == tuple(spec) for p in fresh):
+            yield Diagnostic(
+                "N0213",
+                f"the rule `{match}` changes nothing: {flow(list(spec))} is the default of what it matches",
+                where,
+                "remove it",
+            )
+
+
+def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
+    """One finding for each length that an axis does not divide, whatever the number of arrays."""
+    misfits: dict[tuple[str, int, str], list[Indivisible]] = {}
+    arrays = [(p.path, p.shape, p.spec) for p in facts.ruled]
+    weights = {path for path, shape, spec in arrays if indivisible(path, shape, spec, facts.axes)}
+    if facts.lora is not None and facts.model is not None:
+        specs = {p.path: p.spec for p in facts.ruled}
+        for adapter in build_adapters(facts.model.family, facts.model.architecture, facts.lora, specs):
+            if adapter.site.weight not in weights:  # else its dimension is the weight's, which is named
+                arrays.append((adapter.a_path, adapter.a_shape, adapter.a_spec))
+                arrays.append((adapter.b_path, adapter.b_shape, adapter.b_spec))
+    defaults = {p.path: p.spec for p in facts.defaults}
+    for path, shape, spec in arrays:
+        for misfit in indivisible(path, shape, spec, facts.axes):
+            ruled = path in defaults and defaults[path] != spec
+            if ruled or not _splits_heads(misfit, spec):
+                where = _rule_of(facts, path) if ruled else f"mesh.axes.{misfit.axis}"
+                misfits.setdefault((where, misfit.length, misfit.axis), []).append(misfit)
+    replicate = facts.recipe.sharding.on_indivisible == "replicate"
+    for (where, length, axis), found in misfits.items():
+        sentence = (
+            f"{axis}={facts.axes[axis]} does not divide {_called(facts, length)}: {_dimensions(facts, found)}"
+        )
+        if replicate:
+            yield Diagnostic("W0204", f"{sentence}, kept whole on every device", where)
+            continue
+        yield Diagnostic(
+            "E0204",
+            sentence,
+            where,
+            f"{_sizes(facts, axis)}write `on_indivisible: replicate` under sharding to keep it whole",
+        )
+
+
+def _rule_of(facts: Facts, path: str) -> str:
+    """The recipe path of the rule that a parameter's sharding comes from."""
+    index = next(i for i, (match, _) in enumerate(facts.rules) if re.fullmatch(match, path))
+    return f"sharding.rules[{index}].spec"
+
+
+def _splits_heads(misfit: Indivisible, spec: Spec) -> bool:
+    """Whether the mesh's check has spoken of this dimension as heads."""
+    return misfit.axis == "tp" and misfit.path.split(".")[-2] in ATTENTION and spec[misfit.dimension] == "tp"
+
+
+def _called(facts: Facts, length: int) -> str:
+    """A length by its name: "the hidden size 5,376"."""
+    architecture = facts.model.architecture if facts.model else None
+    for name, words in (
+        ("hidden_size", "the hidden size"),
+        ("intermediate_size", "the feed-forward size"),
+        ("vocab_size", "the vocabulary of"),
+    ):
+        if getattr(architecture, name, None) == length:
+            return f"{words} {length:,}"
+    return f"{length:,}"
+
+
+def _dimensions(facts: Facts, misfits: list[Indivisible]) -> str:
+    """Where a length stands: "dimension 0 of layers.*.mlp.gate_proj.kernel"."""
+    kinds = dict.fromkeys((misfit.dimension, split_layer(misfit.path)[0]) for misfit in misfits)
+    words = [f"dimension {dimension} of {pattern.replace('{}', '*')}" for dimension, pattern in kinds]
+    rest = [f"{len(words) - NAMED} more"] if len(words) > NAMED else []
+    return listing([*words[:NAMED], *rest])
+
+
+def _sizes(facts: Facts, axis: str) -> str:
+    """The sizes that an axis could have, as the start of a help."""
+    devices = facts.accelerator.devices if facts.accelerator else facts.axes[axis]
+    arrays = [(p.path, p.shape, p.spec) for p in facts.ruled]
+    fits = [
+        size
+        for size in divisors(devices)
+        if not any(indivisible(path, shape, spec, {axis: size}) for path, shape, spec in arrays)
+    ]
+    return f"{axis} can be {listing(fits, 'or')} here; or " if fits else ""
+
+
+def _names(paths: list[str]) -> str:
+    """Parameters of a few kinds: "layers.*.mlp.up_proj.kernel and layers.*.mlp.down_proj.kernel"."""
+    kinds = [pattern.replace("{}", "*") for pattern in grouped(paths)]
+    rest = [f"{len(kinds) - NAMED} more"] if len(kinds) > NAMED else []
+    return listing([*kinds[:NAMED], *rest])
+
+
+def _near(facts: Facts, match: str) -> str:
+    inside = [p.path for p in facts.defaults if re.search(match, p.path)]
+    if inside:
+        return (
+            f'an expression has to match the whole path, such as {inside[0]}: write ".*{match.strip("^$")}.*"'
+        )
+    paths = list(dict.fromkeys(split_layer(p.path)[0].replace("{}", "0") for p in facts.defaults))
+    return f"paths are such as {listing(paths[:4])}; `recipe explain RECIPE mesh` lists them all"

@@ -1,0 +1,114 @@
+"""Batches against data-parallel devices; the schedule, evaluation and checkpoints against the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.checks.paths import escapes
+from compiler.facts import Facts
+from compiler.steps import run_length, warmup_steps
+from compiler.wording import plural
+from spec.diagnostics import Diagnostic
+
+HIGHEST_RATE = 1e-2
+"""Above this peak, AdamW on adapters diverges in every published run."""
+
+
+SIZES = range(64, 0, -1)
+"""Micro-batch sizes that are suggested, the largest first."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    yield from _batches(facts)
+    yield from _steps(facts)
+    train = facts.recipe.train
+    rate = train.optimizer.learning_rate
+    if rate > HIGHEST_RATE:
+        yield Diagnostic(
+            "W0507",
+            f"a peak learning rate of {rate:g} is far above what AdamW bears: LoRA runs use 1e-5 to 1e-3",
+            "train.optimizer.learning_rate",
+            "1.0e-4 is a usual start",
+        )
+    if train.schedule.name == "constant" and train.schedule.final_ratio not in (0.0, 1.0):
+        yield Diagnostic(
+            "W0508",
+            "final_ratio has no effect: the schedule is constant",
+            "train.schedule.final_ratio",
+            "remove it, or choose cosine or linear",
+        )
+    if facts.recipe.merge.dtype == "float32" and facts.recipe.model.dtype == "bfloat16":
+        yield Diagnostic(
+            "N0509",
+            "the merged checkpoint is written in float32: twice the base's size, and served in bfloat16 "
+            "all the same",
+            "merge.dtype",
+        )
+
+
+def _batches(facts: Facts) -> Iterator[Diagnostic]:
+    train, shards = facts.recipe.train, facts.data_parallel
+    rows = train.micro_batch_size * shards
+    if train.global_batch_size % rows == 0:
+        return
+    product = f"micro_batch_size {train.micro_batch_size} x fsdp {shards} = {rows}"
+    below, above = train.global_batch_size // rows * rows, -(-train.global_batch_size // rows) * rows
+    choices = " or ".join(str(size) for size in (below, above) if size)
+    micro = next(
+        (m for m in SIZES if m < train.micro_batch_size and train.global_batch_size % (m * shards) == 0), 0
+    )
+    other = f"; or micro_batch_size: {micro}" if micro else ""
+    yield Diagnostic(
+        "E0501",
+        f"global_batch_size {train.global_batch_size} is not a multiple of {product} rows, one micro-batch "
+        "over all data-parallel devices",
+        facts.first_given("train.global_batch_size", "train.micro_batch_size", "mesh.axes"),
+        f"global_batch_size: {choices}{other}",
+    )
+
+
+def _steps(facts: Facts) -> Iterator[Diagnostic]:
+    recipe = facts.recipe
+    train = recipe.train
+    if any(escapes(source.path) for source in recipe.data.train) and train.steps is None:
+        return
+    length = run_length(recipe, facts.folder)
+    if length.steps is None:
+        return
+    steps = length.steps
+    most = f"{'' if length.exact else 'at most '}{plural(steps, 'step')}"
+    source = (
+        "" if length.exact or length.data is None else f" ({plural(length.data.rows, 'row')} of data at hand)"
+    )
+    warmup = warmup_steps(recipe, steps)
+    key = "warmup_steps" if train.schedule.warmup_ratio is None else "warmup_ratio"
+    if warmup >= steps and warmup > 0:
+        yield Diagnostic(
+            "E0502",
+            f"the warm-up takes {plural(warmup, 'step')}, and the run has {most}{source}: the learning "
+            "rate never reaches its peak",
+            f"train.schedule.{key}",
+            "warmup_ratio: 0.05, or fewer warmup_steps",
+        )
+    elif warmup * 2 > steps:
+        yield Diagnostic(
+            "W0503",
+            f"the warm-up takes {plural(warmup, 'step')}, more than half of the run's {most}{source}",
+            f"train.schedule.{key}",
+            "warmup_ratio: 0.05 is usual",
+        )
+    if recipe.checkpoint.every_steps > steps:
+        yield Diagnostic(
+            "W0504",
+            f"a checkpoint every {plural(recipe.checkpoint.every_steps, 'step')}, and the run has "
+            f"{most}{source}: only the end is saved, and an interrupted run starts over",
+            facts.first_given("checkpoint.every_steps", "train.steps", "train.epochs", "data.train"),
+            f"every_steps: {max(1, steps // 10)}",
+        )
+    if recipe.data.eval and train.eval_every > steps:
+        yield Diagnostic(
+            "N0506",
+            f"an evaluation every {plural(train.eval_every, 'step')}, and the run has {most}{source}: it "
+            "is evaluated at the end alone",
+            facts.first_given("train.eval_every", "train.steps", "train.epochs", "data.eval"),
+        )

@@ -1,0 +1,329 @@
+"""The command `recipe`. What a command needs is imported when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from compiler.lower import Lowered
+    from spec.diagnostics import Diagnostic
+    from spec.load import Loaded
+
+DONE, FAILED, MISUSED = 0, 1, 2
+"""Exit statuses."""
+
+app = typer.Typer(
+    name="recipe",
+    help="Compiles one YAML recipe into everything that fine-tunes and serves a model on TPUs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Format(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
+    """How diagnostics are shown."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's YAML file.", show_default=False)]
+Recipes = Annotated[
+    list[Path], typer.Argument(metavar="RECIPE", help="Recipes' YAML files.", show_default=False)
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Set a key to a YAML value; may be repeated.", show_default=False
+    ),
+]
+Shown = Annotated[
+    Format, typer.Option("--format", help="Diagnostics as text on stderr, or as JSON on stdout.")
+]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of artifacts.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import version as version_of
+
+        print(f"recipec {version_of('recipec')}")
+        raise typer.Exit(DONE)
+
+
+@app.command()
+def build(
+    recipes: Recipes,
+    output: Output = Path("generated"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 and show a diff when something is stale.")
+    ] = False,
+    sets: Sets = None,
+    format: Shown = Format.TEXT,
+) -> None:
+    """Write the artifacts of recipes, or check that they are current."""
+    pairs = [_lowered(path, sets) for path in recipes]
+    programs = {item.program.name: item.program for _, item in pairs if item.program is not None}
+    diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
+    _show(diagnostics, format)
+    if _has_errors(diagnostics):
+        raise typer.Exit(FAILED)
+    from compiler import artifact
+    from compiler.emit import emit
+
+    artifacts = {name: emit(program) for name, program in programs.items()}
+    if check:
+        difference = artifact.check(output, artifacts)
+        if difference:
+            print(difference, end="")
+            again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets)])
+            _say(f"error: {output} is not what the recipes give; build it again: {again}")
+            raise typer.Exit(FAILED)
+        if format is Format.TEXT:
+            print(f"{output}: {_count(len(artifacts), 'artifact')} up to date")
+        return
+    notes = artifact.write(output, artifacts)
+    for note in notes:
+        _say(f"note: {note}")
+    if format is Format.TEXT:
+        for name, files in artifacts.items():
+            print(f"{output / name}: {_count(len(files), 'file')}")
+
+
+@app.command()
+def check(recipes: Recipes, sets: Sets = None, format: Shown = Format.TEXT) -> None:
+    """Check recipes against the language, the model and the hardware."""
+    pairs = [_lowered(path, sets) for path in recipes]
+    diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
+    _show(diagnostics, format)
+    if _has_errors(diagnostics):
+        raise typer.Exit(FAILED)
+    if format is Format.TEXT:
+        for path in recipes:
+            print(f"{path}: ok")
+
+
+@app.command()
+def explain(
+    recipe: Recipe,
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="PATH", help="A section or key, such as train.schedule.", show_default=False),
+    ] = None,
+    sets: Sets = None,
+) -> None:
+    """Show each value, where it comes from, and what it turns into."""
+    from compiler.explain import explain as explained
+    from compiler.explain import unknown_path
+
+    loaded, lowered = _lowered(recipe, sets)
+    if path is not None:
+        problem = unknown_path(path, loaded)
+        if problem is not None:
+            _show([problem], Format.TEXT)
+            raise typer.Exit(FAILED)
+    if lowered.program is None:
+        _show(lowered.diagnostics, Format.TEXT)
+        raise typer.Exit(FAILED)
+    print(explained(lowered.program, loaded, path), end="")
+
+
+@app.command()
+def pack(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An artifact's name.", show_default=False)],
+    folder: Annotated[
+        Path, typer.Option("-d", "--from", metavar="DIR", help="The folder of artifacts.")
+    ] = Path("generated"),
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            metavar="RECIPE",
+            help="The recipe it was built from; found by itself in recipes/.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The archive; NAME.tar.gz.", show_default=False),
+    ] = None,
+) -> None:
+    """Make one archive of an artifact that runs by itself, with its local data."""
+    from compiler.archive import pack as packed
+
+    print(packed(name, folder, recipe, output))
+
+
+@app.command()
+def diff(a: Recipe, b: Recipe, sets: Sets = None) -> None:
+    """Show what changes from one recipe to another, in the run and in the artifact.
+
+    --set applies to both.
+    """
+    from compiler.diff import diff as differences
+
+    (_, before), (_, after) = _lowered(a, sets), _lowered(b, sets)
+    if before.program is None or after.program is None:
+        _show([*before.diagnostics, *after.diagnostics], Format.TEXT)
+        raise typer.Exit(FAILED)
+    print(differences(before.program, after.program), end="")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the language."""
+    import json
+
+    from spec.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def rehearse(
+    recipe: Recipe,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=4, help="Optimizer steps to run.")] = 12,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Keep what was run in this folder.", show_default=False),
+    ] = None,
+    sets: Sets = None,
+) -> None:
+    """Run the recipe's artifact in miniature on virtual CPU devices."""
+    from compiler.rehearse import rehearse as rehearsed
+
+    _, lowered = _lowered(recipe, sets)
+    _show(lowered.diagnostics, Format.TEXT)
+    if lowered.program is None:
+        raise typer.Exit(FAILED)
+    raise typer.Exit(DONE if rehearsed(lowered.program, steps, keep).ok else FAILED)
+
+
+def main() -> NoReturn:
+    """The console script: whatever happens, the user reads sentences and gets an exit status."""
+    try:
+        app()
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        _leave(130)
+    except BrokenPipeError:
+        # The reader has what it wanted. Nothing more may be written, not even when Python closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave(FAILED)
+    except Exception as error:
+        _report(error)
+        _leave(FAILED)
+    _leave(DONE)
+
+
+def _report(error: Exception) -> None:
+    """Says what failed; a fault of the compiler's own is said to be one."""
+    from compiler.artifact import ArtifactError
+
+    if isinstance(error, ArtifactError):
+        _say(f"error: {error}")
+        if error.help:
+            _say(f"  = help: {error.help}")
+        return
+    if isinstance(error, OSError):
+        _say(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        return
+    if os.environ.get("RECIPEC_TRACEBACK"):
+        import traceback
+
+        traceback.print_exc()
+    _say(
+        f"error[E0000]: the compiler itself failed: {type(error).__name__}: {_first_line(error)}\n"
+        "  = help: this is a fault of recipec, not of the recipe. Run the command again with\n"
+        "          RECIPEC_TRACEBACK=1 set, and report what it prints together with the recipe"
+    )
+
+
+def _leave(status: int) -> NoReturn:
+    raise SystemExit(status)
+
+
+def _lowered(path: Path, sets: Sequence[str] | None) -> tuple[Loaded, Lowered]:
+    from compiler.lower import lower
+    from spec.load import load
+
+    loaded = load(path, sets or ())
+    return loaded, lower(loaded)
+
+
+def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
+    """Two recipes of one name would write one folder."""
+    from spec.diagnostics import Diagnostic
+    from spec.load import display, locate
+
+    out: list[Diagnostic] = []
+    first: dict[str, Path] = {}
+    for loaded, lowered in pairs:
+        if lowered.program is None:
+            continue
+        name = lowered.program.name
+        if name in first:
+            message = f"{display(first[name])} is named `{name}` too: they would write one folder"
+            found = Diagnostic("E0041", message, "name", "give one of them another name")
+            out += locate([found], loaded.sources)
+        first.setdefault(name, loaded.path)
+    return out
+
+
+def _show(diagnostics: Sequence[Diagnostic], format: Format) -> None:
+    if format is Format.JSON:
+        import json
+
+        from spec.diagnostics import render_json
+
+        print(json.dumps(render_json(diagnostics), indent=2, ensure_ascii=False))
+    elif diagnostics:
+        from spec.diagnostics import render_text
+
+        print(render_text(diagnostics, color=_color(sys.stderr)), end="", file=sys.stderr)
+
+
+def _has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
+    return any(diagnostic.severity == "error" for diagnostic in diagnostics)
+
+
+def _color(stream: Any) -> bool:
+    """Whether a stream is a terminal that takes colors, as https://no-color.org has it."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _as_options(output: Path, sets: Sequence[str] | None) -> list[str]:
+    from shlex import quote
+
+    chosen = [] if output == Path("generated") else ["-o", quote(str(output))]
+    return [*chosen, *(word for item in sets or () for word in ("--set", quote(item)))]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+if __name__ == "__main__":
+    main()

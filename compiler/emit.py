@@ -1,0 +1,37 @@
+"""From a program to the files of its artifact."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compiler.artifact import LOCK
+from compiler.emitters.chat_template import template_files
+from compiler.emitters.lock import emit_lock
+from compiler.emitters.merge import emit_merge
+from compiler.emitters.readme import emit_readme
+from compiler.emitters.requirements import emit_requirements
+from compiler.emitters.serve import emit_serve
+from compiler.emitters.train import emit_train
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+
+def emit(program: Program) -> dict[str, bytes]:
+    """The contents of every file of generated/NAME/, by path relative to it, sorted.
+
+    The same program gives the same bytes everywhere: nothing here reads the clock, the environment or
+    the machine, and of the recipe's folder only a chat template's file.
+    """
+    texts = {
+        "README.md": emit_readme(program),
+        "recipe.yaml": program.text,
+        "train.py": emit_train(program),
+        "merge.py": emit_merge(program),
+        "requirements-train.txt": emit_requirements(program),
+        **emit_serve(program),
+    }
+    files = {path: text.encode() for path, text in texts.items()}
+    files = dict(sorted((template_files(program) | files).items()))
+    files[LOCK] = emit_lock(program, files).encode()
+    return dict(sorted(files.items()))

@@ -1,0 +1,1 @@
+"""One module per emitted file: each computes what its template prints."""

@@ -1,0 +1,47 @@
+"""recipe.lock.json: every value that made the artifact, and a digest of each of its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from compiler import __version__, pins
+from compiler.artifact import digest, runtime_digest
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+VERSION = 1
+"""Of the lock's own layout."""
+
+
+def compiler_name() -> str:
+    """The compiler as locks record it."""
+    return f"recipec {__version__}"
+
+
+def emit_lock(program: Program, files: Mapping[str, bytes]) -> str:
+    """The text of recipe.lock.json.
+
+    Args:
+        files: the artifact's other files.
+    """
+    lock = {
+        "lock": VERSION,
+        "compiler": compiler_name(),
+        "name": program.name,
+        "recipe": resolved(program),
+        "model": {"family": program.family.name, "architecture": asdict(program.architecture)},
+        "packages": {"train": pins.training(program).all},
+        "runtime": runtime_digest(),
+        "files": {path: digest(content) for path, content in files.items()},
+    }
+    return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def resolved(program: Program) -> dict[str, Any]:
+    """The recipe with all its defaults, as JSON values; `extends` has been applied and is left out."""
+    values: dict[str, Any] = program.recipe.model_dump(mode="json", exclude={"extends"})
+    return values

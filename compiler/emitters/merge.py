@@ -1,0 +1,33 @@
+"""merge.py: from the trained adapters and the base to merged weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compiler.emitters.chat_template import template_file
+from compiler.emitters.python import Name, Value, assignment, docstring, string
+from compiler.emitters.settings import about, model_settings
+from compiler.render import render
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+
+def emit_merge(program: Program) -> str:
+    """The text of merge.py."""
+    recipe = program.recipe
+    constants: dict[str, Value] = {
+        "MODEL": model_settings(program),
+        "CHECKPOINT": recipe.checkpoint.directory,
+        "OUTPUT": recipe.merge.output,
+        "DTYPE": recipe.merge.dtype,
+        "ADAPTER": recipe.merge.adapter,
+    }
+    template = template_file(program)
+    return render(
+        "merge.py",
+        title=docstring(f"Merges the adapters that train.py makes into {recipe.model.id}."),
+        about=about(program),
+        chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
+        constants=[assignment(name, value) for name, value in constants.items()],
+    )

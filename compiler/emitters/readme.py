@@ -1,0 +1,184 @@
+"""README.md of an artifact: its files, the run's figures, and the steps with this recipe's names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from compiler import pins
+from compiler.emitters.lock import compiler_name
+from compiler.emitters.serve import STARTUP_MINUTES
+from compiler.render import render, shell_word
+from compiler.wording import listing, plural
+
+if TYPE_CHECKING:
+    from compiler.hardware import Accelerator
+    from compiler.program import Program
+
+LARGE_MODEL = 30e9
+"""Bytes of weights that a TPU VM's boot disk of 97 GB does not hold twice, beside the system."""
+
+OWN_MODELS = "recipec/"
+"""The start of the ids of models that this project writes itself, which are on no hub."""
+
+
+def emit_readme(program: Program) -> str:
+    """The text of README.md."""
+    recipe, accelerator = program.recipe, program.accelerator
+    size = program.base_parameters * 2
+    staging = _staging(program)
+    cpu = accelerator.platform == "cpu"
+    large = size > LARGE_MODEL and not cpu
+    # Two copies of a large model go to the RAM disk: the base and the merged weights.
+    work = f"/dev/shm/{program.name}" if large else program.name
+    merged = f"{work}/{recipe.merge.output.rstrip('/')}"
+    merge_flags = f" --output {work}" if large else ""
+    if large and "://" not in recipe.checkpoint.directory:
+        merge_flags += f" --checkpoint {shell_word(f'{program.name}/{recipe.checkpoint.directory}')}"
+    serving = program.serve_accelerator
+    serves_elsewhere = serving is not None and serving != accelerator
+    data = [f"`{s.path}`" for s in (*recipe.data.train, *recipe.data.eval) if "://" not in s.path]
+    return render(
+        "README.md",
+        name=program.name,
+        compiler=compiler_name(),
+        model=recipe.model.id,
+        revision=recipe.model.revision,
+        accelerator=accelerator,
+        described=accelerator.describe(),
+        figures=_figures(program),
+        notes=program.notes,
+        cpu=cpu,
+        large=large,
+        create=create_command(program.name, accelerator, recipe.launch),
+        where=_where(program),
+        gcs=pins.uses_gcs(program),
+        weights=f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB",
+        downloads=is_hub_id(recipe.model.id),
+        bucket=recipe.model.id.startswith("gs://"),
+        staging=staging,
+        model_flag="" if cpu and is_hub_id(recipe.model.id) else f" --model {staging}",
+        merge_flags=merge_flags,
+        data=listing(data),
+        checkpoints=recipe.checkpoint.directory,
+        local_checkpoints="://" not in recipe.checkpoint.directory,
+        merged=merged,
+        adapter=recipe.merge.adapter,
+        keep=large or serves_elsewhere,
+        serve=recipe.serve,
+        serve_accelerator=serving,
+        serves_elsewhere=serves_elsewhere,
+        serve_create=create_command(f"{program.name}-serve", serving, recipe.launch) if serving else [],
+        serve_weights=f"/dev/shm/{PurePosixPath(merged).name}" if serves_elsewhere else merged,
+        vllm=pins.sets()["serve"]["vllm-tpu"],
+        startup_minutes=STARTUP_MINUTES,
+    )
+
+
+def create_command(vm: str, accelerator: Accelerator, launch: Any) -> list[str]:
+    """The gcloud command that makes a TPU VM, by lines; none where there is no such VM."""
+    if accelerator.runtime_version is None:
+        return []
+    lines = [
+        f"gcloud compute tpus tpu-vm create {vm}",
+        f"--accelerator-type={accelerator_type(accelerator.name)}",
+        f"--version={shell_word(launch.runtime_version or accelerator.runtime_version)}",
+        f"--zone={shell_word(launch.zone or 'ZONE')}",
+    ]
+    if launch.project:
+        lines.append(f"--project={shell_word(launch.project)}")
+    if launch.spot:
+        lines.append("--spot")
+    return lines
+
+
+def accelerator_type(name: str) -> str:
+    """The name that gcloud knows an accelerator by: v5e is called v5litepod there."""
+    return re.sub(r"^v5e-", "v5litepod-", name)
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a model is named by its Hugging Face id rather than by a place."""
+    return "://" not in model and not model.startswith((".", "/", "~", OWN_MODELS))
+
+
+def _where(program: Program) -> str:
+    """The flags that every later gcloud command needs."""
+    launch = program.recipe.launch
+    project = f" --project={shell_word(launch.project)}" if launch.project else ""
+    return f"--zone={shell_word(launch.zone or 'ZONE')}{project}"
+
+
+def _staging(program: Program) -> str:
+    """The folder of the base's weights in the commands: on a TPU VM a RAM disk's, named after the model."""
+    if program.accelerator.platform == "cpu":
+        return "MODEL_DIR"
+    name = program.recipe.model.id.rstrip("/").rpartition("/")[2]
+    return "/dev/shm/" + re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+
+
+def _figures(program: Program) -> list[tuple[str, str]]:
+    """What the run is, in numbers: rows of a table."""
+    recipe, train = program.recipe, program.recipe.train
+    axes = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items())
+    filling = "packed with several samples" if recipe.data.packing else "one sample, padded"
+    figures = [
+        ("Devices", f"{program.accelerator.devices}, mesh {axes}"),
+        ("Data-parallel size", str(program.data_parallel)),
+        (
+            "Rows per optimizer step",
+            f"{train.global_batch_size} = micro-batch {train.micro_batch_size} x data-parallel "
+            f"{program.data_parallel} x accumulation {program.accumulation_steps}",
+        ),
+        ("Row", f"{recipe.data.max_length:,} tokens, {filling}"),
+        ("Length", plural(train.steps, "step") if train.steps else plural(train.epochs or 1, "epoch")),
+        ("Base", f"{program.base_parameters:,} parameters in {recipe.model.dtype}"),
+    ]
+    if program.lora is not None:
+        lora, trainable = program.lora, program.trainable_parameters
+        share = trainable / program.base_parameters
+        projections = sum(len(adapter.trained) for adapter in program.adapters)
+        figures += [
+            ("Trainable", f"{trainable:,} parameters ({share:.2%}) in {lora.dtype}"),
+            (
+                "LoRA",
+                f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, on "
+                f"{plural(projections, 'projection')}",
+            ),
+        ]
+    figures += [("Optimizer", _optimizer(program)), ("Checkpoints", _checkpoints(program))]
+    price = _price(program)
+    return [*figures, ("Price", price)] if price else figures
+
+
+def _optimizer(program: Program) -> str:
+    optimizer, schedule = program.recipe.train.optimizer, program.recipe.train.schedule
+    warmup = ""
+    if schedule.warmup_ratio:
+        warmup = f" after a warm-up over {schedule.warmup_ratio:.4g} of the steps"
+    elif schedule.warmup_steps:
+        warmup = f" after a warm-up of {plural(schedule.warmup_steps, 'step')}"
+    share = f"{schedule.final_ratio:g} of the peak" if schedule.final_ratio else "0"
+    decay = f" to {share}" if schedule.name != "constant" else ""
+    clip = f"clipped to norm {optimizer.max_grad_norm:g}" if optimizer.max_grad_norm else "no clipping"
+    return (
+        f"AdamW, peak learning rate {optimizer.learning_rate:g}, {schedule.name}{decay}{warmup}, "
+        f"weight decay {optimizer.weight_decay:g}, {clip}"
+    )
+
+
+def _checkpoints(program: Program) -> str:
+    checkpoint = program.recipe.checkpoint
+    every = plural(checkpoint.every_steps, "step")
+    return f"every {every}, the newest {checkpoint.keep} kept, in `{checkpoint.directory}`"
+
+
+def _price(program: Program) -> str | None:
+    own, accelerator = program.recipe.cost.train_usd_per_hour, program.accelerator
+    if own is not None:
+        return f"US$ {own:,.2f} per hour, as the recipe says"
+    if accelerator.usd_per_chip_hour is None:
+        return None
+    total = accelerator.usd_per_chip_hour * accelerator.chips
+    return f"US$ {total:,.2f} per hour on demand, list price of {accelerator.price_date}"

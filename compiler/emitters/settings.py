@@ -1,0 +1,61 @@
+"""What several scripts state: where they come from, and the runtime's settings."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from compiler.emitters.python import WIDTH, Call, Name, Value
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+    from runtime.adapters import LoraSettings
+
+LONG_RANGE = 8
+"""Consecutive layers from which on they are written as a range."""
+
+
+def about(program: Program) -> str:
+    """The lines of a script's docstring that say where it comes from."""
+    text = f"Made by recipec from the recipe {program.name}: edit recipe.yaml and build again."
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+
+
+def model_settings(program: Program) -> Call:
+    """`ModelSettings(...)` of the recipe."""
+    recipe = program.recipe
+    arguments: dict[str, Value] = {"id": recipe.model.id}
+    if recipe.model.revision is not None:
+        arguments["revision"] = recipe.model.revision
+    if recipe.model.tokenizer is not None:
+        arguments["tokenizer"] = recipe.model.tokenizer
+    arguments |= {
+        "family": program.family.name,
+        "dtype": recipe.model.dtype,
+        "attention": recipe.model.attention,
+        "remat": recipe.remat.policy,
+    }
+    return Call("ModelSettings", arguments)
+
+
+def lora_settings(lora: LoraSettings) -> Call:
+    """`LoraSettings(...)` of the recipe."""
+    arguments: dict[str, Value] = {
+        "rank": lora.rank,
+        "alpha": float(lora.alpha),
+        "dropout": lora.dropout,
+        "targets": tuple(lora.targets),
+    }
+    if lora.layers is not None:
+        arguments["layers"] = layer_numbers(lora.layers)
+    arguments |= {"init": lora.init, "dtype": lora.dtype, "kv": lora.kv}
+    return Call("LoraSettings", arguments)
+
+
+def layer_numbers(layers: Sequence[int]) -> Value:
+    """A tuple of layers, or a range where that is shorter."""
+    first, last = layers[0], layers[-1]
+    if len(layers) >= LONG_RANGE and tuple(layers) == tuple(range(first, last + 1)):
+        return Name(f"tuple(range({first}, {last + 1}))")
+    return tuple(layers)

@@ -1,0 +1,233 @@
+"""Which chips an accelerator's name or topology stands for.
+
+The number in a name counts TensorCores for v4, v5p and tpu7x, and chips for v5e and v6e: v5p-8 is four
+chips. The figures are in data/hardware.json, each price with its date.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+from compiler.wording import plural
+
+DATA = Path(__file__).parent / "data" / "hardware.json"
+
+ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x"}
+"""Other spellings of a generation in the names that the Cloud console and tools show."""
+
+
+class MeshSection(Protocol):
+    """The part of a recipe's `mesh` that names the hardware."""
+
+    @property
+    def accelerator(self) -> str | None: ...
+
+    @property
+    def topology(self) -> str | None: ...
+
+
+class UnknownAccelerator(ValueError):
+    """A name or topology that the catalogue does not have.
+
+    Attributes:
+        help: what to write instead.
+    """
+
+    def __init__(self, message: str, help: str) -> None:
+        super().__init__(message)
+        self.help = help
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A slice of one TPU generation, or virtual CPU devices.
+
+    Attributes:
+        name: as in the recipe, aliases resolved: "v5p-8", "cpu-8".
+        generation: "v5p", "cpu".
+        chips: physical chips; for a CPU the number of virtual devices.
+        devices: what JAX shows: one per chip, two on tpu7x.
+        hosts: machines that the slice is made of as a Cloud TPU VM.
+        platform: "tpu" or "cpu".
+        hbm_gib: memory of a chip in GiB, None for a CPU.
+        bf16_tflops: peak of a chip in bfloat16, TFLOP/s, None for a CPU.
+        topology: "2x2x1", None for a CPU.
+        usd_per_chip_hour: on-demand list price, None where none is published.
+        price_date: when that price was read.
+        runtime_version: of the Cloud TPU VM's image, None when there is no such VM.
+        name_counts: what the number in the name counts: "tensorcores", "chips" or "devices".
+        tensorcores_per_chip: 0 for a CPU.
+        fp8_kv_cache, fp8_matmul: whether vLLM serves with them on this generation.
+    """
+
+    name: str
+    generation: str
+    chips: int
+    devices: int
+    hosts: int
+    platform: str
+    hbm_gib: float | None
+    bf16_tflops: float | None
+    topology: str | None
+    usd_per_chip_hour: float | None
+    price_date: str | None
+    runtime_version: str | None
+    name_counts: str
+    tensorcores_per_chip: int
+    fp8_kv_cache: bool
+    fp8_matmul: bool
+
+    @property
+    def devices_per_chip(self) -> int:
+        return self.devices // self.chips
+
+    def describe(self) -> str:
+        """One phrase: "v5p-8: 4 chips (its 8 counts TensorCores), topology 2x2x1, 95 GiB each"."""
+        if self.platform == "cpu":
+            return f"{self.name}: {plural(self.devices, 'virtual CPU device')}"
+        counted = " (the number in its name counts TensorCores)" if self.name_counts == "tensorcores" else ""
+        devices = f", {self.devices} JAX devices" if self.devices != self.chips else ""
+        return (
+            f"{self.name}: {plural(self.chips, 'chip')}{counted}{devices}, topology {self.topology}, "
+            f"{self.hbm_gib:g} GiB each"
+        )
+
+
+@functools.cache
+def generations() -> Mapping[str, Mapping[str, Any]]:
+    """The generations of data/hardware.json by name."""
+    data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def accelerator(mesh: MeshSection) -> Accelerator:
+    """The hardware that a recipe's `mesh` section asks for.
+
+    Raises:
+        UnknownAccelerator: when the catalogue does not have it.
+    """
+    if mesh.topology:
+        return from_topology(mesh.topology)
+    return from_name(mesh.accelerator or "")
+
+
+def from_name(name: str) -> Accelerator:
+    """The hardware of a name such as "v5p-8", "v5litepod-8", "v6e-8", "tpu7x-8" or "cpu-8".
+
+    Raises:
+        UnknownAccelerator: when the catalogue does not have it.
+    """
+    match = re.fullmatch(r"([a-z][a-z0-9]*)-([1-9][0-9]{0,5})", name.strip().lower())
+    generation = ALIASES.get(match[1], match[1]) if match else ""
+    if match and generation == "cpu" and len(match[2]) > 3:
+        raise UnknownAccelerator(f"`{name}` is too many virtual devices", "cpu-1 to cpu-999; cpu-8 is usual")
+    if match and generation == "cpu":
+        return _cpu(int(match[2]))
+    if match is None or generation not in generations():
+        close = get_close_matches(name.lower(), known_names(), n=1, cutoff=0.5)
+        hint = f"did you mean `{close[0]}`? " if close else ""
+        raise UnknownAccelerator(
+            f"unknown accelerator `{name}`",
+            f"{hint}known are v4-N, v5e-N (v5litepod-N), v5p-N, v6e-N, tpu7x-N and cpu-N",
+        )
+    data, number = generations()[generation], int(match[2])
+    cores = _counted_per_chip(data)
+    sizes = {_chips(shape) * cores: shape for shape in data["topologies"]}
+    if number not in sizes:
+        offered = ", ".join(f"{generation}-{size}" for size in sizes)
+        raise UnknownAccelerator(f"there is no {data['title']} slice `{name}`", f"the slices are {offered}")
+    return _tpu(generation, sizes[number])
+
+
+def from_topology(topology: str) -> Accelerator:
+    """The hardware of an explicit topology such as "v5p:2x2x1" or "v6e:2x4".
+
+    Raises:
+        UnknownAccelerator: when the catalogue does not have it.
+    """
+    generation, _, shape = topology.strip().lower().partition(":")
+    generation = ALIASES.get(generation, generation)
+    if generation not in generations():
+        raise UnknownAccelerator(
+            f"unknown TPU generation in topology `{topology}`",
+            "write GENERATION:SHAPE, for example v5p:2x2x1 or v6e:2x4; generations are "
+            + ", ".join(generations()),
+        )
+    shapes = generations()[generation]["topologies"]
+    if shape not in shapes:
+        raise UnknownAccelerator(
+            f"{generations()[generation]['title']} has no topology `{shape}`",
+            f"its topologies are {', '.join(shapes)}",
+        )
+    return _tpu(generation, shape)
+
+
+def known_names() -> list[str]:
+    """Every accelerator name of the catalogue, and the CPU ones that are usual."""
+    names = [f"cpu-{count}" for count in (1, 2, 4, 8)]
+    for generation, data in generations().items():
+        cores = _counted_per_chip(data)
+        names += [f"{generation}-{_chips(shape) * cores}" for shape in data["topologies"]]
+    return names
+
+
+def _tpu(generation: str, shape: str) -> Accelerator:
+    data = generations()[generation]
+    chips = _chips(shape)
+    cores = _counted_per_chip(data)
+    return Accelerator(
+        name=f"{generation}-{chips * cores}",
+        generation=generation,
+        chips=chips,
+        devices=chips * data["devices_per_chip"],
+        hosts=1 if chips in data["single_host_chips"] else math.ceil(chips / data["chips_per_host"]),
+        platform="tpu",
+        hbm_gib=data["hbm_gib"],
+        bf16_tflops=data["bf16_tflops"],
+        topology=shape,
+        usd_per_chip_hour=data["usd_per_chip_hour"],
+        price_date=data["price_date"],
+        runtime_version=data["runtime_version"],
+        name_counts=data["name_counts"],
+        tensorcores_per_chip=data["tensorcores_per_chip"],
+        fp8_kv_cache=data["fp8_kv_cache"],
+        fp8_matmul=data["fp8_matmul"],
+    )
+
+
+def _cpu(devices: int) -> Accelerator:
+    return Accelerator(
+        name=f"cpu-{devices}",
+        generation="cpu",
+        chips=devices,
+        devices=devices,
+        hosts=1,
+        platform="cpu",
+        hbm_gib=None,
+        bf16_tflops=None,
+        topology=None,
+        usd_per_chip_hour=None,
+        price_date=None,
+        runtime_version=None,
+        name_counts="devices",
+        tensorcores_per_chip=0,
+        fp8_kv_cache=False,
+        fp8_matmul=False,
+    )
+
+
+def _counted_per_chip(data: Mapping[str, Any]) -> int:
+    """What a chip adds to the number in a name."""
+    return int(data["tensorcores_per_chip"]) if data["name_counts"] == "tensorcores" else 1
+
+
+def _chips(shape: str) -> int:
+    return math.prod(int(size) for size in shape.split("x"))

@@ -1,0 +1,365 @@
+"""What the sections of a recipe turn into, in words and tables, for `recipe explain`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from compiler import catalog
+from compiler.checks.mesh import BYTES
+from compiler.program import adapter_size
+from compiler.steps import run_length, warmup_steps
+from compiler.wording import grouped, listing, plural, quantity, ranges, split_layer, table, which_layers
+from runtime.adapters import Adapter
+from runtime.families.base import Spec
+from spec.paths import Part
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+
+def summary(section: str, program: Program) -> list[str]:
+    """A few lines on what a section of the recipe means."""
+    return SUMMARIES[section](program) if section in SUMMARIES else []
+
+
+def detail(parts: Sequence[Part], program: Program) -> list[str]:
+    """All there is to say about a path of the recipe."""
+    section = str(parts[0])
+    if section == "train" and len(parts) > 1:
+        return TRAIN_DETAILS.get(str(parts[1]), _batches)(program)
+    out = summary(section, program)
+    more = DETAILS.get(section)
+    if more is None:
+        return out
+    return [*out, *([""] if out else []), *more(program)]
+
+
+def _model(program: Program) -> list[str]:
+    a, recipe = program.architecture, program.recipe
+    kinds = {"local": "sliding_attention", "global": "full_attention"}
+    layers = {
+        name: [i for i, kind in enumerate(a.layer_types) if kind == value] for name, value in kinds.items()
+    }
+    present = {name: numbers for name, numbers in layers.items() if numbers}
+    kv = listing(f"{a.kv_heads(numbers[0])} in {name} layers" for name, numbers in present.items())
+    origin = "the catalogue" if program.model_origin == "catalogue" else program.model_origin
+    size = program.base_parameters * BYTES[recipe.model.dtype] / 2**30
+    out = [
+        f"{catalog.title(recipe.model.id)}, family {program.family.name}; its sizes are from {origin}",
+        f"{a.num_layers} layers ({listing(f'{len(n)} {name}' for name, n in present.items())}), hidden size "
+        f"{a.hidden_size:,}, {a.num_heads} attention heads, key/value heads {kv}",
+        f"{program.base_parameters:,} base parameters ({quantity(program.base_parameters)}), {size:.1f} "
+        f"GiB in {recipe.model.dtype}; they stay frozen",
+        f"dtype is set for loading, parameters and computation: {recipe.model.dtype} in all three",
+    ]
+    if len(present.get("global", ())) and len(present) > 1:
+        out.append(f"global layers: {ranges(present['global'])}")
+    return out
+
+
+def _mesh(program: Program) -> list[str]:
+    accelerator, axes = program.accelerator, program.recipe.mesh.axes
+    out = [accelerator.describe()]
+    if accelerator.bf16_tflops is not None:
+        out.append(
+            f"{accelerator.bf16_tflops * accelerator.chips:,.0f} TFLOP/s in bfloat16 at most, all chips"
+        )
+    if accelerator.usd_per_chip_hour is not None:
+        price = accelerator.usd_per_chip_hour * accelerator.chips
+        out.append(f"list price US$ {price:.2f} an hour (on demand, as of {accelerator.price_date})")
+    out.append(
+        f"{plural(axes['fsdp'], 'data-parallel device')} (fsdp); heads and features split over "
+        f"{plural(axes['tp'], 'device')} (tp)"
+    )
+    gib = weight_bytes(program) / 2**30
+    room = f" of {accelerator.hbm_gib / accelerator.devices_per_chip:g}" if accelerator.hbm_gib else ""
+    out.append(f"base weights take {gib:.2f}{room} GiB of each device")
+    return out
+
+
+def weight_bytes(program: Program) -> float:
+    """Bytes of base weights on one device."""
+    size, axes = BYTES[program.recipe.model.dtype], program.recipe.mesh.axes
+    return sum(size * math.prod(local_shape(p.shape, p.spec, axes)) for p in program.parameters)
+
+
+def local_shape(shape: Sequence[int], spec: Spec, axes: dict[str, int]) -> tuple[int, ...]:
+    """The part of an array that one device holds."""
+    return tuple(n // axes[axis] if axis else n for n, axis in zip(shape, spec, strict=True))
+
+
+def _shardings(program: Program) -> list[str]:
+    """The PartitionSpec of every parameter and adapter, one row for all layers that are alike."""
+    groups: dict[tuple[str, tuple[int, ...], Spec], list[str]] = {}
+    arrays = [(p.path, p.shape, p.spec) for p in program.parameters]
+    for adapter in program.adapters:
+        arrays.append((adapter.a_path, adapter.a_shape, adapter.a_spec))
+        arrays.append((adapter.b_path, adapter.b_shape, adapter.b_spec))
+    for path, shape, spec in arrays:
+        groups.setdefault((split_layer(path)[0], shape, spec), []).append(path)
+    axes, rows = program.recipe.mesh.axes, []
+    order = list(dict.fromkeys(pattern for pattern, _, _ in groups))
+    defaults = {p.path: p.spec for p in program.family.parameters(program.architecture)}
+    for pattern, shape, spec in sorted(groups, key=lambda key: order.index(key[0])):
+        paths = groups[pattern, shape, spec]
+        layers = next(iter(grouped(paths).values()))
+        changed = " (changed)" if paths[0] in defaults and defaults[paths[0]] != spec else ""
+        rows.append(
+            [
+                pattern.replace("{}", "*"),
+                _layers(program, layers),
+                _shape(shape),
+                f"P({', '.join(repr(axis) if axis else 'None' for axis in spec)}){changed}",
+                _shape(local_shape(shape, spec, axes)),
+            ]
+        )
+    return table(rows, ["parameter", "layers", "shape", "PartitionSpec", "on a device"], widest=48)
+
+
+def _layers(program: Program, layers: Sequence[int]) -> str:
+    return which_layers(program.architecture.layer_types, layers) if layers else ""
+
+
+def _lora(program: Program) -> list[str]:
+    lora = program.lora
+    if lora is None:
+        return []
+    trained = program.trainable_parameters
+    arrays = 2 * len(program.adapters)
+    held = sum(math.prod(x.a_shape) + math.prod(x.b_shape) - adapter_size(x) for x in program.adapters)
+    out = [
+        f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
+        f"{arrays:,} arrays, scale alpha / rank = {lora.alpha / lora.rank:g}",
+        f"adapters and optimizer state in {lora.dtype}: "
+        f"{3 * (trained + held) * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
+    ]
+    if held:
+        out.append(
+            f"{held:,} further numbers of B are held at zero, so that fused projections train what PEFT "
+            "trains (first in the optimizer chain)"
+        )
+    return out
+
+
+def _adapters(program: Program) -> list[str]:
+    """Tunix's names and the count of numbers for each target."""
+    rows: list[list[str]] = []
+    totals: dict[str, int] = {}
+    groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[tuple[Adapter, int]]] = {}
+    for adapter in program.adapters:
+        leaf = split_layer(adapter.site.weight)[0].replace("{}", "*")
+        for slot in adapter.trained:
+            name = adapter.site.slots[slot].rpartition(".")[2]
+            groups.setdefault((name, leaf, adapter.a_shape, adapter.b_shape), []).append((adapter, slot))
+    order = list(dict.fromkeys(name for name, *_ in groups))
+    for key in sorted(groups, key=lambda key: order.index(key[0])):
+        name, leaf, a_shape, b_shape = key
+        members = groups[key]
+        first = members[0][0]
+        count = sum(_slot_size(adapter) for adapter, _ in members)
+        totals[name] = totals.get(name, 0) + count
+        shared = " (A shared)" if first.site.fused and first.blocks == 1 and len(first.trained) > 1 else ""
+        rows.append(
+            [
+                name,
+                leaf,
+                _layers(program, [adapter.site.layer for adapter, _ in members]),
+                f"{_shape(a_shape)} x {_shape(b_shape)}{shared}",
+                f"{count:,}",
+            ]
+        )
+    out = table(rows, ["target", "Tunix weight", "layers", "lora_a x lora_b", "trained"], widest=44)
+    out += ["", *table([[name, f"{count:,}"] for name, count in totals.items()], ["target", "in all"])]
+    both = sum(totals.values()) - program.trainable_parameters
+    if both:
+        out.append(f"an A that projections share is counted for each of them: {both:,} of these twice")
+    return out
+
+
+def _slot_size(adapter: Adapter) -> int:
+    """Numbers that serve one projection of an adapter."""
+    slots = len(adapter.site.slots) if adapter.site.fused else 1
+    return (
+        math.prod(adapter.a_shape) // adapter.blocks + math.prod(adapter.b_shape) // slots // adapter.blocks
+    )
+
+
+def _remat(program: Program) -> list[str]:
+    return [
+        {
+            "none": "every activation is stored for the backward pass: fastest, and the most memory",
+            "block": "attention and feed-forward blocks are computed again in the backward pass",
+            "decoder": "each decoder layer is computed again in the backward pass: the least memory",
+        }[program.recipe.remat.policy]
+    ]
+
+
+def _data(program: Program) -> list[str]:
+    data, train = program.recipe.data, program.recipe.train
+    local = run_length(program.recipe, program.source.parent).data
+    out = []
+    if local is not None:
+        out.append(
+            f"{plural(local.rows, 'row')} at hand, of about {local.mean_tokens:,} tokens each (4 "
+            "characters a token)"
+        )
+    fill = "several samples in each" if data.packing else "one sample in each, padded"
+    out.append(
+        f"an optimizer step is {plural(train.global_batch_size, 'row')} of {data.max_length:,} tokens, {fill}"
+    )
+    long = {"drop": "left out", "truncate": "cut", "error": "an error"}[data.overlong]
+    out.append(f"samples longer than {data.max_length:,} tokens are {long}; `train.py` reports how many")
+    return out
+
+
+def _train(program: Program) -> list[str]:
+    return [*_batches(program), *_length(program), *_chain(program)]
+
+
+def _batches(program: Program) -> list[str]:
+    train, data = program.recipe.train, program.recipe.data
+    room = train.global_batch_size * data.max_length
+    return [
+        f"micro_batch_size {train.micro_batch_size} x fsdp {program.data_parallel} = "
+        f"{plural(program.micro_batch_rows, 'row')} a micro-batch, {_micro_batches(program)} a step: "
+        f"{plural(train.global_batch_size, 'row')}, {room:,} tokens of room",
+        {
+            "tokens": "the loss is the mean over all target tokens of a step",
+            "micro_batches": "the loss is the mean of the micro-batches' means",
+        }[train.loss_normalization],
+    ]
+
+
+def _micro_batches(program: Program) -> str:
+    count = program.accumulation_steps
+    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
+
+
+def _length(program: Program) -> list[str]:
+    recipe = program.recipe
+    length = run_length(recipe, program.source.parent)
+    per_step = recipe.train.global_batch_size * recipe.data.max_length
+    counted = (
+        "steps = epochs x rows that are kept / global_batch_size, each epoch rounded up; train.py counts "
+        "them as it starts"
+    )
+    if length.steps is None:
+        return [counted]
+    tokens = length.steps * per_step
+    if length.exact:
+        return [f"{plural(length.steps, 'step')}, at most {tokens:,} tokens ({quantity(tokens)})"]
+    rows = plural(length.data.rows if length.data else 0, "row")
+    fewer = "fewer after packing and dropping" if recipe.data.packing else "fewer after dropping"
+    return [
+        f"at most {plural(length.steps, 'step')} and {tokens:,} tokens, from {rows} at hand; {fewer}",
+        counted,
+    ]
+
+
+def _schedule(program: Program) -> list[str]:
+    train = program.recipe.train
+    schedule, peak = train.schedule, train.optimizer.learning_rate
+    length = run_length(program.recipe, program.source.parent)
+    if schedule.warmup_ratio is not None:
+        warm = f"ceil({schedule.warmup_ratio:g} x steps) steps"
+        if length.exact and length.steps is not None:
+            warm = plural(warmup_steps(program.recipe, length.steps), "step")
+    else:
+        warm = plural(schedule.warmup_steps or 0, "step")
+    has_warmup = bool(schedule.warmup_ratio or schedule.warmup_steps)
+    start = f"from 0 to {peak:g} in {warm}, then " if has_warmup else f"from {peak:g}, "
+    decay = {
+        "constant": "constant",
+        "cosine": f"along a cosine to {peak * schedule.final_ratio:g} at the last step",
+        "linear": f"in a line to {peak * schedule.final_ratio:g} at the last step",
+    }[schedule.name]
+    return [f"learning rate {start}{decay}"]
+
+
+def _chain(program: Program) -> list[str]:
+    """The links that turn a step's gradient into an update, in order."""
+    o = program.recipe.train.optimizer
+    links = []
+    masked = sum(adapter.masked for adapter in program.adapters)
+    if masked:
+        links.append(
+            f"zero the untrained part of the gradient of lora_b in {plural(masked, 'fused adapter')}"
+        )
+    if o.max_grad_norm is not None:
+        links.append(f"optax.clip_by_global_norm({o.max_grad_norm:g})")
+    links.append(
+        f"optax.adamw(learning_rate, b1={o.b1:g}, b2={o.b2:g}, eps={o.eps:g}, "
+        f"weight_decay={o.weight_decay:g})"
+    )
+    out = [", then ".join([f"optimizer: the mean gradient of {_micro_batches(program)}", *links])]
+    if o.max_grad_norm is None:
+        out.append("no clipping: max_grad_norm is null")
+    return [*out, *_schedule(program)]
+
+
+def _checkpoint(program: Program) -> list[str]:
+    checkpoint = program.recipe.checkpoint
+    where = checkpoint.directory if "://" in checkpoint.directory else f"OUTPUT/{checkpoint.directory}"
+    return [
+        f"adapters and optimizer state every {plural(checkpoint.every_steps, 'step')} and at the end, "
+        f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json lies beside them"
+    ]
+
+
+def _merge(program: Program) -> list[str]:
+    merge = program.recipe.merge
+    where = merge.output if "://" in merge.output else f"OUTPUT/{merge.output}"
+    adapter = ", and a PEFT adapter beside it" if merge.adapter else ""
+    return [
+        f"the base's own files with the adapters added in, in {merge.dtype}, under {where}{adapter}; rank "
+        "and alpha are read from the checkpoint's record"
+    ]
+
+
+def _serve(program: Program) -> list[str]:
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    if serve is None or accelerator is None:
+        return []
+    gib = (
+        program.base_parameters
+        * (1 if serve.quantization == "fp8" else 2)
+        / serve.tensor_parallel_size
+        / 2**30
+    )
+    return [
+        accelerator.describe(),
+        f"{plural(serve.data_parallel_size, 'replica')}, each on "
+        f"{plural(serve.tensor_parallel_size, 'device')}; its weights take about {gib:.1f} GiB of each",
+    ]
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+SUMMARIES: dict[str, Callable[[Program], list[str]]] = {
+    "model": _model,
+    "mesh": _mesh,
+    "lora": _lora,
+    "remat": _remat,
+    "data": _data,
+    "train": _train,
+    "checkpoint": _checkpoint,
+    "merge": _merge,
+    "serve": _serve,
+}
+
+DETAILS: dict[str, Callable[[Program], list[str]]] = {
+    "mesh": _shardings,
+    "sharding": _shardings,
+    "lora": _adapters,
+}
+
+TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
+    "optimizer": _chain,
+    "schedule": lambda program: [*_schedule(program), *_length(program)],
+    "epochs": _length,
+    "steps": _length,
+}

@@ -1,0 +1,159 @@
+"""A recipe in miniature: the same run with only the model's size, the data and the mesh replaced."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.program import Program
+from runtime.adapters import matches
+from runtime.families import family_of
+from runtime.families.base import Architecture, Family
+
+DEVICES = 8
+"""Most virtual CPU devices."""
+LENGTH = 128
+"""Longest sequence, in tokens."""
+ACCUMULATION = 2
+"""Most micro-batches of one optimizer step."""
+LEARNING_RATE = 0.01
+"""Large enough that a few steps move the adapters by more than bfloat16 rounds off."""
+
+NO_PART = {"extends", "serve", "benchmark", "evaluate", "launch", "cost"}
+"""Sections that say nothing about training and merging, and are left out."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A value of the recipe that the miniature does not take over."""
+
+    path: str
+    before: str
+    after: str
+
+
+def scale_axes(axes: Mapping[str, int]) -> dict[str, int]:
+    """Mesh axes of at most DEVICES in all: the largest is halved until they fit."""
+    small = dict(axes)
+    while math.prod(small.values()) > DEVICES:
+        largest = max(small, key=lambda name: small[name])
+        small[largest] //= 2
+    return small
+
+
+def derive(
+    program: Program, config: Mapping[str, Any], model: str, train: str, evaluate: str, steps: int
+) -> tuple[dict[str, Any], list[Replacement]]:
+    """The miniature's recipe as plain data, and what differs from the original's.
+
+    Args:
+        program: the original.
+        config: the miniature's config.json.
+        model: what to write as model.id.
+        train, evaluate: data files relative to the miniature's recipe.
+        steps: optimizer steps.
+    """
+    original = program.recipe.model_dump(mode="json", exclude=NO_PART)
+    recipe = program.recipe.model_dump(mode="json", exclude=NO_PART)
+    axes = scale_axes(program.recipe.mesh.axes)
+    micro = min(program.recipe.train.micro_batch_size, 2)
+    recipe["model"] |= {"id": model, "revision": None, "tokenizer": None, "attention": "dot"}
+    recipe["mesh"] |= {
+        "accelerator": f"cpu-{math.prod(axes.values())}",
+        "topology": None,
+        "hosts": 1,
+        "axes": axes,
+    }
+    recipe["data"] |= {
+        "train": [{"path": train}],
+        "eval": [{"path": evaluate}] if recipe["data"]["eval"] else [],
+        "max_length": min(recipe["data"]["max_length"], LENGTH),
+    }
+    recipe["train"] |= {
+        "steps": steps,
+        "epochs": None,
+        "micro_batch_size": micro,
+        "global_batch_size": micro * axes["fsdp"] * min(program.accumulation_steps, ACCUMULATION),
+        "eval_every": max(1, steps // 2),
+    }
+    recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
+    recipe["train"]["log"] |= {"every": 1}
+    if recipe["train"]["schedule"]["warmup_steps"]:
+        recipe["train"]["schedule"]["warmup_steps"] = 1
+    recipe["checkpoint"] = {"directory": "checkpoints", "every_steps": max(1, steps // 4), "keep": 3}
+    recipe["merge"]["output"] = "merged"
+    _shrink_lora(recipe, program, config)
+    family, architecture = family_of(config), family_of(config).architecture(config)
+    paths = [parameter.path for parameter in family.parameters(architecture)]
+    recipe["sharding"]["rules"] = [
+        rule
+        for rule in recipe["sharding"]["rules"]
+        if any(re.fullmatch(rule["match"], path) for path in paths)
+    ]
+    return recipe, list(_replacements(original, recipe))
+
+
+def _shrink_lora(recipe: dict[str, Any], program: Program, config: Mapping[str, Any]) -> None:
+    lora = recipe["lora"]
+    if lora is None or program.lora is None:
+        return
+    family = family_of(config)
+    small = family.architecture(config)
+    if program.lora.layers is not None:
+        lora["layers"] = _fewer_layers(program.lora.layers, program.architecture, small)
+    lora["rank"] = min(lora["rank"], small.hidden_size)
+    lora["alpha"] = program.lora.alpha * lora["rank"] / program.lora.rank
+    modules = _modules(family, small)
+    targets: list[str] = []
+    for target in lora["targets"]:
+        if any(matches(target, module) for module in modules):
+            targets.append(target)
+            continue
+        # It names layers that the miniature does not have: its projections, on all layers.
+        wanted = {
+            module.rpartition(".")[2]
+            for module in _modules(program.family, program.architecture)
+            if matches(target, module)
+        }
+        targets += sorted(wanted)
+    lora["targets"] = list(dict.fromkeys(targets))
+
+
+def _fewer_layers(layers: Sequence[int], original: Architecture, small: Architecture) -> list[int]:
+    """Layers of the miniature that stand for the chosen ones: of the same kind, about as deep."""
+
+    def stand_in(layer: int) -> int:
+        depth = layer * small.num_layers // original.num_layers
+        alike = [i for i in range(small.num_layers) if small.layer_types[i] == original.layer_types[layer]]
+        return min(alike, key=lambda i: abs(i - depth))
+
+    return sorted({stand_in(layer) for layer in layers})
+
+
+def _modules(family: Family, architecture: Architecture) -> list[str]:
+    return [f"layers.{site.layer}.{slot}" for site in family.sites(architecture) for slot in site.slots]
+
+
+def _replacements(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[Replacement]:
+    found = []
+    for key in before:
+        path, old, new = f"{prefix}{key}", before[key], after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and key != "axes":
+            found += _replacements(old, new, f"{path}.")
+        elif old != new:
+            found.append(Replacement(path, _short(old), _short(new)))
+    return found
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        # Of a data source its path, of a sharding rule what it matches.
+        value = [item.get("path") or item.get("match") if isinstance(item, dict) else item for item in value]
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,70 @@
+"""The package versions that this compiler's artifacts were tested with, from data/pins.json.
+
+Each set has the packages that a script imports ("direct") and what those need ("transitive").
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+DATA = Path(__file__).parent / "data" / "pins.json"
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Versions by package, sorted by name.
+
+    Attributes:
+        direct: what the generated scripts and the runtime import.
+        transitive: what those need.
+    """
+
+    direct: Mapping[str, str]
+    transitive: Mapping[str, str]
+
+    @property
+    def all(self) -> dict[str, str]:
+        return dict(sorted({**self.direct, **self.transitive}.items()))
+
+    def __or__(self, other: Pins) -> Pins:
+        return Pins(
+            _sorted({**self.direct, **other.direct}), _sorted({**self.transitive, **other.transitive})
+        )
+
+
+@functools.cache
+def sets() -> Mapping[str, Any]:
+    """data/pins.json: the sets by environment."""
+    data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def training(program: Program) -> Pins:
+    """The environment of train.py and merge.py."""
+    pins = _pins(f"train-{program.accelerator.platform}")
+    return pins | _pins("gcs") if uses_gcs(program) else pins
+
+
+def uses_gcs(program: Program) -> bool:
+    """Whether anything that a recipe reads or writes lies in Google Cloud Storage."""
+    recipe = program.recipe
+    places = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
+    places += [recipe.model.id, recipe.model.tokenizer or ""]
+    places += [recipe.checkpoint.directory, recipe.merge.output]
+    return any(place.startswith("gs://") for place in places)
+
+
+def _pins(name: str) -> Pins:
+    return Pins(sets()[name]["direct"], sets()[name]["transitive"])
+
+
+def _sorted(versions: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(versions.items()))

@@ -1,0 +1,85 @@
+"""The program: a recipe whose meaning is settled. Emitters read this and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.hardware import Accelerator
+from runtime.adapters import Adapter, LoraSettings
+from runtime.families import Architecture, Family
+from runtime.families.base import Parameter, Spec
+
+if TYPE_CHECKING:
+    from spec.diagnostics import Diagnostic
+    from spec.language import Recipe
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a recipe means, after every check has passed.
+
+    Attributes:
+        recipe: the resolved recipe: `extends`, `--set` and defaults applied.
+        source: the recipe's file.
+        family, architecture: of the model.
+        model_origin: "catalogue", or the config.json that was read.
+        accelerator: what it trains on.
+        serve_accelerator: what it is served on, None without a `serve` section.
+        data_parallel: devices that see different samples: the size of the axis fsdp.
+        accumulation_steps: micro-batches of one optimizer step.
+        parameters: every array of the model with its final sharding.
+        lora, adapters: None and () for full fine-tuning.
+        rules: the recipe's sharding rules, first match wins.
+        text: recipe.yaml of the artifact: the recipe as it was written.
+        notes: warnings and notes of the checks that hang on the recipe alone, not on files beside it.
+    """
+
+    recipe: Recipe
+    source: Path
+    family: Family
+    architecture: Architecture
+    model_origin: str
+    accelerator: Accelerator
+    serve_accelerator: Accelerator | None
+    data_parallel: int
+    accumulation_steps: int
+    parameters: tuple[Parameter, ...]
+    lora: LoraSettings | None
+    adapters: tuple[Adapter, ...]
+    rules: tuple[tuple[str, Spec], ...]
+    text: str
+    notes: tuple[Diagnostic, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Rows of one micro-batch over all devices."""
+        return self.recipe.train.micro_batch_size * self.data_parallel
+
+    @property
+    def base_parameters(self) -> int:
+        """Numbers in the model that the checkpoint fills."""
+        return sum(math.prod(p.shape) for p in self.parameters if p.sources)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Numbers that the optimizer changes: A and B of every trained projection, as PEFT counts them."""
+        return sum(adapter_size(adapter) for adapter in self.adapters)
+
+
+def adapter_size(adapter: Adapter) -> int:
+    """Trained numbers of one adapter, without those that are held at zero.
+
+    A fused weight's A belongs to all its projections when they share it, and is one block each
+    otherwise; of B every projection trains its own slot.
+    """
+    slots = len(adapter.site.slots) if adapter.site.fused else 1
+    a_size = math.prod(adapter.a_shape)
+    b_size = math.prod(adapter.b_shape) // slots // adapter.blocks * len(adapter.trained)
+    return a_size + b_size

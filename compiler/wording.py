@@ -1,0 +1,128 @@
+"""How counts, lists and layer numbers are written in messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def listing(items: Iterable[object], last: str = "and") -> str:
+    """ "1", "1 and 2", "1, 2 and 4"."""
+    words = [str(item) for item in items]
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def plural(count: int, noun: str) -> str:
+    """ "1 chip", "4 chips", "1,244 steps"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Numbers as ranges: 0-4, 6-10, 12."""
+    out: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if out and number == out[-1][1] + 1:
+            out[-1][1] = number
+        else:
+            out.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in out)
+
+
+def which_layers(types: Sequence[str], layers: Sequence[int]) -> str:
+    """Layers in words: "all 60", "10 global", "50 local", or their numbers.
+
+    Args:
+        types: of every layer of the model, as in `Architecture.layer_types`.
+        layers: their indices in ascending order.
+    """
+    if len(layers) == len(types):
+        return f"all {len(types)}"
+    for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
+        if list(layers) == [i for i, k in enumerate(types) if k == kind]:
+            return f"{len(layers)} {name}"
+    return ranges(layers)
+
+
+def in_layers(types: Sequence[str], layers: Sequence[int]) -> str:
+    """For a sentence about a model: "each of its 34 layers", "its 10 global layers", "its layers 3-7"."""
+    words = which_layers(types, layers)
+    if words == f"all {len(types)}":
+        return f"each of its {len(types)} layers"
+    if words.endswith(("global", "local")):
+        return f"its {words} layer{'' if len(layers) == 1 else 's'}"
+    return f"its layer{'' if len(layers) == 1 else 's'} {words}"
+
+
+def divisors(number: int) -> list[int]:
+    """Its divisors in ascending order."""
+    small = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
+    return sorted({*small, *(number // i for i in small)})
+
+
+def split_layer(path: str) -> tuple[str, int | None]:
+    """A parameter's path with its layer number taken out: ("layers.{}.attn.q_einsum.w", 7)."""
+    match = re.match(r"layers\.(\d+)\.", path)
+    if match is None:
+        return path, None
+    return f"layers.{{}}.{path[match.end() :]}", int(match[1])
+
+
+def grouped(paths: Sequence[str]) -> dict[str, list[int]]:
+    """Paths by pattern, with the layers that have one; [] for a path outside the layers."""
+    out: dict[str, list[int]] = {}
+    for path in paths:
+        pattern, layer = split_layer(path)
+        numbers = out.setdefault(pattern, [])
+        if layer is not None:
+            numbers.append(layer)
+    return out
+
+
+def quantity(number: float) -> str:
+    """A large number in words that a reader can compare: 3.1e9 is "3.1 billion"."""
+    for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if number >= size:
+            return f"{number / size:.3g} {word}"
+    return f"{number:,.0f}"
+
+
+def flow(value: Any) -> str:
+    """A value as it could stand in a recipe."""
+    if isinstance(value, str):
+        plain = re.fullmatch(r"[A-Za-z_./][A-Za-z0-9_./:@+-]*", value) and value not in (
+            "true",
+            "false",
+            "null",
+        )
+        return value if plain else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(flow, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{flow(k)}: {flow(v)}' for k, v in value.items())}}}"
+    if isinstance(value, float):
+        return f"{value:.15g}"
+    return json.dumps(value)
+
+
+def table(rows: Sequence[Sequence[str]], head: Sequence[str] | None = None, widest: int = 72) -> list[str]:
+    """Rows as lines of aligned columns; what is wider than `widest` moves the rest of its own row alone."""
+    every = [head, *rows] if head else list(rows)
+    if not every:
+        return []
+    columns = range(max(len(row) for row in every))
+    widths = [
+        max((len(row[i]) for row in every if i < len(row) and len(row[i]) <= widest), default=0)
+        for i in columns
+    ]
+    lines = [
+        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in every
+    ]
+    if head:
+        lines.insert(1, "  ".join("-" * width for width in widths))
+    return lines

@@ -1,0 +1,89 @@
+"""Rewrites compiler/data/pins.json from the packages that are installed beside this script's Python.
+
+    .venv/bin/python scripts/pins.py
+
+Run it in an environment that the tests pass in. What is not installed there (libtpu, gcsfs and what it
+needs, vllm-tpu) keeps the version that the file has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PINS = Path(__file__).resolve().parent.parent / "compiler" / "data" / "pins.json"
+
+COMPILE = ("jinja2", "pydantic", "rich", "ruamel.yaml", "typer")
+
+TRAIN = (
+    "etils",
+    "flax",
+    "fsspec",
+    "google-tunix",
+    "grain",
+    "huggingface-hub",
+    "jax",
+    "jinja2",
+    "ml-dtypes",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "qwix",
+    "safetensors",
+    "tensorboardX",
+    "tokenizers",
+    "tqdm",
+    "transformers",
+)
+"""What the generated scripts and runtime/ import, and safetensors' format that they write."""
+
+
+def closure(roots: Iterable[str]) -> dict[str, str]:
+    """The installed versions of packages and of all that they need, by canonical name."""
+    versions: dict[str, str] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [Requirement(root) for root in roots]
+    while waiting:
+        wanted = waiting.pop()
+        name = canonicalize_name(wanted.name)
+        if (name, frozenset(wanted.extras)) in seen:
+            continue
+        seen.add((name, frozenset(wanted.extras)))
+        distribution = metadata.distribution(name)
+        versions[name] = distribution.version
+        for text in distribution.requires or []:
+            needed = Requirement(text)
+            extras = ("", *wanted.extras)
+            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(needed)
+    return dict(sorted(versions.items()))
+
+
+def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
+    """The contents of pins.json."""
+    before = json.loads(PINS.read_text(encoding="utf-8"))
+    versions = closure(TRAIN)
+    names = sorted(canonicalize_name(name) for name in TRAIN)
+    direct = {name: versions[name] for name in names}
+    transitive = {name: version for name, version in versions.items() if name not in direct}
+    libtpu = {"libtpu": before["train-tpu"]["transitive"]["libtpu"]}
+    return {
+        "compile": {canonicalize_name(name): metadata.version(name) for name in COMPILE},
+        "train-cpu": {"direct": direct, "transitive": transitive},
+        "train-tpu": {
+            "direct": {"jax[tpu]" if name == "jax" else name: version for name, version in direct.items()},
+            "transitive": dict(sorted({**transitive, **libtpu}.items())),
+        },
+        "gcs": before["gcs"],
+        "serve": before["serve"],
+    }
+
+
+if __name__ == "__main__":
+    PINS.write_text(json.dumps(pins(), indent=2) + "\n", encoding="utf-8")
+    print(f"wrote {PINS}")

@@ -1,0 +1,189 @@
+"""Every entry of the catalogue, held against Tunix's own model: names, shapes and shardings, abstractly."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import catalog
+from runtime.adapters import LoraSettings, build_adapters
+from runtime.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ENTRIES = {name: entry for name, entry in catalog.entries().items() if "unsupported" not in entry}
+CLASSMETHODS = {
+    "google/gemma-4-E2B": "gemma4_e2b",
+    "google/gemma-4-E4B": "gemma4_e4b",
+    "google/gemma-4-26B-A4B": "gemma4_26b_a4b",
+    "google/gemma-4-31B": "gemma4_31b",
+    "google/gemma-3-270m": "gemma3_270m",
+    "google/gemma-3-1b-pt": "gemma3_1b_pt",
+    "google/gemma-3-4b-pt": "gemma3_4b_pt",
+    "google/gemma-3-12b-pt": "gemma3_12b_pt",
+    "google/gemma-3-27b-pt": "gemma3_27b_pt",
+}
+"""The base models that Tunix has a ModelConfig of; a tuned one has its base's sizes (tested below)."""
+IMAGE_ROWS = 64
+"""Rows that Gemma 3's published multimodal checkpoints have after the 262,144 of Tunix's ModelConfig."""
+
+
+def model_of(name: str) -> tuple[Family, Architecture]:
+    entry = ENTRIES[name]
+    family = FAMILIES[entry["family"]]
+    return family, family.architecture(entry["config"])
+
+
+@functools.cache
+def mesh() -> Any:
+    import jax
+
+    return jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("fsdp", "tp"))
+
+
+def abstract_model(model: type, config: Any) -> Any:
+    from flax import nnx
+
+    with mesh():
+        return nnx.eval_shape(lambda: model(config, rngs=nnx.Rngs(params=0)))
+
+
+def leaves(model: Any, kind: type) -> dict[str, tuple[tuple[int, ...], tuple]]:
+    """Path -> shape and sharding, padded with None to the array's rank, of a model's variables."""
+    from flax import nnx
+
+    found = {}
+    for path, variable in nnx.to_flat_state(nnx.state(model, kind)):
+        spec = tuple(variable.get_metadata().get("out_sharding") or ())
+        shape = tuple(variable.shape)
+        found[".".join(map(str, path))] = shape, spec + (None,) * (len(shape) - len(spec))
+    return found
+
+
+def normalized(config: Any) -> dict[str, Any]:
+    """A Tunix ModelConfig as what its model makes of it: what is said in two ways is made one."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    layers = fields["num_layers"]
+    for name in ("param_dtype", "dtype", "use_sliding_window_kv_cache"):
+        fields.pop(name, None)  # ours: compute in the recipe's dtype, no ring cache
+    if "attention_pattern" in fields:
+        pattern = fields["attention_pattern"]
+        fields["attention_pattern"] = tuple(pattern[i % len(pattern)] for i in range(layers))
+        if fields["num_global_kv_heads"] is None:
+            fields["num_global_kv_heads"] = fields["num_kv_heads"]
+        fields["frac_shared_layers"] = int(layers - fields["frac_shared_layers"] * layers)
+        if not fields["override_kv_shared_ffw_hidden"]:
+            fields["override_kv_shared_ffw_hidden"] = fields["hidden_dim"]
+    return fields
+
+
+@pytest.mark.parametrize("name", CLASSMETHODS)
+def test_tunix_has_the_same_model(name: str) -> None:
+    """Tunix's own ModelConfig has our numbers, and its model our parameters."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    family, architecture = model_of(name)
+    model, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
+    theirs = getattr(type(ours), CLASSMETHODS[name])()
+    if ENTRIES[name]["config"]["model_type"] == "gemma3":
+        theirs = dataclasses.replace(theirs, num_embed=theirs.num_embed + IMAGE_ROWS)
+    assert normalized(ours) == normalized(theirs)
+    tunix = leaves(abstract_model(model, theirs), nnx.Param)
+    assert tunix == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
+
+
+def test_tunix_has_the_quickstart_model() -> None:
+    import jax.numpy as jnp
+    from flax import nnx
+
+    family, architecture = model_of("recipec/tiny-gemma4")
+    model, config = family.tunix_model(architecture, dtype=jnp.bfloat16)
+    tunix = leaves(abstract_model(model, config), nnx.Param)
+    assert tunix == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
+
+
+def test_every_entry_is_held_against_tunix() -> None:
+    """A tuned model is its base with another chat flag, so that the tests above cover it."""
+    for name, entry in ENTRIES.items():
+        base = name.removesuffix("-it")
+        base = base if base in ENTRIES else f"{base}-pt"
+        if name != "recipec/tiny-gemma4":
+            assert base in CLASSMETHODS
+            assert entry["config"] == ENTRIES[base]["config"]
+            assert entry["chat"] is name.endswith("-it")
+
+
+def test_a_known_model_that_tunix_does_not_have_is_refused_with_the_reason(tmp_path) -> None:
+    with pytest.raises(UnsupportedCheckpoint, match="gemma4_unified"):
+        catalog.find("google/gemma-4-12B-it", tmp_path)
+
+
+@pytest.mark.parametrize(("layers", "shared"), [(25, 14), (35, 20), (42, 18), (42, 23), (60, 0)])
+def test_tunix_shares_keys_and_values_in_as_many_layers_as_said(layers: int, shared: int) -> None:
+    """Tunix truncates layers - fraction * layers, which rounding brings one too low for 14 of 25."""
+    import jax.numpy as jnp
+
+    config = {**ENTRIES["google/gemma-4-E2B"]["config"]["text_config"], "layer_types": None}
+    config |= {"num_hidden_layers": layers, "num_kv_shared_layers": shared}
+    family = FAMILIES["gemma4"]
+    _, tunix = family.tunix_model(family.architecture(config), dtype=jnp.bfloat16)
+    assert int(layers - tunix.frac_shared_layers * layers) == layers - shared
+
+
+def shallow(name: str, layers: int) -> tuple[Family, Architecture]:
+    """A catalogue entry cut to its last layers, which hold one of each kind."""
+    family, architecture = model_of(name)
+    cut: dict[str, Any] = {"layer_types": architecture.layer_types[:layers]}
+    if getattr(architecture, "kv_shared_layers", 0):
+        cut["kv_shared_layers"] = layers // 2
+    return family, dataclasses.replace(architecture, **cut)
+
+
+@pytest.mark.parametrize("kv", ["independent", "shared"])
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("google/gemma-4-E2B", 10),
+        ("google/gemma-4-31B", 6),
+        ("google/gemma-3-270m", 6),
+        ("google/gemma-3-27b-pt", 6),
+        ("fused query, key and value", 6),
+        ("recipec/tiny-gemma4", 6),
+    ],
+)
+def test_qwix_makes_the_adapters_that_are_expected(name: str, layers: int, kv: str) -> None:
+    """Qwix, applied to Tunix's model, gives LoRA parameters of our names, shapes and shardings alone."""
+    import jax.numpy as jnp
+    import qwix
+    from flax import nnx
+
+    if name.startswith("fused"):  # no entry has as many key/value heads as heads: made from one that has not
+        family, architecture = shallow("google/gemma-3-270m", layers)
+        architecture = dataclasses.replace(architecture, num_kv_heads=architecture.num_heads)
+    else:
+        family, architecture = shallow(name, layers)
+    lora = LoraSettings(rank=4, alpha=8.0, targets=TARGETS, kv=kv)
+    adapters = build_adapters(family, architecture, lora)
+    rules = [
+        qwix.LoraRule(
+            module_path=adapter.module.replace(".", "/"), rank=adapter.total_rank, alpha=adapter.total_alpha
+        )
+        for adapter in adapters
+    ]
+    model, config = family.tunix_model(architecture, dtype=jnp.bfloat16)
+    tokens = jnp.ones((4, 2), jnp.int32)
+
+    def build() -> Any:
+        base = model(config, rngs=nnx.Rngs(params=0))
+        inputs = (tokens, tokens, None, jnp.ones((4, 2, 2), bool))
+        return qwix.apply_lora_to_model(base, qwix.LoraProvider(rules), *inputs, rngs=nnx.Rngs(params=0))
+
+    with mesh():
+        adapted = nnx.eval_shape(build)
+    expected = {a.a_path: (a.a_shape, a.a_spec) for a in adapters}
+    expected |= {a.b_path: (a.b_shape, a.b_spec) for a in adapters}
+    assert leaves(adapted, nnx.LoRAParam) == expected

@@ -1,0 +1,200 @@
+"""The command line: exit statuses, where things are printed, and that nothing ends in a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler import cli
+
+RUNNER = CliRunner()
+
+
+def recipe(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr, in this process."""
+    result = RUNNER.invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "compiler.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=60,
+    )
+
+
+def test_build_then_check_then_an_edit_and_a_stale_recipe(recipe_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "generated"
+    status, printed, _ = recipe("build", recipe_file, "-o", out)
+    assert status == 0 and "example: " in printed
+    assert {"train.py", "merge.py", "recipe.lock.json"} <= {p.name for p in (out / "example").iterdir()}
+    assert (out / "runtime" / "adapters.py").is_file()
+    assert recipe("build", recipe_file, "-o", out, "--check")[0] == 0
+
+    train = out / "example" / "train.py"
+    train.write_text(train.read_text().replace("rank=64", "rank=65"))
+    status, printed, errors = recipe("build", recipe_file, "-o", out, "--check")
+    assert status == 1 and "-" in printed and "rank=65" in printed
+    assert f"recipe build {recipe_file} -o {out}" in errors
+
+    assert recipe("build", recipe_file, "-o", out)[0] == 0
+    assert recipe("build", recipe_file, "-o", out, "--check", "--set", "train.seed=1")[0] == 1
+
+
+def test_check_writes_nothing(recipe_file: Path, tmp_path: Path) -> None:
+    assert recipe("build", recipe_file, "-o", tmp_path / "out", "--check")[0] == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_diagnostics_go_to_stderr_and_json_to_stdout(recipe_file: Path) -> None:
+    status, printed, errors = recipe("check", recipe_file, "--set", "mesh.axes={fsdp: 3}")
+    assert status == 1 and printed == "" and "error[E0202]" in errors
+    status, printed, errors = recipe("check", recipe_file, "--set", "mesh.axes={fsdp: 3}", "--format", "json")
+    found = json.loads(printed)
+    assert status == 1 and errors == ""
+    assert set(found[0]) == {"code", "severity", "message", "file", "line", "column", "path", "help"}
+    assert "E0202" in {d["code"] for d in found}
+
+
+def test_warnings_do_not_fail(recipe_file: Path) -> None:
+    status, printed, errors = recipe("check", recipe_file, "--set", "data.loss_on=all")
+    assert status == 0 and "warning[W0408]" in errors and printed.endswith(": ok\n")
+
+
+def test_several_recipes_report_together(recipe_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(recipe_file.read_text().replace("rank: 64", "rank: 0"))
+    status, _, errors = recipe("build", recipe_file, other, "-o", tmp_path / "out")
+    assert status == 1 and "other.yaml:5" in errors and not (tmp_path / "out").exists()
+
+
+def test_two_recipes_of_one_name(recipe_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(recipe_file.read_text())
+    status, _, errors = recipe("build", recipe_file, other, "-o", tmp_path / "out")
+    assert status == 1 and "error[E0041]" in errors and "other.yaml:2:7" in errors
+    assert recipe("check", recipe_file, recipe_file)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["bogus"], ["build"], ["check", "--format", "xml", "a.yaml"], ["diff", "a"]]
+)
+def test_wrong_usage_is_2(arguments: list[str]) -> None:
+    assert recipe(*arguments)[0] == 2
+
+
+@pytest.mark.parametrize("name", ["absent.yaml", "."])
+@pytest.mark.parametrize("verb", ["build", "check", "explain", "rehearse"])
+def test_a_file_that_is_none_is_a_diagnostic(verb: str, name: str, tmp_path: Path) -> None:
+    status, _, errors = recipe(verb, tmp_path / name)
+    assert status == 1 and errors.startswith("error[E000")
+
+
+def test_explain_and_its_unknown_path(recipe_file: Path) -> None:
+    assert recipe("explain", recipe_file, "lora")[0] == 0
+    status, printed, errors = recipe("explain", recipe_file, "lora.rnk")
+    assert status == 1 and printed == "" and "did you mean `lora.rank`?" in errors
+    assert recipe("explain", recipe_file, "--set", "mesh.axes={fsdp: 3}")[0] == 1
+
+
+def test_diff(recipe_file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(recipe_file.read_text().replace("rank: 64", "rank: 32"))
+    status, printed, _ = recipe("diff", recipe_file, other)
+    assert status == 0 and "lora.rank: 64 -> 32" in printed
+    assert recipe("diff", recipe_file, tmp_path / "absent.yaml")[0] == 1
+
+
+def test_pack(recipe_file: Path, tmp_path: Path) -> None:
+    out, archive = tmp_path / "generated", tmp_path / "example.tar.gz"
+    assert recipe("build", recipe_file, "-o", out)[0] == 0
+    status, printed, _ = recipe("pack", "example", "--from", out, "--recipe", recipe_file, "-o", archive)
+    assert status == 0 and printed == f"{archive}\n" and archive.is_file()
+    done = command("pack", "other", "--from", out)
+    assert done.returncode == 1 and done.stderr.startswith("error: there is no artifact `other`")
+
+
+def test_schema_is_a_json_schema() -> None:
+    assert json.loads(recipe("schema")[1])["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+
+
+def test_version_and_help() -> None:
+    assert recipe("--version")[1].startswith("recipec ")
+    for verb in ("build", "check", "explain", "pack", "diff", "schema", "rehearse"):
+        status, printed, _ = recipe(verb, "--help")
+        assert status == 0 and printed.startswith("Usage: ")
+
+
+def test_a_fault_of_the_compiler_is_said_to_be_one(
+    recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr("compiler.lower.gather", fail)
+    monkeypatch.setattr(sys, "argv", ["recipe", "check", str(recipe_file)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    errors = capsys.readouterr().err
+    assert left.value.code == 1
+    assert errors.startswith("error[E0000]: the compiler itself failed: ZeroDivisionError: boom\n")
+    assert "Traceback" not in errors and "RECIPEC_TRACEBACK=1" in errors
+    monkeypatch.setenv("RECIPEC_TRACEBACK", "1")
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_a_sentence(recipe_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = command("build", recipe_file, "-o", tmp_path / "file")
+    assert done.returncode == 1 and "is in the way" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_importing_the_compiler_imports_neither_jax_nor_rich() -> None:
+    code = (
+        "import sys, compiler.cli, compiler.lower, compiler.explain, spec.load;"
+        "print([m for m in ('jax', 'numpy', 'tunix', 'torch', 'rich', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_closed_pipe_is_no_error(recipe_file: Path) -> None:
+    line = (
+        f"{sys.executable} -m compiler.cli explain {recipe_file} sharding | head -1; echo ${{PIPESTATUS[0]}}"
+    )
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+def test_pipes_get_no_color(recipe_file: Path) -> None:
+    done = command("check", recipe_file, "--set", "data.loss_on=all")
+    assert "warning[W0408]" in done.stderr and "\x1b" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_terminals_get_color_unless_told_not_to(
+    environment: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal:
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert cli._color(Terminal()) is colored

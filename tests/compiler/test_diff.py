@@ -1,0 +1,75 @@
+"""`recipe diff`: what changes, in words and in files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from compiler.diff import diff
+from compiler.lower import Lowered
+
+
+@pytest.fixture
+def changed(lowered: Callable[..., Lowered]) -> Callable[..., str]:
+    """The difference that `--set` arguments make, on top of others that both have."""
+
+    def run(*sets: str, both: tuple[str, ...] = ()) -> str:
+        before, after = lowered(*both).program, lowered(*both, *sets).program
+        assert before is not None and after is not None
+        return diff(before, after)
+
+    return run
+
+
+def test_nothing(changed: Callable[..., str]) -> None:
+    assert changed() == "nothing changes\n"
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["train.global_batch_size=16"],
+         ["global batch 8 -> 16 rows", "24,576 -> 49,152 tokens a step (2x)", "micro-batches a step 2 -> 4"]),
+        (["mesh.axes={fsdp: 2, tp: 2}"], ["data-parallel devices (fsdp) 4 -> 2", "split over 1 device (tp)"]),
+        (["lora.rank=32"], ["trained parameters 489,717,760 -> 244,858,880 (0.5x)"]),
+        (["lora.targets=[q_proj, v_proj]"], ["k_proj loses its adapter in each of its 60 layers"]),
+        (["lora.layers=[5, 11]"], ["q_proj loses its adapter in its layers 0-4, 6-10, 12-59"]),
+        (["lora.alpha=128"], ["scale alpha / rank 1 -> 2"]),
+        (["model.id=google/gemma-3-27b-it"], ["another model: Gemma 4 31B -> Gemma 3 27B"]),
+        (["mesh.accelerator=v6e-4"], ["trained on v5p-8: 4 chips", "-> v6e-4: 4 chips"]),
+        (["train.steps=100"], ["length 1 epoch -> 100 steps"]),
+        (["train.optimizer={learning_rate: 2e-4, max_grad_norm: 1.0, b1: 0.8}"],
+         ["peak learning rate 0.0001 -> 0.0002 (2x)", "clipped to norm none -> 1", "AdamW's b1 0.9 -> 0.8"]),
+        (["train.schedule={name: linear, warmup_ratio: 0.03}"],
+         ["schedule cosine to 0 of the peak, warm-up none -> linear", "warm-up 0.03 of the steps"]),
+        (["data.packing=false", "data.loss_on=all", "data.max_length=2048"],
+         ["each sample is padded", "loss on assistant -> all", "left out above 3,072 -> 2,048 tokens"]),
+        (["serve={}"], ["served on v6e-8"]),
+        (["sharding.rules=[{match: '.*down_proj.kernel', spec: [fsdp, tp]}]"],
+         ["60 parameters sharded another way: layers.*.mlp.down_proj.kernel"]),
+        (["model.dtype=float32", "lora.dtype=bfloat16", "lora.kv=shared", "remat.policy=none"],
+         ["computation in bfloat16 -> float32", "optimizer state in float32 -> bfloat16",
+          "key and value adapters are independent -> shared", "in the backward pass: decoder -> none"]),
+    ],
+)  # fmt: skip
+def test_changes_in_words(changed: Callable[..., str], sets: list[str], words: list[str]) -> None:
+    text = changed(*sets)
+    for phrase in words:
+        assert phrase in text
+    assert text.index("In the run:") < text.index("In the recipe:") < text.index("In the artifact:")
+    assert "--- example/train.py\n+++ example/train.py\n" in text or "serve" in sets[0]
+
+
+def test_a_section_that_comes_or_goes(changed: Callable[..., str]) -> None:
+    text = changed("serve={port: 9000}")
+    assert "  serve.port: (none) -> 9000\n" in text
+    assert "--- /dev/null\n+++ example/serve/Dockerfile\n" in text
+    gone = changed("serve=null", both=("serve={}",))
+    assert "no longer served" in gone and "  serve.port: 8000 -> (none)\n" in gone
+
+
+def test_a_change_of_name_changes_nothing_in_the_run(changed: Callable[..., str]) -> None:
+    text = changed("name=other")
+    assert text.startswith("Nothing changes in the run.\n")
+    assert "  name: example -> other\n" in text

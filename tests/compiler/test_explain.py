@@ -1,0 +1,179 @@
+"""`recipe explain`: values, where they come from, and what they turn into."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.explain import explain, leaves, unknown_path
+from compiler.lower import lower
+from compiler.meaning import detail, summary
+from compiler.wording import flow
+from spec.language import Recipe
+from spec.load import Loaded, load
+from spec.paths import join
+
+Load = Callable[..., Loaded]
+
+
+@pytest.fixture
+def explained(loaded: Load) -> Callable[..., str]:
+    def run(path: str | None = None, *sets: str) -> str:
+        found = loaded(*sets)
+        lowered = lower(found)
+        assert lowered.program is not None, lowered.diagnostics
+        return explain(lowered.program, found, path)
+
+    return run
+
+
+def line(text: str, start: str) -> list[str]:
+    """The cells of the first line that starts so."""
+    return next(row for row in text.splitlines() if row.startswith(start)).split("  ")
+
+
+def cells(text: str, start: str) -> list[str]:
+    return [cell.strip() for cell in line(text, start) if cell.strip()]
+
+
+def test_each_value_has_its_origin(explained: Callable[..., str], recipe_file: Path) -> None:
+    text = explained(None, "train.seed=7")
+    assert cells(text, "lora.rank")[1] == "64"
+    assert cells(text, "lora.rank")[2].endswith("recipe.yaml:5")
+    assert cells(text, "lora.init") == ["lora.init", "peft", "default"]
+    assert cells(text, "train.seed") == ["train.seed", "7", "--set train.seed=7"]
+
+
+def test_values_of_an_extended_recipe_name_its_file(tmp_path: Path, recipe_file: Path) -> None:
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: recipe.yaml\nname: child\n")
+    found = load(child)
+    program = lower(found).program
+    assert program is not None
+    assert cells(explain(program, found), "lora.rank")[2].endswith("recipe.yaml:5")
+    assert cells(explain(program, found), "name")[2].endswith("child.yaml:2")
+
+
+def test_the_whole_recipe_is_shown(explained: Callable[..., str], loaded: Load) -> None:
+    text, recipe = explained(), loaded().recipe
+    assert recipe is not None
+    shown = {row.split("  ")[0] for row in text.splitlines()}
+    assert {join(path) for path, _ in leaves(recipe)} <= shown
+
+
+def test_the_accelerator_is_resolved(explained: Callable[..., str]) -> None:
+    assert "v5p-8: 4 chips (the number in its name counts TensorCores), topology 2x2x1, 95 GiB" in explained(
+        "mesh"
+    )
+    assert "4 data-parallel devices (fsdp)" in explained("mesh.axes.fsdp")
+
+
+def test_lora_counts_are_those_of_peft(explained: Callable[..., str]) -> None:
+    text = explained("lora")
+    assert "489,717,760 trained parameters" in text
+    assert cells(text, "k_proj     layers.*.attn.k_einsum") == [
+        "k_proj", "layers.*.attn.k_einsum.w", "10 global", "[5376, 64] x [64, 4, 512]", "4,751,360",
+    ]  # fmt: skip
+    totals = text[text.index("in all") :]
+    assert cells(totals, "v_proj") == ["v_proj", f"{50 * 64 * (5376 + 4096):,}"]
+    assert cells(totals, "q_proj") == ["q_proj", f"{64 * (50 * (5376 + 8192) + 10 * (5376 + 16384)):,}"]
+
+
+def test_every_parameter_and_adapter_has_its_partition_spec(
+    explained: Callable[..., str], loaded: Load
+) -> None:
+    text = explained("sharding", "sharding.rules=[{match: '.*down_proj.kernel', spec: [null, fsdp]}]")
+    assert cells(text, "layers.*.attn.kv_einsum.w ")[1:4] == [
+        "50 local",
+        "[2, 16, 5376, 256]",
+        "P(None, 'tp', 'fsdp', None)",
+    ]
+    assert cells(text, "layers.*.mlp.down_proj.kernel ")[3] == "P(None, 'fsdp') (changed)"
+    assert cells(text, "layers.*.mlp.down_proj.kernel ")[4] == "[21504, 1344]"
+    assert "layers.*.attn.k_einsum.w_lora_b" in text
+    program = lower(loaded()).program
+    assert program is not None
+    assert {p.path.partition(".")[2].lstrip("0123456789.") for p in program.parameters} <= {
+        row.split(" ")[0].removeprefix("layers.*.").partition("norm.scale")[0]
+        and row.split(" ")[0].partition(".")[2].lstrip("*.")
+        for row in explained("sharding").splitlines()
+        if row
+    }
+
+
+def test_the_optimizer_chain_is_in_order(explained: Callable[..., str]) -> None:
+    text = explained("train.optimizer", "train.optimizer.max_grad_norm=1.0")
+    chain = next(row for row in text.splitlines() if row.startswith("optimizer:"))
+    places = [
+        chain.index(word)
+        for word in ("mean gradient of 2 micro-batches", "zero", "clip_by_global_norm(1)", "adamw(")
+    ]
+    assert places == sorted(places)
+    assert "no clipping" in explained("train.optimizer")
+
+
+def test_steps_are_exact_when_given_and_bounded_by_local_data(
+    explained: Callable[..., str], tmp_path: Path
+) -> None:
+    assert "1,244 steps, at most 30,572,544 tokens" in explained("train.steps", "train.steps=1244")
+    assert "steps = epochs x rows" in explained("train.epochs")
+    (tmp_path / "train.jsonl").write_text('{"messages": []}\n' * 20)
+    text = explained("train.epochs", "data.train=[train.jsonl]", "train.epochs=2")
+    assert "at most 6 steps and 147,456 tokens, from 20 rows at hand" in text
+
+
+def test_schedules_in_words(explained: Callable[..., str]) -> None:
+    text = explained(
+        "train.schedule",
+        "train.schedule={name: linear, warmup_ratio: 0.1, final_ratio: 0.1}",
+        "train.steps=45",
+    )
+    assert "from 0 to 0.0001 in 5 steps, then in a line to 1e-05 at the last step" in text
+    text = explained("train.schedule", "train.schedule.name=constant")
+    assert "learning rate from 0.0001, constant" in text
+
+
+def test_a_key_is_described_by_the_schema(explained: Callable[..., str]) -> None:
+    assert "Decay of the gradient's running mean" in explained("train.optimizer.b1")
+
+
+@pytest.mark.parametrize(
+    ("path", "help"),
+    [
+        ("lora.rnk", "did you mean `lora.rank`?"),
+        ("rank", "did you mean `lora.rank`?"),
+        ("serve.port", "add it"),
+        ("[0]", "sections are"),
+        ("data.train[3].path", "did you mean `data.train[0].path`?"),
+    ],
+)
+def test_an_unknown_path_is_a_diagnostic(loaded: Load, path: str, help: str) -> None:
+    found = unknown_path(path, loaded())
+    assert found is not None and found.code == "E0040"
+    assert help in str(found.help)
+
+
+def test_every_path_can_be_explained(loaded: Load) -> None:
+    found = loaded(
+        "serve={}",
+        "sharding.rules=[{match: '.*', spec: []}]",
+        "data.eval=[gs://b/e.jsonl]",
+        "sharding.rules=[]",
+    )
+    program = lower(found).program
+    assert program is not None and found.recipe is not None
+    for parts, _ in leaves(found.recipe):
+        for end in range(1, len(parts) + 1):
+            path = join(parts[:end])
+            assert unknown_path(path, found) is None, path
+            assert explain(program, found, path).startswith(path + "\n")
+    for section in Recipe.model_fields:
+        assert all(isinstance(row, str) for row in [*summary(section, program), *detail([section], program)])
+
+
+def test_values_are_shown_as_yaml() -> None:
+    assert flow(["q_proj", "a b", None, True, 1e-8]) == '[q_proj, "a b", null, true, 1e-08]'
+    assert flow({"a": [1]}) == "{a: [1]}"
+    assert flow("true") == '"true"'

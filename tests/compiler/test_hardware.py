@@ -1,0 +1,70 @@
+"""Names and topologies against the figures of Google's pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler import hardware
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "devices", "hosts", "topology", "hbm"),
+    [
+        ("v5p-8", 4, 4, 1, "2x2x1", 95),
+        ("v5p-16", 8, 8, 2, "2x2x2", 95),
+        ("v4-8", 4, 4, 1, "2x2x1", 32),
+        ("v5e-8", 8, 8, 1, "2x4", 16),
+        ("v5litepod-8", 8, 8, 1, "2x4", 16),
+        ("v5e-1", 1, 1, 1, "1x1", 16),
+        ("v5e-16", 16, 16, 4, "4x4", 16),
+        ("v6e-8", 8, 8, 1, "2x4", 31.25),
+        ("tpu7x-8", 4, 8, 1, "2x2x1", 192),
+        ("tpu7x-2", 1, 2, 1, "1x1x1", 192),
+    ],
+)
+def test_names(name: str, chips: int, devices: int, hosts: int, topology: str, hbm: float) -> None:
+    found = hardware.from_name(name)
+    assert (found.chips, found.devices, found.hosts) == (chips, devices, hosts)
+    assert (found.topology, found.hbm_gib, found.platform) == (topology, hbm, "tpu")
+
+
+def test_a_topology_is_the_name_that_it_belongs_to() -> None:
+    assert hardware.from_topology("v5p:2x2x1") == hardware.from_name("v5p-8")
+    assert hardware.from_topology("v6e:2x4") == hardware.from_name("v6e-8")
+
+
+def test_cpu_devices_are_virtual() -> None:
+    found = hardware.from_name("cpu-6")
+    assert (found.platform, found.devices, found.hbm_gib) == ("cpu", 6, None)
+    assert found.describe() == "cpu-6: 6 virtual CPU devices"
+
+
+def test_the_number_in_a_name_is_explained() -> None:
+    assert "4 chips (the number in its name counts TensorCores)" in hardware.from_name("v5p-8").describe()
+    assert "TensorCores" not in hardware.from_name("v6e-8").describe()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["v5p", "v5p-0", "v5p-4", "v7-8", "cpu", "cpu-0", "cpu-1000000000", "h100-8", "", "v5p-8 x", "v6e-3"],
+)
+def test_unknown_names_say_what_is_known(name: str) -> None:
+    with pytest.raises(hardware.UnknownAccelerator) as caught:
+        hardware.from_name(name)
+    assert caught.value.help
+
+
+@pytest.mark.parametrize("topology", ["v5p", "v5p:", "v5p:9x9", "x:2x2", ":"])
+def test_unknown_topologies(topology: str) -> None:
+    with pytest.raises(hardware.UnknownAccelerator):
+        hardware.from_topology(topology)
+
+
+def test_every_known_name_resolves() -> None:
+    for name in hardware.known_names():
+        assert hardware.from_name(name).name == name
+
+
+def test_every_price_has_its_date() -> None:
+    for data in hardware.generations().values():
+        assert (data["usd_per_chip_hour"] is None) == (data["price_date"] is None)

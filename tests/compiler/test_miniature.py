@@ -1,0 +1,163 @@
+"""Miniature checkpoints: complete for transformers, true to the original's layout, and reproducible."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import catalog
+from compiler.miniature import complete, shrink, write_checkpoint
+from compiler.miniature_recipe import scale_axes
+from compiler.miniature_tokenizer import SIZE
+from runtime.families import family_of
+
+MESHES = [{"fsdp": 4, "tp": 1}, {"fsdp": 1, "tp": 4}, {"fsdp": 4, "tp": 2}]
+
+MODELS = [
+    "google/gemma-4-31B-it",
+    "google/gemma-4-E2B-it",
+    "google/gemma-4-26B-A4B-it",
+    "google/gemma-3-27b-it",
+    "google/gemma-3-270m-it",
+]
+
+
+def shrunk(model: str, axes: dict[str, int]) -> dict[str, Any]:
+    config = catalog.entries()[model]["config"]
+    return shrink(family_of(config).architecture(config), axes, multimodal="text_config" in config)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_transformers_finds_every_weight(model: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    config = shrunk(model, {"fsdp": 2, "tp": 2})
+    write_checkpoint(tmp_path / "model", config, dtype="float32")
+    build = getattr(transformers, config["architectures"][0])
+    loaded, info = build.from_pretrained(tmp_path / "model", output_loading_info=True)
+    assert {kind: list(found) for kind, found in info.items() if found} == {}
+    logits = loaded(input_ids=torch.arange(3, 43).reshape(2, 20)).logits
+    assert torch.isfinite(logits).all()
+    assert logits.std() > 1, "flat logits would hide differences"
+
+
+def test_the_quickstart_checkpoint_is_a_whole_gemma_4(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = complete(catalog.entries()["recipec/tiny-gemma4"]["config"])
+    write_checkpoint(tmp_path / "model", config, dtype="bfloat16")
+    loaded, info = transformers.Gemma4ForConditionalGeneration.from_pretrained(
+        tmp_path / "model", output_loading_info=True
+    )
+    assert {kind: list(found) for kind, found in info.items() if found} == {}
+    assert loaded.config.text_config.vocab_size == SIZE
+    assert len(list((tmp_path / "model").glob("*.safetensors"))) == 2
+
+
+@pytest.mark.parametrize("model", ["google/gemma-4-31B-it", "google/gemma-3-27b-it", "google/gemma-3-1b-it"])
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_the_layout_is_the_original_s(model: str, axes: dict[str, int]) -> None:
+    original = catalog.find(model, Path()).architecture
+    config = shrunk(model, axes)
+    family = family_of(config)
+    small = family.architecture(config)
+    assert family.name == original.family
+    assert small.layer_types == original.layer_types[: small.num_layers]
+    assert set(small.layer_types) == set(original.layer_types)
+    for kind in small.layer_types:
+        i, j = small.layer_types.index(kind), original.layer_types.index(kind)
+        assert small.heads(i) * original.kv_heads(j) == original.heads(j) * small.kv_heads(i)
+        assert original.kv_heads(j) % axes["tp"] or small.kv_heads(i) % axes["tp"] == 0
+    assert getattr(small, "k_eq_v", None) == getattr(original, "k_eq_v", None)
+    assert getattr(small, "softcap", None) == getattr(original, "softcap", None)
+    assert getattr(small, "query_scale_heads", None) == getattr(original, "query_scale_heads", None)
+    assert getattr(small, "global_scale", None) == getattr(original, "global_scale", None)
+    for parameter in family.parameters(small):
+        for size, axis in zip(parameter.shape, parameter.spec, strict=True):
+            assert axis is None or size % axes[axis] == 0 or original.kv_heads(0) % axes["tp"], parameter.path
+
+
+def test_three_devices_divide_the_miniature() -> None:
+    small = family_of(config := shrunk("google/gemma-3-270m-it", {"fsdp": 3, "tp": 1})).architecture(config)
+    assert small.hidden_size % 3 == small.intermediate_size % 3 == small.vocab_size % 3 == 0
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    config = shrunk("google/gemma-4-31B-it", MESHES[0])
+    for name in ("a", "b", "c"):
+        write_checkpoint(tmp_path / name, config, ["One two three.", "Four?"], seed=int(name == "c"))
+    first, second, other = (
+        {file.name: file.read_bytes() for file in (tmp_path / name).iterdir()} for name in ("a", "b", "c")
+    )
+    assert first == second
+    assert {name for name in first if first[name] != other[name]} == {
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+    }
+
+
+def test_the_index_names_every_tensor_once(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    write_checkpoint(tmp_path / "model", shrunk("google/gemma-4-31B-it", MESHES[0]), shards=3)
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    found = {}
+    for file in sorted((tmp_path / "model").glob("*.safetensors")):
+        with safe_open(file, "numpy") as tensors:
+            found |= dict.fromkeys(tensors.keys(), file.name)
+    assert found == index["weight_map"]
+    assert len(set(found.values())) == 3
+    assert any("vision_tower" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("model", "start", "end"),
+    [
+        ("google/gemma-4-31B-it", "<|turn>", "<turn|>"),
+        ("google/gemma-3-1b-it", "<start_of_turn>", "<end_of_turn>"),
+    ],
+)
+def test_the_tokenizer_writes_the_family_s_turns(model: str, start: str, end: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = shrunk(model, MESHES[0])
+    write_checkpoint(tmp_path / "model", config)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert len(tokenizer) == SIZE
+    messages = [{"role": "user", "content": "Hello, äpfel? "}, {"role": "assistant", "content": "Yes."}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert text == f"<bos>{start}user\nHello, äpfel?{end}\n{start}model\nYes.{end}\n"
+    assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+    ids = tokenizer.convert_tokens_to_ids([tokenizer.pad_token, "<eos>", "<bos>", end])
+    assert ids == [0, 1, 2, 5]
+    text_config = config.get("text_config", config)
+    assert [text_config[f"{name}_token_id"] for name in ("pad", "eos", "bos")] == ids[:3]
+    markers = {key: value for key, value in config.items() if key.startswith(("image", "boi", "eoi"))}
+    names = {tokenizer.convert_ids_to_tokens(value) for value in markers.values()}
+    assert all("image" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("axes", "small"),
+    [
+        ({"fsdp": 4, "tp": 1}, {"fsdp": 4, "tp": 1}),
+        ({"fsdp": 16, "tp": 4}, {"fsdp": 2, "tp": 4}),
+        ({"fsdp": 64, "tp": 1}, {"fsdp": 8, "tp": 1}),
+        ({"fsdp": 1, "tp": 4}, {"fsdp": 1, "tp": 4}),
+    ],
+)
+def test_axes_shrink_to_eight_devices(axes: dict[str, int], small: dict[str, int]) -> None:
+    assert scale_axes(axes) == small
+
+
+def test_importing_it_imports_neither_jax_nor_numpy() -> None:
+    code = (
+        "import sys, compiler.miniature, compiler.miniature_recipe, compiler.rehearse, compiler.quickstart;"
+        "print(*sorted({name.split('.')[0] for name in sys.modules} & "
+        "{'jax', 'numpy', 'tokenizers', 'safetensors', 'torch', 'rich'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

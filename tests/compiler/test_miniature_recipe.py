@@ -1,0 +1,137 @@
+"""The recipe of a rehearsal: what of the original stays, and how the rest is brought down to size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.lower import lower
+from compiler.miniature import shrink, write_checkpoint
+from compiler.miniature_recipe import LEARNING_RATE, derive, scale_axes
+from compiler.program import Program
+from compiler.rehearse import conversations, write_miniature, write_yaml
+from spec.diagnostics import render_text
+from spec.load import load
+
+BASE = {
+    "recipe": 1,
+    "name": "some-run",
+    "model": {"id": "google/gemma-4-31B-it"},
+    "mesh": {"accelerator": "v5p-8", "axes": {"fsdp": 4, "tp": 1}},
+    "lora": {"rank": 64, "alpha": 32},
+    "data": {"train": [{"path": "train.jsonl"}]},
+    "checkpoint": {"directory": "gs://bucket/run"},
+}
+
+
+def program(folder: Path, recipe: dict[str, Any], name: str = "recipe.yaml") -> Program:
+    write_yaml(folder / name, recipe)
+    lowered = lower(load(folder / name))
+    assert lowered.program is not None, render_text(lowered.diagnostics)
+    return lowered.program
+
+
+def miniature(folder: Path, recipe: dict[str, Any]) -> tuple[Program, dict[str, str]]:
+    """The compiled miniature of a recipe, and what was replaced by its path."""
+    original = program(folder, recipe, "original.yaml")
+    config = shrink(original.architecture, scale_axes(original.recipe.mesh.axes))
+    write_checkpoint(folder / "model", config)
+    small, replaced = derive(original, config, "./model", "train.jsonl", "eval.jsonl", 8)
+    return program(folder, small), {change.path: change.after for change in replaced}
+
+
+def test_what_is_no_matter_of_size_stays(tmp_path: Path) -> None:
+    extra = {
+        "remat": {"policy": "block"},
+        "train": {"loss_normalization": "micro_batches", "seed": 7, "global_batch_size": 8},
+        "merge": {"dtype": "float32", "adapter": False},
+    }
+    small, replaced = miniature(tmp_path, BASE | extra)
+    recipe = small.recipe
+    assert recipe.lora is not None
+    assert (recipe.lora.rank, recipe.lora.alpha) == (64, 32)
+    assert recipe.remat.policy == "block"
+    assert (recipe.train.loss_normalization, recipe.train.seed) == ("micro_batches", 7)
+    assert (recipe.merge.dtype, recipe.merge.adapter) == ("float32", False)
+    assert small.accumulation_steps == 2
+    assert recipe.mesh.axes == {"fsdp": 4, "tp": 1}
+    assert not {path for path in replaced if path.startswith(("lora", "remat", "merge"))}
+
+
+def test_large_meshes_and_batches_shrink_together(tmp_path: Path) -> None:
+    extra = {
+        "mesh": {"accelerator": "v5e-8", "axes": {"fsdp": 8, "tp": 1}},
+        "train": {"global_batch_size": 512, "micro_batch_size": 8},
+    }
+    small, replaced = miniature(tmp_path, BASE | extra)
+    assert small.recipe.mesh.accelerator == "cpu-8"
+    assert small.accumulation_steps == 2
+    assert small.recipe.train.global_batch_size == 32
+    assert replaced["train.optimizer.learning_rate"] == str(LEARNING_RATE)
+
+
+def test_a_topology_becomes_virtual_devices(tmp_path: Path) -> None:
+    small, _ = miniature(tmp_path, BASE | {"mesh": {"topology": "v5p:2x2x1", "axes": {"fsdp": 1, "tp": 4}}})
+    assert small.recipe.mesh.topology is None
+    assert small.accelerator.name == "cpu-4"
+
+
+@pytest.mark.parametrize(
+    ("layers", "small_layers"),
+    [("20-59", [2, 3, 4, 5]), ([54], [4]), ([0, 30], [0, 3]), ("0-59", list(range(6)))],
+)
+def test_chosen_layers_keep_their_share(
+    tmp_path: Path, layers: str | list[int], small_layers: list[int]
+) -> None:
+    small, _ = miniature(tmp_path, BASE | {"lora": {"rank": 8, "layers": layers}})
+    assert small.recipe.lora is not None
+    assert small.recipe.lora.layers == small_layers
+
+
+def test_targets_that_name_deep_layers_become_their_projections(tmp_path: Path) -> None:
+    targets = ["o_proj", r"layers\.(2|41)\.self_attn\.q_proj", r"layers\.4[0-9]\.mlp\.(up|down)_proj"]
+    small, replaced = miniature(tmp_path, BASE | {"lora": {"rank": 8, "targets": targets}})
+    assert small.recipe.lora is not None
+    assert small.recipe.lora.targets == ["o_proj", targets[1], "down_proj", "up_proj"]
+    assert "lora.targets" in replaced
+
+
+def test_rules_for_layers_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    rules = [
+        {"match": r"layers\.40\.attn\.q_einsum\.w", "spec": [None, "fsdp", None]},
+        {"match": r".*mlp\.up_proj.*", "spec": [None, "fsdp"]},
+    ]
+    small, _ = miniature(tmp_path, BASE | {"sharding": {"rules": rules}})
+    assert small.rules == ((r".*mlp\.up_proj.*", (None, "fsdp")),)
+
+
+def test_splash_attention_is_rehearsed_with_dot(tmp_path: Path) -> None:
+    extra = {
+        "model": {"id": "google/gemma-4-31B-it", "attention": "splash"},
+        "data": BASE["data"] | {"packing": False},
+    }
+    try:
+        original = program(tmp_path, BASE | extra, "probe.yaml")
+    except AssertionError:
+        pytest.skip("splash attention is not available in this version")
+    assert original.recipe.model.attention == "splash"
+    small, replaced = miniature(tmp_path, BASE | extra)
+    assert small.recipe.model.attention == replaced["model.attention"] == "dot"
+
+
+def test_the_data_has_the_recipe_s_column_names(tmp_path: Path) -> None:
+    fields = {"messages": "conversations", "role": "from", "content": "value"}
+    write_miniature(program(tmp_path, BASE | {"data": BASE["data"] | {"fields": fields}}), tmp_path)
+    row = json.loads((tmp_path / "rehearsal-train.jsonl").read_text().splitlines()[0])
+    assert row.keys() == {"conversations"}
+    assert all(message.keys() == {"from", "value"} for message in row["conversations"])
+
+
+def test_the_conversations_differ_and_are_well_formed() -> None:
+    rows = conversations(104)
+    assert len({str(row) for row in rows}) == 104
+    for row in rows:
+        assert [message["role"] for message in row] == ["user", "assistant"] * (len(row) // 2)

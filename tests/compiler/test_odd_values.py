@@ -1,0 +1,60 @@
+"""Whatever a recipe says, the answer is a program or diagnostics, never an exception."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.explain import explain, leaves
+from compiler.lower import lower
+from spec.load import load
+from spec.paths import join
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: recipec/tiny-gemma4}
+mesh: {accelerator: cpu-8, axes: {fsdp: 4, tp: 2}}
+lora: {rank: 8}
+sharding: {rules: [{match: ".*down_proj.*", spec: [tp, fsdp]}]}
+data: {train: [train.jsonl], eval: [eval.jsonl], fields: {messages: conversation}}
+serve: {extra_args: {seed: 1}, env: {A: b}, tensor_parallel_size: 2}
+"""
+
+ODD = [
+    "null",
+    "0",
+    "-1",
+    "7",
+    "1000000000",
+    ".nan",
+    '""',
+    "x",
+    '"../x"',
+    "~",
+    "[]",
+    "{}",
+    "true",
+    '"("',
+    '"."',
+    "v5p-8",
+    "cpu-1",
+    "9" * 30,
+]
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_odd_values(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    (tmp_path / "train.jsonl").write_text('{"conversation": [1, 2]}\nnot json\n[]\n"x"\n')
+    recipe = load(path).recipe
+    assert recipe is not None
+    for parts, _ in leaves(recipe):
+        loaded = load(path, [f"{join(parts)}={value}"])
+        lowered = lower(loaded)
+        if lowered.program is not None:
+            explain(lowered.program, loaded)
+        else:
+            assert any(d.severity == "error" for d in lowered.diagnostics)

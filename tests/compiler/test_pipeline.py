@@ -1,0 +1,192 @@
+"""The steps of a rehearsal: what they report, and what happens when one fails or is interrupted."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from compiler.artifact import ArtifactError
+from compiler.pipeline import (
+    CACHE,
+    MARKER,
+    Pipeline,
+    Run,
+    StepFailed,
+    claim,
+    done_line,
+    new_console,
+    report_failure,
+    require_packages,
+)
+from compiler.quickstart import check_losses
+
+TRAIN = """
+import json, pathlib, sys, time
+output = pathlib.Path(sys.argv[sys.argv.index("--output") + 1]) / "checkpoints"
+output.mkdir(parents=True, exist_ok=True)
+with (output / "metrics.jsonl").open("a") as log:
+    for step in range(1, 4):
+        log.write(json.dumps({"step": step, "loss": 4.0 - step}) + "\\n")
+        log.flush()
+        (output / str(step)).mkdir(exist_ok=True)
+        SLEEP
+print("done: steps=3 tokens/s=812 loss=1.0")
+"""
+
+
+def make_run(folder: Path, sleep: str = "", script: str = TRAIN) -> tuple[Run, io.StringIO]:
+    """A run whose train.py is a plain script, and what its pipeline prints."""
+    artifact = folder / "artifact"
+    artifact.mkdir()
+    (artifact / "train.py").write_text(script.replace("SLEEP", sleep or "pass"))
+    screen = io.StringIO()
+    pipeline = Pipeline(new_console(screen), folder / "logs")
+    run = Run(pipeline, artifact, folder / "model", folder, folder / "work", "checkpoints", "merged")
+    return run, screen
+
+
+def test_training_reports_its_loss(tmp_path: Path) -> None:
+    run, screen = make_run(tmp_path)
+    run.pipeline.step("train", run.train)
+    run.pipeline.print_table("a run")
+    assert run.pipeline.ok
+    assert run.pipeline.results[0].figure == "3 steps, loss 3.00 to 1.00, 812 tokens/s"
+    assert "\x1b" not in screen.getvalue(), "no colours where the output is piped"
+    assert screen.getvalue().startswith("train")
+    assert run.saved_steps(run.whole) == [1, 2, 3]
+
+
+def test_a_killed_run_leaves_its_checkpoints(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, "time.sleep(2)")
+    run.pipeline.step("kill", run.kill)
+    assert run.pipeline.results[0].figure == "SIGKILL at step 1, checkpoint of step 1 is there"
+    assert run.saved_steps(run.resumed) == [1]
+
+
+def test_a_run_that_ends_before_the_kill_is_a_failure(tmp_path: Path) -> None:
+    script = "import time\ntime.sleep(0.1)\nprint('done: steps=0')\n"
+    run, _ = make_run(tmp_path, script=script)
+    with pytest.raises(StepFailed, match="ended before it could be killed"):
+        run.pipeline.step("kill", run.kill)
+
+
+def test_a_failing_script_shows_its_last_lines(tmp_path: Path) -> None:
+    script = "for i in range(99): print('line', i)\nraise SystemExit(3)\n"
+    run, screen = make_run(tmp_path, script=script)
+    with pytest.raises(StepFailed) as caught:
+        run.pipeline.step("train", run.train)
+    report_failure(run.pipeline.console, caught.value)
+    run.pipeline.print_table("a run")
+    assert not run.pipeline.ok
+    assert "train.py exited with status 3" in run.pipeline.results[0].figure
+    printed = screen.getvalue()
+    assert "line 98" in printed and "line 60" not in printed
+    assert "failed" in printed
+
+
+def test_a_loss_that_is_not_a_number_is_a_failure(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, script=TRAIN.replace("4.0 - step", "float('nan')"))
+    with pytest.raises(StepFailed, match="not finite"):
+        run.pipeline.step("train", run.train)
+
+
+def test_an_interrupt_ends_the_script_and_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}} ')\n"
+        "time.sleep(60)\n"
+    )
+    run, _ = make_run(tmp_path, script=script)
+
+    def interrupt() -> None:
+        while not pids.exists() or not pids.read_text().endswith(" "):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.pipeline.step("train", run.train)
+    for pid in map(int, pids.read_text().split()):
+        end = time.monotonic() + 5
+        while running(pid) and time.monotonic() < end:
+            time.sleep(0.02)
+        assert not running(pid)
+
+
+def running(pid: int) -> bool:
+    """Whether a process runs still: one that has ended but has not been waited for does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def test_commands_are_shown_as_a_reader_would_type_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, screen = make_run(tmp_path)
+    run.pipeline.show_commands = True
+    monkeypatch.chdir(tmp_path)
+    run.pipeline.step("train", run.train)
+    shown = screen.getvalue().splitlines()[0]
+    assert shown.startswith("$ ")
+    assert shown.endswith("artifact/train.py --model model --data-dir " + f"{tmp_path} --output work/whole")
+
+
+def test_a_half_written_line_of_metrics_is_passed_over(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path)
+    folder = run.whole / "checkpoints"
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 2.5}) + '\n{"step": 2, "lo')
+    assert run.losses(run.whole) == [2.5]
+    assert run.last_step(run.whole) == 1
+
+
+def test_the_figures_of_the_last_line() -> None:
+    assert done_line("x\ndone: steps=40 tokens/s=812 loss=1.2\n") == {
+        "steps": "40",
+        "tokens/s": "812",
+        "loss": "1.2",
+    }
+    assert done_line("nothing") == {}
+
+
+def test_the_quickstart_wants_falling_losses() -> None:
+    assert "64%" in check_losses([5.0, 4.0, 3.2], [5.0, 3.0])
+    with pytest.raises(StepFailed, match="must come down"):
+        check_losses([5.0, 4.9, 4.8], [5.0, 3.0])
+    with pytest.raises(StepFailed, match="must come down"):
+        check_losses([5.0, 3.0], [5.0, 4.9])
+    with pytest.raises(StepFailed):
+        check_losses([5.0, float("nan")], [5.0, 3.0])
+
+
+def test_only_a_folder_of_its_own_is_cleared(tmp_path: Path) -> None:
+    own = claim(tmp_path / "new")
+    for name in ("whole", CACHE):
+        (own / name).mkdir()
+    (own / "recipe.yaml").touch()
+    assert claim(own) == own
+    assert {entry.name for entry in own.iterdir()} == {MARKER, CACHE, "recipe.yaml"}
+    other = tmp_path / "other"
+    (other / "generated").mkdir(parents=True)
+    with pytest.raises(ArtifactError, match="holds other files"):
+        claim(other)
+    assert (other / "generated").is_dir()
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_packages("this")
+    monkeypatch.setattr("compiler.pipeline.PACKAGES", ("jax", "no_such_package"))
+    with pytest.raises(ArtifactError, match="no_such_package cannot be imported"):
+        require_packages("this")

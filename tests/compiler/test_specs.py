@@ -1,0 +1,49 @@
+"""Sharding rules and indivisible dimensions."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.families.base import Parameter
+from runtime.specs import indivisible, resolve_specs
+
+PARAMETERS = [
+    Parameter("layers.0.mlp.up_proj.kernel", (6, 16), ("fsdp", "tp"), ()),
+    Parameter("layers.0.mlp.down_proj.kernel", (16, 6), ("tp", "fsdp"), ()),
+    Parameter("final_norm.scale", (6,), ("tp",), ()),
+]
+
+
+def specs(*arguments: object) -> dict[str, object]:
+    return {p.path: p.spec for p in resolve_specs(PARAMETERS, *arguments)}  # type: ignore[arg-type]
+
+
+def test_without_rules_the_defaults_stand() -> None:
+    assert resolve_specs(PARAMETERS, [], {"fsdp": 2, "tp": 2}) == tuple(PARAMETERS)
+
+
+def test_the_first_rule_that_matches_the_whole_path_wins() -> None:
+    rules = [
+        ("mlp", (None, None)),
+        (".*down_proj.*", (None, "tp")),
+        (".*", ("tp", None)),
+        ("final.*", (None,)),
+    ]
+    found = specs(rules[:2], {"fsdp": 1, "tp": 1})
+    assert found["layers.0.mlp.down_proj.kernel"] == (None, "tp")
+    assert found["layers.0.mlp.up_proj.kernel"] == ("fsdp", "tp")
+
+
+def test_an_indivisible_dimension_is_an_error_or_stays_whole() -> None:
+    axes = {"fsdp": 4, "tp": 2}
+    with pytest.raises(
+        ValueError, match=r"dimension 0 of layers\.0\.mlp\.up_proj\.kernel has length 6.*fsdp=4"
+    ):
+        resolve_specs(PARAMETERS, [], axes)
+    found = specs([], axes, "replicate")
+    assert found["layers.0.mlp.up_proj.kernel"] == (None, "tp")
+    assert found["final_norm.scale"] == ("tp",)
+
+
+def test_an_axis_that_the_mesh_lacks_splits_nothing() -> None:
+    assert indivisible("x", (5,), ("tp",), {"fsdp": 2}) == []

@@ -1,0 +1,63 @@
+"""Lengths of runs, rows at hand, and paths that leave the recipe's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.checks.paths import escapes, is_inline
+from compiler.steps import read_local, run_length, warmup_steps
+from compiler.wording import divisors, listing, quantity, ranges, table
+from spec.load import Loaded
+
+ROW = b'{"messages": [{"role": "user", "content": "abcdefgh"}]}\n'
+
+
+def test_rows_are_counted_and_lengths_guessed(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(ROW * 3 + b"\n\nnot json\n")
+    found = read_local(tmp_path, ["a.jsonl"])
+    assert found is not None and (found.rows, found.mean_tokens) == (4, round(36 / 4 / 4))
+
+
+@pytest.mark.parametrize("path", ["absent.jsonl", "gs://bucket/a.jsonl", "a.csv", ".", "\0.jsonl"])
+def test_what_is_not_at_hand_is_not_counted(path: str, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(ROW)
+    assert read_local(tmp_path, [path]) is None
+
+
+def test_epochs_are_rounded_up_one_by_one(loaded: Callable[..., Loaded], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(ROW * 17)
+    recipe = loaded("data.train=[a.jsonl]", "train.epochs=2").recipe
+    assert recipe is not None
+    length = run_length(recipe, tmp_path)
+    assert (length.steps, length.exact) == (2 * 3, False)
+
+
+def test_warmup(loaded: Callable[..., Loaded]) -> None:
+    recipe = loaded("train.schedule.warmup_ratio=0.05").recipe
+    assert recipe is not None and warmup_steps(recipe, 41) == 3
+
+
+@pytest.mark.parametrize("path", ["../a", "/a", "~/a", "~", "a/../../b", "..", "..\\a", "C:\\a", "a/../.."])
+def test_escapes(path: str) -> None:
+    assert escapes(path)
+
+
+@pytest.mark.parametrize("path", ["a", "a/b.jsonl", "./a", "a/../b", "a..b", "gs://bucket/../a", "a/~b"])
+def test_stays(path: str) -> None:
+    assert not escapes(path)
+
+
+def test_inline_templates() -> None:
+    assert is_inline("{{ messages }}") and is_inline("{% for m in messages %}") and is_inline("a\nb")
+    assert not is_inline("templates/chat.jinja") and not is_inline("{a}.jinja")
+
+
+def test_wording() -> None:
+    assert [listing(x) for x in ([], [1], [1, 2], [1, 2, 3])] == ["", "1", "1 and 2", "1, 2 and 3"]
+    assert ranges([9, 0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-9"
+    assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(1) == [1]
+    assert [quantity(x) for x in (999, 30_697_345_340, 4.2e12)] == ["999", "30.7 billion", "4.2 trillion"]
+    assert table([["a", "bb"], ["ccc", "d"]], ["x", "y"]) == ["x    y", "---  --", "a    bb", "ccc  d"]

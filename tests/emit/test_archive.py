@@ -1,0 +1,147 @@
+"""`recipe pack`: the archive has the same bytes each time, holds all that is needed, and is never stale."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from emitting import RECIPE, compiled, files_of
+from typer.testing import CliRunner
+
+from compiler.archive import pack
+from compiler.artifact import ArtifactError, write
+from compiler.cli import app
+from compiler.emit import emit
+
+ROWS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recipe, its data and its artifact, which is the working folder."""
+    (tmp_path / "recipes/data").mkdir(parents=True)
+    (tmp_path / "recipes/sample.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "recipes/data/train.jsonl").write_text(ROWS, encoding="utf-8")
+    write(tmp_path / "generated", {"sample": emit(compiled(tmp_path / "recipes/sample.yaml"))})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) -> None:
+    path = pack("sample", Path("generated"))
+    assert path == Path("sample.tar.gz")
+    with tarfile.open(path) as archive:
+        members = archive.getmembers()
+    names = [member.name for member in members]
+    assert names == sorted(names)
+    assert {"sample/train.py", "sample/recipe.lock.json", "sample/data/train.jsonl", "runtime/train.py"} <= {
+        *names
+    }
+    assert all(member.uid == member.gid == member.mtime == 0 and not member.uname for member in members)
+    assert {member.name for member in members if member.mode & 0o111} == {"sample/serve/serve.sh"}
+
+
+def test_the_same_contents_give_the_same_bytes(project: Path) -> None:
+    first = pack("sample", Path("generated")).read_bytes()
+    for path in Path("generated").rglob("*"):
+        path.touch()
+    (project / "elsewhere").mkdir()
+    assert pack("sample", Path("generated"), archive=project / "elsewhere/x.tar.gz").read_bytes() == first
+
+
+def test_it_runs_by_itself_elsewhere(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    away = tmp_path_factory.mktemp("away")
+    with tarfile.open(pack("sample", Path("generated"))) as archive:
+        archive.extractall(away / "unpacked", filter="data")
+    (away / "cwd").mkdir()
+    # Without the editable install of this project, so that what is imported is the archive's.
+    code = (
+        "import runpy, sys; sys.path = [p for p in sys.path if p != ''];"
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
+        "sys.argv = [sys.argv[1], '--help']; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    for script in ("train.py", "merge.py"):
+        path = away / "unpacked/sample" / script
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path)],
+            cwd=away / "cwd",
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "--model" in done.stdout
+    check = code.replace("runpy.run_path(sys.argv[0], run_name='__main__')", "") + (
+        f"sys.path.insert(0, {str(away / 'unpacked')!r});"
+        "import runtime.merge, runtime.train; print(runtime.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check, "x"], cwd=away / "cwd", capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == str(away / "unpacked/runtime/__init__.py"), done.stderr
+
+
+def test_data_that_is_missing_is_named(project: Path) -> None:
+    (project / "recipes/data/train.jsonl").unlink()
+    with pytest.raises(ArtifactError, match=r"data/train\.jsonl is not in"):
+        pack("sample", Path("generated"))
+    assert not list(project.glob("*.tar.gz")) and not list(project.glob(".*.tar.gz*"))
+
+
+def test_data_beside_the_artifact_is_found(project: Path) -> None:
+    (project / "recipes/data").rename(project / "generated/sample/data")
+    pack("sample", Path("generated"))
+
+
+def test_data_in_a_bucket_is_left_there(project: Path) -> None:
+    text = RECIPE.replace("data/train.jsonl", "gs://bucket/train.jsonl")
+    (project / "recipes/sample.yaml").write_text(text)
+    write(Path("generated"), {"sample": emit(compiled(Path("recipes/sample.yaml")))})
+    with tarfile.open(pack("sample", Path("generated"))) as archive:
+        assert not any(name.endswith(".jsonl") for name in archive.getnames())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("generated/sample/train.py", "train.py was edited"),
+        ("generated/runtime/settings.py", "is not the runtime that"),
+        ("recipes/sample.yaml", "is stale"),
+    ],
+)
+def test_what_was_edited_is_refused(path: str, message: str, project: Path) -> None:
+    (project / path).write_text((project / path).read_text() + "# edited\n")
+    with pytest.raises(ArtifactError, match=message) as error:
+        pack("sample", Path("generated"))
+    assert "recipe build" in str(error.value.help)
+
+
+def test_a_missing_file_and_a_missing_artifact_are_named(project: Path) -> None:
+    (project / "generated/sample/merge.py").unlink()
+    with pytest.raises(ArtifactError, match=r"merge\.py is missing"):
+        pack("sample", Path("generated"))
+    with pytest.raises(ArtifactError, match="no artifact `other`") as error:
+        pack("other", Path("generated"))
+    assert "it has sample" in str(error.value.help)
+    with pytest.raises(ArtifactError, match="no artifact `sample`"):
+        pack("sample", Path("nowhere"))
+    with pytest.raises(ArtifactError, match="no artifact"):
+        pack("../generated/sample", Path("generated"))
+
+
+def test_an_artifact_built_with_set_is_packed_by_its_own_recipe(project: Path) -> None:
+    write(Path("generated"), {"sample": files_of(project / "recipes/other", ["lora.rank=8"])})
+    with pytest.raises(ArtifactError, match="is stale") as error:
+        pack("sample", Path("generated"))
+    assert "--recipe" in str(error.value.help)
+    (project / "recipes/data").rename(project / "generated/sample/data")
+    pack("sample", Path("generated"), recipe=Path("generated/sample/recipe.yaml"))
+
+
+def test_the_command_says_what_is_wrong(project: Path) -> None:
+    runner = CliRunner()
+    done = runner.invoke(app, ["pack", "sample"])
+    assert done.exit_code == 0 and done.output.strip() == "sample.tar.gz"

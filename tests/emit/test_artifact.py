@@ -1,0 +1,220 @@
+"""Writing artifacts: what is replaced, what is left alone, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from emitting import RECIPE, files_of
+from typer.testing import CliRunner
+
+from compiler import artifact
+from compiler.artifact import LOCK, ArtifactError, check, write
+from compiler.cli import app
+from spec.load import load
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    return files_of(tmp_path / "recipes")
+
+
+@pytest.fixture
+def built(tmp_path: Path, files: dict[str, bytes]) -> Path:
+    out = tmp_path / "generated"
+    assert write(out, {"sample": files}) == []
+    return out
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_a_build_is_current(built: Path, files: dict[str, bytes]) -> None:
+    assert check(built, {"sample": files}) == ""
+    assert {path.name for path in built.iterdir()} == {"runtime", "sample"}
+    lock = json.loads(files[LOCK])
+    assert set(lock["files"]) == {*files} - {LOCK}
+    assert lock["files"]["train.py"] == artifact.digest((built / "sample/train.py").read_bytes())
+    assert lock["compiler"] == "recipec 0.1.0"
+    assert lock["model"]["family"] == "gemma4" and lock["model"]["architecture"]["hidden_size"] == 5376
+    assert lock["recipe"]["train"]["optimizer"]["b2"] == 0.999
+    assert lock["packages"]["train"]["jax[tpu]"] == "0.10.2"
+    assert re.fullmatch("[0-9a-f]{64}", lock["runtime"])
+
+
+def test_scripts_can_be_run(built: Path) -> None:
+    assert os.access(built / "sample/serve/serve.sh", os.X_OK)
+    assert not os.access(built / "sample/train.py", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    "path", ["sample/train.py", "sample/README.md", f"sample/{LOCK}", "runtime/settings.py"]
+)
+def test_check_sees_an_edited_file(path: str, built: Path, files: dict[str, bytes]) -> None:
+    text = (built / path).read_text()
+    (built / path).write_text(f"{text}# edited\n")
+    difference = check(built, {"sample": files})
+    assert f"--- {(built / path).as_posix()}\n" in difference
+    assert "-# edited\n" in difference
+
+
+@pytest.mark.parametrize("path", ["sample/merge.py", "sample/serve/Dockerfile", "runtime/__init__.py"])
+def test_check_sees_a_missing_file(path: str, built: Path, files: dict[str, bytes]) -> None:
+    (built / path).unlink()
+    assert f"--- /dev/null\n+++ {(built / path).as_posix()} (rebuilt)\n" in check(built, {"sample": files})
+
+
+def test_check_sees_a_file_too_many(built: Path, files: dict[str, bytes]) -> None:
+    fewer = {path: content for path, content in files.items() if path != "serve/serve.sh"}
+    assert "+++ /dev/null\n" in check(built, {"sample": fewer})
+    (built / "runtime/stray.py").write_text("x = 1\n")
+    assert "runtime/stray.py" in check(built, {"sample": files})
+
+
+def test_check_sees_a_stale_artifact(built: Path, tmp_path: Path) -> None:
+    changed = files_of(tmp_path / "recipes", ["train.micro_batch_size=2"])
+    difference = check(built, {"sample": changed})
+    assert "-    micro_batch_size=1,\n+    micro_batch_size=2,\n" in difference
+
+
+def test_check_ignores_what_is_not_the_artifacts(built: Path, files: dict[str, bytes]) -> None:
+    (built / "sample/notes.txt").write_text("mine")
+    (built / "runtime/__pycache__").mkdir()
+    (built / "runtime/__pycache__/settings.cpython-311.pyc").write_bytes(b"\0")
+    assert check(built, {"sample": files}) == ""
+
+
+def test_users_files_stay(built: Path, tmp_path: Path) -> None:
+    (built / "sample/checkpoints").mkdir()
+    (built / "sample/checkpoints/weights").write_text("precious")
+    (built / "sample/serve/mine.yaml").write_text("mine")
+    changed = files_of(tmp_path / "recipes", ["serve=null"])
+    notes = write(built, {"sample": changed})
+    assert any("checkpoints/" in note for note in notes)
+    assert (built / "sample/checkpoints/weights").read_text() == "precious"
+    assert (built / "sample/serve/mine.yaml").read_text() == "mine"
+    assert not (built / "sample/serve/serve.sh").exists()
+    assert check(built, {"sample": changed}) == ""
+
+
+def test_files_of_the_last_build_go(built: Path, tmp_path: Path) -> None:
+    write(built, {"sample": files_of(tmp_path / "recipes", ["serve=null"])})
+    assert not (built / "sample/serve").exists()
+
+
+def test_an_edited_file_is_replaced_and_named(built: Path, files: dict[str, bytes]) -> None:
+    (built / "sample/train.py").write_text("edited")
+    assert any("train.py had been edited" in note for note in write(built, {"sample": files}))
+    assert check(built, {"sample": files}) == ""
+
+
+def test_a_lock_cannot_make_files_elsewhere_go(built: Path, files: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    lock = json.loads(files[LOCK])
+    lock["files"] |= {"../../precious": "0", str(tmp_path / "precious"): "0"}
+    (built / "sample" / LOCK).write_text(json.dumps(lock))
+    write(built, {"sample": files})
+    assert (tmp_path / "precious").exists()
+
+
+def test_another_artifacts_runtime_is_named(built: Path, files: dict[str, bytes]) -> None:
+    lock = json.loads(files[LOCK])
+    (built / "other").mkdir()
+    (built / "other" / LOCK).write_text(json.dumps(lock | {"name": "other", "runtime": "0" * 64}))
+    assert any("other was built with another runtime" in note for note in write(built, {"sample": files}))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
+def test_a_failed_write_leaves_what_was_there(
+    share: float, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree(built)
+    changed = files_of(tmp_path / "recipes", ["train.micro_batch_size=2"])
+    failing_call = 1 + round(share * (len(changed) + len(artifact.runtime_files()) - 1))
+    calls = 0
+    original = Path.write_bytes
+
+    def failing(self: Path, data: bytes) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == failing_call:
+            original(self, data[: len(data) // 2])
+            raise OSError(28, "No space left on device", str(self))
+        return original(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", failing)
+    with pytest.raises(OSError, match="No space"):
+        write(built, {"sample": changed})
+    assert tree(built) == before
+    calls = 0
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path / "fresh", {"sample": changed})
+    assert list((tmp_path / "fresh").iterdir()) == []
+
+
+def test_obstacles_are_named(tmp_path: Path, files: dict[str, bytes]) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "sample").write_text("a file")
+    with pytest.raises(ArtifactError, match="in the way"):
+        write(out, {"sample": files})
+    (out / "sample").unlink()
+    (out / "sample/train.py").mkdir(parents=True)
+    with pytest.raises(ArtifactError, match="in the way"):
+        write(out, {"sample": files})
+    (out / "sample/train.py").rmdir()
+    (out / "sample/serve").write_text("a file")
+    with pytest.raises(ArtifactError, match="in the way"):
+        write(out, {"sample": files})
+    (out / "sample/serve").unlink()
+    (out / "runtime").mkdir()
+    (out / "runtime/mine.py").write_text("x = 1\n")
+    with pytest.raises(ArtifactError, match="other Python modules"):
+        write(out, {"sample": files})
+    assert (out / "runtime/mine.py").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../up",
+        "a/b",
+        "a\\\\b",
+        "..",
+        ".",
+        "",
+        "Upper",
+        "ünïcode",
+        "-dash",
+        "dash-",
+        "a b",
+        "runtime",
+        "a" * 64,
+        "x\n",
+    ],
+)
+def test_names_that_are_no_folder_names_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        RECIPE.replace("name: sample", f"name: {json.dumps(name, ensure_ascii=False)}"), encoding="utf-8"
+    )
+    loaded = load(path)
+    assert loaded.recipe is None
+    assert any(d.path == "name" and d.severity == "error" for d in loaded.diagnostics)
+
+
+def test_the_command_builds_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sample.yaml").write_text(RECIPE, encoding="utf-8")
+    runner = CliRunner()
+    assert runner.invoke(app, ["build", "sample.yaml", "--check"]).exit_code == 1
+    assert not Path("generated").exists()
+    assert runner.invoke(app, ["build", "sample.yaml"]).exit_code == 0
+    assert runner.invoke(app, ["build", "sample.yaml", "--check"]).exit_code == 0
+    stale = runner.invoke(app, ["build", "sample.yaml", "--check", "--set", "lora.rank=32"])
+    assert stale.exit_code == 1
+    assert "-    rank=16,\n" in stale.output and "+    rank=32,\n" in stale.output

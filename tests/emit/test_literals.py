@@ -1,0 +1,97 @@
+"""Values are written as `ruff format` would leave them."""
+
+from __future__ import annotations
+
+import ast
+import random
+from pathlib import Path
+
+import pytest
+from emitting import tool
+
+from compiler.emitters.python import Call, Name, Value, assignment, number, statement, string
+from compiler.emitters.settings import layer_numbers
+
+
+def random_value(source: random.Random, depth: int = 0) -> Value:
+    words = [
+        "a",
+        "it's",
+        'say "hi"',
+        "both ' and \"",
+        "tab\tnew\nline",
+        "\\d+.*",
+        "é ü 語",
+        "",
+        "x" * 40,
+        "\x00\x7f",
+    ]
+    leaves: list[Value] = [None, True, 7, -3, 1e-8, 0.05, 64.0, 2.5e-7, 1e22, *words]
+    if depth > 2 or source.random() < 0.4:
+        return source.choice(leaves)
+    items = [random_value(source, depth + 1) for _ in range(source.randrange(5))]
+    kind = source.randrange(4)
+    if kind == 0:
+        return tuple(items)
+    if kind == 1:
+        return items
+    if kind == 2:
+        return {source.choice(words) + str(i): item for i, item in enumerate(items)}
+    return Call("make", {f"name{i}" if i else "*0": item for i, item in enumerate(items)})
+
+
+def test_random_values_are_formatted_and_mean_themselves(tmp_path: Path) -> None:
+    source = random.Random(0)
+    values = [random_value(source) for _ in range(400)]
+    lines = [assignment(f"VALUE_{i}", value) for i, value in enumerate(values)]
+    path = tmp_path / "values.py"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert tool("ruff", "format", "--isolated", "--no-cache", "--check", "--diff", path) == ""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for value, node in zip(values, tree.body, strict=True):
+        if not has_call(value):
+            assert isinstance(node, ast.Assign)
+            assert ast.literal_eval(node.value) == value
+
+
+def has_call(value: Value) -> bool:
+    if isinstance(value, Call | Name):
+        return True
+    if isinstance(value, dict):
+        return any(map(has_call, value.values()))
+    return isinstance(value, tuple | list) and any(map(has_call, value))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e-4, "1e-4"), (2.5e-5, "2.5e-5"), (1e-8, "1e-8"), (0.001, "0.001"), (64.0, "64.0"), (0.0, "0.0")],
+)
+def test_numbers_read_as_written_by_hand(value: float, text: str) -> None:
+    assert number(value) == text
+    assert float(text) == value
+
+
+def test_long_strings_are_put_in_parentheses_only_when_that_helps() -> None:
+    assert assignment("NAME", "x" * 76).startswith('NAME = "')
+    assert assignment("A_LONG_NAME", "x" * 80).startswith("A_LONG_NAME = (\n")
+    assert assignment("NAME", "x" * 100).startswith('NAME = "')
+
+
+def test_strings_keep_what_can_be_read() -> None:
+    assert string("語") == '"語"'
+    assert string('"') == "'\"'"
+    assert string("\n\\") == '"\\n\\\\"'
+
+
+def test_statements_are_indented() -> None:
+    call = Call("function", {f"argument_{i}": Name("a_rather_long_name") for i in range(4)})
+    lines = statement("return ", call, indent=4).split("\n")
+    assert lines[0] == "    return function("
+    assert lines[1] == "        argument_0=a_rather_long_name,"
+    assert lines[-1] == "    )"
+
+
+def test_consecutive_layers_are_a_range() -> None:
+    assert layer_numbers(range(20, 60)) == Name("tuple(range(20, 60))")
+    assert layer_numbers((0, 1, 2)) == (0, 1, 2)
+    assert layer_numbers((0, 2, 4, 6, 8, 10, 12, 14)) == (0, 2, 4, 6, 8, 10, 12, 14)

@@ -1,0 +1,84 @@
+"""The pinned sets hold what is imported, agree with pyproject.toml, and are complete."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from emitting import files_of
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from compiler import __version__, pins
+
+DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "tensorboardX": "tensorboardx"}
+"""Packages whose import has another name than their distribution."""
+
+
+def imported(folder: Path) -> set[str]:
+    """The packages that the modules of runtime/ import, besides the standard library and runtime itself."""
+    names: set[str] = set()
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names.add(node.module.partition(".")[0])
+    return names - {*sys.stdlib_module_names, "runtime"}
+
+
+def test_all_that_the_runtime_imports_is_pinned(root: Path) -> None:
+    needed = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in imported(root / "runtime")}
+    assert needed <= set(pins.sets()["train-cpu"]["direct"])
+
+
+def test_pyproject_has_the_same_versions(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == __version__
+    pinned = pins.sets()["train-cpu"]["direct"]
+    for text in project["optional-dependencies"]["train"]:
+        requirement = Requirement(text)
+        if any(specifier.operator == "==" for specifier in requirement.specifier):
+            assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), text
+    for text in project["dependencies"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pins.sets()["compile"][canonicalize_name(requirement.name)]), (
+            text
+        )
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_the_sets_are_complete(platform: str) -> None:
+    given = pins.sets()[f"train-{platform}"]
+    versions = {name.partition("[")[0]: version for part in given.values() for name, version in part.items()}
+    assert set(given["direct"]).isdisjoint(given["transitive"])
+    for name, version in versions.items():
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
+        if distribution.version != version:
+            continue
+        for text in distribution.requires or []:
+            needed = Requirement(text)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                found = versions.get(canonicalize_name(needed.name))
+                assert found is not None, f"{name} needs {needed}"
+                assert needed.specifier.contains(found, prereleases=True), f"{name} needs {needed}"
+
+
+def test_requirements_follow_the_platform_and_the_buckets(tmp_path: Path) -> None:
+    tpu = files_of(tmp_path)["requirements-train.txt"].decode()
+    assert "\njax[tpu]==0.10.2\n" in tpu and "\nlibtpu==" in tpu and "gcsfs" not in tpu
+    cpu_mesh = "mesh={accelerator: cpu-8, axes: {fsdp: 4, tp: 2}}"
+    cpu = files_of(tmp_path, [cpu_mesh])["requirements-train.txt"].decode()
+    assert "\njax==0.10.2\n" in cpu and "libtpu" not in cpu
+    bucket = files_of(tmp_path, ["checkpoint.directory=gs://bucket/run"])["requirements-train.txt"].decode()
+    assert "\ngcsfs==" in bucket
+    lines = [line for line in bucket.splitlines() if line and not line.startswith("#")]
+    assert all(Requirement(line) for line in lines)
+    assert len(lines) == len({Requirement(line).name for line in lines})

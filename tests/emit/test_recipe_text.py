@@ -1,0 +1,86 @@
+"""recipe.yaml of an artifact: the user's own file when it is all there is, and never the defaults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emitting import RECIPE, compiled, files_of, program_of
+
+from compiler.recipe_text import to_yaml
+from spec.load import load
+
+
+def test_one_file_is_kept_as_it_was_written(tmp_path: Path) -> None:
+    assert files_of(tmp_path)["recipe.yaml"].decode() == RECIPE
+
+
+def test_line_ends_are_those_of_the_repository(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_bytes(RECIPE.rstrip("\n").replace("\n", "\r\n").encode())
+    assert compiled(tmp_path / "recipe.yaml").text == RECIPE
+
+
+def test_set_and_extends_are_merged_in_without_the_defaults(tmp_path: Path) -> None:
+    program_of(tmp_path, text=RECIPE)
+    (tmp_path / "base.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "child.yaml").write_text(
+        "recipe: 1\nname: child\nextends: base.yaml\nlora: {alpha: 8}\n"
+        "train:\n  optimizer: {learning_rate: 2.0e-5}\n",
+        encoding="utf-8",
+    )
+    text = compiled(tmp_path / "child.yaml", ["model.tokenizer=google/gemma-4-31B-it"]).text
+    assert text == (
+        "# Put together by recipec from a recipe with `extends` or `--set`.\n"
+        "recipe: 1\n"
+        "name: child\n"
+        "model:\n  id: google/gemma-4-31B-it\n  tokenizer: google/gemma-4-31B-it\n"
+        "mesh:\n  accelerator: v5p-8\n  axes: {fsdp: 4, tp: 1}\n"
+        "lora:\n  rank: 16\n  alpha: 8\n"
+        "data:\n  train: [{path: data/train.jsonl}]\n"
+        "serve:\n  accelerator: v6e-8\n"
+        "train:\n  optimizer: {learning_rate: 2e-05}\n"
+    )
+    (tmp_path / "whole.yaml").write_text(text, encoding="utf-8")
+    assert compiled(tmp_path / "whole.yaml").recipe.model_dump() == compiled(
+        tmp_path / "child.yaml", ["model.tokenizer=google/gemma-4-31B-it"]
+    ).recipe.model_dump(exclude={"extends"}) | {"extends": None}
+
+
+VALUES: list[Any] = [
+    {
+        "a": "yes",
+        "b": "null",
+        "c": "1e3",
+        "d": "0x1F",
+        "e": "",
+        "f": "~",
+        "g": "a: b",
+        "h": "# no",
+        "i": "- x",
+    },
+    {"text": "line one\nline two\n", "quotes": 'it\'s "so"', "wide": "ü 語 🙂", "escape": "\\d\t\x07"},
+    {"numbers": [1, -2, 0.1, 1e-08, 1e22, 1.0], "flags": [True, False, None], "empty": [{}, []]},
+    {"long": [f"item number {i} with some words" for i in range(9)], "deep": {"a": {"b": {"c": ["d" * 99]}}}},
+    {
+        "key with space": 1,
+        "on": {"n": 2},
+        "a.b": "x,y",
+        "braces": "{a}",
+        "brackets": "[a]",
+        "star": "*a",
+        "and": "&a",
+    },
+]
+
+
+@pytest.mark.parametrize("values", VALUES, ids=range(len(VALUES)))
+def test_yaml_reads_back_as_what_it_was(values: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(to_yaml(values), encoding="utf-8")
+    raw = load(path).raw
+    assert json.dumps(raw, sort_keys=True) == json.dumps(values, sort_keys=True)
+    from ruamel.yaml import YAML
+
+    assert YAML(typ="safe", pure=True).load(path) == values
