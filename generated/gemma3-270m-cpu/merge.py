@@ -1,0 +1,41 @@
+"""Merges the adapters that train.py makes into google/gemma-3-270m.
+
+Made by recipec from the recipe gemma3-270m-cpu: edit recipe.yaml and build again.
+Rank, alpha and the adapters' layout come from the checkpoint's own record.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.merge import main
+from runtime.settings import ModelSettings
+
+ARTIFACT = Path(__file__).resolve().parent
+CHAT_TEMPLATE = ARTIFACT / "data/gemma3-270m/chat_template.jinja"
+
+MODEL = ModelSettings(
+    id="google/gemma-3-270m",
+    family="gemma3",
+    dtype="float32",
+    attention="dot",
+    remat="none",
+)
+CHECKPOINT = "checkpoints"
+OUTPUT = "merged"
+DTYPE = "bfloat16"
+ADAPTER = True
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            ARTIFACT,
+            MODEL,
+            checkpoint=CHECKPOINT,
+            output=OUTPUT,
+            dtype=DTYPE,
+            adapter=ADAPTER,
+            chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
+        )
+    )

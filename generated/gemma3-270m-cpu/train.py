@@ -1,0 +1,118 @@
+"""LoRA fine-tuning of google/gemma-3-270m on cpu-1.
+
+Made by recipec from the recipe gemma3-270m-cpu: edit recipe.yaml and build again.
+"""
+
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.adapters import LoraSettings
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+CHAT_TEMPLATE = ARTIFACT / "data/gemma3-270m/chat_template.jinja"
+
+MODEL = ModelSettings(
+    id="google/gemma-3-270m",
+    family="gemma3",
+    dtype="float32",
+    attention="dot",
+    remat="none",
+)
+MESH = MeshSettings(platform="cpu", devices=1, axes={"fsdp": 1, "tp": 1})
+LORA = LoraSettings(
+    rank=16,
+    alpha=32.0,
+    dropout=0.05,
+    targets=(
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ),
+    init="peft",
+    dtype="float32",
+    kv="independent",
+)
+DATA = DataSettings(
+    train=("data/gemma3-270m/train.jsonl",),
+    eval=("data/gemma3-270m/eval.jsonl",),
+    chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
+    loss_on="assistant",
+    max_length=128,
+    overlong="drop",
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=None,
+    steps=30,
+    global_batch_size=4,
+    micro_batch_size=4,
+    loss_normalization="tokens",
+    eval_every=15,
+    seed=0,
+    log_every=5,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=15, keep=2)
+
+LEARNING_RATE = 5e-4
+WARMUP_STEPS = 3
+FINAL_RATIO = 0.0
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
+WEIGHT_DECAY = 0.0
+MAX_GRAD_NORM = 1.0
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=LEARNING_RATE,
+        warmup_steps=WARMUP_STEPS,
+        decay_steps=steps,
+        end_value=FINAL_RATIO * LEARNING_RATE,
+    )
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return optax.chain(
+        optax.clip_by_global_norm(MAX_GRAD_NORM),
+        optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            LORA,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+        )
+    )

@@ -1,0 +1,116 @@
+"""LoRA fine-tuning of recipec/tiny-gemma4 on cpu-8.
+
+Made by recipec from the recipe quickstart: edit recipe.yaml and build again.
+"""
+
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.adapters import LoraSettings
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="recipec/tiny-gemma4",
+    family="gemma4",
+    dtype="float32",
+    attention="dot",
+    remat="decoder",
+)
+MESH = MeshSettings(platform="cpu", devices=8, axes={"fsdp": 4, "tp": 2})
+LORA = LoraSettings(
+    rank=8,
+    alpha=16.0,
+    dropout=0.05,
+    targets=(
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ),
+    init="peft",
+    dtype="float32",
+    kv="independent",
+)
+DATA = DataSettings(
+    train=("data/quickstart/train.jsonl",),
+    eval=("data/quickstart/eval.jsonl",),
+    loss_on="assistant",
+    max_length=128,
+    overlong="drop",
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=None,
+    steps=50,
+    global_batch_size=8,
+    micro_batch_size=1,
+    loss_normalization="tokens",
+    eval_every=25,
+    seed=0,
+    log_every=5,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=10, keep=3)
+
+LEARNING_RATE = 0.01
+WARMUP_STEPS = 4
+FINAL_RATIO = 0.0
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
+WEIGHT_DECAY = 0.0
+MAX_GRAD_NORM = 1.0
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=LEARNING_RATE,
+        warmup_steps=WARMUP_STEPS,
+        decay_steps=steps,
+        end_value=FINAL_RATIO * LEARNING_RATE,
+    )
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return optax.chain(
+        optax.clip_by_global_norm(MAX_GRAD_NORM),
+        optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            LORA,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+        )
+    )

@@ -1,0 +1,169 @@
+"""What became of the rows of a data set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+NAMED = 5
+"""Offenders that are named; the others are counted."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A row that was left out: its FILE:LINE, and why."""
+
+    origin: str
+    reason: str
+
+
+@dataclass
+class Problems:
+    """Rows left out for one kind of reason: how many, and the first of them."""
+
+    count: int = 0
+    first: list[Problem] = field(default_factory=list)
+
+    def add(self, origin: str, reason: str) -> None:
+        self.count += 1
+        if len(self.first) < NAMED:
+            self.first.append(Problem(origin, reason))
+
+    def merge(self, other: Problems) -> None:
+        self.count += other.count
+        self.first = (self.first + other.first)[:NAMED]
+
+
+@dataclass
+class SplitReport:
+    """Counts of `data.train` or of `data.eval`.
+
+    Attributes:
+        read: rows in the files.
+        kept: samples that are trained or evaluated on.
+        malformed: rows that are not chat rows, or that the template refuses.
+        inconsistent: rows whose targets cannot be told from the template's rendering.
+        overlong: rows dropped for being longer than max_length, or for losing every target when cut.
+        truncated: kept rows that were cut.
+        substituted: kept rows in which a turn is not written as the generation prompt begins it.
+        unended: kept rows in which a turn does not end in a special token.
+        tokens, targets: of the kept samples.
+        longest: tokens of the longest kept sample.
+        rows: rows of max_length tokens that the samples fill.
+        row_length: max_length.
+    """
+
+    read: int = 0
+    kept: int = 0
+    malformed: Problems = field(default_factory=Problems)
+    inconsistent: Problems = field(default_factory=Problems)
+    overlong: Problems = field(default_factory=Problems)
+    truncated: int = 0
+    substituted: int = 0
+    unended: int = 0
+    tokens: int = 0
+    targets: int = 0
+    longest: int = 0
+    rows: int = 0
+    row_length: int = 0
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a kept sample."""
+        return self.tokens / self.kept if self.kept else 0.0
+
+    @property
+    def efficiency(self) -> float:
+        """Share of the rows' positions that hold a token, not padding."""
+        return self.tokens / (self.rows * self.row_length) if self.rows else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **asdict(self),
+            "mean_length": round(self.mean_length, 2),
+            "efficiency": round(self.efficiency, 4),
+        }
+
+    def sentence(self, name: str) -> str:
+        """The counts, in one paragraph."""
+        left_out = [
+            f"{problems.count:,} {what}"
+            for problems, what in (
+                (self.malformed, "malformed"),
+                (self.inconsistent, "with unclear targets"),
+                (self.overlong, f"too long for {self.row_length:,} tokens"),
+            )
+            if problems.count
+        ]
+        fate = f" ({', '.join(left_out)})" if left_out else ""
+        cut = f", {self.truncated:,} of them cut" if self.truncated else ""
+        return (
+            f"{name}: {self.kept:,} of {self.read:,} rows kept{fate}{cut}; {self.tokens:,} tokens, of which "
+            f"{self.targets:,} are targets; mean length {self.mean_length:.0f}, longest {self.longest:,}; "
+            f"{self.rows:,} rows of {self.row_length:,}, {100 * self.efficiency:.1f} % full"
+        )
+
+    def notes(self) -> list[str]:
+        """What the user should know about rows left out and about the template."""
+        out = []
+        for problems, what in (
+            (self.malformed, "malformed"),
+            (self.inconsistent, "unclear targets"),
+            (self.overlong, "too long"),
+        ):
+            out += [f"{problem.origin}: {what}: {problem.reason}" for problem in problems.first]
+            if problems.count > len(problems.first):
+                out.append(f"... and {problems.count - len(problems.first):,} more, {what}")
+        if self.substituted:
+            out.append(
+                f"{self.substituted:,} rows: the chat template does not write an assistant turn the way its "
+                "generation prompt begins one (it adds or strips reasoning); only the turn's own text and "
+                "its end are targets"
+            )
+        if self.unended:
+            out.append(
+                f"{self.unended:,} rows: no special token ends an assistant turn's targets, so the model is "
+                "not taught to stop; the chat template has to write one, inside its generation markers"
+            )
+        return out
+
+
+@dataclass
+class DataReport:
+    """What `prepare` did.
+
+    Attributes:
+        train, eval: per split; `eval` is None without evaluation data.
+        steps_per_epoch: optimizer steps of one pass.
+        total_steps: of the run.
+        packing: whether samples share rows.
+    """
+
+    train: SplitReport
+    eval: SplitReport | None
+    steps_per_epoch: int
+    total_steps: int
+    packing: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "train": self.train.to_dict(),
+            "eval": self.eval.to_dict() if self.eval else None,
+            "steps_per_epoch": self.steps_per_epoch,
+            "total_steps": self.total_steps,
+            "packing": self.packing,
+        }
+
+    def text(self) -> str:
+        """For the terminal: a sentence a split, then what was left out, a line each."""
+        lines = []
+        for name, split in (("train", self.train), ("eval", self.eval)):
+            if split is not None:
+                lines += [split.sentence(name), *(f"  {note}" for note in split.notes())]
+        lines.append(f"steps: {self.steps_per_epoch:,} an epoch, {self.total_steps:,} in all")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()

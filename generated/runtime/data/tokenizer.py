@@ -1,0 +1,120 @@
+"""The tokenizer of a checkpoint, and the chat template that a recipe trains with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import UserError
+from runtime.settings import DataSettings, ModelSettings
+
+
+def load_tokenizer(
+    model_dir: Path, model: ModelSettings, data: DataSettings, data_dir: Path | None = None
+) -> Any:
+    """The fast tokenizer of transformers for a model; it needs no torch.
+
+    Args:
+        model_dir: the checkpoint's folder.
+        model: `model.tokenizer`, when given, is a Hugging Face id or a directory (a relative one is
+            looked for in `data_dir`) to be used instead of the checkpoint's.
+        data_dir: what relative paths are relative to, the working folder when None.
+
+    Raises:
+        UserError: it cannot be loaded, is not a fast one, has no chat template where the recipe gives
+            none, or has more tokens than the model has embeddings.
+    """
+    # transformers warns at import that it found no deep-learning framework; it is not asked for one.
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    source, revision = _source(model_dir, model, data_dir or Path())
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+    except Exception as error:  # transformers and the Rust parser raise whatever a broken file leads to
+        raise UserError(
+            f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",
+            "tokenizer.json and tokenizer_config.json must be in the model's folder; model.tokenizer names "
+            "another tokenizer",
+        ) from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            f"the tokenizer of {source} has no fast version, whose character offsets the loss mask needs",
+            "convert it (transformers writes tokenizer.json with save_pretrained), or set model.tokenizer",
+        )
+    if data.chat_template is None and not tokenizer.chat_template:
+        raise UserError(
+            f"the tokenizer of {source} has no chat template",
+            "set data.chat_template to a template's path or text, or use an instruction-tuned checkpoint's",
+        )
+    _check_vocabulary(tokenizer, model_dir, str(source))
+    return tokenizer
+
+
+def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str:
+    """The template's text: the recipe's, given as text or as a path, or else the tokenizer's.
+
+    Raises:
+        UserError: there is none, or its file cannot be read.
+    """
+    given = data.chat_template
+    if given is None:
+        if not tokenizer.chat_template:
+            raise UserError(
+                "the tokenizer has no chat template", "set data.chat_template to a template's path or text"
+            )
+        return str(tokenizer.get_chat_template())
+    if "{%" in given or "{{" in given or "\n" in given:
+        return given
+    try:
+        return (data_dir / Path(given).expanduser()).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"the chat template {data_dir / given} cannot be read: {_first_line(error)}",
+            "data.chat_template is a path relative to the artifact's folder or --data-dir, or the template "
+            "itself",
+        ) from error
+
+
+def _source(model_dir: Path, model: ModelSettings, data_dir: Path) -> tuple[Path | str, str | None]:
+    if model.tokenizer is None:
+        return model_dir, None
+    directory = data_dir / Path(model.tokenizer).expanduser()
+    return (directory, None) if directory.is_dir() else (model.tokenizer, None)
+
+
+def _check_vocabulary(tokenizer: Any, model_dir: Path, source: str) -> None:
+    """Refuses a tokenizer that writes ids without an embedding.
+
+    Special tokens are let through: text-only Gemma 3 checkpoints ship an image token one past their
+    embeddings. Samples that use one are left out when they are tokenised.
+    """
+    config = model_dir / "config.json"
+    if not config.is_file():
+        return
+    size = vocabulary_size(config)
+    if size is None:
+        return
+    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    highest = max((i for i in tokenizer.get_vocab().values() if i not in special), default=-1)
+    if highest >= size:
+        raise UserError(
+            f"the tokenizer of {source} has token ids up to {highest}, and the model has {size} embeddings",
+            "use the model's own tokenizer: leave model.tokenizer out",
+        )
+
+
+def vocabulary_size(config: Path) -> int | None:
+    """Embeddings of the text model that a config.json describes, None where it does not say."""
+    try:
+        fields = json.loads(config.read_text(encoding="utf-8"))
+        size = (fields.get("text_config") or fields).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return size if isinstance(size, int) else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

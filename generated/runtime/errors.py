@@ -1,0 +1,36 @@
+"""Errors that a user can act on, and how a script reports them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+class UserError(Exception):
+    """Something that the user can put right: a file, a flag, a device.
+
+    Attributes:
+        message: one sentence that names the thing.
+        help: what to do about it, or None.
+    """
+
+    def __init__(self, message: str, help: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.help = help
+
+
+def report(error: UserError) -> None:
+    """Writes an error to stderr, in the form of the compiler's diagnostics."""
+    print(f"error: {error.message}", file=sys.stderr)
+    if error.help:
+        print(f"  = help: {error.help}", file=sys.stderr)
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """Runs a script's main function; a UserError becomes a message and exit status 1."""
+    try:
+        return main()
+    except UserError as error:
+        report(error)
+        return 1

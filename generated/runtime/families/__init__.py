@@ -1,0 +1,29 @@
+"""The model families that the compiler and the runtime know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.families.base import Architecture, Family, UnsupportedCheckpoint
+from runtime.families.gemma3 import Gemma3
+from runtime.families.gemma4 import Gemma4
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (Gemma3(), Gemma4())}
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family that a config.json belongs to, by its `model_type`.
+
+    Raises:
+        UnsupportedCheckpoint: when no family knows that model type.
+    """
+    model_type = config.get("model_type")
+    for family in FAMILIES.values():
+        if model_type in family.model_types:
+            return family
+    known = ", ".join(sorted(kind for family in FAMILIES.values() for kind in family.model_types))
+    raise UnsupportedCheckpoint(f"config.json: model_type is {model_type!r}; known are {known}", "model_type")
+
+
+__all__ = ["FAMILIES", "Architecture", "Family", "UnsupportedCheckpoint", "family_of"]

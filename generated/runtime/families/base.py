@@ -1,0 +1,252 @@
+"""What the compiler and the runtime know about a model family.
+
+A family is one module beside this one. It says, as a function of a checkpoint's config.json, which
+parameters Tunix's model has, their shapes and shardings, and from which Hugging Face tensors each is
+made. Loading, LoRA, merging and the compiler's checks all read this one description. Nothing here
+imports jax or numpy, so that the compiler can use it on any machine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Spec = tuple[str | None, ...]
+"""The mesh axis that each dimension of an array is split over, or None: a PartitionSpec's entries."""
+
+
+class UnsupportedCheckpoint(ValueError):
+    """A config.json that asks for what this family's Tunix model does not do.
+
+    Attributes:
+        key: the config key at fault, "" when it is none in particular.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes that every family has; a family's own class adds the rest.
+
+    `layer_types` holds "sliding_attention" or "full_attention" for each layer.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layer_types: tuple[str, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_types)
+
+    def heads(self, layer: int) -> int:
+        """Query heads of a layer."""
+        return self.num_heads
+
+    def kv_heads(self, layer: int) -> int:
+        """Key/value heads of a layer."""
+        return self.num_kv_heads
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Hugging Face tensor, and how it becomes (a slice of) a Tunix parameter.
+
+    The Tunix array is `tensor.reshape(reshape).transpose(transpose)`. `name` is without the
+    checkpoint's prefix ("model.", "model.language_model.", ...).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    reshape: tuple[int, ...]
+    transpose: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One array of the Tunix model.
+
+    Several sources are stacked along a new first axis. No source means that the checkpoint has no
+    such tensor and that Tunix never reads the parameter: it is filled with zeros.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    spec: Spec
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A weight that can carry LoRA: one Hugging Face projection, or several fused into one array.
+
+    Attributes:
+        layer: index of the decoder layer.
+        weight: the parameter's path.
+        contract: the axes of the weight that are summed with the input.
+        slots: module names of the Hugging Face projections ("self_attn.k_proj", ...); when there
+            are several, they lie along the weight's first axis in this order.
+    """
+
+    layer: int
+    weight: str
+    contract: tuple[int, ...]
+    slots: tuple[str, ...]
+
+    @property
+    def fused(self) -> bool:
+        return len(self.slots) > 1
+
+
+class Family(ABC):
+    """The knowledge of one model family; stateless."""
+
+    name: str
+    model_types: tuple[str, ...]
+    """The `model_type` values of config.json that this family answers to."""
+    prefixes: tuple[str, ...]
+    """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the one under which
+    `embed_tokens.weight` is found is the checkpoint's."""
+    flash_attention: bool
+    """Whether Tunix's model has a splash attention path."""
+    turn_markers: tuple[str, str]
+    """The strings that open and close a turn in the family's chat template."""
+
+    @abstractmethod
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Reads a config.json, with or without a nested `text_config`.
+
+        Raises:
+            UnsupportedCheckpoint: naming the key that Tunix's model does not do.
+        """
+
+    @abstractmethod
+    def parameters(self, architecture: Architecture) -> list[Parameter]:
+        """Every array of the Tunix model, in layer order, with Tunix's default shardings."""
+
+    @abstractmethod
+    def sites(self, architecture: Architecture) -> list[Site]:
+        """Every weight that can carry LoRA."""
+
+    @abstractmethod
+    def untrainable(self, architecture: Architecture) -> str | None:
+        """Why training would be wrong with this Tunix, or None. One sentence."""
+
+    @abstractmethod
+    def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
+        """Tunix's model class and its ModelConfig.
+
+        Args:
+            architecture: as from `architecture`.
+            settings: `dtype` (a jax dtype, for parameters and computation).
+        """
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json that describes the language model."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A positive integer of config.json."""
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive integer", key)
+    return value
+
+
+def number(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A positive number of config.json; null means the default."""
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive number", key)
+    return value
+
+
+def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
+    """Refuses a config.json that asks for another value than the one that is built into Tunix's model."""
+    given = config.get(key)
+    if given is not None and given != value:
+        raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} has {value!r} alone", key)
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A nested object of config.json, empty where it is absent or null."""
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not an object", key)
+    return value
+
+
+def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
+    """Refuses what neither of Tunix's Gemma models has: its own activation, epsilon, biases, output head.
+
+    Args:
+        config: the whole config.json.
+        model: what to call the model in the message.
+    """
+    text = text_config(config)
+    built_in(config, "tie_word_embeddings", True, model)
+    built_in(text, "hidden_activation", "gelu_pytorch_tanh", model)
+    built_in(text, "rms_norm_eps", 1e-6, model)
+    built_in(text, "attention_bias", False, model)
+
+
+def projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
+    """A query, key or value weight: [heads * head_dim, hidden] becomes [heads, hidden, head_dim]."""
+    return Source(name, (heads * head_dim, hidden), (heads, head_dim, hidden), (0, 2, 1))
+
+
+def output_projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
+    """An attention output weight: [hidden, heads * head_dim] becomes [heads, head_dim, hidden]."""
+    return Source(name, (hidden, heads * head_dim), (hidden, heads, head_dim), (1, 2, 0))
+
+
+def linear(name: str, features_in: int, features_out: int) -> Source:
+    """A dense weight: [out, in] becomes [in, out]."""
+    shape = (features_out, features_in)
+    return Source(name, shape, shape, (1, 0))
+
+
+def plain(name: str, shape: Sequence[int]) -> Source:
+    """A tensor taken over as it is."""
+    shape = tuple(shape)
+    return Source(name, shape, shape, tuple(range(len(shape))))
+
+
+def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Parameter]:
+    """gate, up and down projection of a gated feed-forward block."""
+
+    def dense(name: str, features_in: int, features_out: int, spec: Spec) -> Parameter:
+        return Parameter(
+            f"{prefix}.mlp.{name}.kernel",
+            (features_in, features_out),
+            spec,
+            (linear(f"{prefix}.mlp.{name}.weight", features_in, features_out),),
+        )
+
+    return [
+        dense("gate_proj", hidden, intermediate, ("fsdp", "tp")),
+        dense("up_proj", hidden, intermediate, ("fsdp", "tp")),
+        dense("down_proj", intermediate, hidden, ("tp", "fsdp")),
+    ]
+
+
+def mlp_sites(layer: int) -> list[Site]:
+    """The feed-forward block's weights as LoRA sites."""
+    return [
+        Site(layer, f"layers.{layer}.mlp.{name}.kernel", (0,), (f"mlp.{name}",))
+        for name in ("gate_proj", "up_proj", "down_proj")
+    ]

@@ -1,0 +1,389 @@
+"""Gemma 4: local layers with fused key and value; global layers with their own head size and heads.
+
+In the larger models the keys of global layers serve as values too (attention_k_eq_v): those layers
+have `k_einsum` in place of `kv_einsum`, and no v_proj. E2B and E4B share keys and values between
+layers and feed per-layer embeddings; 26B-A4B has experts beside a dense block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.families.base import (
+    Architecture,
+    Family,
+    Parameter,
+    Site,
+    Source,
+    UnsupportedCheckpoint,
+    built_in,
+    integer,
+    linear,
+    mlp_parameters,
+    mlp_sites,
+    number,
+    output_projection,
+    plain,
+    projection,
+    refuse_unlike_tunix,
+    section,
+    text_config,
+)
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+MODEL = "Tunix's Gemma 4"
+
+
+@dataclass(frozen=True)
+class Gemma4Architecture(Architecture):
+    """Gemma 4's own sizes.
+
+    Attributes:
+        sliding_window: tokens that a local layer sees.
+        global_kv_heads, global_head_dim: of the global layers.
+        k_eq_v: whether keys serve as values in global layers.
+        local_theta, global_theta: rotary base frequencies.
+        global_rope_share: the part of a global head's dimensions that is rotated.
+        softcap: final logit soft-cap, None for none.
+        kv_shared_layers: how many last layers reuse the keys and values of earlier ones.
+        shared_intermediate_size: feed-forward width of those layers.
+        per_layer_input: width of the per-layer embeddings, 0 for none.
+        experts, experts_per_token, expert_size: of the expert block, 0 for none.
+    """
+
+    sliding_window: int
+    global_kv_heads: int
+    global_head_dim: int
+    k_eq_v: bool
+    local_theta: int
+    global_theta: int
+    global_rope_share: float
+    softcap: float | None
+    kv_shared_layers: int
+    shared_intermediate_size: int
+    per_layer_input: int
+    experts: int
+    experts_per_token: int
+    expert_size: int
+
+    def is_global(self, layer: int) -> bool:
+        return self.layer_types[layer] == FULL
+
+    def kv_heads(self, layer: int) -> int:
+        return self.global_kv_heads if self.is_global(layer) else self.num_kv_heads
+
+    def layer_head_dim(self, layer: int) -> int:
+        """Head size of a layer."""
+        return self.global_head_dim if self.is_global(layer) else self.head_dim
+
+    def shares_kv(self, layer: int) -> bool:
+        """Whether a layer has no keys and values of its own."""
+        return layer >= self.num_layers - self.kv_shared_layers
+
+
+class Gemma4(Family):
+    name = "gemma4"
+    model_types = ("gemma4", "gemma4_text")
+    prefixes = ("model.language_model.", "model.")
+    flash_attention = True
+    turn_markers = ("<|turn>", "<turn|>")
+
+    def architecture(self, config: Mapping[str, Any]) -> Gemma4Architecture:
+        """Reads a config.json; a key that it leaves out has the default of transformers' Gemma4TextConfig."""
+        text = text_config(config)
+        refuse_unlike_tunix(config, MODEL)
+        layers = integer(text, "num_hidden_layers", 30)
+        types = tuple(
+            text.get("layer_types") or (FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers))
+        )
+        if len(types) != layers or not set(types) <= {FULL, SLIDING}:
+            raise UnsupportedCheckpoint(
+                f"config.json: layer_types does not name {layers} sliding or full layers", "layer_types"
+            )
+        types = (*types[:-1], FULL)  # transformers makes the last layer a full one, whatever is said of it
+        if text.get("use_bidirectional_attention") == "all":
+            raise UnsupportedCheckpoint(
+                "config.json: Tunix's Gemma 4 is causal; use_bidirectional_attention is 'all'",
+                "use_bidirectional_attention",
+            )
+        local_theta, global_theta, share = _rope(text)
+        width = integer(text, "intermediate_size", 9216)
+        vocabulary = integer(text, "vocab_size", 262_144)
+        per_layer_input = text.get("hidden_size_per_layer_input", 256) or 0
+        if per_layer_input:
+            built_in(text, "vocab_size_per_layer_input", vocabulary, MODEL)
+        moe = bool(text.get("enable_moe_block"))
+        k_eq_v = bool(text.get("attention_k_eq_v"))
+        kv_heads = integer(text, "num_key_value_heads", 4)
+        return Gemma4Architecture(
+            family=self.name,
+            vocab_size=vocabulary,
+            hidden_size=integer(text, "hidden_size", 2304),
+            intermediate_size=width,
+            num_heads=integer(text, "num_attention_heads", 8),
+            num_kv_heads=kv_heads,
+            head_dim=integer(text, "head_dim", 256),
+            layer_types=types,
+            sliding_window=integer(text, "sliding_window", 512),
+            # transformers reads num_global_key_value_heads only where keys serve as values.
+            global_kv_heads=(text.get("num_global_key_value_heads") if k_eq_v else None) or kv_heads,
+            global_head_dim=integer(text, "global_head_dim", 512),
+            k_eq_v=k_eq_v,
+            local_theta=local_theta,
+            global_theta=global_theta,
+            global_rope_share=share,
+            softcap=text.get("final_logit_softcapping"),
+            kv_shared_layers=text.get("num_kv_shared_layers") or 0,
+            shared_intermediate_size=2 * width if text.get("use_double_wide_mlp") else width,
+            per_layer_input=per_layer_input,
+            experts=integer(text, "num_experts") if moe else 0,
+            experts_per_token=integer(text, "top_k_experts") if moe else 0,
+            expert_size=integer(text, "moe_intermediate_size") if moe else 0,
+        )
+
+    def parameters(self, architecture: Architecture) -> list[Parameter]:
+        assert isinstance(architecture, Gemma4Architecture)
+        a, d = architecture, architecture.hidden_size
+        out = [
+            Parameter(
+                "embedder.input_embedding",
+                (a.vocab_size, d),
+                ("tp", "fsdp"),
+                (plain("embed_tokens.weight", (a.vocab_size, d)),),
+            )
+        ]
+        if a.per_layer_input:
+            out += _per_layer_embeddings(a)
+        for i in range(a.num_layers):
+            layer = f"layers.{i}"
+            out += _attention(a, i)
+            out += mlp_parameters(
+                layer, d, a.shared_intermediate_size if a.shares_kv(i) else a.intermediate_size
+            )
+            if a.experts:
+                out += _experts(a, layer)
+            if a.per_layer_input:
+                out += _per_layer_input(a, layer)
+            out += [
+                _norm(f"{layer}.{tunix}", f"{layer}.{name}", d)
+                for tunix, name in (
+                    ("pre_attention_norm", "input_layernorm"),
+                    ("post_attention_norm", "post_attention_layernorm"),
+                    ("pre_ffw_norm", "pre_feedforward_layernorm"),
+                    ("post_ffw_norm", "post_feedforward_layernorm"),
+                )
+            ]
+            out.append(
+                Parameter(f"{layer}.skip_scale", (1,), (None,), (plain(f"{layer}.layer_scalar", (1,)),))
+            )
+        out.append(_norm("final_norm", "norm", d))
+        return out
+
+    def sites(self, architecture: Architecture) -> list[Site]:
+        assert isinstance(architecture, Gemma4Architecture)
+        out = []
+        for i in range(architecture.num_layers):
+            attn = f"layers.{i}.attn"
+            q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
+            out.append(Site(i, f"{attn}.q_einsum.w", (1,), (q,)))
+            if not architecture.shares_kv(i):
+                if architecture.k_eq_v and architecture.is_global(i):
+                    out.append(Site(i, f"{attn}.k_einsum.w", (1,), (k,)))
+                else:
+                    out.append(Site(i, f"{attn}.kv_einsum.w", (2,), (k, v)))
+            out.append(Site(i, f"{attn}.attn_vec_einsum.w", (0, 1), (o,)))
+            out += mlp_sites(i)
+        return out
+
+    def untrainable(self, architecture: Architecture) -> str | None:
+        assert isinstance(architecture, Gemma4Architecture)
+        if architecture.kv_shared_layers:
+            return (
+                f"{architecture.kv_shared_layers} of its {architecture.num_layers} layers share keys and "
+                "values with earlier ones, and feed per-layer embeddings, which has not been shown to "
+                "train as the reference does"
+            )
+        if architecture.experts:
+            return (
+                f"its {architecture.experts} experts are routed with an approximate top-k and cannot carry "
+                "LoRA in this Tunix, which has not been shown to train as the reference does"
+            )
+        return None
+
+    def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
+        from tunix.models.gemma4 import model as tunix_gemma4
+
+        assert isinstance(architecture, Gemma4Architecture)
+        a = architecture
+        kinds = {
+            FULL: tunix_gemma4.AttentionType.GLOBAL,
+            SLIDING: tunix_gemma4.AttentionType.LOCAL_SLIDING,
+        }
+        return tunix_gemma4.Gemma4, tunix_gemma4.ModelConfig(
+            num_layers=a.num_layers,
+            num_embed=a.vocab_size,
+            embed_dim=a.hidden_size,
+            hidden_dim=a.intermediate_size,
+            num_heads=a.num_heads,
+            head_dim=a.head_dim,
+            num_kv_heads=a.num_kv_heads,
+            final_logit_softcap=a.softcap,
+            sliding_window_size=a.sliding_window,
+            per_layer_input_dim=a.per_layer_input,
+            num_global_kv_heads=a.global_kv_heads,
+            global_key_size=a.global_head_dim,
+            attention_pattern=tuple(kinds[kind] for kind in a.layer_types),
+            # Tunix truncates layers - fraction * layers: half a layer less keeps that from rounding down.
+            frac_shared_layers=(a.kv_shared_layers - 0.5) / a.num_layers if a.kv_shared_layers else 0.0,
+            global_rope_proportion=a.global_rope_share,
+            k_eq_v_global=a.k_eq_v,
+            override_kv_shared_ffw_hidden=a.shared_intermediate_size,
+            local_base_frequency=a.local_theta,
+            global_base_frequency=a.global_theta,
+            param_dtype=settings["dtype"],
+            dtype=settings["dtype"],
+            # Splash attention is refused together with the ring cache, which only sampling uses.
+            use_sliding_window_kv_cache=False,
+            enable_moe=bool(a.experts),
+            num_experts=a.experts or None,
+            num_experts_per_tok=a.experts_per_token or None,
+            expert_dim=a.expert_size or None,
+            moe_dense_hidden_dim=a.intermediate_size if a.experts else None,
+        )
+
+
+def _attention(a: Gemma4Architecture, i: int) -> list[Parameter]:
+    layer, hf = f"layers.{i}", f"layers.{i}.self_attn"
+    d, n, k, h = a.hidden_size, a.num_heads, a.kv_heads(i), a.layer_head_dim(i)
+    own_kv = not a.shares_kv(i)
+    keys = projection(f"{hf}.k_proj.weight", k, h, d)
+    out = [
+        Parameter(
+            f"{layer}.attn.q_einsum.w",
+            (n, d, h),
+            ("tp", "fsdp", None),
+            (projection(f"{hf}.q_proj.weight", n, h, d),),
+        )
+    ]
+    if a.k_eq_v and a.is_global(i):
+        sources: tuple[Source, ...] = (keys,) if own_kv else ()
+        out.append(Parameter(f"{layer}.attn.k_einsum.w", (k, d, h), ("tp", "fsdp", None), sources))
+    else:
+        sources = (keys, projection(f"{hf}.v_proj.weight", k, h, d)) if own_kv else ()
+        # A single key/value head cannot be split over tp: Tunix replicates it.
+        spec = (None, None if k == 1 else "tp", "fsdp", None)
+        out.append(Parameter(f"{layer}.attn.kv_einsum.w", (2, k, d, h), spec, sources))
+    out.append(
+        Parameter(
+            f"{layer}.attn.attn_vec_einsum.w",
+            (n, h, d),
+            ("tp", None, "fsdp"),
+            (output_projection(f"{hf}.o_proj.weight", n, h, d),),
+        )
+    )
+    out.append(_norm(f"{layer}.attn._query_norm", f"{hf}.q_norm", h))
+    key_norm = _norm(f"{layer}.attn._key_norm", f"{hf}.k_norm", h)
+    out.append(key_norm if own_kv else Parameter(key_norm.path, key_norm.shape, key_norm.spec, ()))
+    return out
+
+
+def _norm(path: str, name: str, size: int) -> Parameter:
+    return Parameter(f"{path}.scale", (size,), ("tp",), (plain(f"{name}.weight", (size,)),))
+
+
+def _per_layer_embeddings(a: Gemma4Architecture) -> list[Parameter]:
+    d, layers, width = a.hidden_size, a.num_layers, a.per_layer_input
+    return [
+        Parameter(
+            "embedder.per_layer_model_projection.w",
+            (d, layers, width),
+            ("fsdp", None, "tp"),
+            (
+                Source(
+                    "per_layer_model_projection.weight", (layers * width, d), (layers, width, d), (2, 0, 1)
+                ),
+            ),
+        ),
+        _norm("embedder.per_layer_projection_norm", "per_layer_projection_norm", width),
+        Parameter(
+            "embedder.per_layer_input_embedding",
+            (a.vocab_size, layers, width),
+            ("tp", None, "fsdp"),
+            (
+                Source(
+                    "embed_tokens_per_layer.weight",
+                    (a.vocab_size, layers * width),
+                    (a.vocab_size, layers, width),
+                    (0, 1, 2),
+                ),
+            ),
+        ),
+    ]
+
+
+def _per_layer_input(a: Gemma4Architecture, layer: str) -> list[Parameter]:
+    d, width = a.hidden_size, a.per_layer_input
+    return [
+        Parameter(
+            f"{layer}.per_layer_input_gate.w",
+            (d, width),
+            ("fsdp", "tp"),
+            (linear(f"{layer}.per_layer_input_gate.weight", d, width),),
+        ),
+        Parameter(
+            f"{layer}.per_layer_projection.w",
+            (width, d),
+            ("tp", "fsdp"),
+            (linear(f"{layer}.per_layer_projection.weight", width, d),),
+        ),
+        _norm(f"{layer}.post_per_layer_input_norm", f"{layer}.post_per_layer_input_norm", d),
+    ]
+
+
+def _experts(a: Gemma4Architecture, layer: str) -> list[Parameter]:
+    d, e, f = a.hidden_size, a.experts, a.expert_size
+    return [
+        _norm(f"{layer}.moe_pre_ffw_norm", f"{layer}.pre_feedforward_layernorm_2", d),
+        _norm(f"{layer}.moe_post_ffw_norm", f"{layer}.post_feedforward_layernorm_2", d),
+        _norm(f"{layer}.dense_post_ffw_norm", f"{layer}.post_feedforward_layernorm_1", d),
+        Parameter(
+            f"{layer}.moe.router_logits", (d, e), (None, None), (linear(f"{layer}.router.proj.weight", d, e),)
+        ),
+        Parameter(f"{layer}.moe.router_scale", (d,), (None,), (plain(f"{layer}.router.scale", (d,)),)),
+        Parameter(
+            f"{layer}.moe.per_expert_scale", (e,), (None,), (plain(f"{layer}.router.per_expert_scale", (e,)),)
+        ),
+        Parameter(
+            f"{layer}.moe.gating_einsum",
+            (e, 2, f, d),
+            ("fsdp", None, None, "tp"),
+            (Source(f"{layer}.experts.gate_up_proj", (e, 2 * f, d), (e, 2, f, d), (0, 1, 2, 3)),),
+        ),
+        Parameter(
+            f"{layer}.moe.linear",
+            (e, f, d),
+            ("fsdp", "tp", None),
+            (Source(f"{layer}.experts.down_proj", (e, d, f), (e, d, f), (0, 2, 1)),),
+        ),
+    ]
+
+
+def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Local base, global base, and the rotated share of global heads."""
+    parameters = section(text, "rope_parameters")
+    full, sliding = section(parameters, FULL), section(parameters, SLIDING)
+    built_in(sliding, "rope_type", "default", MODEL)
+    if not full:
+        share = 0.25
+    else:
+        built_in({"rope_type": "default", **full}, "rope_type", "proportional", MODEL)
+        built_in(full, "factor", 1.0, MODEL)
+        share = number(full, "partial_rotary_factor", 1.0)
+    return (
+        int(number(sliding, "rope_theta", 10_000)),
+        int(number(full, "rope_theta", 1_000_000)),
+        float(share),
+    )

@@ -1,0 +1,255 @@
+"""LoRA in a Tunix model: its arrays, its computation, and the gradients that are held at zero.
+
+Qwix intercepts the model's matrix products; what is added to them is computed here. Adapters are
+attached before rematerialisation is switched on and every one of them must then take part in the
+traced computation, so that none can be missing unnoticed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import qwix
+from flax import nnx
+
+from runtime.adapters import Adapter, LoraSettings
+from runtime.errors import UserError
+
+
+class AdapterProvider(qwix.QuantizationProvider):
+    """Adds each adapter's delta to the product of the weight it belongs to.
+
+    A product of activations x and weight W becomes x W + scale * (dropout(x) A) B. The delta is
+    computed in the adapters' dtype, and the sum is cast back to the product's, so that float32
+    adapters leave the activations of a bfloat16 model in bfloat16.
+
+    Attributes:
+        used: paths of the adapted modules that took part since `used` was last cleared.
+    """
+
+    def __init__(self, adapters: Sequence[Adapter], dropout: float) -> None:
+        super().__init__([])
+        self._adapters = {tuple(adapter.module.split(".")): adapter for adapter in adapters}
+        self._dropout = dropout
+        self._salt: jax.Array | None = None
+        self.used: set[str] = set()
+
+    def get_intercept_map(self) -> dict[str, Callable[..., Any]]:
+        return {
+            **super().get_intercept_map(),
+            "jax.lax.dot_general": self.dot_general,
+            "jax.numpy.einsum": self.einsum,
+        }
+
+    @contextmanager
+    def training(self, seed: int, index: jax.Array) -> Iterator[None]:
+        """Switches dropout on while a loss is traced.
+
+        Args:
+            seed: of the run.
+            index: int32[], the number of the micro-batch in the run.
+        """
+        self._salt = (
+            mix(mix(jnp.uint32(seed & 0xFFFFFFFF)) ^ index.astype(jnp.uint32)) if self._dropout else None
+        )
+        try:
+            yield
+        finally:
+            self._salt = None
+
+    def check_used(self) -> None:
+        """Raises UserError unless every adapter took part in what was traced."""
+        missing = {adapter.module for adapter in self._adapters.values()} - self.used
+        if missing:
+            raise UserError(
+                f"{len(missing)} of {len(self._adapters)} adapters take no part in the model's "
+                f"computation, among them {min(missing)}",
+                "this version of Tunix or Qwix does not fit the runtime; install the artifact's requirements",
+            )
+
+    def einsum(self, equation: str, *operands: Any, **kwargs: Any) -> jax.Array:
+        """Replaces jax.numpy.einsum while the model runs."""
+        product = jnp.einsum(equation, *operands, **kwargs)
+        module, adapter = self._current()
+        if adapter is None or len(operands) != 2:
+            return product
+        inputs, output = equation.replace(" ", "").split("->")
+        x_axes, w_axes = inputs.split(",")
+        return self._adapted(product, operands[0], module, adapter, x_axes, w_axes, output)
+
+    def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        """Replaces jax.lax.dot_general while the model runs."""
+        product = jax.lax.dot_general(lhs, rhs, *args, **kwargs)
+        module, adapter = self._current()
+        if adapter is None:
+            return product
+        # The only such products are dense layers': x's last axis with a matrix's first.
+        letters = "abcdefgh"[: lhs.ndim - 1]
+        return self._adapted(product, lhs, module, adapter, f"{letters}i", "io", f"{letters}o")
+
+    def _current(self) -> tuple[Any, Adapter | None]:
+        """The module whose code calls, and its adapter."""
+        module = qwix_current_module()
+        path = tuple(map(str, getattr(module, "qwix_path", ())))
+        return module, self._adapters.get(path)
+
+    def _adapted(
+        self,
+        product: jax.Array,
+        x: jax.Array,
+        module: Any,
+        adapter: Adapter,
+        x_axes: str,
+        w_axes: str,
+        output: str,
+    ) -> jax.Array:
+        """The product with the adapter's delta; the letters are those of an einsum."""
+        self.used.add(adapter.module)
+        name = adapter.site.weight.rpartition(".")[2]
+        a = getattr(module, f"{name}_lora_a").value
+        b = getattr(module, f"{name}_lora_b").value
+        contracted = "".join(w_axes[i] for i in adapter.site.contract)
+        rest = "".join(axis for axis in w_axes if axis not in contracted)
+        hidden = "".join(axis for axis in x_axes if axis not in contracted)
+        x = x.astype(a.dtype)
+        down = f"{x_axes},{contracted}r->{hidden}r"
+        if self._salt is None:
+            inner = jnp.einsum(down, x, a)
+        else:
+            # As in PEFT, each projection drops inputs of its own.
+            inner = jnp.concatenate(
+                [
+                    jnp.einsum(down, self._drop(x, adapter, block), part)
+                    for block, part in enumerate(jnp.split(a, adapter.blocks, axis=-1))
+                ],
+                axis=-1,
+            )
+        delta = jnp.einsum(f"{hidden}r,r{rest}->{output}", inner, b)
+        return (product + adapter.scale * delta).astype(product.dtype)
+
+    def _drop(self, x: jax.Array, adapter: Adapter, block: int) -> jax.Array:
+        assert self._salt is not None
+        salt = self._salt ^ jnp.uint32(path_hash(f"{adapter.module}/{block}"))
+        return jnp.where(keep_mask(salt, x.shape, self._dropout), x / (1.0 - self._dropout), 0.0)
+
+
+def keep_mask(salt: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
+    """bool of `shape`, False with probability `rate`: a hash of each element's index and a salt.
+
+    A pure function of both that no sharding changes. It costs a few integer operations an element,
+    fused into the product that reads it; jax.random's generators cost far more to run and to compile.
+
+    Args:
+        salt: uint32[].
+    """
+    index = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape):
+        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    return mix(mix(index ^ mix(salt)) + salt) >= jnp.uint32(round(rate * 2**32))
+
+
+def mix(x: jax.Array) -> jax.Array:
+    """A bijection of uint32 that leaves no trace of its input's order: the hash lowbias32 (C. Wellons)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def qwix_current_module() -> Any:
+    """The flax module that is calling, which Qwix finds on the stack."""
+    from qwix._src.utils import flax_util
+
+    return flax_util.get_current_module()
+
+
+def attach(
+    model: nnx.Module, adapters: Sequence[Adapter], settings: LoraSettings
+) -> tuple[nnx.Module, AdapterProvider]:
+    """Gives an abstract model its LoRA parameters, and the computation that uses them.
+
+    Args:
+        model: with shapes for values, rematerialisation and splash attention off.
+
+    Returns:
+        The model, with shapes for the new parameters, and the provider that its calls go through.
+    """
+    provider = AdapterProvider(adapters, settings.dropout)
+    model = qwix.quantize_model(model, provider, rngs=nnx.Rngs(0), skip_nnx_init=True)
+    modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    dtype = jnp.dtype(settings.dtype)
+    for adapter in adapters:
+        module = modules.get(adapter.module)
+        if module is None:
+            raise UserError(f"Tunix's model has no module {adapter.module}")
+        name = adapter.site.weight.rpartition(".")[2]
+        for suffix, shape, spec in (
+            ("a", adapter.a_shape, adapter.a_spec),
+            ("b", adapter.b_shape, adapter.b_spec),
+        ):
+            variable = nnx.LoRAParam(jax.ShapeDtypeStruct(shape, dtype), out_sharding=spec)
+            setattr(module, f"{name}_lora_{suffix}", variable)
+    return model, provider
+
+
+def initial_a(adapter: Adapter, settings: LoraSettings, seed: int) -> np.ndarray:
+    """A's initial values, of `a_shape` in float32.
+
+    Uniform within 1/sqrt(fan_in) as PEFT (kaiming_uniform with a = sqrt(5)), or within
+    sqrt(6/fan_in) as Qwix (he_uniform). They depend on the seed and the projection's name alone:
+    not on the mesh, nor on what else is trained.
+    """
+    fan_in = int(np.prod(adapter.a_shape[:-1]))
+    bound = np.sqrt((1.0 if settings.init == "peft" else 6.0) / fan_in)
+    blocks = []
+    for block in range(adapter.blocks):
+        name = adapter.projections[block] if adapter.blocks == len(adapter.trained) else adapter.site.weight
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, path_hash(name)])))
+        values = random.random((*adapter.a_shape[:-1], adapter.rank), dtype=np.float32)
+        blocks.append((values * 2.0 - 1.0) * np.float32(bound))
+    return np.concatenate(blocks, axis=-1)
+
+
+def path_hash(path: str) -> int:
+    """A number for a path that is the same on every machine and Python."""
+    return zlib.crc32(path.encode())
+
+
+def trained_mask(adapter: Adapter) -> np.ndarray:
+    """1 where B is trained, 0 where it stays zero: [blocks * rank, slots, 1, ...]."""
+    mask = np.zeros((adapter.total_rank, len(adapter.site.slots)), np.float32)
+    for slot, block in adapter.trained_blocks():
+        mask[block, slot] = 1.0
+    return mask.reshape(*mask.shape, *(1 for _ in adapter.b_shape[2:]))
+
+
+def mask_gradients(adapters: Sequence[Adapter]) -> optax.GradientTransformation:
+    """Zeroes the gradients of the entries of B that belong to no trained projection.
+
+    First in an optimizer chain, so that the norm that clipping sees is of trained entries alone.
+    """
+    masks: Mapping[str, np.ndarray] = {
+        adapter.b_path: trained_mask(adapter) for adapter in adapters if adapter.masked
+    }
+
+    def mask(path: Any, gradient: jax.Array) -> jax.Array:
+        held = masks.get(path_of(path))
+        return gradient if held is None else gradient * jnp.asarray(held, gradient.dtype)
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(mask, updates))
+
+
+def path_of(keys: Sequence[Any]) -> str:
+    """A parameter's dotted path from the key path of a pytree that mirrors the model."""
+    parts = []
+    for key in keys:
+        part = getattr(key, "key", getattr(key, "idx", getattr(key, "name", None)))
+        if part not in (None, "value"):
+            parts.append(str(part))
+    return ".".join(parts)

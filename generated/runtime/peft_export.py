@@ -1,0 +1,143 @@
+"""Trained adapters as a PEFT adapter (peft 0.21): adapter_model.safetensors and adapter_config.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.adapters import LoraSettings
+from runtime.checkpoint import BaseCheckpoint
+from runtime.safetensors_writer import write_arrays
+from runtime.settings import ModelSettings
+from runtime.trained import Delta
+
+WRAPPER = "base_model.model."
+"""What PEFT puts before the names of the model that it wraps."""
+RENAMED = {"language_model.model.": "model.language_model."}
+"""Prefixes of older checkpoints, and the modules that transformers 5 loads them into."""
+
+
+def write_adapter(
+    folder: Path,
+    base: BaseCheckpoint,
+    model: ModelSettings,
+    settings: LoraSettings,
+    deltas: Mapping[str, Delta],
+) -> int:
+    """Writes a PEFT adapter into a folder; returns the bytes of its weights.
+
+    Args:
+        deltas: by module name without prefix ("layers.0.self_attn.q_proj").
+    """
+    prefix = module_prefix(base)
+    arrays = [
+        (f"{WRAPPER}{prefix}{name}.lora_{which}.weight", matrix)
+        for name, delta in deltas.items()
+        for which, matrix in (("A", delta.a), ("B", delta.b))
+    ]
+    size = write_arrays(folder / "adapter_model.safetensors", arrays, {"format": "pt"})
+    config = adapter_config(base, model, settings, deltas)
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    return size
+
+
+def adapter_config(
+    base: BaseCheckpoint, model: ModelSettings, settings: LoraSettings, modules: Iterable[str]
+) -> dict[str, Any]:
+    """adapter_config.json for adapters on `modules`, and on nothing else that the model has."""
+    prefix = module_prefix(base)
+    alpha = settings.alpha
+    targets, layers = select_modules({prefix + name for name in modules}, module_names(base), prefix)
+    return {
+        "alpha_pattern": {},
+        "auto_mapping": None,
+        "base_model_name_or_path": model.id,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "layers_pattern": None if layers is None else "layers",
+        "layers_to_transform": layers,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_dropout": settings.dropout,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": settings.rank,
+        "rank_pattern": {},
+        "revision": model.revision,
+        "target_modules": targets,
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+
+
+def module_prefix(base: BaseCheckpoint) -> str:
+    """What stands before a text module's name in transformers' model."""
+    return RENAMED.get(base.prefix, base.prefix)
+
+
+def module_names(base: BaseCheckpoint) -> set[str]:
+    """Names of all modules of transformers' model, as far as the checkpoint's tensors tell them."""
+    out: set[str] = set()
+    for name in base.tensors:
+        for old, new in RENAMED.items():
+            if base.prefix == old and name.startswith(old):
+                name = new + name.removeprefix(old)
+        parts = name.split(".")
+        out.update(".".join(parts[:end]) for end in range(1, len(parts)))
+    return out
+
+
+def select_modules(
+    chosen: set[str], modules: set[str], prefix: str
+) -> tuple[list[str] | str, list[int] | None]:
+    """The simplest `target_modules` and `layers_to_transform` that mean `chosen` and nothing else.
+
+    A list of names is what PEFT users know, and what most tools read; but PEFT matches a name at the
+    end of any module's name, so "q_proj" means the vision tower's too. Where the names would reach
+    further than `chosen`, the answer is a regular expression on whole module names.
+
+    Args:
+        chosen: full names of the trained modules.
+        modules: full names of all modules.
+        prefix: of the text modules.
+    """
+    names = sorted({name.rpartition(".")[2] for name in chosen})
+    named = {module for module in modules if module.rpartition(".")[2] in names}
+    if named == chosen:
+        return names, None
+    slots: dict[int, set[str]] = defaultdict(set)
+    for name in chosen:
+        _, layer, slot = name.removeprefix(prefix).split(".", 2)
+        slots[int(layer)].add(slot)
+    pattern = re.compile(r".*\.layers\.(\d+)\.")
+    layers = sorted(slots)
+    if {m for m in named if (found := pattern.match(m)) and int(found[1]) in slots} == chosen:
+        return names, layers
+    every_slot = {slot for group in slots.values() for slot in group}
+    regex = rf"{re.escape(prefix)}layers\.\d+\.{_alternatives(every_slot)}"
+    if _matched(regex, modules) == chosen:
+        return regex, None
+    groups: dict[frozenset[str], list[str]] = defaultdict(list)
+    for number in layers:
+        groups[frozenset(slots[number])].append(str(number))
+    parts = [rf"{_alternatives(group)}\.{_alternatives(slot)}" for slot, group in groups.items()]
+    regex = rf"{re.escape(prefix)}layers\.{parts[0] if len(parts) == 1 else '(' + '|'.join(parts) + ')'}"
+    if _matched(regex, modules) != chosen:
+        raise AssertionError(f"{regex} does not match the trained modules alone")
+    return regex, None
+
+
+def _matched(regex: str, modules: set[str]) -> set[str]:
+    return {module for module in modules if re.fullmatch(regex, module)}
+
+
+def _alternatives(names: Iterable[str]) -> str:
+    ordered = sorted(names, key=lambda name: (int(name) if name.isdigit() else 0, name))
+    escaped = [re.escape(name) for name in ordered]
+    return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"

@@ -1,0 +1,71 @@
+"""One line on stderr that says how far a long job is and how long it still takes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+QUIET_SECONDS = 2.0
+"""A job that ends within this time prints nothing."""
+
+FORESEEABLE = 0.05
+"""Share of the work from which on its pace says how long the rest takes."""
+
+
+class Progress:
+    """Counts work done; on a terminal it redraws one line, elsewhere it prints one now and then.
+
+    Args:
+        label: what is going on, e.g. "merging".
+        total: of the work, in any unit.
+        interval: seconds between lines where stderr is no terminal.
+    """
+
+    def __init__(
+        self, label: str, total: float, stream: TextIO | None = None, interval: float = 15.0
+    ) -> None:
+        self.label = label
+        self.total = total
+        self.done = 0.0
+        self.stream = stream or sys.stderr
+        self.terminal = self.stream.isatty()
+        self.interval = 0.2 if self.terminal else interval
+        self.started = time.monotonic()
+        self.next = self.started + QUIET_SECONDS
+        self.shown = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.shown and self.terminal:
+            print(file=self.stream)
+
+    def advance(self, amount: float) -> None:
+        """Adds to the work done."""
+        self.done += amount
+        now = time.monotonic()
+        if now < self.next or not self.total:
+            return
+        self.next = now + self.interval
+        self.shown = True
+        share = min(self.done / self.total, 1.0)
+        line = f"{self.label}: {share:4.0%}"
+        if share >= FORESEEABLE:
+            line += f", {duration((now - self.started) * (1 - share) / share)} left"
+        print(f"\r{line:<60}" if self.terminal else line, end="" if self.terminal else "\n", file=self.stream)
+        self.stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """ "42 s", "3 min 05 s" or "2 h 10 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,95 @@
+"""Which mesh axis each dimension of each parameter is split over. Pure: the compiler decides with it
+what the runtime does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from runtime.families.base import Parameter, Spec
+
+Rule = tuple[str, Spec]
+"""A regular expression over a whole parameter path, and the sharding of what it matches."""
+
+
+@dataclass(frozen=True)
+class Indivisible:
+    """A dimension that its axis does not divide.
+
+    Attributes:
+        path: of the array.
+        dimension: index into its shape.
+        length: of that dimension.
+        axis, size: the mesh axis and its number of devices.
+    """
+
+    path: str
+    dimension: int
+    length: int
+    axis: str
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"dimension {self.dimension} of {self.path} has length {self.length}, "
+            f"which {self.axis}={self.size} does not divide"
+        )
+
+
+def resolve_specs(
+    parameters: Sequence[Parameter],
+    rules: Sequence[Rule],
+    axes: Mapping[str, int],
+    on_indivisible: str = "error",
+) -> tuple[Parameter, ...]:
+    """The parameters with their final shardings.
+
+    The first rule whose expression matches a parameter's whole path replaces the family's default.
+    An axis of one device is left in place: it splits nothing.
+
+    Args:
+        parameters: with the family's default shardings.
+        rules: the recipe's `sharding.rules`.
+        axes: devices along each mesh axis.
+        on_indivisible: what becomes of a dimension that its axis does not divide: "error", or
+            "replicate", which leaves that dimension whole. The compiler has refused what a recipe
+            does not allow, so the runtime can say "replicate".
+
+    Raises:
+        ValueError: naming the first dimension, when `on_indivisible` is "error".
+    """
+    ruled = apply_rules(parameters, rules)
+    misfits: dict[str, list[Indivisible]] = {}
+    for parameter in ruled:
+        if found := indivisible(parameter.path, parameter.shape, parameter.spec, axes):
+            misfits[parameter.path] = found
+    if misfits and on_indivisible == "error":
+        raise ValueError(str(next(iter(misfits.values()))[0]))
+    out = []
+    for parameter in ruled:
+        whole = {misfit.dimension for misfit in misfits.get(parameter.path, ())}
+        spec = tuple(None if i in whole else axis for i, axis in enumerate(parameter.spec))
+        out.append(replace(parameter, spec=spec) if whole else parameter)
+    return tuple(out)
+
+
+def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple[Parameter, ...]:
+    """The parameters, each with the sharding of the first rule that matches its whole path."""
+    if not rules:
+        return tuple(parameters)
+    compiled = [(re.compile(pattern), tuple(spec)) for pattern, spec in rules]
+    out = []
+    for parameter in parameters:
+        spec = next((spec for pattern, spec in compiled if pattern.fullmatch(parameter.path)), parameter.spec)
+        out.append(parameter if spec == parameter.spec else replace(parameter, spec=spec))
+    return tuple(out)
+
+
+def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, int]) -> list[Indivisible]:
+    """The dimensions of one array that their axes do not divide."""
+    return [
+        Indivisible(path, i, length, axis, axes[axis])
+        for i, (length, axis) in enumerate(zip(shape, spec, strict=True))
+        if axis is not None and axis in axes and length % axes[axis]
+    ]

@@ -1,0 +1,286 @@
+"""What a generated train.py runs: one LoRA fine-tuning, from settings to the last checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.adapters import LoraSettings
+from runtime.errors import UserError, guarded
+from runtime.interrupts import Interrupted, Interrupts
+from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from runtime.specs import Rule
+
+if TYPE_CHECKING:
+    import optax
+
+    from runtime.trainer import Outcome
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command line of a generated train.py.
+
+    Attributes:
+        resume: continue from the newest checkpoint.
+        steps: stop after this optimizer step; None for the recipe's own.
+        model: folder of the checkpoint to start from, None to find the recipe's model.id.
+        data_dir: what relative paths of data are relative to.
+        output: what a relative checkpoint.directory is relative to.
+    """
+
+    resume: bool
+    steps: int | None
+    model: Path | None
+    data_dir: Path
+    output: Path
+
+
+def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Arguments:
+    """Reads the command line; wrong usage ends the process with status 2.
+
+    Args:
+        artifact: folder of the generated script.
+        argv: sys.argv's arguments when None.
+    """
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description=f"Fine-tunes as the recipe of {artifact.name} says. Hyperparameters are the recipe's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="folder of the base checkpoint")
+    parser.add_argument(
+        "--data-dir", type=Path, metavar="DIR", default=artifact, help="where the data files lie"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
+    )
+    given = parser.parse_args(argv)
+    return Arguments(given.resume, given.steps, given.model, given.data_dir, given.output)
+
+
+def run(
+    artifact: Path,
+    arguments: Arguments,
+    model: ModelSettings,
+    mesh: MeshSettings,
+    lora: LoraSettings | None,
+    data: DataSettings,
+    train: TrainSettings,
+    checkpoint: CheckpointSettings,
+    learning_rate: Callable[[int], Callable[[int], Any]],
+    optimizer: Callable[[Any], optax.GradientTransformation],
+    rules: Sequence[Rule] = (),
+) -> int:
+    """Trains, and prints one line about it at the end.
+
+    Args:
+        artifact: folder of the generated script, with its recipe.lock.json.
+        learning_rate: a schedule by optimizer step, from the number of steps of the run.
+        optimizer: the chain, from a schedule.
+
+    Returns:
+        The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
+    """
+    directory = checkpoint_directory(checkpoint, arguments.output)
+    with Interrupts() as interrupts:
+        try:
+            return guarded(
+                lambda: _run(
+                    artifact,
+                    arguments,
+                    directory,
+                    interrupts,
+                    (model, mesh, lora, data, train, checkpoint),
+                    learning_rate,
+                    optimizer,
+                    rules,
+                )
+            )
+        except Interrupted as interrupted:
+            print(f"\n{_farewell(interrupted, directory)}", file=sys.stderr)
+            return 128 + interrupted.signum
+
+
+def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:
+    """Where the checkpoints go: an absolute local path, or a gs:// address."""
+    if "://" in checkpoint.directory:
+        return checkpoint.directory
+    return str((output / checkpoint.directory).expanduser().resolve())
+
+
+def _run(
+    artifact: Path,
+    arguments: Arguments,
+    directory: str,
+    interrupts: Interrupts,
+    settings: tuple[
+        ModelSettings, MeshSettings, LoraSettings | None, DataSettings, TrainSettings, CheckpointSettings
+    ],
+    learning_rate: Callable[[int], Callable[[int], Any]],
+    optimizer: Callable[[Any], optax.GradientTransformation],
+    rules: Sequence[Rule],
+) -> int:
+    model_settings, mesh_settings, lora, data, train, checkpoint = settings
+    if lora is None:
+        raise UserError("full fine-tuning is not available in this version", "give the recipe a lora section")
+    _check_directory(directory, artifact, arguments.resume)
+    _quiet()
+
+    from runtime import mesh as meshes
+    from runtime.checkpoint import BaseCheckpoint, locate_model
+    from runtime.data import load_tokenizer, prepare
+    from runtime.metrics import Metrics
+    from runtime.metrics import last as last_metric
+    from runtime.model import build
+    from runtime.progress import Progress
+    from runtime.record import write_record
+    from runtime.trainer import Trainer, peak_memory
+
+    mesh = meshes.start(mesh_settings)
+    if model_settings.dtype == "float32":
+        import jax
+
+        # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
+        jax.config.update("jax_default_matmul_precision", "highest")
+    base_folder = locate_model(model_settings, arguments.model)
+    base = BaseCheckpoint.open(base_folder)
+    prepared = prepare(
+        data,
+        train,
+        train.micro_batch_size * mesh_settings.data_parallel,
+        load_tokenizer(base_folder, model_settings, data, arguments.data_dir),
+        arguments.data_dir,
+        base.architecture.vocab_size,
+    )
+    print(prepared.report.text(), file=sys.stderr)
+    total = prepared.total_steps
+    until = min(total, arguments.steps or total)
+    schedule = learning_rate(total)
+
+    with mesh, Progress("placing the weights", 1.0) as progress:
+        built = build(
+            base,
+            model_settings,
+            lora,
+            mesh,
+            rules,
+            train.seed,
+            lambda done, count: progress.advance(1 / count),
+            length=data.max_length,
+        )
+    with mesh:
+        trainer = Trainer(
+            built, optimizer(schedule), train, checkpoint, mesh, directory, prepared.accumulation
+        )
+        restored = trainer.train_steps
+        if restored:
+            print(f"continuing after step {restored} of {total}", file=sys.stderr)
+        else:
+            write_record(directory, artifact)
+        remote = "://" in directory
+        folder = arguments.output.resolve() if remote else Path(directory)
+        metrics = Metrics(folder, restored or None, train.tensorboard)
+        try:
+            outcome = trainer.fit(
+                lambda step: prepared.batches(total, step),
+                prepared.eval_batches,
+                until,
+                schedule,
+                metrics,
+                interrupts,
+            )
+        finally:
+            metrics.close()
+            trainer.close()
+            if remote:
+                _copy(metrics.path, directory)
+    if outcome.loss is None:
+        outcome.loss = last_metric(metrics.path, "loss")
+    if outcome.eval_loss is None:
+        outcome.eval_loss = last_metric(metrics.path, "eval_loss")
+    if until < total:
+        print(
+            f"stopped after step {until} of {total}, as --steps says; --resume goes on from there",
+            file=sys.stderr,
+        )
+    print(summary(outcome, peak_memory()), flush=True)
+    return 0
+
+
+def summary(outcome: Outcome, peak: int) -> str:
+    """The last line of a run.
+
+    Args:
+        peak: bytes of memory.
+    """
+    parts = [f"steps={outcome.step}"]
+    if outcome.tokens_per_second is not None:
+        parts.append(f"tokens/s={outcome.tokens_per_second:.0f}")
+    if outcome.loss is not None:
+        parts.append(f"loss={outcome.loss:.4f}")
+    if outcome.eval_loss is not None:
+        parts.append(f"eval_loss={outcome.eval_loss:.4f}")
+    parts.append(f"peak_memory={peak / 2**30:.1f}GiB")
+    return "done: " + " ".join(parts)
+
+
+def _check_directory(directory: str, artifact: Path, resume: bool) -> None:
+    """Refuses to mix runs in one checkpoint directory."""
+    from etils import epath
+
+    from runtime.record import LOCK, check_record
+    from runtime.trained import saved_steps
+
+    steps = saved_steps(directory)
+    if steps and not resume:
+        raise UserError(
+            f"{directory} already holds checkpoints, the newest of step {steps[-1]}",
+            "--resume continues that run; for a new one choose another checkpoint.directory, or --output",
+        )
+    if resume and (steps or (epath.Path(directory) / LOCK).exists()):
+        check_record(directory, artifact)
+    if resume and not steps:
+        print(f"{directory} holds no checkpoint yet: starting from the beginning", file=sys.stderr)
+
+
+def _farewell(interrupted: Interrupted, directory: str) -> str:
+    from runtime.trained import saved_steps
+
+    steps = saved_steps(directory)
+    if not steps:
+        return f"stopped by {interrupted.name}; no checkpoint was saved yet"
+    return (
+        f"stopped by {interrupted.name}; kept: the checkpoint of step {steps[-1]} in {directory}; "
+        "--resume continues from it"
+    )
+
+
+def _quiet() -> None:
+    """Keeps what libraries say to their developers off the terminal."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="(tunix|qwix|flax|orbax|jax).*")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _copy(path: Path, directory: str) -> None:
+    """Puts the metrics beside checkpoints that are not local."""
+    from etils import epath
+
+    if path.exists():
+        (epath.Path(directory) / path.name).write_bytes(path.read_bytes())
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of steps")
+    return int(text)

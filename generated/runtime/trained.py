@@ -1,0 +1,228 @@
+"""Reads trained adapters back: Orbax checkpoints and the record beside them, as numpy arrays.
+
+Runs without the devices and the mesh of the training run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.adapters import Adapter, LoraSettings, build_adapters, lora_settings
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.record import read_record
+
+LATEST = "latest"
+BEST = "best"
+ITEM = "model_params"
+"""Name under which Tunix's CheckpointManager stores the parameters of a step."""
+METRICS = "metrics.jsonl"
+LOCK = "recipe.lock.json"
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one projection's weight changes by: scale * b @ a.
+
+    Attributes:
+        a: [rank, in].
+        b: [out, rank].
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+
+@dataclass(frozen=True)
+class TrainedAdapters:
+    """The adapters of one training step.
+
+    Attributes:
+        step: the optimizer step that they were saved at.
+        record: the recipe.lock.json of the run.
+        lock: its bytes.
+        settings: the recipe's `lora` section.
+        adapters: their layout.
+        arrays: A and B of each adapter, by its weight's path, as Tunix has them.
+    """
+
+    step: int
+    record: Mapping[str, Any]
+    lock: bytes
+    settings: LoraSettings
+    adapters: tuple[Adapter, ...]
+    arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+    def deltas(self) -> dict[str, Delta]:
+        """The delta of each trained projection, by its module's name ("layers.0.self_attn.q_proj")."""
+        out = {}
+        for adapter in self.adapters:
+            a, b = self.arrays[adapter.site.weight]
+            for name, (low, high) in adapter.split(a, b).items():
+                out[name] = Delta(low, high, adapter.scale)
+        return out
+
+    @property
+    def no_op(self) -> bool:
+        """Whether all deltas are zero, as before the first step."""
+        return all(not delta.a.any() or not delta.b.any() for delta in self.deltas().values())
+
+
+def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> TrainedAdapters:
+    """The adapters of a run's checkpoint.
+
+    Args:
+        directory: of the run's checkpoints: local, or gs://.
+        which: "latest", "best" (lowest evaluation loss) or a step.
+        base: the checkpoint that the run started from.
+
+    Raises:
+        UserError: when the step, the record or an adapter is missing, damaged, or not the base's.
+    """
+    from etils import epath
+
+    directory = absolute(directory)
+    record = read_record(directory)
+    settings = recorded_lora(record, base)
+    adapters = build_adapters(base.family, base.architecture, settings)
+    step = choose_step(directory, which)
+    leaves = _restore(f"{directory}/{step}/{ITEM}")
+    where = f"{directory}, step {step}"
+    expected = {a.a_path: a.a_shape for a in adapters} | {a.b_path: a.b_shape for a in adapters}
+    for path in sorted(expected.keys() | leaves.keys()):
+        if path not in leaves:
+            raise UserError(f"{where}: no {path}, which the run's record promises", _OTHER_RUN)
+        if path not in expected:
+            raise UserError(f"{where}: holds {path}, which the run's record does not know", _OTHER_RUN)
+        if leaves[path].shape != expected[path]:
+            raise UserError(
+                f"{where}: {path} has shape {list(leaves[path].shape)}, expected {list(expected[path])} "
+                "from the run's record",
+                _OTHER_RUN,
+            )
+        if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
+            raise UserError(f"{where}: {path} holds values that are not finite", "take an earlier --step")
+    arrays = {a.site.weight: (leaves[a.a_path], leaves[a.b_path]) for a in adapters}
+    lock = epath.Path(directory, LOCK).read_bytes()
+    return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays)
+
+
+def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettings:
+    """The LoRA settings of a run; checks that `base` is of the architecture that it trained.
+
+    Raises:
+        UserError: when the run had no LoRA, or its model had other sizes.
+    """
+    section = record["recipe"].get("lora")
+    if section is None:
+        raise UserError("the run's record has no lora section: there are no adapters to merge")
+    trained = (record.get("model") or {}).get("architecture") or {}
+    found = json.loads(json.dumps(asdict(base.architecture)))
+    for key in sorted(trained.keys() & found.keys()):
+        if trained[key] != found[key]:
+            raise UserError(
+                f"{base.directory}: its {key} is {_short(found[key])}; the run trained a model with "
+                f"{_short(trained[key])}",
+                "give the base checkpoint of the run with --model",
+            )
+    try:
+        return lora_settings(section, base.architecture.num_layers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the lora section of the run's record is not whole ({error})", _OTHER_RUN) from error
+
+
+def absolute(directory: str | Path) -> str:
+    """A local folder's absolute path, which Orbax insists on; an address as it is."""
+    return str(directory) if "://" in str(directory) else str(Path(directory).expanduser().resolve())
+
+
+def saved_steps(directory: str | Path) -> list[int]:
+    """Steps of the complete checkpoints in a folder, ascending."""
+    from etils import epath
+
+    root = epath.Path(directory)
+    if not root.is_dir():
+        return []
+    names = [path.name for path in root.iterdir() if path.name.isdigit() and (path / ITEM).is_dir()]
+    return sorted(int(name) for name in names)
+
+
+def choose_step(directory: str | Path, which: str) -> int:
+    """The step that "latest", "best" or a number means.
+
+    Raises:
+        UserError: when there is none.
+    """
+    steps = saved_steps(directory)
+    if not steps:
+        raise UserError(f"{directory}: no checkpoint", "--checkpoint DIR says where train.py saved them")
+    if which == LATEST:
+        return steps[-1]
+    if which == BEST:
+        return _best_step(directory, steps)
+    if not which.isdigit():
+        raise UserError(f"--step {which}: neither latest, best nor a number")
+    if int(which) not in steps:
+        raise UserError(
+            f"{directory}: no checkpoint of step {which}", f"there are {', '.join(map(str, steps))}"
+        )
+    return int(which)
+
+
+_OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
+
+
+def _best_step(directory: str | Path, steps: list[int]) -> int:
+    from etils import epath
+
+    path = epath.Path(directory) / METRICS
+    losses: dict[int, float] = {}
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # the last line of a run that was killed
+            if isinstance(entry, dict) and entry.get("eval_loss") is not None and entry.get("step") in steps:
+                losses[entry["step"]] = entry["eval_loss"]
+    if not losses:
+        raise UserError(
+            f"{path}: no evaluation loss for any of the kept checkpoints ({', '.join(map(str, steps))})",
+            "evaluate at the steps that are saved (data.eval, train.eval_every), or give --step N",
+        )
+    return min(losses, key=lambda step: (losses[step], step))
+
+
+def _restore(path: str) -> dict[str, np.ndarray]:
+    """All leaves below a saved tree, by their paths in the Tunix model."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    # Tunix saves no metadata of the kind that Orbax looks for first, and warns of.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            tree = checkpointer.metadata(path).item_metadata.tree
+            arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            restored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=arguments))
+    except Exception as error:  # tensorstore and orbax raise many kinds, all of which mean a damaged file
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path}: cannot be read ({reason})", "take an earlier --step") from error
+    leaves = {}
+    for keys, leaf in jax.tree_util.tree_flatten_with_path(restored)[0]:
+        names = [str(getattr(key, "key", getattr(key, "idx", key))) for key in keys]
+        leaves[".".join(names[:-1] if names[-1] == "value" else names)] = np.asarray(leaf)
+    return leaves
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 60 else f"{text[:57]}..."

@@ -1,0 +1,261 @@
+"""Holds a merge against what was trained, in Tunix, by logits: `merge.py --verify`. No torch.
+
+Everything is computed in float32, on a few fixed rows of tokens: the base with its adapters, which is
+what was trained; the base with the merge rule applied in memory and not rounded, which tells whether
+the rule is right; and the merged checkpoint read from its files, which is what will be served.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.merge import merged_blocks
+from runtime.settings import MeshSettings, ModelSettings
+from runtime.trained import Delta, TrainedAdapters
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from runtime.model import Built
+
+LENGTHS = (37, 23, 13, 5)
+"""Tokens of the rows that are compared."""
+
+RULE_TOLERANCE = 3e-5
+"""Allowed difference where nothing is rounded, as a share of the largest logit (of 1 at least). Seen:
+1e-6 to 6e-6 of it, for tiny models of six layers, the more the larger the adapters' part is."""
+
+SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}
+"""Distance between neighbouring numbers of a type, relative to their size."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Largest differences of logits.
+
+    Attributes:
+        largest: logit, of base + adapters.
+        effect: of the adapters: base + adapters against base.
+        rule: the merge rule in memory against base + adapters.
+        merged: the merged files against base + adapters.
+        moved: the merged files against base.
+        layers: of the model.
+        dtype: of the merged tensors.
+    """
+
+    largest: float
+    effect: float
+    rule: float
+    merged: float
+    moved: float
+    layers: int
+    dtype: str
+
+    @property
+    def rule_tolerance(self) -> float:
+        return RULE_TOLERANCE * max(1.0, self.largest)
+
+    @property
+    def merged_tolerance(self) -> float:
+        """Rounding errs on each weight alone, so that its effects add up like noise over the layers."""
+        rounding = SPACING[self.dtype] * math.sqrt(self.layers) * max(1.0, self.largest)
+        return self.rule_tolerance + rounding
+
+
+def verify_merge(
+    base: BaseCheckpoint, trained: TrainedAdapters, folder: Path, model: ModelSettings, dtype: str
+) -> int:
+    """Compares and reports, with the figures in the last line; returns the exit status.
+
+    Args:
+        folder: of the merged checkpoint.
+        model: the recipe's `model` section.
+        dtype: of the merged tensors.
+
+    Raises:
+        UserError: when the merge is not what was trained.
+    """
+    merged = BaseCheckpoint.open(folder)
+    merged.verify()
+    found = compare(base, trained, merged, model, dtype, start_mesh(trained.record))
+    if not found.rule <= found.rule_tolerance:
+        raise UserError(
+            f"{folder}: the merge rule is not what was trained: logits differ by {found.rule:.1e}, "
+            f"allowed are {found.rule_tolerance:.1e}",
+            "do not use the merged checkpoint",
+        )
+    if not found.merged <= found.merged_tolerance:
+        raise UserError(
+            f"{folder}: is not what was trained: logits differ by {found.merged:.1e}, "
+            f"allowed are {found.merged_tolerance:.1e}",
+            "remove the folder and merge again; if it stays so, do not use the merged checkpoint",
+        )
+    if trained.no_op:
+        print(f"warning: the adapters of step {trained.step} are all zero: the merged model is the base")
+    elif found.effect <= found.merged:
+        print(
+            f"warning: rounding to {dtype} moves logits by {found.merged:.1e}, the adapters by "
+            f"{found.effect:.1e}: little of what was trained is in the merged model"
+        )
+    elif found.moved == 0:
+        raise UserError(f"{folder}: equals the base, though the adapters are not zero")
+    line = f"verified: max logits difference {found.rule:.1e} (tolerance {found.rule_tolerance:.1e})"
+    if SPACING[dtype]:
+        line += f", rounded to {dtype} {found.merged:.1e} (tolerance {found.merged_tolerance:.1e})"
+    print(f"{line}; the adapters change logits by {found.effect:.1e} of {found.largest:.1e}")
+    return 0
+
+
+def compare(
+    base: BaseCheckpoint,
+    trained: TrainedAdapters,
+    merged: BaseCheckpoint,
+    model: ModelSettings,
+    dtype: str,
+    mesh: Mesh,
+) -> Comparison:
+    """Runs the models one after the other, so that one is in memory at a time."""
+    import jax
+
+    from runtime.model import build
+
+    settings = replace(model, dtype="float32", attention="dot", remat="none")
+    lora = replace(trained.settings, dtype="float32")
+    rules = [(rule["match"], tuple(rule["spec"])) for rule in _section(trained.record, "sharding")["rules"]]
+    rows = token_rows(base.architecture.vocab_size, mesh.shape.get("fsdp", 1))
+
+    def plain(checkpoint: BaseCheckpoint) -> np.ndarray:
+        return logits(build(checkpoint, settings, None, mesh, rules), rows, mesh)
+
+    with jax.default_matmul_precision("highest"):
+        built = build(base, settings, lora, mesh, rules)
+        set_adapters(built, trained, mesh)
+        adapted = logits(built, rows, mesh)
+        del built
+        unadapted = plain(base)
+        ruled = plain(in_memory(base, trained.deltas())) if SPACING[dtype] else None
+        read = plain(merged)
+    return Comparison(
+        largest=float(np.abs(adapted).max()),
+        effect=_difference(adapted, unadapted),
+        rule=_difference(adapted, read if ruled is None else ruled),
+        merged=_difference(adapted, read),
+        moved=_difference(unadapted, read),
+        layers=base.architecture.num_layers,
+        dtype=dtype,
+    )
+
+
+def start_mesh(record: Mapping[str, Any]) -> Mesh:
+    """The run's own mesh where its TPU is here, otherwise one CPU device."""
+    from runtime.mesh import start
+
+    section = _section(record, "mesh")
+    axes = dict(section["axes"])
+    if not (section.get("accelerator") or "").startswith("cpu"):
+        try:
+            return start(MeshSettings("tpu", math.prod(axes.values()), axes))
+        except UserError as error:
+            print(f"note: verifying on the CPU: {error.message}", file=sys.stderr)
+    return start(MeshSettings("cpu", 1, {axis: 1 for axis in axes}))
+
+
+def token_rows(vocabulary: int, multiple: int) -> dict[str, np.ndarray]:
+    """Fixed rows of different lengths, right-padded: tokens, positions, segment_ids, all int32[B, T].
+
+    Args:
+        multiple: of which the number of rows is one.
+    """
+    count = math.lcm(len(LENGTHS), multiple)
+    lengths = np.array([LENGTHS[i % len(LENGTHS)] for i in range(count)])[:, None]
+    places = np.broadcast_to(np.arange(max(LENGTHS)), (count, max(LENGTHS)))
+    tokens = np.random.default_rng(0).integers(0, vocabulary, places.shape)
+    valid = places < lengths
+    return {
+        "tokens": np.where(valid, tokens, 0).astype(np.int32),
+        "positions": np.where(valid, places, 0).astype(np.int32),
+        "segment_ids": valid.astype(np.int32),
+    }
+
+
+def logits(built: Built, rows: Mapping[str, np.ndarray], mesh: Mesh) -> np.ndarray:
+    """float32 logits of all tokens but the padding: [tokens, vocabulary]."""
+    from runtime.sharding import shard_rows
+
+    with mesh:
+        out = _forward()(built.model, **shard_rows(dict(rows), mesh))
+    return np.asarray(out, np.float32)[rows["segment_ids"] > 0]
+
+
+@functools.cache
+def _forward() -> Callable[..., Any]:
+    """A model's forward pass, compiled once for all models of the same structure."""
+    from flax import nnx
+
+    from runtime.loss import attention_mask
+
+    @nnx.jit
+    def forward(model: Any, tokens: Any, positions: Any, segment_ids: Any) -> Any:
+        return model(tokens, positions, None, attention_mask(segment_ids))[0]
+
+    return forward
+
+
+def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
+    """Gives a model the trained A and B, in the dtype and sharding of its own."""
+    import jax
+    from flax import nnx
+
+    from runtime.sharding import named
+
+    variables = {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(built.model)
+        if isinstance(node, nnx.LoRAParam)
+    }
+    for adapter in built.adapters:
+        a, b = trained.arrays[adapter.site.weight]
+        for path, value, spec in ((adapter.a_path, a, adapter.a_spec), (adapter.b_path, b, adapter.b_spec)):
+            variable = variables.pop(path)
+            array = value.astype(variable.get_raw_value().dtype)
+            variable.set_raw_value(jax.device_put(array, named(mesh, spec)))
+    if variables:
+        raise AssertionError(f"adapters without a value: {sorted(variables)}")
+
+
+@dataclass(frozen=True)
+class InMemory(BaseCheckpoint):
+    """A checkpoint whose weights have their deltas added as they are read, in float32, unrounded."""
+
+    deltas: Mapping[str, Delta] | None = None
+
+    def read(self, name: str) -> np.ndarray:
+        weight = super().read(name)
+        delta = (self.deltas or {}).get(name)
+        if delta is None:
+            return weight
+        return np.concatenate(list(merged_blocks(weight, delta, np.dtype("float32"))))
+
+
+def in_memory(base: BaseCheckpoint, deltas: Mapping[str, Delta]) -> InMemory:
+    """`base` with deltas, by module name without prefix, added in memory."""
+    values = {field.name: getattr(base, field.name) for field in fields(BaseCheckpoint)}
+    return InMemory(**values, deltas={f"{base.prefix}{name}.weight": delta for name, delta in deltas.items()})
+
+
+def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return record["recipe"][name]
+
+
+def _difference(left: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray) -> float:
+    return float(np.abs(np.asarray(left) - np.asarray(right)).max())

@@ -1,0 +1,189 @@
+"""The real Gemma 3 270M from the package index, fine-tuned and merged by the artifact of its recipe.
+
+The base model is asked held-out questions in Gemma's turns before and after: after, it answers in the
+format of the training data. The figures go to build/e2e/gemma3-270m.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+RECIPE = "gemma3-270m-cpu"
+ANSWER = re.compile(r"ANSWER: \S[^|\n]* \| CONFIDENCE: (high|medium|low)")
+"""The whole of a held-out question's answer; the turn has to end after it."""
+NEW_TOKENS = 32
+"""The longest answer of the data has 25 tokens."""
+
+
+@pytest.fixture(scope="session")
+def checkpoint(root: Path) -> Path:
+    """Hugging Face folder of the base model; made once and kept in build/."""
+    directory = root / "build" / "gemma-3-270m"
+    run(root, "scripts/gemma3_270m.py", directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def questions(root: Path) -> list[str]:
+    """The held-out questions: what is evaluated on, and in no training sample."""
+    held_out, trained = (
+        [
+            json.loads(line)["messages"][0]["content"]
+            for line in (root / "recipes" / "data" / "gemma3-270m" / name).read_text("utf-8").splitlines()
+        ]
+        for name in ("eval.jsonl", "train.jsonl")
+    )
+    assert not set(held_out) & set(trained)
+    return held_out
+
+
+def run(root: Path, script: str | Path, *arguments: str | Path) -> str:
+    """Runs a Python script from the repository; its last line of output. Fails the test if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # not 8 devices
+    command = [sys.executable, str(script), *map(str, arguments)]
+    done = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout.strip().rpartition("\n")[2]
+
+
+def load(directory: Path) -> tuple[Any, Any]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval(), tokenizer
+
+
+def answers(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[str]:
+    """What the model says greedily to each question, up to the end of its turn or `NEW_TOKENS`."""
+    import torch
+
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        for question in questions
+    ]
+    inputs = tokenizer(
+        prompts, add_special_tokens=False, padding=True, padding_side="left", return_tensors="pt"
+    )
+    with torch.no_grad():
+        said = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+    length = inputs["input_ids"].shape[1]
+    texts = tokenizer.batch_decode(said[:, length:], skip_special_tokens=False)
+    # Without an end the answer keeps what was cut off, and a full match of the format fails.
+    return [re.split(r"<end_of_turn>|<eos>", text)[0] for text in texts]
+
+
+def in_format(texts: Sequence[str]) -> float:
+    """The share of answers that are wholly in the trained format."""
+    return sum(ANSWER.fullmatch(text) is not None for text in texts) / len(texts)
+
+
+def test_the_checkpoint_is_the_model(checkpoint: Path) -> None:
+    """It holds the tensors that its family reads, and goes on with what it knows."""
+    from safetensors import safe_open
+
+    from runtime.families import family_of
+
+    config = json.loads((checkpoint / "config.json").read_text("utf-8"))
+    family = family_of(config)
+    expected = {
+        f"model.{source.name}": list(source.shape)
+        for parameter in family.parameters(family.architecture(config))
+        for source in parameter.sources
+    }
+    with safe_open(checkpoint / "model.safetensors", framework="np") as file:
+        assert {name: file.get_slice(name).get_shape() for name in file.keys()} == expected  # noqa: SIM118
+    model, tokenizer = load(checkpoint)
+    for prompt, continuation in (
+        ("The capital of France is the city of", " Paris"),
+        ("Paris is the capital of", " France"),
+        ("The opposite of hot is", " cold"),
+        ("Two plus two equals", " four"),
+    ):
+        logits = model(**tokenizer(prompt, return_tensors="pt")).logits[0, -1]
+        assert tokenizer.decode(logits.argmax()) == continuation
+
+
+def test_the_tokenizer_is_sentencepiece_with_offsets(checkpoint: Path, root: Path) -> None:
+    """tokenizer.json encodes as the model's own pieces do, and says where each token stands."""
+    import sentencepiece
+    from transformers import AutoTokenizer
+
+    fast = AutoTokenizer.from_pretrained(checkpoint)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(checkpoint / "tokenizer.model"))
+    assert fast("The capital of France is")["input_ids"] == [2, 818, 5279, 529, 7001, 563]
+    texts = [
+        "  leading and   many     spaces " + " " * 40 + "x",
+        "tabs\t\tand\nnew lines\n\n\n\r\n",
+        "naïve café 日本語 🤗 \u200d ∑∫ ﬁ ǅ a\x00b\x07",
+        "def f(x):\n    return x**2 - 3.14e-9\n\n\tif a<b: pass <h1>hi</h1>",
+        (root / "README.md").read_text("utf-8"),
+        (root / "recipes" / "data" / "gemma3-270m" / "train.jsonl").read_text("utf-8"),
+    ]
+    for text in texts:
+        encoded = fast(text, add_special_tokens=False, return_offsets_mapping=True)
+        assert encoded["input_ids"] == pieces.encode(text)
+        assert fast.decode(encoded["input_ids"]) == text
+        assert encoded["offset_mapping"][-1][1] == len(text)
+
+
+def test_the_format_is_learnt(root: Path, checkpoint: Path, questions: list[str], tmp_path: Path) -> None:
+    """The artifact trains and merges; transformers answers in the format after the merge, and not before."""
+    started = time.monotonic()
+    generated = tmp_path / "generated"
+    run(root, "-m", "compiler.cli", "build", f"recipes/{RECIPE}.yaml", "-o", generated)
+    artifact = generated / RECIPE
+    places = ("--model", checkpoint, "--output", tmp_path / "run")
+    trained = run(root, artifact / "train.py", *places, "--data-dir", root / "recipes")
+    training_seconds = time.monotonic() - started
+    assert trained.startswith("done: steps=30 ")
+    merged = run(
+        root, artifact / "merge.py", *places, "--checkpoint", tmp_path / "run" / "checkpoints", "--verify"
+    )
+
+    before = answers(*load(checkpoint), questions)
+    after = answers(*load(tmp_path / "run" / "merged"), questions)
+    with_adapter = answers(*with_peft(checkpoint, tmp_path / "run" / "merged-adapter"), questions)
+    metrics = [json.loads(line) for line in (tmp_path / "run/checkpoints/metrics.jsonl").open()]
+    figures = {
+        "trained": trained,
+        "merged": merged,
+        "training_seconds": round(training_seconds),
+        "eval_loss": [round(row["eval_loss"], 4) for row in metrics if "eval_loss" in row],
+        "in_format_before": in_format(before),
+        "in_format_after": in_format(after),
+        "in_format_with_the_peft_adapter": in_format(with_adapter),
+        "answers": [
+            {"question": question, "before": old, "after": new}
+            for question, old, new in zip(questions, before, after, strict=True)
+        ],
+    }
+    report = root / "build" / "e2e" / "gemma3-270m.json"
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps({key: value for key, value in figures.items() if key != "answers"}, indent=2))
+    assert figures["in_format_before"] == 0
+    assert figures["in_format_after"] >= 0.9
+    assert figures["in_format_with_the_peft_adapter"] >= 0.9
+
+
+def with_peft(base: Path, adapter: Path) -> tuple[Any, Any]:
+    """The base model with the adapter that PEFT loads."""
+    import peft
+
+    model, tokenizer = load(base)
+    return peft.PeftModel.from_pretrained(model, adapter).eval(), tokenizer

@@ -1,0 +1,115 @@
+"""LoRA fine-tuning of google/gemma-4-31B-it on v5p-8.
+
+Made by recipec from the recipe from-base: edit recipe.yaml and build again.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.adapters import LoraSettings
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="google/gemma-4-31B-it",
+    family="gemma4",
+    dtype="bfloat16",
+    attention="dot",
+    remat="decoder",
+)
+MESH = MeshSettings(platform="tpu", devices=4, axes={"fsdp": 2, "tp": 2})
+SHARDING_RULES = ((".*mlp.down_proj.*", ("fsdp", "tp")),)
+LORA = LoraSettings(
+    rank=8,
+    alpha=8.0,
+    dropout=0.05,
+    targets=("q_proj", "v_proj"),
+    layers=tuple(range(20, 60)),
+    init="peft",
+    dtype="float32",
+    kv="shared",
+)
+DATA = DataSettings(
+    train=("gs://bucket/train.jsonl",),
+    loss_on="last_assistant",
+    max_length=3072,
+    overlong="drop",
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=None,
+    steps=200,
+    global_batch_size=8,
+    micro_batch_size=1,
+    loss_normalization="tokens",
+    seed=0,
+    log_every=10,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=100, keep=3)
+
+LEARNING_RATE = 1e-4
+WARMUP_RATIO = 0.1
+FINAL_RATIO = 0.1
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
+WEIGHT_DECAY = 0.001
+MAX_GRAD_NORM = 1.0
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    warmup = math.ceil(WARMUP_RATIO * steps)
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, LEARNING_RATE, warmup),
+            optax.linear_schedule(
+                LEARNING_RATE,
+                FINAL_RATIO * LEARNING_RATE,
+                max(steps, warmup + 1) - warmup,
+            ),
+        ],
+        [warmup],
+    )
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return optax.chain(
+        optax.clip_by_global_norm(MAX_GRAD_NORM),
+        optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            LORA,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+            rules=SHARDING_RULES,
+        )
+    )

@@ -1,0 +1,74 @@
+"""`recipe pack`: the archive runs in another folder, on its own runtime and data alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from compiler import catalog
+from compiler.archive import pack
+from compiler.artifact import write
+from compiler.emit import emit
+from compiler.lower import lower
+from compiler.miniature import complete, write_checkpoint
+from spec.load import load
+
+RUN = """
+import runpy, sys
+script = sys.argv[1]
+sys.argv = sys.argv[1:]
+try:
+    runpy.run_path(script, run_name="__main__")
+except SystemExit as done:
+    import runtime
+    print("runtime:", runtime.__file__)
+    loaded = {name.split(".")[0] for name in sys.modules}
+    print("modules:", *sorted(loaded & {"spec", "compiler", "templates"}))
+    sys.exit(done.code)
+"""
+"""Runs a script as if it were called by itself, and says which runtime it used."""
+
+
+def test_an_unpacked_archive_trains_and_merges(root: Path, tmp_path: Path) -> None:
+    recipe = root / "recipes" / "quickstart.yaml"
+    program = lower(load(recipe)).program
+    assert program is not None
+    write(tmp_path / "generated", {program.name: emit(program)})
+    archive = pack(program.name, tmp_path / "generated", recipe, tmp_path / "quickstart.tar.gz")
+    elsewhere = tmp_path / "elsewhere"
+    with tarfile.open(archive) as packed:
+        packed.extractall(elsewhere, filter="data")
+    config = complete(catalog.entries()["recipec/tiny-gemma4"]["config"])
+    write_checkpoint(tmp_path / "model", config, dtype="float32")
+
+    artifact = elsewhere / program.name
+    model = ["--model", str(tmp_path / "model")]
+    printed = run(artifact / "train.py", [*model, "--steps", "2"], elsewhere)
+    assert "done: steps=2" in printed
+    printed += run(artifact / "merge.py", model, elsewhere)
+    assert printed.count(f"runtime: {elsewhere / 'runtime' / '__init__.py'}") == 2
+    assert "modules:\n" in printed, "neither spec nor compiler is needed"
+    index = json.loads((artifact / "merged" / "model.safetensors.index.json").read_text())
+    assert all((artifact / "merged" / file).is_file() for file in index["weight_map"].values())
+    assert (artifact / "merged" / "recipe.lock.json").read_bytes() == (
+        artifact / "recipe.lock.json"
+    ).read_bytes()
+
+
+def run(script: Path, arguments: list[str], folder: Path) -> str:
+    """What a script prints; fails the test unless it exits with 0."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "XLA_FLAGS")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(script), *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout

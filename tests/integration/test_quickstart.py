@@ -1,0 +1,63 @@
+"""`make quickstart` from end to end, and the checkpoint that it trains."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def quickstart(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a quickstart that has run, and what it printed."""
+    output = tmp_path_factory.mktemp("quickstart") / "out"
+    command = [sys.executable, "-m", "compiler.quickstart", "--output", str(output)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return output, done.stdout
+
+
+def test_every_step_passes(quickstart: tuple[Path, str]) -> None:
+    _, printed = quickstart
+    table = printed[printed.index("┏") :]
+    steps = [line.split("│")[1].strip() for line in table.splitlines() if "│ ok" in line]
+    assert steps == [
+        "model",
+        "build",
+        "train",
+        "learn",
+        "kill",
+        "resume",
+        "compare",
+        "merge",
+        "verify",
+        "total",
+    ]
+    assert "bit-identical" in printed
+
+
+def test_its_commands_can_be_repeated(quickstart: tuple[Path, str], root: Path) -> None:
+    _, printed = quickstart
+    commands = [line.removeprefix("$ ") for line in printed.splitlines() if line.startswith("$ ")]
+    assert len(commands) == 7
+    assert commands[0].startswith("recipe build recipes/quickstart.yaml -o ")
+    # The last one again: the merge is there already, and is verified once more.
+    done = subprocess.run(commands[-1], shell=True, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verified" in done.stdout
+
+
+def test_the_merged_model_is_whole(quickstart: tuple[Path, str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    output, _ = quickstart
+    merged = output / "resumed" / "merged"
+    loaded, info = transformers.Gemma4ForConditionalGeneration.from_pretrained(
+        merged, output_loading_info=True
+    )
+    assert {kind: list(found) for kind, found in info.items() if found} == {}
+    base = json.loads((output / "model" / "model.safetensors.index.json").read_text())
+    assert json.loads((merged / "model.safetensors.index.json").read_text()) == base
+    assert loaded.config.text_config.num_hidden_layers == 6

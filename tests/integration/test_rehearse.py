@@ -1,0 +1,76 @@
+"""`recipe rehearse` on the shipped recipes: the ordinary artifact, in miniature, from train to verify."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.lower import lower
+from compiler.pipeline import new_console
+from compiler.program import Program
+from compiler.rehearse import rehearse, write_miniature, write_recipe
+from spec.diagnostics import render_text
+from spec.load import load
+
+STEPS = ["miniature", "compile", "train", "kill", "resume", "compare", "merge", "verify"]
+
+
+def program(path: Path) -> Program:
+    lowered = lower(load(path))
+    assert lowered.program is not None, render_text(lowered.diagnostics)
+    return lowered.program
+
+
+def test_the_flagship_passes_its_rehearsal(root: Path, tmp_path: Path) -> None:
+    screen = io.StringIO()
+    flagship = program(root / "recipes" / "gemma4-31b-v5p8.yaml")
+    done = rehearse(flagship, steps=8, folder=tmp_path / "work", console=new_console(screen))
+    assert done.ok, screen.getvalue()
+    assert list(done.seconds) == STEPS
+    assert "bit-identical" in screen.getvalue()
+    # The same recipe but for its size, data and mesh.
+    lock = json.loads((tmp_path / "work" / "generated" / flagship.name / "recipe.lock.json").read_text())
+    small, large = lock["recipe"], flagship.recipe.model_dump(mode="json", include={"lora", "remat", "mesh"})
+    assert small["lora"] == large["lora"]
+    assert small["remat"] == large["remat"]
+    assert small["mesh"]["axes"] == large["mesh"]["axes"]
+    config = json.loads((tmp_path / "work" / "model" / "config.json").read_text())
+    assert config["text_config"]["attention_k_eq_v"] is True
+
+
+def test_a_step_that_fails_ends_the_rehearsal(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compiler import rehearse as module
+
+    def broken(folder: Path, artifacts: dict[str, dict[str, bytes]]) -> None:
+        for name in artifacts:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "train.py").write_text("raise SystemExit('error: no such thing')\n")
+
+    monkeypatch.setattr(module, "write", broken)
+    screen = io.StringIO()
+    flagship = program(root / "recipes" / "gemma4-31b-v5p8.yaml")
+    done = rehearse(flagship, folder=tmp_path / "work", console=new_console(screen))
+    assert not done.ok
+    assert list(done.seconds) == ["miniature", "compile", "train"]
+    assert "error: no such thing" in screen.getvalue()
+    assert f"kept: {tmp_path / 'work'}" in screen.getvalue()
+
+
+@pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "gemma4-31b-paper", "gemma3-270m-cpu", "quickstart"])
+def test_every_shipped_recipe_compiles_in_miniature(root: Path, tmp_path: Path, name: str) -> None:
+    original = program(root / "recipes" / f"{name}.yaml")
+    write_miniature(original, tmp_path)
+    replaced = write_recipe(original, 8, tmp_path)
+    small = program(tmp_path / "recipe.yaml")
+    assert small.accumulation_steps <= original.accumulation_steps
+    assert {change.path for change in replaced} >= {"model.id", "data.train"}
+    kept = {"lora", "remat", "merge"} - {change.path.partition(".")[0] for change in replaced}
+    assert {"remat"} <= kept
+    assert {adapter.site.slots for adapter in small.adapters} == {
+        adapter.site.slots for adapter in original.adapters
+    }
