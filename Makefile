@@ -32,10 +32,10 @@ lint: .venv/.dev
 
 test: lint
 	$(BIN)/recipe build recipes/*.yaml --check
-	$(BIN)/python -m pytest $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --durations=10 $(PYTEST)
 
 e2e: .venv/.dev
-	$(BIN)/python -m pytest -m e2e $(PYTEST)
+	$(BIN)/python -m pytest -m e2e -s $(PYTEST)
 
 bench: .venv/.dev
 	$(BIN)/python -m tests.bench

@@ -141,9 +141,12 @@ class Trainer(PeftTrainer):
         """
         train_step, eval_step = self.jit_train_and_eval_step()
         outcome = Outcome(self._train_steps)
-        if eval_batches and self._train_steps == 0:
-            outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics)
         report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics)
+        if eval_batches and self._train_steps == 0:
+            outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics, report)
+            report.restart()
+        # Only what the training step itself uses counts.
+        self._provider.used.clear()
         stream = iter(batches(self._train_steps))
         interrupts.deferred = True
         try:
@@ -157,7 +160,7 @@ class Trainer(PeftTrainer):
                 if save or evaluate or report.due(step):
                     report.read()
                 if evaluate:
-                    outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics)
+                    outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics, report)
                 if save:
                     metrics.flush()
                     self._save(step)
@@ -244,7 +247,7 @@ class Trainer(PeftTrainer):
         """Traced: the loss of an evaluation batch, without dropout."""
         return _loss(model, inputs)
 
-    def _evaluate(self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics) -> float:
+    def _evaluate(self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics, report: Report) -> float:
         """The mean loss of the evaluation data's targets."""
         losses = []
         for batch in batches:
@@ -253,7 +256,7 @@ class Trainer(PeftTrainer):
             self._throttler.add_computation(losses[-1])
         loss = float(np.mean([float(loss) for loss in losses]))
         metrics.log("eval", self._train_steps, {"loss": loss})
-        print(f"step {self._train_steps}: eval_loss {loss:.4f}", file=sys.stderr, flush=True)
+        report.say(f"step {self._train_steps}: eval_loss {loss:.4f}")
         return loss
 
     def _save(self, step: int) -> None:
@@ -391,6 +394,13 @@ class Report:
             if step == self._start + 1 or step % self._every == 0 or step == self._until:
                 self._print(step, loss, rate, tokens_read / seconds)
 
+    def say(self, line: str) -> None:
+        """Prints a line, above the progress bar where there is one."""
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
@@ -404,11 +414,7 @@ class Report:
         left = ""
         if later and step < self._until:
             left = f", {duration(passed / later * (self._until - step))} left"
-        print(
-            f"step {step}/{self._until}: loss {loss:.4f}, lr {rate:.2e}, {speed:.0f} tokens/s{left}",
-            file=sys.stderr,
-            flush=True,
-        )
+        self.say(f"step {step}/{self._until}: loss {loss:.4f}, lr {rate:.2e}, {speed:.0f} tokens/s{left}")
 
 
 def peak_memory() -> int:

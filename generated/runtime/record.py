@@ -40,10 +40,16 @@ def write_record(directory: str | Path, artifact: Path) -> None:
 
     content = _lock_bytes(artifact)
     target = epath.Path(directory)
-    target.mkdir(parents=True, exist_ok=True)
-    temporary = target / f".{LOCK}.partial"
-    temporary.write_bytes(content)
-    temporary.replace(target / LOCK)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        temporary = target / f".{LOCK}.partial"
+        temporary.write_bytes(content)
+        temporary.replace(target / LOCK)
+    except OSError as error:
+        raise UserError(
+            f"{directory}: cannot be written: {error.strerror or error}",
+            "choose another checkpoint.directory, or --output",
+        ) from error
 
 
 def read_record(directory: str | Path) -> dict[str, Any]:

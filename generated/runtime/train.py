@@ -135,6 +135,8 @@ def _run(
     _check_directory(directory, artifact, arguments.resume)
     _quiet()
 
+    import jax
+
     from runtime import mesh as meshes
     from runtime.checkpoint import BaseCheckpoint, locate_model
     from runtime.data import load_tokenizer, prepare
@@ -147,8 +149,6 @@ def _run(
 
     mesh = meshes.start(mesh_settings)
     if model_settings.dtype == "float32":
-        import jax
-
         # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
         jax.config.update("jax_default_matmul_precision", "highest")
     base_folder = locate_model(model_settings, arguments.model)
@@ -178,9 +178,15 @@ def _run(
             length=data.max_length,
         )
     with mesh:
-        trainer = Trainer(
-            built, optimizer(schedule), train, checkpoint, mesh, directory, prepared.accumulation
-        )
+        try:
+            trainer = Trainer(
+                built, optimizer(schedule), train, checkpoint, mesh, directory, prepared.accumulation
+            )
+        except (OSError, KeyError, ValueError) as error:
+            raise UserError(
+                f"{directory}: its newest checkpoint cannot be restored: {str(error).splitlines()[0][:200]}",
+                "remove the folder of that step to continue from the one before",
+            ) from error
         restored = trainer.train_steps
         if restored:
             print(f"continuing after step {restored} of {total}", file=sys.stderr)
@@ -198,6 +204,13 @@ def _run(
                 metrics,
                 interrupts,
             )
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
+                "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
+            ) from error
         finally:
             metrics.close()
             trainer.close()
