@@ -59,8 +59,8 @@ DATA = DataSettings(
 TRAIN = TrainSettings(
     epochs=1,
     steps=None,
-    global_batch_size=8,
-    micro_batch_size=2,
+    global_batch_size=4,
+    micro_batch_size=1,
     loss_normalization="tokens",
     seed=0,
     log_every=10,
@@ -68,7 +68,7 @@ TRAIN = TrainSettings(
 )
 CHECKPOINT = CheckpointSettings(
     directory="gs://my-bucket/gemma4-31b-v5p8",
-    every_steps=50,
+    every_steps=100,
     keep=3,
 )
 
