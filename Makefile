@@ -1,4 +1,4 @@
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null)))
 BIN := .venv/bin
 
 .PHONY: help .venv quickstart test lint e2e bench generated clean
