@@ -1,4 +1,4 @@
-PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null)))
+PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null))),python3)
 BIN := .venv/bin
 
 .PHONY: help .venv quickstart test lint e2e bench generated clean
