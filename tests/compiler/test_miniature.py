@@ -34,8 +34,9 @@ def shrunk(model: str, axes: dict[str, int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_transformers_finds_every_weight(model: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch = pytest.importorskip("torch")
+    import torch
+    import transformers
+
     config = shrunk(model, {"fsdp": 2, "tp": 2})
     write_checkpoint(tmp_path / "model", config, dtype="float32")
     build = getattr(transformers, config["architectures"][0])
@@ -47,7 +48,8 @@ def test_transformers_finds_every_weight(model: str, tmp_path: Path) -> None:
 
 
 def test_the_quickstart_checkpoint_is_a_whole_gemma_4(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = complete(catalog.entries()["recipec/tiny-gemma4"]["config"])
     write_checkpoint(tmp_path / "model", config, dtype="bfloat16")
     loaded, info = transformers.Gemma4ForConditionalGeneration.from_pretrained(
@@ -122,7 +124,8 @@ def test_the_index_names_every_tensor_once(tmp_path: Path) -> None:
     ],
 )
 def test_the_tokenizer_writes_the_family_s_turns(model: str, start: str, end: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     config = shrunk(model, MESHES[0])
     write_checkpoint(tmp_path / "model", config)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")

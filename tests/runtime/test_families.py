@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from runtime.adapters import LoraSettings, build_adapters, matches, parse_layers
 from runtime.families import FAMILIES, UnsupportedCheckpoint, family_of
 from runtime.families.base import Parameter
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 CATALOGUE = Path(__file__).parents[2] / "compiler" / "data" / "models.json"
 BASES = {

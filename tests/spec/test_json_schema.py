@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from spec.document import read
 from spec.schema import json_schema, text
 from spec.tree import plain
-
-jsonschema = pytest.importorskip("jsonschema")
 
 
 @pytest.fixture(scope="module")
