@@ -7,23 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from runtime.forward import Forward
+
 Batch = dict[str, Any]
 """tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
-
-
-def attention_mask(segment_ids: jax.Array) -> jax.Array:
-    """What each token may attend to: the earlier tokens of its own segment; nothing from padding.
-
-    Args:
-        segment_ids: int32[B, T], 0 for padding.
-
-    Returns:
-        bool[B, T, T], indexed by row, query and key.
-    """
-    length = segment_ids.shape[1]
-    causal = jnp.tril(jnp.ones((length, length), bool))
-    same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    return causal & same & (segment_ids > 0)[:, :, None]
 
 
 def token_nll(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -43,6 +30,7 @@ def token_nll(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def batch_loss(
+    forward: Forward,
     model: Any,
     tokens: jax.Array,
     positions: jax.Array,
@@ -55,8 +43,7 @@ def batch_loss(
     Token t is predicted at t - 1, and only from within its own segment. A micro-batch without targets
     has loss 0.
     """
-    # The argument is named `tokens` in Gemma 4 and `last_tokens` in Gemma 3.
-    logits, _ = model(tokens, positions, None, attention_mask(segment_ids))
+    logits = forward.logits(model, tokens, positions, segment_ids)
     within = segment_ids[:, 1:] == segment_ids[:, :-1]
     counted = jnp.pad(loss_mask[:, 1:] & within, ((0, 0), (0, 1)))
     nll = token_nll(logits, jnp.roll(tokens, -1, axis=1))

@@ -19,6 +19,7 @@ from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.families import Architecture, Family
 from runtime.families.base import Parameter, Spec
+from runtime.forward import Forward
 from runtime.lora import AdapterProvider, attach, initial_a
 from runtime.settings import ModelSettings
 from runtime.specs import Rule, resolve_specs
@@ -38,12 +39,14 @@ class Built:
         parameters: the base weights with their final shardings.
         adapters: in layer order, () without LoRA.
         provider: computes the adapters' deltas, None without LoRA.
+        forward: how the model is computed.
     """
 
     model: nnx.Module
     parameters: tuple[Parameter, ...]
     adapters: tuple[Adapter, ...]
     provider: AdapterProvider | None
+    forward: Forward
 
 
 def abstract_model(
@@ -68,7 +71,6 @@ def abstract_model(
     Raises:
         UserError: when Tunix's parameters are not the family's, or a rule does not fit.
     """
-    sharding.install()
     try:
         resolved = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
     except ValueError as error:
@@ -92,7 +94,7 @@ def abstract_model(
     _rematerialise(model, settings.remat)
     if settings.attention == "splash":
         _splash(model, family, length)
-    return Built(model, parameters, adapters, provider)
+    return Built(model, parameters, adapters, provider, Forward(family, architecture, settings))
 
 
 def build(

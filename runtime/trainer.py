@@ -93,6 +93,7 @@ class Trainer(PeftTrainer):
     ) -> None:
         assert built.provider is not None
         self._provider = built.provider
+        self._forward = built.forward
         self._mesh = mesh
         self._settings = settings
         self._accumulation = accumulation
@@ -237,7 +238,7 @@ class Trainer(PeftTrainer):
 
         def loss_of(model: nnx.Module) -> jax.Array:
             with self._provider.training(self._settings.seed, inputs["index"]):
-                return _loss(model, inputs)
+                return self._loss(model, inputs)
 
         loss, gradients = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, nnx.LoRAParam))(model)
         optimizer.update(model, gradients)
@@ -245,7 +246,11 @@ class Trainer(PeftTrainer):
 
     def _eval_step(self, model: nnx.Module, inputs: Batch) -> jax.Array:
         """Traced: the loss of an evaluation batch, without dropout."""
-        return _loss(model, inputs)
+        return self._loss(model, inputs)
+
+    def _loss(self, model: nnx.Module, inputs: Batch) -> jax.Array:
+        names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+        return batch_loss(self._forward, model, *(inputs[name] for name in names))
 
     def _evaluate(self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics, report: Report) -> float:
         """The mean loss of the evaluation data's targets."""
@@ -296,11 +301,6 @@ def _shardings(state: Any, mesh: Mesh) -> Any:
         nnx.get_partition_spec(state),
         is_leaf=lambda node: isinstance(node, PartitionSpec),
     )
-
-
-def _loss(model: nnx.Module, inputs: Batch) -> jax.Array:
-    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
-    return batch_loss(model, *(inputs[name] for name in names))
 
 
 class Report:

@@ -193,22 +193,20 @@ def logits(built: Built, rows: Mapping[str, np.ndarray], mesh: Mesh) -> np.ndarr
     from runtime.sharding import shard_rows
 
     with mesh:
-        out = _forward()(built.model, **shard_rows(dict(rows), mesh))
+        out = _logits()(built.forward, built.model, **shard_rows(dict(rows), mesh))
     return np.asarray(out, np.float32)[rows["segment_ids"] > 0]
 
 
 @functools.cache
-def _forward() -> Callable[..., Any]:
+def _logits() -> Callable[..., Any]:
     """A model's forward pass, compiled once for all models of the same structure."""
     from flax import nnx
 
-    from runtime.loss import attention_mask
+    @functools.partial(nnx.jit, static_argnums=0)
+    def logits(forward: Any, model: Any, tokens: Any, positions: Any, segment_ids: Any) -> Any:
+        return forward.logits(model, tokens, positions, segment_ids)
 
-    @nnx.jit
-    def forward(model: Any, tokens: Any, positions: Any, segment_ids: Any) -> Any:
-        return model(tokens, positions, None, attention_mask(segment_ids))[0]
-
-    return forward
+    return logits
 
 
 def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:

@@ -143,6 +143,19 @@ class Family(ABC):
         """Why training would be wrong with this Tunix, or None. One sentence."""
 
     @abstractmethod
+    def tunix_module(self) -> Any:
+        """Tunix's module that holds the model: its classes and functions are what is replaced."""
+
+    def replacements(self, architecture: Architecture) -> Sequence[tuple[Any, str, Any]]:
+        """What has to differ from Tunix's own model for this architecture to be computed right.
+
+        Returns:
+            (owner, attribute, value): attributes of Tunix's modules and classes that are replaced while
+            the model is traced.
+        """
+        return ()
+
+    @abstractmethod
     def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
         """Tunix's model class and its ModelConfig.
 

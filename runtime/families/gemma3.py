@@ -169,6 +169,11 @@ class Gemma3(Family):
     def untrainable(self, architecture: Architecture) -> str | None:
         return None
 
+    def tunix_module(self) -> Any:
+        from tunix.models.gemma3 import model
+
+        return model
+
     def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
         from tunix.models.gemma3 import model as tunix_gemma3
 

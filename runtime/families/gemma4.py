@@ -213,6 +213,11 @@ class Gemma4(Family):
             )
         return None
 
+    def tunix_module(self) -> Any:
+        from tunix.models.gemma4 import model
+
+        return model
+
     def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
         from tunix.models.gemma4 import model as tunix_gemma4
 

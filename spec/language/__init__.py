@@ -13,11 +13,12 @@ from spec.language.mesh import Mesh, Remat, Sharding, ShardingRule
 from spec.language.model import Model
 from spec.language.recipe import VERSION, Recipe
 from spec.language.serve import Benchmark, Evaluate, Serve
-from spec.language.train import Checkpoint, Log, Merge, Optimizer, Schedule, Train
+from spec.language.train import Cache, Checkpoint, Log, Merge, Optimizer, Schedule, Train
 
 __all__ = [
     "VERSION",
     "Benchmark",
+    "Cache",
     "Checkpoint",
     "Cost",
     "Data",

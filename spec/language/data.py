@@ -14,7 +14,9 @@ class DataSource(Section):
     """One source of samples; a bare text stands for its path."""
 
     path: str = field(
-        "A file relative to the recipe's folder, or an address that starts with gs:// or hf://.",
+        "A file, or a data set's folder, relative to the recipe's folder; a gs:// address; hf://OWNER/NAME "
+        "for a data set of the Hugging Face hub. The name's ending tells the kind: .jsonl, .json or .csv, also "
+        "with .gz or .zst; .parquet; .arrow; .array_record.",
         min_length=1,
         example="data/train.jsonl",
     )
@@ -24,6 +26,15 @@ class DataSource(Section):
         unit="none (a ratio)",
         gt=0,
         allow_inf_nan=False,
+    )
+    split: str | None = field(
+        "Split of a Hugging Face data set, or a part of one; null takes train.",
+        None,
+        min_length=1,
+        example="train[:10%]",
+    )
+    config: str | None = field(
+        "Configuration (subset) of a Hugging Face data set; null takes its default.", None, min_length=1
     )
 
     @classmethod
@@ -43,6 +54,10 @@ class DataSource(Section):
         return {"path": given} if isinstance(given, str) else given
 
 
+def _loss_of_format(given: dict[str, Any]) -> str:
+    return {"chat": "assistant", "text": "all"}.get(str(given.get("format", "chat")), "completion")
+
+
 class Data(Section):
     """Samples, and how they become rows of tokens."""
 
@@ -50,9 +65,10 @@ class Data(Section):
         "Sources to train on.", min_length=1, example=[{"path": "data/train.jsonl"}]
     )
     eval: list[DataSource] = field("Sources to evaluate on; none switches evaluation off.", [])
-    format: Literal["chat", "instruction", "prompt_completion", "text"] = field(
-        "What a sample holds: chat has messages of role and content; instruction has instruction, input and "
-        "output; prompt_completion has prompt and completion; text has text.",
+    format: Literal["chat", "instruction", "prompt_completion", "text", "preference"] = field(
+        "What a sample holds: chat has messages of role and content (or ShareGPT's conversations of from and "
+        "value), and may have tools; instruction has instruction, input and output; prompt_completion has "
+        "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo and orpo.",
         "chat",
     )
     fields: dict[str, str] = field(
@@ -74,13 +90,21 @@ class Data(Section):
     )
     loss_on: Literal["assistant", "last_assistant", "completion", "all"] = field(
         "Tokens that carry loss: every assistant turn, the last one only, the completion, or all.",
-        "assistant",
+        default_is="assistant for chat, all for text, completion for the other formats",
+        default_factory=_loss_of_format,
     )
     max_length: int = field(
         "Length of a row; longer samples are treated as overlong says.", 3072, unit="tokens", ge=8, le=2**20
     )
     overlong: Literal["drop", "truncate", "error"] = field(
         "What to do with a sample longer than max_length: leave it out, cut its end off, or stop.", "drop"
+    )
+    max_invalid_ratio: float = field(
+        "Share of a split's rows that may be malformed or without clear targets; more is an error.",
+        0.1,
+        unit="share of the rows",
+        ge=0,
+        le=1,
     )
     packing: bool = field(
         "Put several samples into one row, each attending to itself alone; otherwise one sample a row, "

@@ -69,6 +69,23 @@ class Lora(Section):
         gt=0,
         allow_inf_nan=False,
     )
+    rslora: bool = field("Rank-stabilised LoRA: scale by alpha / sqrt(rank) in place of alpha / rank.", False)
+    rank_pattern: dict[str, Annotated[int, field("Rank.", unit="dimensions", ge=1, le=4096)]] = field(
+        "Other ranks for some projections, as in PEFT: a target's spelling to its rank. The first that "
+        "matches holds.",
+        {},
+        unit="dimensions",
+        example={"down_proj": 16},
+    )
+    alpha_pattern: dict[
+        str, Annotated[float, field("Alpha.", unit="none (a factor)", gt=0, allow_inf_nan=False)]
+    ] = field(
+        "Other alphas for some projections, as in PEFT: a target's spelling to its alpha. The first that "
+        "matches holds.",
+        {},
+        unit="none (a factor)",
+        example={"down_proj": 32},
+    )
     dropout: float = field(
         "Share of the adapters' inputs that is zeroed while training.", 0.05, unit="probability", ge=0, lt=1
     )

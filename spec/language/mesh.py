@@ -127,8 +127,9 @@ class Sharding(Section):
 class Remat(Section):
     """Rematerialisation: what the backward pass computes again in place of storing it."""
 
-    policy: Literal["none", "block", "decoder"] = field(
-        "none stores every activation, block recomputes within attention and feed-forward blocks, decoder "
-        "stores only each decoder layer's input.",
+    policy: Literal["none", "block", "decoder", "save_attention", "save_dots", "offload_dots"] = field(
+        "none stores every activation; block recomputes within attention and feed-forward blocks; decoder "
+        "stores only each decoder layer's input; save_attention stores each attention's result beside it, "
+        "save_dots the result of every matrix product; offload_dots keeps those in the host's memory.",
         "decoder",
     )

@@ -13,7 +13,7 @@ from spec.language.lora import Lora
 from spec.language.mesh import Mesh, Remat, Sharding
 from spec.language.model import Model
 from spec.language.serve import Benchmark, Evaluate, Serve
-from spec.language.train import Checkpoint, Merge, Train
+from spec.language.train import Cache, Checkpoint, Merge, Train
 
 VERSION = 1
 """The version of the language that this compiler reads."""
@@ -66,6 +66,7 @@ class Recipe(Section):
     )
     train: Train = section("The run: its length, batches, optimizer and schedule.", Train)
     checkpoint: Checkpoint = section("Where and how often the training state is saved.", Checkpoint)
+    cache: Cache = section("What is kept between runs to start the next one faster.", Cache)
     merge: Merge = section("How the adapters are written back into the checkpoint.", Merge)
     serve: Serve | None = field("A vLLM-TPU server for the trained model; null emits none.", None)
     benchmark: Benchmark = section("What the server's benchmark measures.", Benchmark)

@@ -9,7 +9,7 @@ from spec.language.base import Problem, Section, field, section
 
 
 class Optimizer(Section):
-    """AdamW, with decoupled weight decay."""
+    """The optimizer of optax, and its hyperparameters; one that has no use for a field ignores it."""
 
     name: Literal["adamw", "adafactor", "lion", "sgd"] = field("The optimizer.", "adamw")
     learning_rate: float = field(
@@ -20,6 +20,12 @@ class Optimizer(Section):
         "Decay of the squared gradient's running mean.", 0.999, unit="none (a factor)", ge=0, lt=1
     )
     eps: float = field("Added to the denominator.", 1.0e-8, unit="none", gt=0, allow_inf_nan=False)
+    momentum: float = field(
+        "sgd: decay of the gradient's running sum.", 0.0, unit="none (a factor)", ge=0, lt=1
+    )
+    master_weights: bool = field(
+        "Full fine-tuning in bfloat16: keep a float32 copy of the weights, which small updates need.", True
+    )
     weight_decay: float = field(
         "Share of each parameter that a step takes away, times the learning rate.",
         0.001,
@@ -85,6 +91,25 @@ def _epochs(given: dict[str, Any]) -> int | None:
 class Train(Section):
     """The run: its length, batches, optimizer and schedule."""
 
+    objective: Literal["sft", "dpo", "orpo"] = field(
+        "What is learnt: sft, to write the samples; dpo and orpo, to prefer the chosen answer to the "
+        "rejected one (data.format: preference).",
+        "sft",
+    )
+    beta: float = field(
+        "dpo: how closely to stay to the model that training starts from; orpo: weight of the odds ratio.",
+        0.1,
+        unit="none (a factor)",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    label_smoothing: float = field(
+        "dpo: share of the preferences that are taken to be mistaken.",
+        0.0,
+        unit="probability",
+        ge=0,
+        lt=0.5,
+    )
     steps: int | None = field(
         "Length of the run; the data is gone through as often as that takes. Either this or epochs.",
         None,
@@ -152,6 +177,16 @@ class Checkpoint(Section):
     )
     every_steps: int = field("Save every so many steps, and at the end.", 100, unit="optimizer steps", ge=1)
     keep: int = field("Only the newest are kept.", 3, unit="checkpoints", ge=1)
+
+
+class Cache(Section):
+    """Tokenised data and compiled programs, each under a key of all that made it."""
+
+    directory: str | None = field(
+        "A folder below the artifact's output folder, or a gs:// address; null keeps nothing.",
+        "cache",
+        min_length=1,
+    )
 
 
 class Merge(Section):

@@ -61,9 +61,9 @@ def jaxpr(built: Any, mesh: Any) -> str:
     one = training.batch(0)
     names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
     with mesh:
-        traced = jax.make_jaxpr(lambda state: batch_loss(nnx.merge(graph, state), *(one[n] for n in names)))(
-            state
-        )
+        traced = jax.make_jaxpr(
+            lambda state: batch_loss(built.forward, nnx.merge(graph, state), *(one[n] for n in names))
+        )(state)
     return str(traced)
 
 
@@ -190,10 +190,8 @@ def test_activation_constraints_are_live_on_the_cpu(
     # Per layer q, k, v and the attention's output; Gemma 3 constrains the feed-forward block too.
     assert text.count("sharding_constraint") >= 1 + 2 * 4
     assert "PartitionSpec('fsdp', None, 'tp', None)" in text or "P('fsdp', None, 'tp'" in text
-    for module in ("tunix.models.gemma4.model.shard", "tunix.utils.sharding_utils.shard"):
-        monkeypatch.setattr(module, lambda x, spec, eager=False: x)
+    monkeypatch.setattr(sharding, "constrain", lambda x, spec, eager=False: x)
     assert jaxpr(built, mesh).count("sharding_constraint") == 0, "without the patch there is none"
-    sharding.install()
 
 
 def test_an_axis_that_does_not_divide_is_left_out() -> None:
@@ -332,11 +330,11 @@ def test_dropout_of_a_loss(gemma4: Path) -> None:
     @jax.jit
     def dropped(state: Any, index: Any) -> Any:
         with built.provider.training(0, index):
-            return batch_loss(nnx.merge(graph, state), *(one[name] for name in names))
+            return batch_loss(built.forward, nnx.merge(graph, state), *(one[name] for name in names))
 
     @jax.jit
     def whole(state: Any) -> Any:
-        return batch_loss(nnx.merge(graph, state), *(one[name] for name in names))
+        return batch_loss(built.forward, nnx.merge(graph, state), *(one[name] for name in names))
 
     with mesh:
         first = [float(dropped(state, np.int32(i))) for i in (0, 1, 0)]

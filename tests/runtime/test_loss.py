@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ def loss_of(logits: np.ndarray, one: dict[str, Any]) -> float:
     from runtime.loss import batch_loss
 
     names = ("positions", "segment_ids", "loss_mask", "norm")
-    model = lambda *_: (jnp.asarray(logits), None)  # noqa: E731
-    return float(batch_loss(model, jnp.asarray(one["tokens"]), *(jnp.asarray(one[n]) for n in names)))
+    forward = SimpleNamespace(logits=lambda *_: jnp.asarray(logits))
+    return float(batch_loss(forward, None, jnp.asarray(one["tokens"]), *(jnp.asarray(one[n]) for n in names)))
 
 
 def test_padded_and_packed_rows() -> None:
@@ -62,7 +63,7 @@ def test_bfloat16_logits_are_summed_in_float32() -> None:
 def test_attention_mask() -> None:
     import jax.numpy as jnp
 
-    from runtime.loss import attention_mask
+    from runtime.forward import attention_mask
 
     mask = np.asarray(attention_mask(jnp.array([[1, 1, 2, 2, 0]])))[0]
     expected = np.zeros((5, 5), bool)

@@ -135,13 +135,12 @@ def logits(built: Any, mesh: Any, one: Mapping[str, np.ndarray]) -> np.ndarray:
     import jax
     from flax import nnx
 
-    from runtime.loss import attention_mask
     from runtime.sharding import shard_rows
 
     @jax.jit
     def forward(state: Any, inputs: Any) -> Any:
-        model = nnx.merge(graph, state)
-        return model(inputs["tokens"], inputs["positions"], None, attention_mask(inputs["segment_ids"]))[0]
+        names = ("tokens", "positions", "segment_ids")
+        return built.forward.logits(nnx.merge(graph, state), *(inputs[name] for name in names))
 
     graph, state = nnx.split(built.model)
     with mesh:
