@@ -15,7 +15,7 @@ class DataSource(Section):
 
     path: str = field(
         "A file, or a data set's folder, relative to the recipe's folder; a gs:// address; hf://OWNER/NAME "
-        "for a data set of the Hugging Face hub. The name's ending tells the kind: .jsonl, .json or .csv, also "
+        "for a data set of the Hugging Face hub. The name tells the kind: .jsonl, .json or .csv, also "
         "with .gz or .zst; .parquet; .arrow; .array_record.",
         min_length=1,
         example="data/train.jsonl",
