@@ -122,8 +122,8 @@ def _projections(program: Program) -> dict[str, list[int]]:
     """The layers in which each projection has an adapter."""
     out: dict[str, list[int]] = {}
     for adapter in program.adapters:
-        for slot in adapter.trained:
-            out.setdefault(adapter.site.slots[slot].rpartition(".")[2], []).append(adapter.site.layer)
+        for part in adapter.projections:
+            out.setdefault(part.name.rpartition(".")[2], []).append(adapter.site.layer)
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compiler.artifact import LOCK
-from compiler.emitters.chat_template import template_files
+from compiler.emitters.data_files import data_files
 from compiler.emitters.lock import emit_lock
 from compiler.emitters.merge import emit_merge
 from compiler.emitters.readme import emit_readme
@@ -21,7 +21,7 @@ def emit(program: Program) -> dict[str, bytes]:
     """The contents of every file of generated/NAME/, by path relative to it, sorted.
 
     The same program gives the same bytes everywhere: nothing here reads the clock, the environment or
-    the machine, and of the recipe's folder only a chat template's file.
+    the machine, and of the recipe's folder only the files that the artifact takes along.
     """
     texts = {
         "README.md": emit_readme(program),
@@ -32,6 +32,6 @@ def emit(program: Program) -> dict[str, bytes]:
         **emit_serve(program),
     }
     files = {path: text.encode() for path, text in texts.items()}
-    files = dict(sorted((template_files(program) | files).items()))
+    files = dict(sorted((data_files(program) | files).items()))
     files[LOCK] = emit_lock(program, files).encode()
     return dict(sorted(files.items()))

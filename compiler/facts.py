@@ -88,6 +88,10 @@ class Facts:
             init=section.init,
             dtype=section.dtype,
             kv=section.kv,
+            rslora=section.rslora,
+            rank_pattern=section.rank_pattern,
+            alpha_pattern=section.alpha_pattern,
+            quantize=section.quantize,
         )
 
     @cached_property

@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from compiler import catalog
+from compiler import meaning_train as training
 from compiler.checks.mesh import BYTES
-from compiler.program import adapter_size
-from compiler.steps import run_length, warmup_steps
+from compiler.steps import run_length
 from compiler.wording import grouped, listing, plural, quantity, ranges, split_layer, table, which_layers
-from runtime.adapters import Adapter
+from runtime.adapters import Adapter, Projection
 from runtime.families.base import Spec
 from spec.paths import Part
 
 if TYPE_CHECKING:
     from compiler.program import Program
+    from spec.language import Data
 
 
 def summary(section: str, program: Program) -> list[str]:
@@ -28,7 +29,7 @@ def detail(parts: Sequence[Part], program: Program) -> list[str]:
     """All there is to say about a path of the recipe."""
     section = str(parts[0])
     if section == "train" and len(parts) > 1:
-        return TRAIN_DETAILS.get(str(parts[1]), _batches)(program)
+        return training.DETAILS.get(str(parts[1]), training.batches)(program)
     out = summary(section, program)
     more = DETAILS.get(section)
     if more is None:
@@ -51,7 +52,7 @@ def _model(program: Program) -> list[str]:
         f"{a.num_layers} layers ({listing(f'{len(n)} {name}' for name, n in present.items())}), hidden size "
         f"{a.hidden_size:,}, {a.num_heads} attention heads, key/value heads {kv}",
         f"{program.base_parameters:,} base parameters ({quantity(program.base_parameters)}), {size:.1f} "
-        f"GiB in {recipe.model.dtype}; they stay frozen",
+        f"GiB in {recipe.model.dtype}; {'all are trained' if program.lora is None else 'they stay frozen'}",
         f"dtype is set for loading, parameters and computation: {recipe.model.dtype} in all three",
     ]
     if len(present.get("global", ())) and len(present) > 1:
@@ -128,7 +129,7 @@ def _lora(program: Program) -> list[str]:
         return []
     trained = program.trainable_parameters
     arrays = 2 * len(program.adapters)
-    held = sum(math.prod(x.a_shape) + math.prod(x.b_shape) - adapter_size(x) for x in program.adapters)
+    held = sum(math.prod(x.a_shape) + math.prod(x.b_shape) - x.trained_size for x in program.adapters)
     out = [
         f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
         f"{arrays:,} arrays, scale alpha / rank = {lora.alpha / lora.rank:g}",
@@ -147,20 +148,20 @@ def _adapters(program: Program) -> list[str]:
     """Tunix's names and the count of numbers for each target."""
     rows: list[list[str]] = []
     totals: dict[str, int] = {}
-    groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[tuple[Adapter, int]]] = {}
+    groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[tuple[Adapter, Projection]]] = {}
     for adapter in program.adapters:
         leaf = split_layer(adapter.site.weight)[0].replace("{}", "*")
-        for slot in adapter.trained:
-            name = adapter.site.slots[slot].rpartition(".")[2]
-            groups.setdefault((name, leaf, adapter.a_shape, adapter.b_shape), []).append((adapter, slot))
+        for part in adapter.projections:
+            name = part.name.rpartition(".")[2]
+            groups.setdefault((name, leaf, adapter.a_shape, adapter.b_shape), []).append((adapter, part))
     order = list(dict.fromkeys(name for name, *_ in groups))
     for key in sorted(groups, key=lambda key: order.index(key[0])):
         name, leaf, a_shape, b_shape = key
         members = groups[key]
         first = members[0][0]
-        count = sum(_slot_size(adapter) for adapter, _ in members)
+        count = sum(_projection_size(adapter, part) for adapter, part in members)
         totals[name] = totals.get(name, 0) + count
-        shared = " (A shared)" if first.site.fused and first.blocks == 1 and len(first.trained) > 1 else ""
+        shared = " (A shared)" if first.shared else ""
         rows.append(
             [
                 name,
@@ -178,12 +179,10 @@ def _adapters(program: Program) -> list[str]:
     return out
 
 
-def _slot_size(adapter: Adapter) -> int:
+def _projection_size(adapter: Adapter, part: Projection) -> int:
     """Numbers that serve one projection of an adapter."""
     slots = len(adapter.site.slots) if adapter.site.fused else 1
-    return (
-        math.prod(adapter.a_shape) // adapter.blocks + math.prod(adapter.b_shape) // slots // adapter.blocks
-    )
+    return part.rank * (math.prod(adapter.a_shape[:-1]) + math.prod(adapter.b_shape[1:]) // slots)
 
 
 def _remat(program: Program) -> list[str]:
@@ -192,6 +191,12 @@ def _remat(program: Program) -> list[str]:
             "none": "every activation is stored for the backward pass: fastest, and the most memory",
             "block": "attention and feed-forward blocks are computed again in the backward pass",
             "decoder": "each decoder layer is computed again in the backward pass: the least memory",
+            "save_attention": "each decoder layer is computed again in the backward pass, but for its "
+            "attention, whose result is stored",
+            "save_dots": "the results of matrix products with weights are stored, and the rest is computed "
+            "again in the backward pass",
+            "offload_dots": "the results of matrix products with weights wait in the host's memory for the "
+            "backward pass, and the rest is computed again",
         }[program.recipe.remat.policy]
     ]
 
@@ -209,101 +214,40 @@ def _data(program: Program) -> list[str]:
     out.append(
         f"an optimizer step is {plural(train.global_batch_size, 'row')} of {data.max_length:,} tokens, {fill}"
     )
+    out += _sources(data)
     long = {"drop": "left out", "truncate": "cut", "error": "an error"}[data.overlong]
     out.append(f"samples longer than {data.max_length:,} tokens are {long}; `train.py` reports how many")
     return out
 
 
-def _train(program: Program) -> list[str]:
-    return [*_batches(program), *_length(program), *_chain(program)]
+def _sources(data: Data) -> list[str]:
+    """How sources of other weights than 1 are mixed, and what becomes of their rows."""
+    out = []
+    if any(source.weight != 1.0 for source in data.train):
+        shares = listing(f"{source.weight:g} x the rows of {source.path}" for source in data.train)
+        out.append(f"an epoch has {shares}")
+    if data.transform is not None:
+        out.append(f"each row goes through {data.transform}, which is copied into the artifact and locked")
+    return out
 
 
-def _batches(program: Program) -> list[str]:
-    train, data = program.recipe.train, program.recipe.data
-    room = train.global_batch_size * data.max_length
+def _cache(program: Program) -> list[str]:
+    directory = program.recipe.cache.directory
+    if directory is None:
+        return ["nothing is kept: each run tokenises and compiles anew"]
+    where = directory if "://" in directory else f"OUTPUT/{directory}"
     return [
-        f"micro_batch_size {train.micro_batch_size} x fsdp {program.data_parallel} = "
-        f"{plural(program.micro_batch_rows, 'row')} a micro-batch, {_micro_batches(program)} a step: "
-        f"{plural(train.global_batch_size, 'row')}, {room:,} tokens of room",
-        {
-            "tokens": "the loss is the mean over all target tokens of a step",
-            "micro_batches": "the loss is the mean of the micro-batches' means",
-        }[train.loss_normalization],
+        f"tokenised data under {where}/data, compiled programs under {where}/xla; either is found again "
+        "only when all that made it is the same, and may be removed at any time"
     ]
-
-
-def _micro_batches(program: Program) -> str:
-    count = program.accumulation_steps
-    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
-
-
-def _length(program: Program) -> list[str]:
-    recipe = program.recipe
-    length = run_length(recipe, program.source.parent)
-    per_step = recipe.train.global_batch_size * recipe.data.max_length
-    counted = (
-        "steps = epochs x rows that are kept / global_batch_size, each epoch rounded up; train.py counts "
-        "them as it starts"
-    )
-    if length.steps is None:
-        return [counted]
-    tokens = length.steps * per_step
-    if length.exact:
-        return [f"{plural(length.steps, 'step')}, at most {tokens:,} tokens ({quantity(tokens)})"]
-    rows = plural(length.data.rows if length.data else 0, "row")
-    fewer = "fewer after packing and dropping" if recipe.data.packing else "fewer after dropping"
-    return [
-        f"at most {plural(length.steps, 'step')} and {tokens:,} tokens, from {rows} at hand; {fewer}",
-        counted,
-    ]
-
-
-def _schedule(program: Program) -> list[str]:
-    train = program.recipe.train
-    schedule, peak = train.schedule, train.optimizer.learning_rate
-    length = run_length(program.recipe, program.source.parent)
-    if schedule.warmup_ratio is not None:
-        warm = f"ceil({schedule.warmup_ratio:g} x steps) steps"
-        if length.exact and length.steps is not None:
-            warm = plural(warmup_steps(program.recipe, length.steps), "step")
-    else:
-        warm = plural(schedule.warmup_steps or 0, "step")
-    has_warmup = bool(schedule.warmup_ratio or schedule.warmup_steps)
-    start = f"from 0 to {peak:g} in {warm}, then " if has_warmup else f"from {peak:g}, "
-    decay = {
-        "constant": "constant",
-        "cosine": f"along a cosine to {peak * schedule.final_ratio:g} at the last step",
-        "linear": f"in a line to {peak * schedule.final_ratio:g} at the last step",
-    }[schedule.name]
-    return [f"learning rate {start}{decay}"]
-
-
-def _chain(program: Program) -> list[str]:
-    """The links that turn a step's gradient into an update, in order."""
-    o = program.recipe.train.optimizer
-    links = []
-    masked = sum(adapter.masked for adapter in program.adapters)
-    if masked:
-        links.append(
-            f"zero the untrained part of the gradient of lora_b in {plural(masked, 'fused adapter')}"
-        )
-    if o.max_grad_norm is not None:
-        links.append(f"optax.clip_by_global_norm({o.max_grad_norm:g})")
-    links.append(
-        f"optax.adamw(learning_rate, b1={o.b1:g}, b2={o.b2:g}, eps={o.eps:g}, "
-        f"weight_decay={o.weight_decay:g})"
-    )
-    out = [", then ".join([f"optimizer: the mean gradient of {_micro_batches(program)}", *links])]
-    if o.max_grad_norm is None:
-        out.append("no clipping: max_grad_norm is null")
-    return [*out, *_schedule(program)]
 
 
 def _checkpoint(program: Program) -> list[str]:
     checkpoint = program.recipe.checkpoint
     where = checkpoint.directory if "://" in checkpoint.directory else f"OUTPUT/{checkpoint.directory}"
     return [
-        f"adapters and optimizer state every {plural(checkpoint.every_steps, 'step')} and at the end, "
+        f"{'weights' if program.lora is None else 'adapters'} and optimizer state every "
+        f"{plural(checkpoint.every_steps, 'step')} and at the end, "
         f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json lies beside them"
     ]
 
@@ -311,6 +255,8 @@ def _checkpoint(program: Program) -> list[str]:
 def _merge(program: Program) -> list[str]:
     merge = program.recipe.merge
     where = merge.output if "://" in merge.output else f"OUTPUT/{merge.output}"
+    if program.lora is None:
+        return [f"the trained weights under the base's own names and files, in {merge.dtype}, under {where}"]
     adapter = ", and a PEFT adapter beside it" if merge.adapter else ""
     return [
         f"the base's own files with the adapters added in, in {merge.dtype}, under {where}{adapter}; rank "
@@ -345,8 +291,9 @@ SUMMARIES: dict[str, Callable[[Program], list[str]]] = {
     "lora": _lora,
     "remat": _remat,
     "data": _data,
-    "train": _train,
+    "train": training.whole,
     "checkpoint": _checkpoint,
+    "cache": _cache,
     "merge": _merge,
     "serve": _serve,
 }
@@ -355,11 +302,4 @@ DETAILS: dict[str, Callable[[Program], list[str]]] = {
     "mesh": _shardings,
     "sharding": _shardings,
     "lora": _adapters,
-}
-
-TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
-    "optimizer": _chain,
-    "schedule": lambda program: [*_schedule(program), *_length(program)],
-    "epochs": _length,
-    "steps": _length,
 }

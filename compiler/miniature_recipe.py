@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.program import Program
-from runtime.adapters import matches
+from runtime.adapters import by_pattern, matches
 from runtime.families import family_of
 from runtime.families.base import Architecture, Family
 
@@ -71,6 +71,7 @@ def derive(
         "train": [{"path": train}],
         "eval": [{"path": evaluate}] if recipe["data"]["eval"] else [],
         "max_length": min(recipe["data"]["max_length"], LENGTH),
+        "transform": None,
     }
     recipe["train"] |= {
         "steps": steps,
@@ -107,6 +108,13 @@ def _shrink_lora(recipe: dict[str, Any], program: Program, config: Mapping[str, 
     lora["rank"] = min(lora["rank"], small.hidden_size)
     lora["alpha"] = program.lora.alpha * lora["rank"] / program.lora.rank
     modules = _modules(family, small)
+    for key in ("rank_pattern", "alpha_pattern"):
+        # A pattern of layers that the miniature does not have has nothing to say there.
+        lora[key] = {
+            pattern: min(value, small.hidden_size) if key == "rank_pattern" else value
+            for pattern, value in lora[key].items()
+            if any(by_pattern({pattern: 1}, module, 0) for module in modules)
+        }
     targets: list[str] = []
     for target in lora["targets"]:
         if any(matches(target, module) for module in modules):

@@ -69,17 +69,7 @@ class Program:
 
     @property
     def trainable_parameters(self) -> int:
-        """Numbers that the optimizer changes: A and B of every trained projection, as PEFT counts them."""
-        return sum(adapter_size(adapter) for adapter in self.adapters)
-
-
-def adapter_size(adapter: Adapter) -> int:
-    """Trained numbers of one adapter, without those that are held at zero.
-
-    A fused weight's A belongs to all its projections when they share it, and is one block each
-    otherwise; of B every projection trains its own slot.
-    """
-    slots = len(adapter.site.slots) if adapter.site.fused else 1
-    a_size = math.prod(adapter.a_shape)
-    b_size = math.prod(adapter.b_shape) // slots // adapter.blocks * len(adapter.trained)
-    return a_size + b_size
+        """Numbers that the optimizer changes: all, or A and B of every trained projection, as PEFT counts."""
+        if self.lora is None:
+            return self.base_parameters
+        return sum(adapter.trained_size for adapter in self.adapters)

@@ -31,6 +31,7 @@ from compiler.pipeline import (
     say,
 )
 from compiler.program import Program
+from compiler.rehearsal_data import conversations, row_of
 from spec.diagnostics import render_text
 from spec.load import load
 
@@ -120,7 +121,7 @@ def write_miniature(program: Program, work: Path) -> str:
     rows = conversations(TRAIN_ROWS + EVAL_ROWS)
     fields = program.recipe.data.fields
     for name, part in ((TRAIN_FILE, rows[EVAL_ROWS:]), (EVAL_FILE, rows[:EVAL_ROWS])):
-        lines = [json.dumps(_renamed({"messages": row}, fields)) + "\n" for row in part]
+        lines = [json.dumps(_renamed(row_of(row, program.recipe.data.format), fields)) + "\n" for row in part]
         (work / name).write_text("".join(lines), encoding="utf-8")
     axes = scale_axes(program.recipe.mesh.axes)
     config = shrink(program.architecture, axes, multimodal=_is_multimodal(program))
@@ -191,29 +192,3 @@ def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     with path.open("w", encoding="utf-8") as stream:
         yaml.dump(dict(value), stream)
-
-
-SUBJECTS = ("the river", "a baker", "her brother", "the old bridge", "a small boat", "the night train")
-DEEDS = ("crosses", "carries", "repairs", "remembers", "counts")
-OBJECTS = ("the valley", "seven loaves", "a red lantern", "the market", "every stone")
-
-
-def conversations(count: int) -> list[list[dict[str, str]]]:
-    """Chats of one or two turns, all different, between some 20 and 80 tokens of a miniature's tokenizer."""
-    rows = []
-    for i in range(count):
-        number = i * 37 % 101
-        who = SUBJECTS[i % len(SUBJECTS)]
-        deed = DEEDS[i // len(SUBJECTS) % len(DEEDS)]
-        what = OBJECTS[number % len(OBJECTS)]
-        row = [
-            {"role": "user", "content": f"Say in one line what {who} does on day {number}."},
-            {"role": "assistant", "content": f"On day {number} {who} {deed} {what}."},
-        ]
-        if i % 3 == 0:
-            row += [
-                {"role": "user", "content": "And the day after?"},
-                {"role": "assistant", "content": f"On day {number + 1} {who} rests."},
-            ]
-        rows.append(row)
-    return rows

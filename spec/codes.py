@@ -313,6 +313,11 @@ MESH: dict[str, Code] = {
         "activations in every layer.",
         "Put the devices on fsdp where the global batch size allows it.",
     ),
+    "E0219": Code(
+        "offloading on a CPU",
+        "A CPU has no memory apart from the host's to offload activations to.",
+        "`remat.policy: save_dots`.",
+    ),
 }
 
 LORA: dict[str, Code] = {
@@ -386,6 +391,17 @@ LORA: dict[str, Code] = {
         "An adapter of that rank has more numbers than the weight it adapts.",
         "A smaller rank.",
     ),
+    "E0313": Code(
+        "pattern that matches nothing",
+        "A key of rank_pattern or alpha_pattern matches none of the adapted projections.",
+        "Spell it as in targets.",
+    ),
+    "E0314": Code(
+        "shared A of different ranks",
+        "kv: shared gives fused projections one A, and rank_pattern or alpha_pattern gives them ranks or "
+        "alphas of their own.",
+        "`kv: independent`.",
+    ),
 }
 
 DATA: dict[str, Code] = {
@@ -458,6 +474,36 @@ DATA: dict[str, Code] = {
         "`data.fields` renames columns of the format; chat has messages, role and content.",
         "Use one of these as the key and the source's name as the value.",
     ),
+    "E0414": Code(
+        "objective and format",
+        "dpo and orpo learn from preferences; sft learns from every other format.",
+        "Change one of the two.",
+    ),
+    "E0415": Code(
+        "loss_on and format",
+        "Assistant turns are a thing of conversations, a completion one of prompts.",
+        "Leave `loss_on` out: its default fits the format.",
+    ),
+    "E0416": Code(
+        "transform",
+        "The file is missing, is not Python, or has no such function at its top level.",
+        "Correct data.transform, as file.py:function.",
+    ),
+    "E0417": Code(
+        "kind of source",
+        "How a source is read follows from the ending of its name.",
+        "Rename the file, or convert it.",
+    ),
+    "E0418": Code(
+        "split of a file",
+        "Splits and configurations belong to Hugging Face data sets.",
+        "Remove the key.",
+    ),
+    "E0419": Code(
+        "packed preferences",
+        "A pair of answers is compared whole, in rows of its own.",
+        "`packing: false`.",
+    ),
 }
 
 TRAIN: dict[str, Code] = {
@@ -506,6 +552,21 @@ TRAIN: dict[str, Code] = {
         "merged in float32",
         "The merged checkpoint is twice the size of the base, and is served in bfloat16.",
         "`merge.dtype: bfloat16`.",
+    ),
+    "W0510": Code(
+        "optimizer field without effect",
+        "The optimizer has no such hyperparameter, so the value that is given does nothing.",
+        "Remove it, or choose the optimizer that has it.",
+    ),
+    "W0511": Code(
+        "preference field without effect",
+        "beta and label_smoothing belong to objectives that this recipe does not have.",
+        "Remove it.",
+    ),
+    "E0512": Code(
+        "adapter of a full fine-tuning",
+        "Without a lora section there is no adapter that could be written as PEFT's.",
+        "`adapter: false`.",
     ),
 }
 
@@ -697,11 +758,6 @@ MODEL: dict[str, Code] = {
 }
 
 UNAVAILABLE: dict[str, Code] = {
-    "E0901": Code(
-        "full fine-tuning",
-        "The recipe has no lora section.",
-        "Add one.",
-    ),
     "E0902": Code(
         "several hosts",
         "The mesh spans several machines.",
@@ -712,41 +768,6 @@ UNAVAILABLE: dict[str, Code] = {
         "The accelerator is a CPU, or Tunix's model of the family has no splash path.",
         "`attention: dot`.",
     ),
-    "E0904": Code(
-        "splash attention with packing",
-        "Tunix's splash path sees no borders between packed samples.",
-        "`attention: dot`, or `packing: false`.",
-    ),
-    "E0905": Code(
-        "quantised base",
-        "lora.quantize is set.",
-        "`quantize: null`.",
-    ),
-    "E0906": Code(
-        "data.transform",
-        "Rows cannot be transformed by a function yet.",
-        "Apply it beforehand.",
-    ),
-    "E0907": Code(
-        "data format",
-        "Formats other than chat are not read yet.",
-        "Convert the rows to chat messages.",
-    ),
-    "E0908": Code(
-        "data source",
-        "Only JSON-lines files are read, local or gs://.",
-        "Convert the source to .jsonl.",
-    ),
-    "E0909": Code(
-        "source weights",
-        "Sources cannot be mixed by weight yet.",
-        "Remove the weight.",
-    ),
-    "E0910": Code(
-        "loss_on completion",
-        "It belongs to a format that is not read yet.",
-        "`loss_on: assistant`.",
-    ),
     "E0911": Code(
         "Weights & Biases",
         "log.wandb_project is set.",
@@ -756,11 +777,6 @@ UNAVAILABLE: dict[str, Code] = {
         "serving an adapter",
         "serve.weights is adapter.",
         "`weights: merged`.",
-    ),
-    "E0913": Code(
-        "optimizer",
-        "Only adamw is there.",
-        "`name: adamw`.",
     ),
     "E0915": Code(
         "serving on several hosts",
@@ -784,6 +800,9 @@ UNAVAILABLE: dict[str, Code] = {
         "Nothing, or leave it out.",
     ),
 }
+
+RETIRED = ("E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913")
+"""Codes of earlier versions, of what is available now; none is used again."""
 
 CODES: dict[str, Code] = {
     **FILES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.checks import availability, data, lora, mesh, model, paths, serve, sharding, train
+from compiler.checks import availability, data, formats, lora, mesh, model, paths, serve, sharding, train
 from compiler.facts import Facts
 from spec.diagnostics import Diagnostic
 
@@ -11,6 +11,7 @@ CHECKS = (
     mesh.check,
     sharding.check,
     lora.check,
+    formats.check,
     data.check,
     train.check,
     serve.check,

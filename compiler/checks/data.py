@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path
 
 from compiler import catalog
+from compiler.checks.formats import is_dataset, is_known
 from compiler.checks.paths import escapes, is_inline
 from compiler.facts import Facts
 from compiler.steps import read_local
 from compiler.wording import listing
 from runtime.families import FAMILIES
 from spec.diagnostics import Diagnostic
-from spec.paths import join
 
 FOREIGN_MARKERS = {"<|im_start|>": "ChatML (Qwen)", "<|start_header_id|>": "Llama 3", "[INST]": "Mistral"}
 """Turn markers of families that are not in the catalogue."""
-
-CHAT_FIELDS = ("messages", "role", "content")
 
 TITLES = {"gemma3": "Gemma 3", "gemma4": "Gemma 4"}
 
@@ -36,11 +33,10 @@ LARGEST_TEMPLATE = 2**20
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _files(facts)
-    yield from _fields(facts)
     yield from _tokenizer(facts)
     yield from _template(facts)
     yield from _length(facts)
-    if facts.recipe.data.loss_on == "all":
+    if facts.recipe.data.loss_on == "all" and facts.recipe.data.format != "text":
         yield Diagnostic(
             "W0408",
             "every token carries loss, the user's too: the model also learns to write the prompts, and its "
@@ -56,45 +52,27 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
     for part, sources in (("train", data.train), ("eval", data.eval)):
         for index, source in enumerate(sources):
             path, where = source.path, f"data.{part}[{index}].path"
-            earlier = seen.setdefault(str(Path(path)) if "://" not in path else path, part)
+            plain = str(Path(path)) if "://" not in path else path
+            earlier = seen.setdefault(f"{plain} {source.config} {source.split}", part)
             if (part, earlier) == ("eval", "train"):
                 yield Diagnostic(
                     "W0409",
                     f"`{path}` is trained on and evaluated on: the evaluation's loss says nothing about "
                     "new samples",
                     where,
-                    "hold some samples out in a file of their own",
+                    "hold some samples out, in a file or split of their own",
                 )
-            elif _is_local(path) and not (facts.folder / path).is_file():
+            elif _is_local(path) and not (facts.folder / path).exists():
                 yield Diagnostic(
                     "W0401",
-                    f"there is no file `{path}` beside the recipe",
+                    f"there is no {'folder' if is_dataset(path) else 'file'} `{path}` beside the recipe",
                     where,
                     "put it there, or have it below the folder that train.py is given by --data-dir",
                 )
 
 
 def _is_local(path: str) -> bool:
-    return path.endswith(".jsonl") and "://" not in path and not escapes(path)
-
-
-def _fields(facts: Facts) -> Iterator[Diagnostic]:
-    data = facts.recipe.data
-    for name in data.fields if data.format == "chat" else ():
-        if name not in CHAT_FIELDS:
-            close = get_close_matches(name, CHAT_FIELDS, n=1, cutoff=0.5)
-            turned = data.fields[name] if data.fields[name] in CHAT_FIELDS else None
-            if turned:
-                way = f"the key is the format's name and the value the source's: {turned}: {name}"
-            else:
-                hint = f"did you mean `{close[0]}`? " if close else ""
-                way = f"{hint}the key is the format's name, the value the source's: messages: conversations"
-            yield Diagnostic(
-                "E0413",
-                f"chat data has no field `{name}`: it has {listing(CHAT_FIELDS)}",
-                join(("data", "fields", name)),
-                way,
-            )
+    return "://" not in path and not escapes(path) and is_known(path)
 
 
 def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
@@ -126,7 +104,7 @@ def _template(facts: Facts) -> Iterator[Diagnostic]:
         if (
             model is not None
             and model.chat is False
-            and data.format == "chat"
+            and data.format in ("chat", "instruction")
             and facts.recipe.model.tokenizer is None
         ):
             yield Diagnostic(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from compiler.facts import Facts
 from compiler.wording import in_layers, listing, plural, ranges
-from runtime.adapters import matches
+from runtime.adapters import by_pattern, matches
 from spec.diagnostics import Diagnostic
+from spec.paths import join
 
 if TYPE_CHECKING:
     from spec.language import Lora
@@ -36,6 +37,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         yield from _target(facts, section, target, f"lora.targets[{index}]")
     yield from _nothing_adapted(facts, section)
     yield from _covered_twice(facts, section)
+    yield from _patterns(facts, section)
     yield from _settings(facts, section)
 
 
@@ -177,6 +179,54 @@ def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         seen |= hit
 
 
+def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
+    """Keys of rank_pattern and alpha_pattern that match nothing; fused projections that cannot differ."""
+    if facts.lora is None:
+        return
+    lora = facts.lora
+    adapted = [
+        [name for slot in site.slots if _is_target(section, name := f"layers.{site.layer}.{slot}")]
+        for site in facts.sites
+        if site.layer in (facts.layers or ())
+    ]
+    projections = list(dict.fromkeys(name.rpartition(".")[2] for names in adapted for name in names))
+    for key, patterns in (("rank_pattern", section.rank_pattern), ("alpha_pattern", section.alpha_pattern)):
+        for pattern in patterns:
+            where = join(("lora", key, pattern))
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield Diagnostic(
+                    "E0303", f"`{pattern}` is not a regular expression: {error}", where, "name a projection"
+                )
+                continue
+            if not any(by_pattern({pattern: 1}, name, 0) for names in adapted for name in names):
+                close = get_close_matches(pattern, projections, n=1, cutoff=0.5)
+                hint = f"did you mean `{close[0]}`? " if close else ""
+                yield Diagnostic(
+                    "E0313",
+                    f"`{pattern}` matches no projection that has an adapter",
+                    where,
+                    f"{hint}adapted are {listing(projections)}",
+                )
+    if section.kv != "shared":
+        return
+    for names in adapted:
+        if len({(lora.rank_of(name), lora.alpha_of(name)) for name in names}) > 1:
+            yield Diagnostic(
+                "E0314",
+                f"{listing(f'`{name}`' for name in names)} share one A under kv: shared, and cannot have "
+                "ranks or alphas of their own",
+                facts.first_given("lora.rank_pattern", "lora.alpha_pattern"),
+                "kv: independent",
+            )
+            return
+
+
+def _is_target(section: Lora, module: str) -> bool:
+    return any(matches(target, module) for target in section.targets)
+
+
 def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     if section.dtype == "bfloat16":
         yield Diagnostic(
@@ -208,13 +258,16 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "are not comparable with PEFT's at the same learning rate",
             "lora.init",
         )
-    scale = section.alpha / section.rank
+    scale = section.alpha / (section.rank**0.5 if section.rslora else section.rank)
     if scale > SENSIBLE_SCALE:
         yield Diagnostic(
             "W0311",
-            f"alpha / rank is {scale:g}: the adapters' product is multiplied by it",
+            f"alpha / {'sqrt(rank)' if section.rslora else 'rank'} is {scale:g}: the adapters' product is "
+            "multiplied by it",
             "lora.alpha",
-            f"usual is alpha = rank ({section.rank}) or twice that",
+            "usual is a factor of 1 or 2"
+            if section.rslora
+            else f"usual is alpha = rank ({section.rank}) or twice that",
         )
     if facts.model is not None:
         narrowest = min(

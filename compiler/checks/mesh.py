@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from compiler.facts import Facts
 from compiler.wording import divisors, in_layers, listing, plural
 from runtime.families import Architecture
 from spec.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from spec.language import Recipe
 
 BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -18,6 +22,15 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _heads(facts)
     yield from _micro_batch(facts)
     yield from _memory(facts)
+    accelerator = facts.accelerator
+    if facts.recipe.remat.policy == "offload_dots" and accelerator and accelerator.platform == "cpu":
+        yield Diagnostic(
+            "E0219",
+            f"remat.policy offload_dots moves activations to the host's memory, and {accelerator.name} has "
+            "no other",
+            "remat.policy",
+            "policy: save_dots",
+        )
 
 
 def _product(facts: Facts) -> Iterator[Diagnostic]:
@@ -103,11 +116,29 @@ def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _memory(facts: Facts) -> Iterator[Diagnostic]:
-    """The base weights alone against a chip's memory: a bound that no setting gets below."""
+    """The weights alone against a chip's memory, or what training them all takes: bounds that no setting
+    gets below."""
     accelerator = facts.accelerator
     if accelerator is None or accelerator.hbm_gib is None or facts.model is None:
         return
-    size = BYTES[facts.recipe.model.dtype]
+    recipe = facts.recipe
+    size = BYTES[recipe.model.dtype]
+    if recipe.lora is not None and recipe.lora.quantize is not None:
+        return  # smaller than that, and not known before it is quantised
+    state = state_bytes(recipe)
+    if state:
+        gib = weight_gib(facts, size + state) * accelerator.devices_per_chip
+        if gib > accelerator.hbm_gib:
+            yield Diagnostic(
+                "E0216",
+                f"the weights of {facts.model.title}, their gradient and the state of "
+                f"{recipe.train.optimizer.name} take {gib:.1f} GiB of each chip under this mesh, and a "
+                f"{accelerator.name} chip has {accelerator.hbm_gib:g} GiB",
+                "mesh.axes",
+                "train adapters (add a lora section), or split the weights over more devices: a larger "
+                "slice, or axes whose product is all of its devices",
+            )
+        return
     gib = weight_gib(facts, size) * accelerator.devices_per_chip
     if gib > accelerator.hbm_gib:
         yield Diagnostic(
@@ -118,6 +149,20 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
             "split the weights over more devices: a larger slice, or axes whose product is all of its "
             "devices",
         )
+
+
+MOMENTS = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}
+"""Arrays as large as the weights that each optimizer keeps, without sgd's momentum."""
+
+
+def state_bytes(recipe: Recipe) -> int:
+    """Bytes for each weight of its gradient, float32 copy and optimizer state; 0 with adapters."""
+    if recipe.lora is not None:
+        return 0
+    optimizer, size = recipe.train.optimizer, BYTES[recipe.model.dtype]
+    master = recipe.model.dtype == "bfloat16" and optimizer.master_weights
+    moments = MOMENTS[optimizer.name] + (optimizer.name == "sgd" and optimizer.momentum > 0)
+    return size + (4 + moments * 4 if master else moments * size)
 
 
 def weight_gib(facts: Facts, bytes_per_number: int) -> float:

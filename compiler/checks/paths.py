@@ -66,7 +66,9 @@ def escapes(path: str) -> bool:
 
 def _outputs(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
-    outputs = (("checkpoint.directory", recipe.checkpoint.directory), ("merge.output", recipe.merge.output))
+    outputs = [("checkpoint.directory", recipe.checkpoint.directory), ("merge.output", recipe.merge.output)]
+    if recipe.cache.directory is not None:
+        outputs.append(("cache.directory", recipe.cache.directory))
     for where, path in outputs:
         if path.startswith("gs://"):
             continue
@@ -85,7 +87,7 @@ def _outputs(facts: Facts) -> Iterator[Diagnostic]:
                 where,
                 "choose a folder of another name",
             )
-    directory, output = (_plain(path) for _, path in outputs)
+    directory, output = (_plain(path) for _, path in outputs[:2])
     if directory == output or directory in output.parents or output in directory.parents:
         yield Diagnostic(
             "E0505",

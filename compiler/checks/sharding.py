@@ -84,7 +84,11 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
     weights = {path for path, shape, spec in arrays if indivisible(path, shape, spec, facts.axes)}
     if facts.lora is not None and facts.model is not None:
         specs = {p.path: p.spec for p in facts.ruled}
-        for adapter in build_adapters(facts.model.family, facts.model.architecture, facts.lora, specs):
+        try:
+            adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora, specs)
+        except ValueError:
+            adapters = []  # the checks of the lora section say why there are none
+        for adapter in adapters:
             if adapter.site.weight not in weights:  # else its dimension is the weight's, which is named
                 arrays.append((adapter.a_path, adapter.a_shape, adapter.a_spec))
                 arrays.append((adapter.b_path, adapter.b_shape, adapter.b_spec))

@@ -21,6 +21,7 @@ SIZES = range(64, 0, -1)
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _batches(facts)
     yield from _steps(facts)
+    yield from _without_effect(facts)
     train = facts.recipe.train
     rate = train.optimizer.learning_rate
     if rate > HIGHEST_RATE:
@@ -43,6 +44,44 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "the merged checkpoint is written in float32: twice the base's size, and served in bfloat16 "
             "all the same",
             "merge.dtype",
+        )
+
+
+HYPERPARAMETERS = {
+    "adamw": {"b1", "b2", "eps"},
+    "lion": {"b1", "b2"},
+    "adafactor": set(),
+    "sgd": {"momentum"},
+}
+"""Of the fields b1, b2, eps and momentum, those that each optimizer has."""
+
+
+def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
+    recipe, train = facts.recipe, facts.recipe.train
+    optimizer = train.optimizer
+    ignored = {"b1", "b2", "eps", "momentum"} - HYPERPARAMETERS[optimizer.name]
+    if recipe.lora is not None or recipe.model.dtype == "float32":
+        ignored.add("master_weights")
+    for name in sorted(ignored & optimizer.model_fields_set):
+        why = (
+            f"{optimizer.name} has no {name}"
+            if name != "master_weights"
+            else "it belongs to full fine-tuning in bfloat16"
+        )
+        yield Diagnostic(
+            "W0510", f"{name} has no effect: {why}", f"train.optimizer.{name}", "remove the line"
+        )
+    without = {"sft": ("beta", "label_smoothing"), "orpo": ("label_smoothing",), "dpo": ()}[train.objective]
+    for name in sorted(set(without) & train.model_fields_set):
+        yield Diagnostic(
+            "W0511", f"{name} has no effect on {train.objective}", f"train.{name}", "remove the line"
+        )
+    if recipe.lora is None and recipe.merge.adapter and "adapter" in recipe.merge.model_fields_set:
+        yield Diagnostic(
+            "E0512",
+            "there is no adapter to write: without a lora section every weight is trained",
+            "merge.adapter",
+            "adapter: false",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.emitters.chat_template import template_file
+from compiler.emitters.data_files import template_file
 from compiler.emitters.python import Name, Value, assignment, docstring, string
 from compiler.emitters.settings import about, model_settings
 from compiler.render import render
@@ -21,13 +21,19 @@ def emit_merge(program: Program) -> str:
         "CHECKPOINT": recipe.checkpoint.directory,
         "OUTPUT": recipe.merge.output,
         "DTYPE": recipe.merge.dtype,
-        "ADAPTER": recipe.merge.adapter,
+        "ADAPTER": recipe.merge.adapter and program.lora is not None,
     }
     template = template_file(program)
     return render(
         "merge.py",
-        title=docstring(f"Merges the adapters that train.py makes into {recipe.model.id}."),
+        title=docstring(f"{_purpose(program)} {recipe.model.id}."),
         about=about(program),
         chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
         constants=[assignment(name, value) for name, value in constants.items()],
     )
+
+
+def _purpose(program: Program) -> str:
+    if program.lora is None:
+        return "Writes the weights that train.py makes in the format of"
+    return "Merges the adapters that train.py makes into"

@@ -126,9 +126,9 @@ def number(value: float) -> str:
     return f"{digits}e{int(exponent)}"
 
 
-def string(value: str) -> str:
-    """A string literal, in double quotes unless that needs more escapes."""
-    quote = "'" if value.count('"') > value.count("'") else '"'
+def string(value: str, quote: str | None = None) -> str:
+    """A string literal, in double quotes unless that needs more escapes or other quotes are asked for."""
+    quote = quote or ("'" if value.count('"') > value.count("'") else '"')
     return quote + "".join(_character(character, quote) for character in value) + quote
 
 

@@ -138,15 +138,20 @@ def _figures(program: Program) -> list[tuple[str, str]]:
     if program.lora is not None:
         lora, trainable = program.lora, program.trainable_parameters
         share = trainable / program.base_parameters
-        projections = sum(len(adapter.trained) for adapter in program.adapters)
+        projections = sum(len(adapter.projections) for adapter in program.adapters)
         figures += [
             ("Trainable", f"{trainable:,} parameters ({share:.2%}) in {lora.dtype}"),
             (
                 "LoRA",
                 f"rank {lora.rank}, alpha {lora.alpha:g}, dropout {lora.dropout:g}, on "
-                f"{plural(projections, 'projection')}",
+                f"{plural(projections, 'projection')}"
+                + (f", on a base in {lora.quantize}" if lora.quantize else ""),
             ),
         ]
+    else:
+        figures.append(("Trainable", "every parameter"))
+    if train.objective != "sft":
+        figures.append(("Objective", f"{train.objective.upper()}, beta {train.beta:g}"))
     figures += [("Optimizer", _optimizer(program)), ("Checkpoints", _checkpoints(program))]
     price = _price(program)
     return [*figures, ("Price", price)] if price else figures
@@ -162,8 +167,9 @@ def _optimizer(program: Program) -> str:
     share = f"{schedule.final_ratio:g} of the peak" if schedule.final_ratio else "0"
     decay = f" to {share}" if schedule.name != "constant" else ""
     clip = f"clipped to norm {optimizer.max_grad_norm:g}" if optimizer.max_grad_norm else "no clipping"
+    name = {"adamw": "AdamW", "lion": "Lion", "adafactor": "Adafactor", "sgd": "SGD"}[optimizer.name]
     return (
-        f"AdamW, peak learning rate {optimizer.learning_rate:g}, {schedule.name}{decay}{warmup}, "
+        f"{name}, peak learning rate {optimizer.learning_rate:g}, {schedule.name}{decay}{warmup}, "
         f"weight decay {optimizer.weight_decay:g}, {clip}"
     )
 

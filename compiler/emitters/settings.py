@@ -49,7 +49,15 @@ def lora_settings(lora: LoraSettings) -> Call:
     }
     if lora.layers is not None:
         arguments["layers"] = layer_numbers(lora.layers)
+    if lora.rslora:
+        arguments["rslora"] = True
+    if lora.rank_pattern:
+        arguments["rank_pattern"] = dict(lora.rank_pattern)
+    if lora.alpha_pattern:
+        arguments["alpha_pattern"] = dict(lora.alpha_pattern)
     arguments |= {"init": lora.init, "dtype": lora.dtype, "kv": lora.kv}
+    if lora.quantize is not None:
+        arguments["quantize"] = lora.quantize
     return Call("LoraSettings", arguments)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.emitters.chat_template import template_file
+from compiler.emitters.data_files import template_file
+from compiler.emitters.optimizer import hyperparameters, needs_master_weights, optimizer
 from compiler.emitters.python import Call, Name, Value, assignment, docstring, statement, string
 from compiler.emitters.settings import about, lora_settings, model_settings
 from compiler.render import render
 
 if TYPE_CHECKING:
     from compiler.program import Program
+    from spec.language import DataSource
 
 
 def emit_train(program: Program) -> str:
@@ -19,25 +21,44 @@ def emit_train(program: Program) -> str:
     template = template_file(program)
     return render(
         "train.py",
-        title=docstring(f"LoRA fine-tuning of {recipe.model.id} on {program.accelerator.name}."),
+        title=docstring(f"{_kind(program)} of {recipe.model.id} on {program.accelerator.name}."),
         about=about(program),
         math=recipe.train.schedule.warmup_ratio is not None,
         lora=program.lora is not None,
         chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
         constants=[assignment(name, value) for name, value in _constants(program).items()],
         hyperparameters=[assignment(name, value) for name, value in _hyperparameters(program).items()],
+        imports=_settings(program),
+        master_weights=needs_master_weights(program),
         warmup=_warmup(program),
         schedule=statement("return ", _schedule(program), indent=4),
-        optimizer=statement("return ", _optimizer(program), indent=4),
+        optimizer=statement("return ", optimizer(program), indent=4),
         run=_run_arguments(program),
     )
 
 
 def _run_arguments(program: Program) -> list[str]:
     """The arguments of runtime.train.run, in its order."""
-    settings = ["MODEL", "MESH", "LORA", "DATA", "TRAIN", "CHECKPOINT"]
-    names = ["ARTIFACT", "arguments", *settings, "learning_rate", "optimizer"]
-    return [*names, "rules=SHARDING_RULES"] if program.rules else names
+    lora = "None" if program.lora is None else "LORA"
+    names = ["ARTIFACT", "arguments", "MODEL", "MESH", lora, "DATA", "TRAIN", "CHECKPOINT"]
+    names += ["learning_rate", "optimizer"]
+    names += ["rules=SHARDING_RULES"] if program.rules else []
+    return [*names, "cache=CACHE"] if program.recipe.cache.directory is not None else names
+
+
+def _kind(program: Program) -> str:
+    """What the run is called in the script's first line."""
+    lora, objective = program.recipe.lora, program.recipe.train.objective
+    size = "Full" if lora is None else "QLoRA" if lora.quantize else "LoRA"
+    return f"{size} fine-tuning" if objective == "sft" else f"{size} {objective.upper()} training"
+
+
+def _settings(program: Program) -> list[str]:
+    """What the script imports from runtime.settings."""
+    names = ["CheckpointSettings", "DataSettings", "MeshSettings", "ModelSettings"]
+    data = program.recipe.data
+    names += ["Source"] if any(_is_more_than_a_path(s) for s in (*data.train, *data.eval)) else []
+    return [*names, "TrainSettings"]
 
 
 def _constants(program: Program) -> dict[str, Value]:
@@ -68,31 +89,62 @@ def _constants(program: Program) -> dict[str, Value]:
             "keep": checkpoint.keep,
         },
     )
+    if recipe.cache.directory is not None:
+        out["CACHE"] = recipe.cache.directory
     return out
 
 
 def _data(program: Program) -> Call:
     data = program.recipe.data
-    arguments: dict[str, Value] = {"train": tuple(source.path for source in data.train)}
+    arguments: dict[str, Value] = {"train": tuple(_source(source) for source in data.train)}
     if data.eval:
-        arguments["eval"] = tuple(source.path for source in data.eval)
+        arguments["eval"] = tuple(_source(source) for source in data.eval)
+    arguments["format"] = data.format
     if data.fields:
         arguments["fields"] = dict(data.fields)
+    if data.transform is not None:
+        path, _, function = data.transform.partition(":")
+        file = string(path, quote="'")
+        arguments["transform"] = Name(f'f"{{ARTIFACT / {file}}}:{function}"')
     if data.chat_template is not None:
         arguments["chat_template"] = Name('CHAT_TEMPLATE.read_text(encoding="utf-8")')
     arguments |= {
         "loss_on": data.loss_on,
         "max_length": data.max_length,
         "overlong": data.overlong,
+        "max_invalid_ratio": data.max_invalid_ratio,
         "packing": data.packing,
         "shuffle_seed": data.shuffle_seed,
     }
     return Call("DataSettings", arguments)
 
 
+def _source(source: DataSource) -> Value:
+    """A source's path, or all of it where there is more to say."""
+    if not _is_more_than_a_path(source):
+        return source.path
+    arguments: dict[str, Value] = {"*0": source.path}
+    if source.weight != 1.0:
+        arguments["weight"] = source.weight
+    if source.split is not None:
+        arguments["split"] = source.split
+    if source.config is not None:
+        arguments["config"] = source.config
+    return Call("Source", arguments)
+
+
+def _is_more_than_a_path(source: DataSource) -> bool:
+    return source.weight != 1.0 or source.split is not None or source.config is not None
+
+
 def _train(program: Program) -> Call:
     train = program.recipe.train
-    arguments: dict[str, Value] = {
+    arguments: dict[str, Value] = {}
+    if train.objective != "sft":
+        arguments |= {"objective": train.objective, "beta": train.beta}
+    if train.objective == "dpo":
+        arguments["label_smoothing"] = train.label_smoothing
+    arguments |= {
         "epochs": train.epochs,
         "steps": train.steps,
         "global_batch_size": train.global_batch_size,
@@ -115,15 +167,7 @@ def _hyperparameters(program: Program) -> dict[str, Value]:
         out["WARMUP_STEPS"] = schedule.warmup_steps
     if schedule.name != "constant":
         out["FINAL_RATIO"] = schedule.final_ratio
-    out |= {
-        "B1": optimizer.b1,
-        "B2": optimizer.b2,
-        "EPS": optimizer.eps,
-        "WEIGHT_DECAY": optimizer.weight_decay,
-    }
-    if optimizer.max_grad_norm is not None:
-        out["MAX_GRAD_NORM"] = optimizer.max_grad_norm
-    return out
+    return out | hyperparameters(optimizer)
 
 
 def _has_warmup(program: Program) -> bool:
@@ -171,20 +215,3 @@ def _schedule(program: Program) -> Call:
 
 def _joined(first: Call, second: Call, boundary: Name) -> Call:
     return Call("optax.join_schedules", {"*0": [first, second], "*1": [boundary]})
-
-
-def _optimizer(program: Program) -> Call:
-    adamw = Call(
-        "optax.adamw",
-        {
-            "*0": Name("schedule"),
-            "b1": Name("B1"),
-            "b2": Name("B2"),
-            "eps": Name("EPS"),
-            "weight_decay": Name("WEIGHT_DECAY"),
-        },
-    )
-    if program.recipe.train.optimizer.max_grad_norm is None:
-        return adamw
-    clip = Call("optax.clip_by_global_norm", {"*0": Name("MAX_GRAD_NORM")})
-    return Call("optax.chain", {"*0": clip, "*1": adamw})

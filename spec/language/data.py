@@ -58,6 +58,10 @@ def _loss_of_format(given: dict[str, Any]) -> str:
     return {"chat": "assistant", "text": "all"}.get(str(given.get("format", "chat")), "completion")
 
 
+def _packs(given: dict[str, Any]) -> bool:
+    return given.get("format") != "preference"
+
+
 class Data(Section):
     """Samples, and how they become rows of tokens."""
 
@@ -109,7 +113,8 @@ class Data(Section):
     packing: bool = field(
         "Put several samples into one row, each attending to itself alone; otherwise one sample a row, "
         "padded.",
-        True,
+        default_is="true, or false for preferences",
+        default_factory=_packs,
     )
     shuffle_seed: int | None = field(
         "Seed of the order of samples, which differs in each epoch; null keeps the sources' order.",

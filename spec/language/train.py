@@ -8,6 +8,10 @@ from typing import Any, Literal
 from spec.language.base import Problem, Section, field, section
 
 
+def _b2_of_optimizer(given: dict[str, Any]) -> float:
+    return 0.99 if given.get("name") == "lion" else 0.999
+
+
 class Optimizer(Section):
     """The optimizer of optax, and its hyperparameters; one that has no use for a field ignores it."""
 
@@ -17,7 +21,12 @@ class Optimizer(Section):
     )
     b1: float = field("Decay of the gradient's running mean.", 0.9, unit="none (a factor)", ge=0, lt=1)
     b2: float = field(
-        "Decay of the squared gradient's running mean.", 0.999, unit="none (a factor)", ge=0, lt=1
+        "Decay of the squared gradient's running mean; lion: of the gradient's.",
+        unit="none (a factor)",
+        default_is="0.999, or 0.99 for lion",
+        default_factory=_b2_of_optimizer,
+        ge=0,
+        lt=1,
     )
     eps: float = field("Added to the denominator.", 1.0e-8, unit="none", gt=0, allow_inf_nan=False)
     momentum: float = field(

@@ -44,9 +44,11 @@ LORA = LoraSettings(
 )
 DATA = DataSettings(
     train=("gs://bucket/train.jsonl",),
+    format="chat",
     loss_on="last_assistant",
     max_length=3072,
     overlong="drop",
+    max_invalid_ratio=0.1,
     packing=True,
     shuffle_seed=0,
 )
@@ -61,6 +63,7 @@ TRAIN = TrainSettings(
     tensorboard=True,
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=100, keep=3)
+CACHE = "cache"
 
 LEARNING_RATE = 1e-4
 WARMUP_RATIO = 0.1
@@ -111,5 +114,6 @@ if __name__ == "__main__":
             learning_rate,
             optimizer,
             rules=SHARDING_RULES,
+            cache=CACHE,
         )
     )

@@ -49,9 +49,11 @@ LORA = LoraSettings(
 )
 DATA = DataSettings(
     train=("gs://bucket/train.jsonl",),
+    format="chat",
     loss_on="assistant",
     max_length=3072,
     overlong="drop",
+    max_invalid_ratio=0.1,
     packing=True,
     shuffle_seed=0,
 )
@@ -66,6 +68,7 @@ TRAIN = TrainSettings(
     tensorboard=True,
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=100, keep=3)
+CACHE = "cache"
 
 LEARNING_RATE = 1e-4
 FINAL_RATIO = 0.0
@@ -99,5 +102,6 @@ if __name__ == "__main__":
             CHECKPOINT,
             learning_rate,
             optimizer,
+            cache=CACHE,
         )
     )

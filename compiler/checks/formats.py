@@ -1,0 +1,174 @@
+"""What the samples are: sources, formats, columns and the transform, against what is learnt from them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+
+from compiler.checks.paths import escapes
+from compiler.facts import Facts
+from compiler.wording import listing
+from spec.diagnostics import Diagnostic
+from spec.paths import join
+
+FIELDS = {
+    "chat": ("messages", "role", "content", "tools"),
+    "instruction": ("instruction", "input", "output", "system"),
+    "prompt_completion": ("prompt", "completion", "role", "content"),
+    "text": ("text",),
+    "preference": ("prompt", "chosen", "rejected", "role", "content"),
+}
+"""What `data.fields` can rename in each format."""
+
+LOSS_ON = {
+    "chat": ("assistant", "last_assistant", "all"),
+    "instruction": ("completion", "assistant", "last_assistant", "all"),
+    "prompt_completion": ("completion", "all"),
+    "text": ("all",),
+    "preference": ("completion",),
+}
+"""Which tokens of each format can carry loss."""
+
+COMPRESSIBLE = (".jsonl", ".json", ".csv")
+ENDINGS = (*COMPRESSIBLE, ".parquet", ".arrow", ".array_record", ".arrayrecord")
+COMPRESSIONS = (".gz", ".zst")
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    yield from _objective(facts)
+    yield from _loss_on(facts)
+    yield from _fields(facts)
+    yield from _sources(facts)
+    yield from _transform(facts)
+
+
+def _objective(facts: Facts) -> Iterator[Diagnostic]:
+    data, objective = facts.recipe.data, facts.recipe.train.objective
+    if (objective == "sft") != (data.format != "preference"):
+        wanted = "preference" if objective != "sft" else "chat"
+        learnt = "sft" if data.format != "preference" else "dpo or orpo"
+        what = "pairs of answers" if objective != "sft" else "samples to write"
+        yield Diagnostic(
+            "E0414",
+            f"train.objective {objective} learns from {what}, and data.format is {data.format}",
+            facts.first_given("train.objective", "data.format"),
+            f"data.format: {wanted}, or train.objective: {learnt}",
+        )
+    if data.format == "preference" and data.packing:
+        yield Diagnostic(
+            "E0419",
+            "preferences are not packed: the chosen and the rejected answer of a pair are compared whole",
+            "data.packing",
+            "packing: false",
+        )
+
+
+def _loss_on(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    if data.loss_on not in LOSS_ON[data.format]:
+        yield Diagnostic(
+            "E0415",
+            f"loss_on {data.loss_on} means nothing in data of the format {data.format}",
+            "data.loss_on",
+            f"loss_on: {listing(LOSS_ON[data.format], 'or')}",
+        )
+
+
+def _fields(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    known = FIELDS[data.format]
+    for name in data.fields:
+        if name in known:
+            continue
+        close = get_close_matches(name, known, n=1, cutoff=0.5)
+        turned = data.fields[name] if data.fields[name] in known else None
+        if turned:
+            way = f"the key is the format's name and the value the source's: {turned}: {name}"
+        else:
+            hint = f"did you mean `{close[0]}`? " if close else ""
+            way = f"{hint}the key is the format's name, the value the source's, as in {known[0]}: my_column"
+        yield Diagnostic(
+            "E0413",
+            f"{data.format} data has no field `{name}`: it has {listing(known)}",
+            join(("data", "fields", name)),
+            way,
+        )
+
+
+def _sources(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    for part, sources in (("train", data.train), ("eval", data.eval)):
+        for index, source in enumerate(sources):
+            where = f"data.{part}[{index}]"
+            if not is_known(source.path):
+                yield Diagnostic(
+                    "E0417",
+                    f"the name `{source.path}` does not tell what kind of data it is",
+                    f"{where}.path",
+                    f"files end in {listing(ENDINGS[:-1], 'or')} ({listing(COMPRESSIBLE)} also with .gz or "
+                    ".zst); hf://OWNER/NAME is a data set of the Hugging Face hub, and a name without an "
+                    "ending a data set's folder",
+                )
+            elif not is_dataset(source.path):
+                for key in ("split", "config"):
+                    if getattr(source, key) is not None:
+                        yield Diagnostic(
+                            "E0418",
+                            f"`{source.path}` is a file, and only Hugging Face data sets have a {key}",
+                            f"{where}.{key}",
+                            "remove it, or name the data set, as hf://OWNER/NAME or as its folder",
+                        )
+
+
+def is_dataset(path: str) -> bool:
+    """Whether a source is a Hugging Face data set: on the hub, or a folder."""
+    return path.startswith("hf://") or not Path(path).suffix
+
+
+def is_known(path: str) -> bool:
+    """Whether a source's name tells how it is read."""
+    if path.startswith("hf://"):
+        owner, _, name = path.removeprefix("hf://").partition("/")
+        return bool(owner and name)
+    plain = path
+    for compression in COMPRESSIONS:
+        if path.endswith(compression):
+            plain = path.removesuffix(compression)
+            return plain.endswith(COMPRESSIBLE)
+    return plain.endswith(ENDINGS) or not Path(plain).suffix
+
+
+def _transform(facts: Facts) -> Iterator[Diagnostic]:
+    transform = facts.recipe.data.transform
+    if transform is None:
+        return
+    path, _, name = transform.partition(":")
+    if escapes(path):
+        return
+    try:
+        module = ast.parse((facts.folder / path).read_bytes(), filename=path)
+    except OSError:
+        yield Diagnostic(
+            "E0416",
+            f"there is no file `{path}` beside the recipe",
+            "data.transform",
+            "the path is relative to the recipe's folder",
+        )
+        return
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        reason = error.msg if isinstance(error, SyntaxError) else str(error)
+        yield Diagnostic(
+            "E0416", f"`{path}`{line} is not Python: {reason}", "data.transform", "correct the file"
+        )
+        return
+    functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
+    if name not in functions:
+        close = get_close_matches(name, functions, n=1, cutoff=0.5)
+        hint = f"did you mean `{close[0]}`? " if close else ""
+        has = f"it has {listing(f'`{f}`' for f in functions)}" if functions else "it has none"
+        yield Diagnostic(
+            "E0416", f"`{path}` has no function `{name}`", "data.transform", f"{hint}{has} at its top level"
+        )

@@ -1,0 +1,2 @@
+def cleen(row):
+    return row
