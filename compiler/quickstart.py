@@ -16,7 +16,8 @@ from compiler import catalog
 from compiler.artifact import ArtifactError, write
 from compiler.emit import emit
 from compiler.lower import lower
-from compiler.miniature import complete, write_checkpoint
+from compiler.miniature import write_checkpoint
+from compiler.miniature_config import complete
 from compiler.pipeline import (
     Pipeline,
     Run,

@@ -18,7 +18,8 @@ from compiler import catalog
 from compiler.artifact import write
 from compiler.emit import emit
 from compiler.lower import lower
-from compiler.miniature import shrink, write_checkpoint
+from compiler.miniature import write_checkpoint
+from compiler.miniature_config import shrink
 from compiler.miniature_recipe import Replacement, derive, scale_axes
 from compiler.pipeline import (
     Pipeline,

@@ -169,9 +169,7 @@ def test_qwix_makes_the_adapters_that_are_expected(name: str, layers: int, kv: s
     lora = LoraSettings(rank=4, alpha=8.0, targets=TARGETS, kv=kv)
     adapters = build_adapters(family, architecture, lora)
     rules = [
-        qwix.LoraRule(
-            module_path=adapter.module.replace(".", "/"), rank=adapter.total_rank, alpha=adapter.total_alpha
-        )
+        qwix.LoraRule(module_path=adapter.module.replace(".", "/"), rank=adapter.rank, alpha=1.0)
         for adapter in adapters
     ]
     model, config = family.tunix_model(architecture, dtype=jnp.bfloat16)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from compiler import catalog
-from compiler.miniature import complete, shrink, write_checkpoint
+from compiler.miniature import write_checkpoint
+from compiler.miniature_config import complete, shrink
 from compiler.miniature_recipe import scale_axes
 from compiler.miniature_tokenizer import SIZE
 from runtime.families import family_of

@@ -52,7 +52,7 @@ def test_1_a_regex_of_fused_names_is_an_error_that_names_the_layers_it_would_mis
     assert run.program is None
     message = only(run, "E0301")
     assert "10 layers of Gemma 4 31B (5, 11, 17, 23, 29, 35, 41, 47, 53, 59)" in message
-    adapted = {name for a in program(lowered()).adapters for name in a.projections}
+    adapted = {name for a in program(lowered()).adapters for name in (part.name for part in a.projections)}
     assert {f"layers.{i}.self_attn.k_proj" for i in range(60)} <= adapted
 
 
