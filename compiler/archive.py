@@ -46,7 +46,11 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     members = {f"{name}/{path}": folder / path for path in locked_files(folder)}
     members |= {f"{RUNTIME}/{path}": out_dir / RUNTIME / path for path in modules(out_dir / RUNTIME)}
     for path in _data_files(lock):
-        members.setdefault(f"{name}/{path}", _find_data(path, folder, recipe))
+        found = _find_data(path, folder, recipe)
+        for file in sorted(found.rglob("*")) if found.is_dir() else [found]:
+            if file.is_file():
+                inside = "" if file == found else f"/{file.relative_to(found).as_posix()}"
+                members.setdefault(f"{name}/{path.rstrip('/')}{inside}", file)
     target = archive or Path(f"{name}.tar.gz")
     _write(target, members)
     return target
@@ -114,7 +118,7 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
 
 
 def _data_files(lock: Mapping[str, Any]) -> list[str]:
-    """The local data files that the recipe names."""
+    """The local data files, and data sets' folders, that the recipe names."""
     data = lock["recipe"].get("data", {})
     sources = [*data.get("train", []), *data.get("eval", [])]
     return sorted({source["path"] for source in sources if "://" not in source["path"]})
@@ -123,7 +127,7 @@ def _data_files(lock: Mapping[str, Any]) -> list[str]:
 def _find_data(path: str, folder: Path, recipe: Path | None) -> Path:
     places = [folder] if recipe is None else [recipe.parent, folder]
     for place in places:
-        if (place / path).is_file():
+        if (place / path).exists():
             return place / path
     where = " nor in ".join(str(place) for place in places)
     raise ArtifactError(

@@ -25,6 +25,17 @@ MOST_LAYERS = 1000
 """A config.json with more is no model's, and would take minutes to look at."""
 
 
+FAMILY_TITLES = {
+    "gemma2": "Gemma 2",
+    "gemma3": "Gemma 3",
+    "gemma4": "Gemma 4",
+    "llama3": "Llama 3",
+    "qwen2": "Qwen 2.5",
+    "qwen3": "Qwen 3",
+}
+"""What to call the families in a message."""
+
+
 class UnknownModel(ValueError):
     """A model whose config.json is neither in the catalogue nor readable.
 
@@ -110,8 +121,13 @@ def family_name(model_id: str, folder: Path) -> str | None:
 
 def title(model_id: str) -> str:
     """What to call a model in a sentence: "google/gemma-4-31B-it" is "Gemma 4 31B"."""
-    match = re.fullmatch(r"(?:google/)?gemma-(\d+)-(.+?)(?:-(?:it|pt))?", model_id)
-    return f"Gemma {match[1]} {match[2].upper()}" if match else model_id
+    if match := re.fullmatch(r"(?:google/)?gemma-(\d+)-(.+?)(?:-(?:it|pt))?", model_id):
+        return f"Gemma {match[1]} {match[2].upper()}"
+    if match := re.fullmatch(r"(?:meta-llama/)?(?:Meta-)?Llama-([\d.]+)-(\w+)(?:-Instruct)?", model_id):
+        return f"Llama {match[1]} {match[2]}"
+    if match := re.fullmatch(r"(?:Qwen/)?Qwen([\d.]+)-(.+?)(?:-(?:Instruct|Base))?", model_id):
+        return f"Qwen {match[1]} {match[2].replace('-', ' ')}"
+    return model_id
 
 
 def _local(model_id: str, folder: Path) -> Model:

@@ -37,6 +37,13 @@ class Format(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
     JSON = "json"
 
 
+class Split(str, Enum):  # noqa: UP042 (as Format)
+    """The data of a recipe."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's YAML file.", show_default=False)]
 Recipes = Annotated[
     list[Path], typer.Argument(metavar="RECIPE", help="Recipes' YAML files.", show_default=False)
@@ -210,6 +217,54 @@ def rehearse(
     if lowered.program is None:
         raise typer.Exit(FAILED)
     raise typer.Exit(DONE if rehearsed(lowered.program, steps, keep).ok else FAILED)
+
+
+@app.command()
+def preview(
+    recipe: Recipe,
+    count: Annotated[int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples to show.")] = 3,
+    split: Annotated[Split, typer.Option("--split", help="The data to look at.")] = Split.TRAIN,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", metavar="DIR", help="Folder of the model or of its tokenizer.", show_default=False
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", metavar="DIR", help="Where the data lies; the recipe's folder.", show_default=False
+        ),
+    ] = None,
+    sets: Sets = None,
+    format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = Format.TEXT,
+) -> None:
+    """Show samples with the tokens that carry loss, and what becomes of the data."""
+    import json
+
+    from compiler.preview import preview as previewed
+    from compiler.preview import text
+    from runtime.errors import UserError, report
+
+    _, lowered = _lowered(recipe, sets)
+    if lowered.program is None:
+        _show(lowered.diagnostics, format)
+        raise typer.Exit(FAILED)
+    _show([item for item in lowered.diagnostics if item.severity != "note"], Format.TEXT)
+    try:
+        made = previewed(lowered.program, count, split.value, model, data_dir)
+    except UserError as error:
+        report(error)
+        raise typer.Exit(FAILED) from error
+    if format is Format.JSON:
+        print(json.dumps(made.to_dict(), indent=2))
+    else:
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what the terminal has not
+        print(text(made, _color(sys.stdout)), end="")
+    if made.problem:
+        report(UserError(*made.problem))
+        raise typer.Exit(FAILED)
 
 
 def main() -> NoReturn:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from compiler import catalog, hardware
 from compiler.hardware import Accelerator
+from compiler.wording import listing
 from runtime.adapters import LoraSettings, parse_layers
 from runtime.families import UnsupportedCheckpoint
 from runtime.families.base import Parameter, Site, Spec
@@ -138,7 +139,7 @@ def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Mod
     except catalog.UnknownModel as error:
         found.append(Diagnostic(error.code, str(error), "model.id", error.help))
     except UnsupportedCheckpoint as error:
-        known = "known are checkpoints of Gemma 3 and Gemma 4"
+        known = f"known are checkpoints of {listing(catalog.FAMILY_TITLES.values())}"
         found.append(
             Diagnostic(
                 "E0803",

@@ -132,7 +132,7 @@ def _lora(program: Program) -> list[str]:
     held = sum(math.prod(x.a_shape) + math.prod(x.b_shape) - x.trained_size for x in program.adapters)
     out = [
         f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
-        f"{arrays:,} arrays, scale alpha / rank = {lora.alpha / lora.rank:g}",
+        f"{arrays:,} arrays, {_scale(program)}",
         f"adapters and optimizer state in {lora.dtype}: "
         f"{3 * (trained + held) * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
     ]
@@ -142,6 +142,15 @@ def _lora(program: Program) -> list[str]:
             "trains (first in the optimizer chain)"
         )
     return out
+
+
+def _scale(program: Program) -> str:
+    """What adapters' products are multiplied by."""
+    lora = program.lora
+    assert lora is not None
+    by = "sqrt(rank)" if lora.rslora else "rank"
+    scales = sorted({part.scale for adapter in program.adapters for part in adapter.projections})
+    return f"scale alpha / {by} = {listing(f'{scale:g}' for scale in scales)}"
 
 
 def _adapters(program: Program) -> list[str]:

@@ -106,7 +106,7 @@ def _rule(o: Optimizer) -> str:
     if o.name == "lion":
         return f"optax.lion(learning_rate, b1={o.b1:g}, b2={o.b2:g}, {decay})"
     if o.name == "adafactor":
-        return f"optax.adafactor(learning_rate, multiply_by_parameter_scale=False), {decay}"
+        return f"optax.scale_by_factored_rms(), updates clipped to RMS 1, {decay} (Adafactor)"
     return f"optax.sgd(learning_rate, momentum={o.momentum:g}), {decay} added to the gradient"
 
 

@@ -56,7 +56,7 @@ def write_checkpoint(
     partial.mkdir()
     tensors = {name: _tensor(name, shape, family.name, seed) for name, shape in _tensors(config)}
     for name in tensors:
-        if "embed_tokens" in name:
+        if "embed_tokens" in name or name == "lm_head.weight":
             tensors[name] *= embedding_scale
     _write_shards(partial, {name: _cast(tensor, dtype) for name, tensor in tensors.items()}, shards)
     _write_json(partial / "config.json", dict(config) | {"dtype": dtype})
@@ -76,7 +76,7 @@ def _tensors(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]
     prefix = "model.language_model." if multimodal else "model."
     for parameter in family.parameters(family.architecture(config)):
         for source in parameter.sources:
-            yield prefix + source.name, source.shape
+            yield source.full_name(prefix), source.shape
     if multimodal:
         vision = miniature_vision.gemma4 if family.name == "gemma4" else miniature_vision.gemma3
         yield from vision(config["vision_config"], config["text_config"]["hidden_size"])
@@ -88,14 +88,14 @@ def _tensor(name: str, shape: tuple[int, ...], family: str, seed: int) -> np.nda
 
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     values = generator.standard_normal(shape, dtype=np.float32)
-    if "embed_tokens" in name or "position_embedding" in name:
+    if "embed_tokens" in name or "position_embedding" in name or name == "lm_head.weight":
         return values
     if len(shape) > 1:
         return values * np.float32(math.prod(shape[1:]) ** -0.5)
     if name.endswith(".bias"):
         return values * np.float32(0.1)
-    # Gemma 3 multiplies by 1 + weight, Gemma 4 by the weight.
-    neutral = 0.0 if family == "gemma3" and "norm.weight" in name else 1.0
+    # Gemma 2 and 3 multiply by 1 + weight, the others by the weight.
+    neutral = 0.0 if family in ("gemma2", "gemma3") and "norm.weight" in name else 1.0
     return np.float32(0.1) * values + np.float32(neutral)
 
 

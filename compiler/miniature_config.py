@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.families import Architecture
+from runtime.families.dense import DenseArchitecture
+from runtime.families.gemma2 import Gemma2Architecture
 from runtime.families.gemma3 import Gemma3Architecture
 from runtime.families.gemma4 import Gemma4Architecture
 
@@ -32,6 +34,7 @@ def shrink(
     tp = (axes or {}).get("tp", 1)
     hidden, head_dim = _multiple(64, step), _multiple(16, step)
     layers = _period(architecture.layer_types)
+    layers = layers if len(layers) > 1 else 2 * layers
     text: dict[str, Any] = {
         "vocab_size": _multiple(VOCABULARY, step),
         "hidden_size": hidden,
@@ -39,20 +42,23 @@ def shrink(
         "num_hidden_layers": len(layers),
         "layer_types": list(layers),
         "head_dim": head_dim,
-        "hidden_activation": "gelu_pytorch_tanh",
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-6,
         "attention_bias": False,
-        "sliding_window": WINDOW,
         "tie_word_embeddings": True,
         "pad_token_id": 0,
         "eos_token_id": 1,
         "bos_token_id": 2,
     }
+    if isinstance(architecture, DenseArchitecture):
+        return complete(text | _dense(architecture, text, tp))
+    text |= {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": WINDOW}
     if isinstance(architecture, Gemma4Architecture):
         text |= _gemma4(architecture, text, tp)
     elif isinstance(architecture, Gemma3Architecture):
         text |= _gemma3(architecture, text, tp)
+    elif isinstance(architecture, Gemma2Architecture):
+        text |= _gemma2(architecture, text, tp)
     else:
         raise ValueError(f"there is no miniature of the family {architecture.family}")
     return complete({"text_config": text} if multimodal else text)
@@ -65,8 +71,10 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     nested = config.get("text_config")
     text = dict(nested if isinstance(nested, Mapping) else config)
-    family = "gemma3" if "gemma3" in str(text.get("model_type")) else "gemma4"
-    text["model_type"] = f"{family}_text"
+    kind = str(text.get("model_type"))
+    family = next((name for name in ("gemma3", "gemma4") if name in kind), kind)
+    if family in ("gemma3", "gemma4"):
+        text["model_type"] = f"{family}_text"
     if nested is None:
         return {"architectures": [_CLASSES[family] + "ForCausalLM"], **text, "dtype": "bfloat16"}
     vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -102,7 +110,14 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     return whole | MARKER_IDS[family]
 
 
-_CLASSES = {"gemma3": "Gemma3", "gemma4": "Gemma4"}
+_CLASSES = {
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "gemma4": "Gemma4",
+    "llama": "Llama",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+}
 
 MARKER_IDS: dict[str, dict[str, int]] = {
     "gemma3": {"boi_token_index": 6, "eoi_token_index": 7, "image_token_index": 8},
@@ -118,8 +133,52 @@ MARKER_IDS: dict[str, dict[str, int]] = {
 }
 """Ids of the markers that stand for images and sound, as miniature_tokenizer lays them out."""
 
-MARKER_ENDS = {"gemma3": 5, "gemma4": 5}
+MARKER_ENDS = {"gemma2": 5, "gemma3": 5, "gemma4": 5, "llama3": 1, "qwen2": 1, "qwen3": 1}
 """Id of the marker that closes a turn."""
+
+_DENSE_TYPES = {"llama3": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+
+
+def _dense(a: DenseArchitecture, text: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    heads, kv_heads = _heads((a.num_heads, a.num_kv_heads), tp)
+    rope: dict[str, Any] = {"rope_type": a.rope.kind, "rope_theta": a.rope.theta}
+    if a.rope.kind != "default":
+        rope["factor"] = a.rope.factor
+    if a.rope.kind == "llama3":
+        # The context before it was extended is short enough that rehearsed positions are scaled.
+        rope |= {
+            "low_freq_factor": a.rope.low,
+            "high_freq_factor": a.rope.high,
+            "original_max_position_embeddings": 64,
+        }
+    out = {
+        "model_type": _DENSE_TYPES[a.family],
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": a.norm_eps,
+        "rope_parameters": rope,
+        "tie_word_embeddings": a.tied,
+    }
+    if a.family == "llama3":
+        return out | {"mlp_bias": False}
+    out["use_sliding_window"] = False
+    # Qwen 2.5's heads are as wide as the hidden size allows, and its config.json does not say so.
+    return out | {"hidden_size": heads * text["head_dim"]} if a.family == "qwen2" else out
+
+
+def _gemma2(a: Gemma2Architecture, text: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    heads, kv_heads = _heads((a.num_heads, a.num_kv_heads), tp)
+    share = a.query_scalar / a.head_dim
+    return {
+        "model_type": "gemma2",
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "query_pre_attn_scalar": share * text["head_dim"],
+        "attn_logit_softcapping": a.attention_softcap,
+        "final_logit_softcapping": a.softcap,
+        "rope_parameters": {"rope_type": "default", "rope_theta": a.theta},
+    }
 
 
 def _gemma4(a: Gemma4Architecture, text: Mapping[str, Any], tp: int) -> dict[str, Any]:

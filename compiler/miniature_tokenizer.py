@@ -10,7 +10,14 @@ SIZE = 512
 
 COMMON = ("<pad>", "<eos>", "<bos>", "<unk>")
 
+HEADERS = ("<|start_header_id|>", "<|end_header_id|>")
+CHATML = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>", "<think>", "</think>")
+
 MARKERS = {
+    "gemma2": (*COMMON, "<start_of_turn>", "<end_of_turn>"),
+    "llama3": ("<|finetune_right_pad_id|>", "<|eot_id|>", "<|begin_of_text|>", "<unk>", *HEADERS),
+    "qwen2": CHATML,
+    "qwen3": CHATML,
     "gemma3": (
         *COMMON,
         "<start_of_turn>",
@@ -41,10 +48,32 @@ MARKERS = {
         "<tool_response|>",
     ),
 }
-"""Special tokens by family; a marker's place is its id."""
+"""Special tokens by family; a marker's place is its id. The first four pad, end a text, begin one, and stand
+for what is unknown; Qwen begins a text with nothing, and its third begins a turn."""
 
-CHAT_TEMPLATES = {
-    "gemma3": """\
+WITHOUT_BOS = ("qwen2", "qwen3")
+
+LLAMA_TEMPLATE = """\
+{{ bos_token }}
+{%- for message in messages -%}
+    {{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
+{%- endif -%}
+"""
+
+CHATML_TEMPLATE = """\
+{%- for message in messages -%}
+    {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<|im_start|>assistant\\n' }}
+{%- endif -%}
+"""
+
+GEMMA_TEMPLATE = """\
 {{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
     {%- set prefix = messages[0]['content'] + '\\n\\n' -%}
@@ -61,7 +90,14 @@ CHAT_TEMPLATES = {
 {%- if add_generation_prompt -%}
     {{ '<start_of_turn>model\\n' }}
 {%- endif -%}
-""",
+"""
+
+CHAT_TEMPLATES = {
+    "llama3": LLAMA_TEMPLATE,
+    "qwen2": CHATML_TEMPLATE,
+    "qwen3": CHATML_TEMPLATE,
+    "gemma2": GEMMA_TEMPLATE,
+    "gemma3": GEMMA_TEMPLATE,
     "gemma4": """\
 {{ bos_token }}
 {%- for message in messages -%}
@@ -74,7 +110,7 @@ CHAT_TEMPLATES = {
 """,
 }
 
-ROLES = ("system", "user", "model")
+ROLES = ("system", "user", "model", "assistant")
 
 SAMPLE = (
     "A recipe says how a model is trained, and the compiler writes what trains it.",
@@ -98,7 +134,8 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    pad, eos, bos, unknown = MARKERS[family][:4]
+    tokenizer = Tokenizer(models.BPE(unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -110,18 +147,18 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
     )
     # The role names are in every sample, so that they are learnt however few the texts are.
     tokenizer.train_from_iterator([*(texts or SAMPLE), *(f"{role}\n" for role in ROLES)], trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<bos> $A",
-        pair="<bos> $A <bos>:1 $B:1",
-        special_tokens=[("<bos>", MARKERS[family].index("<bos>"))],
-    )
+    begins = family not in WITHOUT_BOS
+    if begins:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, 2)]
+        )
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<bos>",
-        "eos_token": "<eos>",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
+        "bos_token": bos if begins else None,
+        "eos_token": eos,
+        "pad_token": pad,
+        "unk_token": unknown,
         "clean_up_tokenization_spaces": False,
         "model_max_length": 4096,
     }

@@ -58,7 +58,7 @@ def uses_gcs(program: Program) -> bool:
     recipe = program.recipe
     places = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
     places += [recipe.model.id, recipe.model.tokenizer or ""]
-    places += [recipe.checkpoint.directory, recipe.merge.output]
+    places += [recipe.checkpoint.directory, recipe.merge.output, recipe.cache.directory or ""]
     return any(place.startswith("gs://") for place in places)
 
 

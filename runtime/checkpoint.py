@@ -19,9 +19,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from runtime.contradictions import AGAIN as _AGAIN
+from runtime.contradictions import config_keys, foreign, layer_of
 from runtime.errors import UserError
 from runtime.families import Architecture, Family, UnsupportedCheckpoint, family_of
-from runtime.families.base import Source
+from runtime.families.base import Source, text_config
 from runtime.settings import ModelSettings
 
 SINGLE = "model.safetensors"
@@ -133,7 +135,13 @@ class BaseCheckpoint:
             raise UserError(f"{directory}: {error}") from error
         names, index = _weight_files(directory)
         headers = {name: read_header(directory / name) for name in names}
-        tensors = {name: tensor for header in headers.values() for name, tensor in header.tensors.items()}
+        tensors: dict[str, Tensor] = {}
+        for header in headers.values():
+            for name, tensor in header.tensors.items():
+                if name in tensors:
+                    files = f"{tensors[name].file} and {tensor.file}"
+                    raise UserError(f"{directory}: {name} is in both {files}", _AGAIN)
+                tensors[name] = tensor
         if index is not None:
             _check_index(directory, tensors, _weight_map(directory))
         prefix = next((p for p in family.prefixes if p + EMBEDDING in tensors), None)
@@ -144,9 +152,12 @@ class BaseCheckpoint:
                 "this is not a checkpoint in Hugging Face's layout for the family "
                 f"{family.name!r} that its config.json names",
             )
-        return cls(
-            directory, config, family, architecture, prefix, tensors, headers, index, _side_files(directory)
-        )
+        side_files = _side_files(directory)
+        for name in side_files:
+            if name.endswith(".json"):
+                with (directory / name).open("rb") as file:
+                    _check_kind(directory / name, file.read(512))
+        return cls(directory, config, family, architecture, prefix, tensors, headers, index, side_files)
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -207,7 +218,7 @@ class BaseCheckpoint:
             UserError: when it is absent or has another shape than the family expects.
         """
         self._check(source)
-        return self.read(self.prefix + source.name)
+        return self.read(source.full_name(self.prefix))
 
     def verify(self) -> None:
         """Checks that every tensor that the model is made of is there, with its shape.
@@ -215,15 +226,24 @@ class BaseCheckpoint:
         Raises:
             UserError: naming the first one that is not, its file, the expected and the found shape.
         """
+        used = set()
         for parameter in self.family.parameters(self.architecture):
             for source in parameter.sources:
                 self._check(source)
-        text = self.config.get("text_config")
-        tied = (text if isinstance(text, Mapping) else self.config).get(
-            "tie_word_embeddings", self.config.get("tie_word_embeddings", True)
-        )
+                used.add(source.full_name(self.prefix))
+        text = text_config(self.config)
+        layers = self.architecture.num_layers
+        for name, tensor in self.tensors.items():
+            layer = layer_of(name.removeprefix(self.prefix)) if name.startswith(self.prefix) else None
+            if layer is not None and layer >= layers:
+                raise UserError(
+                    f"{self.directory / tensor.file}: {name} is of layer {layer}, "
+                    f"and {CONFIG} has num_hidden_layers {layers}, which ends at layer {layers - 1}",
+                    f"{CONFIG} and the weights must be of one checkpoint",
+                )
+        tied = text.get("tie_word_embeddings", self.config.get("tie_word_embeddings", True))
         head = next((name for name in (HEAD, f"language_model.{HEAD}") if self.has(name)), None)
-        if head is not None and tied is False:
+        if head is not None and head not in used and tied is False:
             raise UserError(
                 f"{self.directory / self.tensors[head].file}: {head} is a weight of its own "
                 "(tie_word_embeddings is false); Tunix's model uses the embedding"
@@ -232,14 +252,14 @@ class BaseCheckpoint:
     def unused(self) -> list[str]:
         """Text tensors that no parameter of the Tunix model is made of, sorted, by full name."""
         used = {
-            self.prefix + source.name
+            source.full_name(self.prefix)
             for parameter in self.family.parameters(self.architecture)
             for source in parameter.sources
         }
         return sorted(name for name in self.tensors if name.startswith(self.prefix) and name not in used)
 
     def _check(self, source: Source) -> None:
-        name = self.prefix + source.name
+        name = source.full_name(self.prefix)
         tensor = self.tensors.get(name)
         if tensor is None:
             raise UserError(
@@ -247,9 +267,11 @@ class BaseCheckpoint:
                 f"its files are {', '.join(self.files)}",
             )
         if tensor.shape != source.shape:
+            keys = config_keys(text_config(self.config), name, source.shape, tensor.shape)
             raise UserError(
                 f"{self.directory / tensor.file}: {name} has shape {list(tensor.shape)}, "
-                f"expected {list(source.shape)} from {CONFIG}"
+                f"expected {list(source.shape)} from {CONFIG}" + (f" ({keys})" if keys else ""),
+                f"{CONFIG} and the weights must be of one checkpoint",
             )
         if tensor.dtype not in FLOATING:
             raise UserError(
@@ -284,6 +306,9 @@ def read_header(path: Path) -> Header:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
+            file.seek(0)
+            _check_kind(path, file.read(512))
+            file.seek(8)
             if size < 8 or length > MAX_HEADER:
                 raise UserError(f"{path}: not a safetensors file", _AGAIN)
             if 8 + length > size:
@@ -346,9 +371,6 @@ def locate_model(model: ModelSettings, override: Path | str | None = None) -> Pa
             )
         return directory
     return _download(model.id, model.revision)
-
-
-_AGAIN = "copy or download the checkpoint again"
 
 
 def _download(repository: str, revision: str | None) -> Path:
@@ -471,9 +493,18 @@ def _side_files(directory: Path) -> tuple[str, ...]:
     return tuple(sorted(out))
 
 
+def _check_kind(path: Path, head: bytes) -> None:
+    """Raises UserError when the first bytes of a file show that it is something else."""
+    other = foreign(head)
+    if other is not None:
+        raise UserError(f"{path}: is {other[0]}", other[1])
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        content = path.read_bytes()
+        _check_kind(path, content[:512])
+        value = json.loads(content)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}", _AGAIN) from error
     except ValueError as error:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
+
+HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
@@ -20,26 +25,35 @@ class Interrupted(BaseException):
         super().__init__(signum)
         self.signum = signum
 
-    @property
-    def name(self) -> str:
-        return signal.Signals(self.signum).name
-
 
 class Interrupts:
     """Handles SIGINT and SIGTERM within a `with` block.
 
-    Outside `deferred` work a signal raises Interrupted at once. While work is deferred the first one
-    is only noted in `requested`, and the second raises.
+    Outside `deferred` work the first signal raises Interrupted at once; while work is deferred it is only
+    noted in `requested`. A second one ends the process on the spot, whatever it is doing: a thread of its
+    own watches for signals, for the main thread may be in a compilation or waiting for a device.
+
+    Args:
+        farewell: the line to print when the process ends on the spot, from the signal's number.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, farewell: Callable[[int], str] | None = None) -> None:
         self.deferred = False
         self.requested: int | None = None
+        self._farewell = farewell
         self._previous: dict[int, Any] = {}
+        self._previous_descriptor = -1
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._watcher: threading.Thread | None = None
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for signum in (signal.SIGINT, signal.SIGTERM):
+            self._sockets = sending, receiving = socket.socketpair()
+            sending.setblocking(False)
+            self._watcher = threading.Thread(target=self._watch, args=(receiving,), daemon=True)
+            self._watcher.start()
+            self._previous_descriptor = signal.set_wakeup_fd(sending.fileno(), warn_on_full_buffer=False)
+            for signum in HANDLED:
                 self._previous[signum] = signal.signal(signum, self._handle)
         return self
 
@@ -48,9 +62,41 @@ class Interrupts:
     ) -> None:
         for signum, handler in self._previous.items():
             signal.signal(signum, handler)
+        if self._sockets is not None and self._watcher is not None:
+            signal.set_wakeup_fd(self._previous_descriptor)
+            sending, receiving = self._sockets
+            sending.close()
+            self._watcher.join()
+            receiving.close()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if not self.deferred or self.requested is not None:
-            raise Interrupted(signum)
+        """Runs in the main thread, as soon as Python code runs there."""
+        first = self.requested is None
         self.requested = signum
-        print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+        if first and not self.deferred:
+            raise Interrupted(signum)
+
+    def _watch(self, receiving: socket.socket) -> None:
+        """Runs beside the main thread; the system writes the number of each signal into the socket."""
+        seen = 0
+        while data := receiving.recv(1):
+            if data[0] not in HANDLED:
+                continue
+            seen += 1
+            if seen == 1 and self.deferred:
+                print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+            elif seen > 1:
+                self._leave(data[0])
+
+    def _leave(self, signum: int) -> None:
+        try:
+            line = self._farewell(signum) if self._farewell else f"stopped by {name_of(signum)}"
+            print(f"\n{line}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+        finally:
+            os._exit(128 + signum)
+
+
+def name_of(signum: int) -> str:
+    """ "SIGTERM" for 15."""
+    return signal.Signals(signum).name

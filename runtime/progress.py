@@ -19,14 +19,21 @@ class Progress:
 
     Args:
         label: what is going on, e.g. "merging".
-        total: of the work, in any unit.
+        total: of the work, in any unit; None when it is not known, and then what is done is told.
+        unit: of the work, for a total that is not known.
         interval: seconds between lines where stderr is no terminal.
     """
 
     def __init__(
-        self, label: str, total: float, stream: TextIO | None = None, interval: float = 15.0
+        self,
+        label: str,
+        total: float | None,
+        stream: TextIO | None = None,
+        interval: float = 15.0,
+        unit: str = "",
     ) -> None:
         self.label = label
+        self.unit = unit
         self.total = total
         self.done = 0.0
         self.stream = stream or sys.stderr
@@ -49,16 +56,21 @@ class Progress:
         """Adds to the work done."""
         self.done += amount
         now = time.monotonic()
-        if now < self.next or not self.total:
+        if now < self.next or self.total == 0:
             return
         self.next = now + self.interval
         self.shown = True
-        share = min(self.done / self.total, 1.0)
-        line = f"{self.label}: {share:4.0%}"
-        if share >= FORESEEABLE:
-            line += f", {duration((now - self.started) * (1 - share) / share)} left"
+        line = f"{self.label}: {self._state(now)}"
         print(f"\r{line:<60}" if self.terminal else line, end="" if self.terminal else "\n", file=self.stream)
         self.stream.flush()
+
+    def _state(self, now: float) -> str:
+        if self.total is None:
+            return f"{self.done:,.0f} {self.unit}"
+        share = min(self.done / self.total, 1.0)
+        if share < FORESEEABLE:
+            return f"{share:4.0%}"
+        return f"{share:4.0%}, {duration((now - self.started) * (1 - share) / share)} left"
 
 
 def duration(seconds: float) -> str:

@@ -33,6 +33,12 @@ def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> 
     return jax.device_put(x, sharding) if eager else jax.lax.with_sharding_constraint(x, sharding)
 
 
+def parts(size: int, axis: str) -> int:
+    """Over how many devices of the mesh in scope an axis splits a dimension; 1 where it does not divide."""
+    axes = pxla.thread_resources.env.physical_mesh.shape
+    return axes[axis] if axis in axes and size % axes[axis] == 0 else 1
+
+
 def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Any) -> Spec:
     """A sharding without the axes that do not divide their dimension, or that the mesh lacks."""
     return tuple(

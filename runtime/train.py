@@ -1,8 +1,9 @@
-"""What a generated train.py runs: one LoRA fine-tuning, from settings to the last checkpoint."""
+"""What a generated train.py runs: one fine-tuning, from settings to the last checkpoint."""
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import warnings
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.adapters import LoraSettings
+from runtime.cache import cache_directory, keep_compiled
 from runtime.errors import UserError, guarded
-from runtime.interrupts import Interrupted, Interrupts
+from runtime.interrupts import Interrupted, Interrupts, name_of
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 from runtime.specs import Rule
 
@@ -79,6 +81,7 @@ def run(
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
     rules: Sequence[Rule] = (),
+    cache: str | None = None,
 ) -> int:
     """Trains, and prints one line about it at the end.
 
@@ -86,12 +89,14 @@ def run(
         artifact: folder of the generated script, with its recipe.lock.json.
         learning_rate: a schedule by optimizer step, from the number of steps of the run.
         optimizer: the chain, from a schedule.
+        cache: folder or gs:// address for what the next run need not compute again, relative to --output;
+            None keeps nothing.
 
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
     directory = checkpoint_directory(checkpoint, arguments.output)
-    with Interrupts() as interrupts:
+    with Interrupts(lambda signum: _farewell(signum, directory)) as interrupts:
         try:
             return guarded(
                 lambda: _run(
@@ -103,10 +108,11 @@ def run(
                     learning_rate,
                     optimizer,
                     rules,
+                    cache_directory(cache, arguments.output),
                 )
             )
         except Interrupted as interrupted:
-            print(f"\n{_farewell(interrupted, directory)}", file=sys.stderr)
+            print(f"\n{_farewell(interrupted.signum, directory)}", file=sys.stderr)
             return 128 + interrupted.signum
 
 
@@ -128,16 +134,17 @@ def _run(
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
     rules: Sequence[Rule],
+    caches: str | None,
 ) -> int:
     model_settings, mesh_settings, lora, data, train, checkpoint = settings
-    if lora is None:
-        raise UserError("full fine-tuning is not available in this version", "give the recipe a lora section")
     _check_directory(directory, artifact, arguments.resume)
     _quiet()
+    keep_compiled(caches)
 
     import jax
 
     from runtime import mesh as meshes
+    from runtime import saving
     from runtime.checkpoint import BaseCheckpoint, locate_model
     from runtime.data import load_tokenizer, prepare
     from runtime.metrics import Metrics
@@ -145,7 +152,8 @@ def _run(
     from runtime.model import build
     from runtime.progress import Progress
     from runtime.record import write_record
-    from runtime.trainer import Trainer, peak_memory
+    from runtime.run_report import peak_memory
+    from runtime.trainer import Trainer
 
     mesh = meshes.start(mesh_settings)
     if model_settings.dtype == "float32":
@@ -153,6 +161,8 @@ def _run(
         jax.config.update("jax_default_matmul_precision", "highest")
     base_folder = locate_model(model_settings, arguments.model)
     base = BaseCheckpoint.open(base_folder)
+    base.verify()
+    found = saving.find(directory) if arguments.resume else saving.Found()
     prepared = prepare(
         data,
         train,
@@ -160,10 +170,14 @@ def _run(
         load_tokenizer(base_folder, model_settings, data, arguments.data_dir),
         arguments.data_dir,
         base.architecture.vocab_size,
+        None if caches is None or "://" in caches else Path(caches),
     )
     print(prepared.report.text(), file=sys.stderr)
     total = prepared.total_steps
     until = min(total, arguments.steps or total)
+    if found.step is not None:
+        saving.check_data(directory, found, prepared.state(found.step))
+        saving.set_aside(directory, found)
     schedule = learning_rate(total)
 
     with mesh, Progress("placing the weights", 1.0) as progress:
@@ -175,18 +189,11 @@ def _run(
             rules,
             train.seed,
             lambda done, count: progress.advance(1 / count),
-            length=data.max_length,
         )
     with mesh:
-        try:
-            trainer = Trainer(
-                built, optimizer(schedule), train, checkpoint, mesh, directory, prepared.accumulation
-            )
-        except (OSError, KeyError, ValueError) as error:
-            raise UserError(
-                f"{directory}: its newest checkpoint cannot be restored: {str(error).splitlines()[0][:200]}",
-                "remove the folder of that step to continue from the one before",
-            ) from error
+        trainer = Trainer(
+            built, optimizer(schedule), train, checkpoint, mesh, directory, prepared.accumulation, found.step
+        )
         restored = trainer.train_steps
         if restored:
             print(f"continuing after step {restored} of {total}", file=sys.stderr)
@@ -203,6 +210,8 @@ def _run(
                 schedule,
                 metrics,
                 interrupts,
+                prepared.state,
+                prepared.origins,
             )
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
@@ -251,9 +260,9 @@ def _check_directory(directory: str, artifact: Path, resume: bool) -> None:
     from etils import epath
 
     from runtime.record import LOCK, check_record
-    from runtime.trained import saved_steps
+    from runtime.trained import step_folders
 
-    steps = saved_steps(directory)
+    steps = step_folders(directory)
     if steps and not resume:
         raise UserError(
             f"{directory} already holds checkpoints, the newest of step {steps[-1]}",
@@ -265,14 +274,14 @@ def _check_directory(directory: str, artifact: Path, resume: bool) -> None:
         print(f"{directory} holds no checkpoint yet: starting from the beginning", file=sys.stderr)
 
 
-def _farewell(interrupted: Interrupted, directory: str) -> str:
+def _farewell(signum: int, directory: str) -> str:
     from runtime.trained import saved_steps
 
     steps = saved_steps(directory)
     if not steps:
-        return f"stopped by {interrupted.name}; no checkpoint was saved yet"
+        return f"stopped by {name_of(signum)}; no checkpoint was saved yet"
     return (
-        f"stopped by {interrupted.name}; kept: the checkpoint of step {steps[-1]} in {directory}; "
+        f"stopped by {name_of(signum)}; kept: the checkpoint of step {steps[-1]} in {directory}; "
         "--resume continues from it"
     )
 
@@ -281,8 +290,20 @@ def _quiet() -> None:
     """Keeps what libraries say to their developers off the terminal."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="(tunix|qwix|flax|orbax|jax).*")
+    # Orbax logs a failed save with its traceback; what failed is reported once, as an error of the run.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    sys.unraisablehook = _unraisable
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _unraisable(event: sys.UnraisableHookArgs) -> None:
+    """Prints an exception that nothing could catch, but not those of a save that has failed already.
+
+    When one of tensorstore's writes fails, the others still report to an event loop that is closed by then.
+    """
+    if not (event.exc_type is RuntimeError and str(event.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(event)
 
 
 def _copy(path: Path, directory: str) -> None:

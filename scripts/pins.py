@@ -21,6 +21,8 @@ PINS = Path(__file__).resolve().parent.parent / "compiler" / "data" / "pins.json
 COMPILE = ("jinja2", "pydantic", "rich", "ruamel.yaml", "typer")
 
 TRAIN = (
+    "array-record",
+    "datasets",
     "etils",
     "flax",
     "fsspec",
@@ -33,6 +35,7 @@ TRAIN = (
     "numpy",
     "optax",
     "orbax-checkpoint",
+    "pyarrow",
     "qwix",
     "safetensors",
     "tensorboardX",

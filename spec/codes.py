@@ -464,11 +464,6 @@ DATA: dict[str, Code] = {
         "A TPU pads the last dimension to 128: the next multiple costs the same.",
         "Use the multiple that the message gives.",
     ),
-    "E0412": Code(
-        "length does not suit splash attention",
-        "Splash attention works on blocks of 512 tokens.",
-        "A max_length that is a multiple of 512.",
-    ),
     "E0413": Code(
         "field that the format does not have",
         "`data.fields` renames columns of the format; chat has messages, role and content.",
@@ -738,12 +733,6 @@ MODEL: dict[str, Code] = {
         "The config.json of a gs:// model cannot be read while compiling.",
         "Write the Hugging Face id or a directory as model.id, and give train.py the address by --model.",
     ),
-    "E0805": Code(
-        "model is not trained right",
-        "Training this model with this Tunix has not been shown to match the reference: shared keys and "
-        "values with per-layer embeddings (E2B, E4B), experts (26B-A4B).",
-        "A dense model.",
-    ),
     "W0806": Code(
         "revision has no effect",
         "model.id is a directory.",
@@ -764,8 +753,8 @@ UNAVAILABLE: dict[str, Code] = {
         "A slice of one host.",
     ),
     "E0903": Code(
-        "splash attention is not there",
-        "The accelerator is a CPU, or Tunix's model of the family has no splash path.",
+        "splash attention on a CPU",
+        "The accelerator is a CPU, and splash attention is a kernel of the TPU.",
         "`attention: dot`.",
     ),
     "E0911": Code(
@@ -799,9 +788,15 @@ UNAVAILABLE: dict[str, Code] = {
         "merge.max_shard_size is set, and the merge keeps the base's split into files.",
         "Nothing, or leave it out.",
     ),
+    "E0919": Code(
+        "dpo with full fine-tuning",
+        "The reference model of dpo is the one that training starts from: with LoRA the model without its "
+        "adapters, in full fine-tuning a second copy, which is not kept.",
+        "Add a lora section, or `objective: orpo`.",
+    ),
 }
 
-RETIRED = ("E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913")
+RETIRED = ("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913")
 """Codes of earlier versions, of what is available now; none is used again."""
 
 CODES: dict[str, Code] = {

@@ -39,8 +39,22 @@ def gemma4_text(**overrides: Any) -> dict[str, Any]:
     }
 
 
+GEMMA4_AUDIO: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "output_proj_dims": 16,
+    "subsampling_conv_channels": [4, 4],
+}
+
+
 def make_gemma4(
-    directory: Path, multimodal: bool = True, shards: int = 1, seed: int = 0, **overrides: Any
+    directory: Path,
+    multimodal: bool = True,
+    shards: int = 1,
+    seed: int = 0,
+    audio: bool = False,
+    **overrides: Any,
 ) -> Any:
     """Writes a Gemma 4 checkpoint in float32 and returns transformers' model.
 
@@ -50,6 +64,7 @@ def make_gemma4(
             instead of the text-only one (model.*).
         shards: at least how many files the weights are split over.
         seed: of the weights.
+        audio: with an audio tower too, as E2B and E4B have.
         overrides: fields of Gemma4TextConfig.
     """
     import transformers
@@ -68,7 +83,7 @@ def make_gemma4(
                 "head_dim": 16,
                 "global_head_dim": 16,
             },
-            audio_config=None,
+            audio_config=dict(GEMMA4_AUDIO) if audio else None,
             **{
                 f"{name}_token_id": vocab - 1 - i
                 for i, name in enumerate(("image", "audio", "video", "boi", "eoi", "boa"))
@@ -113,9 +128,80 @@ def make_gemma3(directory: Path, shards: int = 1, seed: int = 0, **overrides: An
     return _write(transformers.Gemma3ForCausalLM, config, directory, shards, seed)
 
 
+def _dense(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Fields that Llama's, Qwen 2's and Qwen 3's configurations share."""
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        **overrides,
+    }
+
+
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+"""Llama 3.1's scaling of a context of 32 tokens: at a head size of 16, the first pair of features keeps its
+frequency, the second's is interpolated, and the others' are divided by 8."""
+
+
+def make_llama(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
+    """Writes a Llama 3 checkpoint in float32, with an output head of its own and scaled frequencies, and
+    returns transformers' model.
+
+    Args:
+        directory: is created.
+        shards: at least how many files the weights are split over.
+        seed: of the weights.
+        overrides: fields of LlamaConfig.
+    """
+    import transformers
+
+    config = transformers.LlamaConfig(**_dense({"rope_parameters": dict(LLAMA3_ROPE), **overrides}))
+    return _write(transformers.LlamaForCausalLM, config, directory, shards, seed)
+
+
+def make_qwen2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
+    """Writes a Qwen 2.5 checkpoint in float32, its head tied, and returns transformers' model; as make_llama.
+
+    Args:
+        overrides: fields of Qwen2Config.
+    """
+    import transformers
+
+    config = transformers.Qwen2Config(**_dense({"tie_word_embeddings": True, **overrides}))
+    return _write(transformers.Qwen2ForCausalLM, config, directory, shards, seed)
+
+
+def make_qwen3(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
+    """Writes a Qwen 3 checkpoint in float32, its head tied, and returns transformers' model; as make_llama.
+
+    Args:
+        overrides: fields of Qwen3Config.
+    """
+    import transformers
+
+    config = transformers.Qwen3Config(**_dense({"tie_word_embeddings": True, "head_dim": 32, **overrides}))
+    return _write(transformers.Qwen3ForCausalLM, config, directory, shards, seed)
+
+
 def _write(build: Any, config: Any, directory: Path, shards: int, seed: int) -> Any:
     import torch
 
+    torch.set_num_threads(1)  # on models this small, more of them mostly wait for each other
     torch.manual_seed(seed)
     config.dtype = "float32"
     model = build(config).float().eval()
@@ -126,7 +212,7 @@ def _write(build: Any, config: Any, directory: Path, shards: int, seed: int) -> 
             if parameter.ndim < 2:
                 # Norms and scalars: around what they start from (0 in Gemma 3, 1 in Gemma 4).
                 parameter.add_(0.1 * noise)
-            elif "embed_tokens" in name:
+            elif "embed_tokens" in name or "lm_head" in name:
                 parameter.copy_(0.5 * noise)
             else:
                 parameter.copy_(noise * parameter.shape[-1] ** -0.5)
@@ -137,3 +223,64 @@ def _write(build: Any, config: Any, directory: Path, shards: int, seed: int) -> 
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory, max_shard_size=size // shards if shards > 1 else "5GB")
     return model
+
+
+GEMMA4_E2B: dict[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": [*["sliding_attention"] * 2, *["full_attention", "sliding_attention", "full_attention"]],
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "num_key_value_heads": 1,
+    "num_global_key_value_heads": None,
+    "attention_k_eq_v": False,
+}
+"""What makes a text config like Gemma 4 E2B's: layer 3 reuses layer 1's keys and values, layer 4 those of
+layer 2."""
+
+GEMMA4_EXPERTS: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+"""What makes a text config like Gemma 4 26B-A4B's: experts beside each dense block."""
+
+
+def make_gemma2(directory: Path, shards: int = 1, seed: int = 0, **overrides: Any) -> Any:
+    """Writes a Gemma 2 checkpoint in float32 and returns transformers' model.
+
+    The soft-caps are low enough to bend the scores, and the scores are scaled by another number than the
+    head size, as in the 27B. Attention is transformers' eager one: its others ignore the soft-cap.
+
+    Args:
+        directory: is created.
+        shards: at least how many files the weights are split over.
+        seed: of the weights.
+        overrides: fields of Gemma2Config.
+    """
+    import transformers
+
+    config = transformers.Gemma2Config(
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 8,
+            "attn_logit_softcapping": 2.0,
+            "max_position_embeddings": 512,
+            "attn_implementation": "eager",
+            "pad_token_id": 0,
+            "eos_token_id": 1,
+            "bos_token_id": 2,
+            **overrides,
+        }
+    )
+    return _write(transformers.Gemma2ForCausalLM, config, directory, shards, seed)

@@ -8,9 +8,6 @@ from typing import Any
 from compiler.facts import Facts
 from spec.diagnostics import Diagnostic
 
-SPLASH_BLOCK = 512
-"""Splash attention's block of tokens: a row has to be a multiple of it."""
-
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _training(facts)
@@ -55,23 +52,6 @@ def _attention(facts: Facts) -> Iterator[Diagnostic]:
             f"splash attention is a kernel of the TPU, and {accelerator.name} is a CPU",
             "model.attention",
             "attention: dot",
-        )
-    if facts.model is not None and not facts.model.family.flash_attention:
-        yield Diagnostic(
-            "E0903",
-            f"Tunix's model of {facts.model.title} has no splash attention",
-            "model.attention",
-            "attention: dot",
-        )
-        return
-    if recipe.data.max_length % SPLASH_BLOCK:
-        below = max(1, recipe.data.max_length // SPLASH_BLOCK) * SPLASH_BLOCK
-        yield Diagnostic(
-            "E0412",
-            f"splash attention works on blocks of {SPLASH_BLOCK} tokens, and max_length "
-            f"{recipe.data.max_length} is no multiple of that",
-            "data.max_length",
-            f"max_length: {below} or {below + SPLASH_BLOCK}",
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compiler import catalog
+from compiler.catalog import FAMILY_TITLES
 from compiler.checks.formats import is_dataset, is_known
 from compiler.checks.paths import escapes, is_inline
 from compiler.facts import Facts
@@ -14,10 +15,8 @@ from compiler.wording import listing
 from runtime.families import FAMILIES
 from spec.diagnostics import Diagnostic
 
-FOREIGN_MARKERS = {"<|im_start|>": "ChatML (Qwen)", "<|start_header_id|>": "Llama 3", "[INST]": "Mistral"}
+FOREIGN_MARKERS = {"[INST]": "Mistral"}
 """Turn markers of families that are not in the catalogue."""
-
-TITLES = {"gemma3": "Gemma 3", "gemma4": "Gemma 4"}
 
 WASTEFUL = 1024
 """Padded rows at least this long are warned about when nothing is known of the samples' lengths."""
@@ -62,7 +61,7 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                     where,
                     "hold some samples out, in a file or split of their own",
                 )
-            elif _is_local(path) and not (facts.folder / path).exists():
+            elif _is_local(facts, path) and not (facts.folder / path).exists():
                 yield Diagnostic(
                     "W0401",
                     f"there is no {'folder' if is_dataset(path) else 'file'} `{path}` beside the recipe",
@@ -71,8 +70,8 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                 )
 
 
-def _is_local(path: str) -> bool:
-    return "://" not in path and not escapes(path) and is_known(path)
+def _is_local(facts: Facts, path: str) -> bool:
+    return "://" not in path and not escapes(path) and is_known(path, facts.folder)
 
 
 def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
@@ -83,9 +82,8 @@ def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
     if family is not None and family != model.family.name:
         yield Diagnostic(
             "E0403",
-            f"`{tokenizer}` is a tokenizer of {TITLES.get(family, family)}, and {model.title} was trained "
-            f"with {TITLES.get(model.family.name, model.family.name)}'s: its token numbers mean other "
-            "pieces of text",
+            f"`{tokenizer}` is a tokenizer of {FAMILY_TITLES[family]}, and {model.title} was trained with "
+            f"{FAMILY_TITLES[model.family.name]}'s: its token numbers mean other pieces of text",
             "model.tokenizer",
             "remove the line: the model's own tokenizer is taken",
         )
@@ -111,7 +109,7 @@ def _template(facts: Facts) -> Iterator[Diagnostic]:
                 "E0405",
                 f"`{model.id}` is not tuned for chat, and its tokenizer has no chat template",
                 "data.format",
-                f"train `{model.id.removesuffix('-pt')}-it`, or give data.chat_template",
+                f"{_tuned(model.id)}give data.chat_template",
             )
         return
     text = data.chat_template
@@ -136,13 +134,13 @@ def _template(facts: Facts) -> Iterator[Diagnostic]:
         return
     own = model.family.turn_markers
     foreign = {
-        marker: TITLES.get(name, name)
+        marker: FAMILY_TITLES[name]
         for name, family in FAMILIES.items()
         if name != model.family.name
         for marker in family.turn_markers
     } | FOREIGN_MARKERS
     found = [marker for marker in foreign if marker in text and marker not in own]
-    title = TITLES.get(model.family.name, model.family.name)
+    title = FAMILY_TITLES[model.family.name]
     if found:
         yield Diagnostic(
             "E0406",
@@ -161,6 +159,14 @@ def _template(facts: Facts) -> Iterator[Diagnostic]:
         )
 
 
+def _tuned(model_id: str) -> str:
+    """The checkpoint of the same model that is tuned for chat, where the catalogue has it."""
+    plain = model_id.removesuffix("-pt").removesuffix("-Base")
+    names = (f"{plain}{ending}" for ending in ("-it", "-Instruct", ""))
+    known = next((name for name in names if name != model_id and name in catalog.entries()), None)
+    return f"train `{known}`, or " if known else ""
+
+
 def _length(facts: Facts) -> Iterator[Diagnostic]:
     data = facts.recipe.data
     tpu = facts.accelerator is not None and facts.accelerator.platform == "tpu"
@@ -172,7 +178,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
             f"{up} costs the same",
             "data.max_length",
         )
-    if data.packing:
+    if data.packing or data.format == "preference":
         return
     local = read_local(facts.folder, [s.path for s in data.train]) if not _leaves(facts) else None
     padded = f"every sample is padded to max_length {data.max_length:,} and computed at that length"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from compiler.checks.paths import escapes
 from compiler.facts import Facts
@@ -14,13 +15,13 @@ from spec.diagnostics import Diagnostic
 from spec.paths import join
 
 FIELDS = {
-    "chat": ("messages", "role", "content", "tools"),
-    "instruction": ("instruction", "input", "output", "system"),
-    "prompt_completion": ("prompt", "completion", "role", "content"),
+    "chat": ("messages", "tools", "role", "content"),
+    "instruction": ("instruction", "input", "output", "system", "history"),
+    "prompt_completion": ("prompt", "completion", "tools", "role", "content"),
     "text": ("text",),
-    "preference": ("prompt", "chosen", "rejected", "role", "content"),
+    "preference": ("prompt", "chosen", "rejected", "tools", "role", "content"),
 }
-"""What `data.fields` can rename in each format."""
+"""What `data.fields` can rename in each format, as in runtime.data.formats, which brings numpy."""
 
 LOSS_ON = {
     "chat": ("assistant", "last_assistant", "all"),
@@ -33,7 +34,8 @@ LOSS_ON = {
 
 COMPRESSIBLE = (".jsonl", ".json", ".csv")
 ENDINGS = (*COMPRESSIBLE, ".parquet", ".arrow", ".array_record", ".arrayrecord")
-COMPRESSIONS = (".gz", ".zst")
+FILE = re.compile(r"\.((jsonl|json|csv)(\.(gz|zst))?|parquet|arrow|array_?record(-\d+-of-\d+)?)", re.I)
+"""The ending of a file's name that is read."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -55,6 +57,15 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
             f"train.objective {objective} learns from {what}, and data.format is {data.format}",
             facts.first_given("train.objective", "data.format"),
             f"data.format: {wanted}, or train.objective: {learnt}",
+        )
+    if objective == "dpo" and facts.recipe.lora is None:
+        yield Diagnostic(
+            "E0919",
+            "dpo compares the model with the one that training started from, which full fine-tuning does not "
+            "keep in this version",
+            "train.objective",
+            "add a lora section, without whose adapters the model is the one to compare with, or write "
+            "objective: orpo",
         )
     if data.format == "preference" and data.packing:
         yield Diagnostic(
@@ -102,7 +113,7 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
     for part, sources in (("train", data.train), ("eval", data.eval)):
         for index, source in enumerate(sources):
             where = f"data.{part}[{index}]"
-            if not is_known(source.path):
+            if not is_known(source.path, facts.folder):
                 yield Diagnostic(
                     "E0417",
                     f"the name `{source.path}` does not tell what kind of data it is",
@@ -111,33 +122,42 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
                     ".zst); hf://OWNER/NAME is a data set of the Hugging Face hub, and a name without an "
                     "ending a data set's folder",
                 )
-            elif not is_dataset(source.path):
-                for key in ("split", "config"):
-                    if getattr(source, key) is not None:
-                        yield Diagnostic(
-                            "E0418",
-                            f"`{source.path}` is a file, and only Hugging Face data sets have a {key}",
-                            f"{where}.{key}",
-                            "remove it, or name the data set, as hf://OWNER/NAME or as its folder",
-                        )
+                continue
+            folder = is_dataset(source.path)
+            if source.split is not None and not folder:
+                yield Diagnostic(
+                    "E0418",
+                    f"`{source.path}` is a file, and only Hugging Face data sets have a split",
+                    f"{where}.split",
+                    "remove it, or name the data set, as hf://OWNER/NAME or as its folder",
+                )
+            if source.config is not None and not (folder and source.path.startswith("hf://")):
+                yield Diagnostic(
+                    "E0418",
+                    f"`{source.path}` has no configurations: only data sets of the Hugging Face hub do",
+                    f"{where}.config",
+                    "remove it, or name the data set as hf://OWNER/NAME",
+                )
 
 
 def is_dataset(path: str) -> bool:
-    """Whether a source is a Hugging Face data set: on the hub, or a folder."""
-    return path.startswith("hf://") or not Path(path).suffix
+    """Whether a source is a Hugging Face data set, on the hub or a folder, by its name."""
+    return re.search(rf"{FILE.pattern}$", path, re.I) is None
 
 
-def is_known(path: str) -> bool:
-    """Whether a source's name tells how it is read."""
+def is_known(path: str, folder: Path) -> bool:
+    """Whether a source's name tells how it is read.
+
+    Args:
+        folder: of the recipe. A data set's folder may have any name when it is there.
+    """
     if path.startswith("hf://"):
-        owner, _, name = path.removeprefix("hf://").partition("/")
-        return bool(owner and name)
-    plain = path
-    for compression in COMPRESSIONS:
-        if path.endswith(compression):
-            plain = path.removesuffix(compression)
-            return plain.endswith(COMPRESSIBLE)
-    return plain.endswith(ENDINGS) or not Path(plain).suffix
+        return re.fullmatch(r"hf://[^/\s]+(/[^\s]+)?", path) is not None
+    if not is_dataset(path):
+        return True
+    if "://" not in path and not escapes(path) and (folder / path).is_dir():
+        return True
+    return not PurePosixPath(path).suffix
 
 
 def _transform(facts: Facts) -> Iterator[Diagnostic]:

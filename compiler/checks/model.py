@@ -1,4 +1,4 @@
-"""The model: whether this Tunix trains it right, and how it computes."""
+"""The model: what is said of it that has no effect, and how it computes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ from spec.diagnostics import Diagnostic
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
-    model, section = facts.model, facts.recipe.model
-    if model is not None:
-        reason = model.family.untrainable(model.architecture)
-        if reason:
-            yield Diagnostic(
-                "E0805",
-                f"{model.title} is not trained right by this version: {reason}",
-                "model.id",
-                "choose a dense model, for example google/gemma-4-31B-it or google/gemma-3-4b-it",
-            )
+    section = facts.recipe.model
     if catalog.is_directory(section.id) and section.revision is not None:
         yield Diagnostic(
             "W0806",

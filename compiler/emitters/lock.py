@@ -44,4 +44,9 @@ def emit_lock(program: Program, files: Mapping[str, bytes]) -> str:
 def resolved(program: Program) -> dict[str, Any]:
     """The recipe with all its defaults, as JSON values; `extends` has been applied and is left out."""
     values: dict[str, Any] = program.recipe.model_dump(mode="json", exclude={"extends"})
+    lora = values["lora"] or {}
+    for name in ("rank_pattern", "alpha_pattern"):
+        if lora.get(name):
+            # As pairs: the first pattern that matches holds, and the lock's keys are sorted.
+            lora[name] = [list(pair) for pair in lora[name].items()]
     return values

@@ -42,22 +42,31 @@ def optimizer(program: Program) -> Call:
     if settings.name == "sgd" and settings.weight_decay:
         # As in torch.optim.SGD: the decay is part of the gradient, and of its running sum.
         links.append(Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")}))
-    links.append(_rule(settings))
+    links += _adafactor(settings) if settings.name == "adafactor" else [_rule(settings)]
     chain = links[0] if len(links) == 1 else Call("optax.chain", {f"*{i}": x for i, x in enumerate(links)})
     return Call("master_weights", {"*0": chain}) if needs_master_weights(program) else chain
 
 
+def _adafactor(settings: Optimizer) -> list[Call]:
+    """optax.adafactor's links, as transformers' Adafactor with scale_parameter and relative_step off.
+
+    optax's own does not multiply the weight decay by the learning rate.
+    """
+    decay = [Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")})] if settings.weight_decay else []
+    return [
+        Call("optax.scale_by_factored_rms", {}),
+        Call("optax.clip_by_block_rms", {"*0": 1.0}),
+        *decay,
+        Call("optax.scale_by_learning_rate", {"*0": Name("schedule")}),
+    ]
+
+
 def _rule(settings: Optimizer) -> Call:
     schedule = Name("schedule")
-    if settings.name == "adafactor":
-        arguments: dict[str, Value] = {"*0": schedule, "multiply_by_parameter_scale": False}
-        if settings.weight_decay:
-            arguments["weight_decay_rate"] = Name("WEIGHT_DECAY")
-        return Call("optax.adafactor", arguments)
     if settings.name == "sgd":
         momentum: dict[str, Value] = {"momentum": Name("MOMENTUM")} if settings.momentum else {}
         return Call("optax.sgd", {"*0": schedule, **momentum})
-    arguments = {"*0": schedule, "b1": Name("B1"), "b2": Name("B2")}
+    arguments: dict[str, Value] = {"*0": schedule, "b1": Name("B1"), "b2": Name("B2")}
     if settings.name == "adamw":
         arguments["eps"] = Name("EPS")
     return Call(f"optax.{settings.name}", {**arguments, "weight_decay": Name("WEIGHT_DECAY")})

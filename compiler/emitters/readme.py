@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from compiler import pins
 from compiler.emitters.lock import compiler_name
 from compiler.emitters.serve import STARTUP_MINUTES
+from compiler.emitters.settings import kind
 from compiler.render import render, shell_word
 from compiler.wording import listing, plural
 
@@ -43,6 +44,8 @@ def emit_readme(program: Program) -> str:
         "README.md",
         name=program.name,
         compiler=compiler_name(),
+        kind=kind(program),
+        full=program.lora is None,
         model=recipe.model.id,
         revision=recipe.model.revision,
         accelerator=accelerator,
@@ -64,7 +67,7 @@ def emit_readme(program: Program) -> str:
         checkpoints=recipe.checkpoint.directory,
         local_checkpoints="://" not in recipe.checkpoint.directory,
         merged=merged,
-        adapter=recipe.merge.adapter,
+        adapter=recipe.merge.adapter and program.lora is not None,
         keep=large or serves_elsewhere,
         serve=recipe.serve,
         serve_accelerator=serving,

@@ -22,6 +22,13 @@ def about(program: Program) -> str:
     return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
+def kind(program: Program) -> str:
+    """What the run is called: "LoRA fine-tuning", "QLoRA DPO training"."""
+    lora, objective = program.recipe.lora, program.recipe.train.objective
+    size = "Full" if lora is None else "QLoRA" if lora.quantize else "LoRA"
+    return f"{size} fine-tuning" if objective == "sft" else f"{size} {objective.upper()} training"
+
+
 def model_settings(program: Program) -> Call:
     """`ModelSettings(...)` of the recipe."""
     recipe = program.recipe

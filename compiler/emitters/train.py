@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from compiler.emitters.data_files import template_file
 from compiler.emitters.optimizer import hyperparameters, needs_master_weights, optimizer
 from compiler.emitters.python import Call, Name, Value, assignment, docstring, statement, string
-from compiler.emitters.settings import about, lora_settings, model_settings
+from compiler.emitters.settings import about, kind, lora_settings, model_settings
 from compiler.render import render
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def emit_train(program: Program) -> str:
     template = template_file(program)
     return render(
         "train.py",
-        title=docstring(f"{_kind(program)} of {recipe.model.id} on {program.accelerator.name}."),
+        title=docstring(f"{kind(program)} of {recipe.model.id} on {program.accelerator.name}."),
         about=about(program),
         math=recipe.train.schedule.warmup_ratio is not None,
         lora=program.lora is not None,
@@ -44,13 +44,6 @@ def _run_arguments(program: Program) -> list[str]:
     names += ["learning_rate", "optimizer"]
     names += ["rules=SHARDING_RULES"] if program.rules else []
     return [*names, "cache=CACHE"] if program.recipe.cache.directory is not None else names
-
-
-def _kind(program: Program) -> str:
-    """What the run is called in the script's first line."""
-    lora, objective = program.recipe.lora, program.recipe.train.objective
-    size = "Full" if lora is None else "QLoRA" if lora.quantize else "LoRA"
-    return f"{size} fine-tuning" if objective == "sft" else f"{size} {objective.upper()} training"
 
 
 def _settings(program: Program) -> list[str]:

@@ -51,10 +51,12 @@ LORA = LoraSettings(
 DATA = DataSettings(
     train=("data/gemma3-270m/train.jsonl",),
     eval=("data/gemma3-270m/eval.jsonl",),
+    format="chat",
     chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
     loss_on="assistant",
     max_length=128,
     overlong="drop",
+    max_invalid_ratio=0.1,
     packing=True,
     shuffle_seed=0,
 )
@@ -70,6 +72,7 @@ TRAIN = TrainSettings(
     tensorboard=True,
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=15, keep=2)
+CACHE = "cache"
 
 LEARNING_RATE = 5e-4
 WARMUP_STEPS = 3
@@ -114,5 +117,6 @@ if __name__ == "__main__":
             CHECKPOINT,
             learning_rate,
             optimizer,
+            cache=CACHE,
         )
     )

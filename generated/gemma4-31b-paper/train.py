@@ -49,9 +49,11 @@ LORA = LoraSettings(
 )
 DATA = DataSettings(
     train=("data/train.jsonl",),
+    format="chat",
     loss_on="assistant",
     max_length=3072,
     overlong="drop",
+    max_invalid_ratio=0.1,
     packing=False,
     shuffle_seed=0,
 )
@@ -70,6 +72,7 @@ CHECKPOINT = CheckpointSettings(
     every_steps=100,
     keep=3,
 )
+CACHE = "cache"
 
 LEARNING_RATE = 1e-4
 WARMUP_STEPS = 100
@@ -110,5 +113,6 @@ if __name__ == "__main__":
             CHECKPOINT,
             learning_rate,
             optimizer,
+            cache=CACHE,
         )
     )

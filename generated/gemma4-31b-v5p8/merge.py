@@ -18,8 +18,8 @@ MODEL = ModelSettings(
     id="google/gemma-4-31B-it",
     family="gemma4",
     dtype="bfloat16",
-    attention="dot",
-    remat="decoder",
+    attention="splash",
+    remat="none",
 )
 CHECKPOINT = "gs://my-bucket/gemma4-31b-v5p8"
 OUTPUT = "merged"

@@ -27,8 +27,8 @@ MODEL = ModelSettings(
     id="google/gemma-4-31B-it",
     family="gemma4",
     dtype="bfloat16",
-    attention="dot",
-    remat="decoder",
+    attention="splash",
+    remat="none",
 )
 MESH = MeshSettings(platform="tpu", devices=4, axes={"fsdp": 4, "tp": 1})
 LORA = LoraSettings(
@@ -50,9 +50,11 @@ LORA = LoraSettings(
 )
 DATA = DataSettings(
     train=("data/train.jsonl",),
+    format="chat",
     loss_on="assistant",
     max_length=3072,
     overlong="drop",
+    max_invalid_ratio=0.1,
     packing=True,
     shuffle_seed=0,
 )
@@ -71,6 +73,7 @@ CHECKPOINT = CheckpointSettings(
     every_steps=100,
     keep=3,
 )
+CACHE = "cache"
 
 LEARNING_RATE = 1e-4
 WARMUP_RATIO = 0.08
@@ -112,5 +115,6 @@ if __name__ == "__main__":
             CHECKPOINT,
             learning_rate,
             optimizer,
+            cache=CACHE,
         )
     )

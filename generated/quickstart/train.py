@@ -50,9 +50,11 @@ LORA = LoraSettings(
 DATA = DataSettings(
     train=("data/quickstart/train.jsonl",),
     eval=("data/quickstart/eval.jsonl",),
+    format="chat",
     loss_on="assistant",
     max_length=128,
     overlong="drop",
+    max_invalid_ratio=0.1,
     packing=True,
     shuffle_seed=0,
 )
@@ -68,6 +70,7 @@ TRAIN = TrainSettings(
     tensorboard=True,
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=10, keep=3)
+CACHE = "cache"
 
 LEARNING_RATE = 0.01
 WARMUP_STEPS = 4
@@ -112,5 +115,6 @@ if __name__ == "__main__":
             CHECKPOINT,
             learning_rate,
             optimizer,
+            cache=CACHE,
         )
     )

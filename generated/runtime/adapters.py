@@ -2,21 +2,25 @@
 
 Tunix fuses projections: K and V of a layer are one weight. Qwix would give such a weight one shared
 A. To train what PEFT trains, an independent A and B for each projection, a fused weight gets one
-adapter of rank blocks x rank with alpha blocks x alpha, the A's side by side, of which only the
-matching block of B is trained: B[j * rank : (j + 1) * rank, slot]. The other entries stay zero.
+adapter whose rank axis holds the projections' own blocks one after the other, each as wide as its
+projection's rank, with the A's side by side. Of B only B[block, slot] is trained for the projection
+in that slot; the other entries stay zero.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from runtime.families.base import Architecture, Family, Site, Spec
 
 if TYPE_CHECKING:
     import numpy as np
+
+Value = TypeVar("Value", int, float)
 
 
 @dataclass(frozen=True)
@@ -26,13 +30,17 @@ class LoraSettings:
     Attributes:
         rank: inner dimension of each adapter.
         alpha: the delta is scaled by alpha / rank.
-        dropout: probability that an adapter's input is zeroed while training.
         targets: projection names ("q_proj"), or regular expressions that match a whole module name
             ("layers.7.self_attn.q_proj").
+        dropout: probability that an adapter's input is zeroed while training.
         layers: indices of the adapted layers, None for all.
         init: "peft" (uniform, bound 1/sqrt(fan_in)) or "qwix" (he_uniform, bound sqrt(6/fan_in)).
         dtype: of the adapters.
         kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
+        rslora: whether the delta is scaled by alpha / sqrt(rank) instead (Kalajdzievski 2023).
+        rank_pattern, alpha_pattern: other ranks and alphas of some projections, as in PEFT: a regular
+            expression for the end of a module's name, the first that matches holds.
+        quantize: "nf4" or "int8" for frozen base weights that are stored so, None for the model's dtype.
     """
 
     rank: int
@@ -43,6 +51,46 @@ class LoraSettings:
     init: str = "peft"
     dtype: str = "float32"
     kv: str = "independent"
+    rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    quantize: str | None = None
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a projection ("layers.7.self_attn.q_proj")."""
+        return by_pattern(self.rank_pattern, module, self.rank)
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of a projection."""
+        return by_pattern(self.alpha_pattern, module, self.alpha)
+
+    def scale_of(self, module: str) -> float:
+        """What a projection's B @ A is multiplied by."""
+        rank = self.rank_of(module)
+        return self.alpha_of(module) / (math.sqrt(rank) if self.rslora else rank)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A trained projection's part of an adapter.
+
+    Attributes:
+        name: of the Hugging Face module, e.g. "layers.0.self_attn.k_proj".
+        slot: index into the slots of the adapter's site.
+        start: of its block of the rank axis, which is its own, or which it shares.
+        rank: length of that block.
+        scale: what its B @ A is multiplied by, in Tunix and in Hugging Face alike.
+    """
+
+    name: str
+    slot: int
+    start: int
+    rank: int
+    scale: float
+
+    @property
+    def block(self) -> slice:
+        return slice(self.start, self.start + self.rank)
 
 
 @dataclass(frozen=True)
@@ -51,19 +99,13 @@ class Adapter:
 
     Attributes:
         site: the weight.
-        trained: indices into `site.slots` of the projections that are trained.
-        rank, alpha: of one projection, as in the recipe.
-        blocks: rank blocks in the arrays: the number of trained projections when they are
-            independent, 1 when they share A.
-        a_shape, b_shape: [*contracted, blocks * rank] and [blocks * rank, *rest of the weight].
+        projections: those that are trained, in the order of the site's slots.
+        a_shape, b_shape: [*contracted, rank] and [rank, *rest of the weight].
         a_spec, b_spec: their shardings, following the weight's.
     """
 
     site: Site
-    trained: tuple[int, ...]
-    rank: int
-    alpha: float
-    blocks: int
+    projections: tuple[Projection, ...]
     a_shape: tuple[int, ...]
     b_shape: tuple[int, ...]
     a_spec: Spec
@@ -83,34 +125,31 @@ class Adapter:
         return self.site.weight.rpartition(".")[0]
 
     @property
-    def total_rank(self) -> int:
-        return self.blocks * self.rank
+    def rank(self) -> int:
+        """Length of the arrays' rank axis: the ranks of all blocks."""
+        return self.a_shape[-1]
 
     @property
-    def total_alpha(self) -> float:
-        return self.blocks * self.alpha
+    def shared(self) -> bool:
+        """Whether several projections have one A."""
+        return len(self.projections) > 1 and self.projections[1].start == 0
 
     @property
-    def scale(self) -> float:
-        """What A and B's product is multiplied by, in Tunix and in Hugging Face alike."""
-        return self.alpha / self.rank
-
-    @property
-    def projections(self) -> tuple[str, ...]:
-        """Hugging Face modules that this adapter trains, e.g. "layers.0.self_attn.k_proj"."""
-        return tuple(f"layers.{self.site.layer}.{self.site.slots[i]}" for i in self.trained)
-
-    def trained_blocks(self) -> list[tuple[int, slice]]:
-        """For each trained projection its slot, and the slice of the rank axis that is its own."""
-        first = [block * self.rank if self.blocks > 1 else 0 for block in range(len(self.trained))]
-        return [
-            (slot, slice(start, start + self.rank)) for slot, start in zip(self.trained, first, strict=True)
-        ]
+    def blocks(self) -> tuple[Projection, ...]:
+        """One projection for each block of the rank axis, in order."""
+        return self.projections[:1] if self.shared else self.projections
 
     @property
     def masked(self) -> bool:
         """Whether part of B must be held at zero."""
-        return self.site.fused and (self.blocks > 1 or len(self.trained) < len(self.site.slots))
+        return self.site.fused and (len(self.blocks) > 1 or len(self.projections) < len(self.site.slots))
+
+    @property
+    def trained_size(self) -> int:
+        """Trained numbers, without those of B that are held at zero."""
+        slots = len(self.site.slots) if self.site.fused else 1
+        slot_size = math.prod(self.b_shape[1:]) // slots
+        return math.prod(self.a_shape) + sum(p.rank for p in self.projections) * slot_size
 
     def split(self, a: np.ndarray, b: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """A [rank, in] and B [out, rank] of each trained projection, as PEFT names and lays them out.
@@ -119,11 +158,11 @@ class Adapter:
             a: array of `a_shape`.
             b: array of `b_shape`.
         """
-        flat = a.reshape(-1, self.total_rank)
+        flat = a.reshape(-1, self.rank)
         out = {}
-        for (slot, block), name in zip(self.trained_blocks(), self.projections, strict=True):
-            rows = b[block, slot] if self.site.fused else b[block]
-            out[name] = flat[:, block].T, rows.reshape(self.rank, -1).T
+        for part in self.projections:
+            rows = b[part.block, part.slot] if self.site.fused else b[part.block]
+            out[part.name] = flat[:, part.block].T, rows.reshape(rows.shape[0], -1).T
         return out
 
 
@@ -138,8 +177,33 @@ def matches(target: str, module: str) -> bool:
         pattern = re.compile(target)
     except re.error:
         return False
-    spellings = (module, f"model.{module}", f"model.language_model.{module}")
-    return any(pattern.fullmatch(spelling) for spelling in spellings)
+    return any(pattern.fullmatch(spelling) for spelling in _spellings(module))
+
+
+def by_pattern(patterns: Mapping[str, Value], module: str, default: Value) -> Value:
+    """The value of the first pattern that means a module, as PEFT reads rank_pattern and alpha_pattern.
+
+    A pattern is a regular expression that matches a module's whole name, or the end of it after a dot.
+
+    Args:
+        module: e.g. "layers.7.self_attn.q_proj".
+        default: where no pattern matches.
+    """
+    for pattern, value in patterns.items():
+        if any(means(pattern, spelling) for spelling in _spellings(module)):
+            return value
+    return default
+
+
+def means(pattern: str, name: str) -> bool:
+    """Whether a key of PEFT's rank_pattern or alpha_pattern means a module of exactly this full name.
+
+    One that is no regular expression means nothing.
+    """
+    try:
+        return re.match(rf"(.*\.)?({pattern})$", name) is not None
+    except re.error:
+        return False
 
 
 def build_adapters(
@@ -149,32 +213,28 @@ def build_adapters(
 
     Args:
         specs: the final sharding of each weight by its path; the family's defaults when None.
+
+    Raises:
+        ValueError: when projections that share A are given different ranks or alphas.
     """
     parameters = {p.path: p for p in family.parameters(architecture)}
     out = []
     for site in family.sites(architecture):
         if lora.layers is not None and site.layer not in lora.layers:
             continue
-        trained = tuple(
-            i
-            for i, slot in enumerate(site.slots)
-            if _any_matches(lora.targets, f"layers.{site.layer}.{slot}")
-        )
-        if not trained:
+        projections = _projections(site, lora)
+        if not projections:
             continue
         weight = parameters[site.weight]
         spec = (specs or {}).get(site.weight, weight.spec)
-        blocks = len(trained) if lora.kv == "independent" else 1
+        rank = projections[-1].start + projections[-1].rank
         rest = [axis for axis in range(len(weight.shape)) if axis not in site.contract]
         out.append(
             Adapter(
                 site=site,
-                trained=trained,
-                rank=lora.rank,
-                alpha=lora.alpha,
-                blocks=blocks,
-                a_shape=(*(weight.shape[i] for i in site.contract), blocks * lora.rank),
-                b_shape=(blocks * lora.rank, *(weight.shape[i] for i in rest)),
+                projections=projections,
+                a_shape=(*(weight.shape[i] for i in site.contract), rank),
+                b_shape=(rank, *(weight.shape[i] for i in rest)),
                 a_spec=(*(spec[i] for i in site.contract), None),
                 b_spec=(None, *(spec[i] for i in rest)),
             )
@@ -183,7 +243,11 @@ def build_adapters(
 
 
 def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
-    """Reads the `lora` section of a resolved recipe, as recipe.lock.json records it."""
+    """Reads the `lora` section of a resolved recipe, as recipe.lock.json records it.
+
+    Records of older versions lack what they did not know. Patterns are recorded as pairs, whose order
+    JSON keeps.
+    """
     layers = section["layers"]
     return LoraSettings(
         rank=section["rank"],
@@ -194,6 +258,10 @@ def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
         init=section["init"],
         dtype=section["dtype"],
         kv=section["kv"],
+        rslora=section.get("rslora", False),
+        rank_pattern=dict(section.get("rank_pattern") or {}),
+        alpha_pattern=dict(section.get("alpha_pattern") or {}),
+        quantize=section.get("quantize"),
     )
 
 
@@ -225,3 +293,26 @@ def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...
 
 def _any_matches(targets: Iterable[str], module: str) -> bool:
     return any(matches(target, module) for target in targets)
+
+
+def _projections(site: Site, lora: LoraSettings) -> tuple[Projection, ...]:
+    """The trained projections of a weight, each with its block of the rank axis."""
+    out: list[Projection] = []
+    for i, slot in enumerate(site.slots):
+        name = f"layers.{site.layer}.{slot}"
+        if not _any_matches(lora.targets, name):
+            continue
+        start = 0 if lora.kv == "shared" or not out else out[-1].start + out[-1].rank
+        part = Projection(name, i, start, lora.rank_of(name), lora.scale_of(name))
+        if lora.kv == "shared" and out and (part.rank, part.scale) != (out[0].rank, out[0].scale):
+            raise ValueError(
+                f"{out[0].name} and {name} share one A under lora.kv: shared, so they cannot have ranks or "
+                "alphas of their own"
+            )
+        out.append(part)
+    return tuple(out)
+
+
+def _spellings(module: str) -> tuple[str, ...]:
+    """What a module may be called: without a checkpoint's prefix, or with one of transformers'."""
+    return module, f"model.{module}", f"model.language_model.{module}"

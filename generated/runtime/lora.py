@@ -21,12 +21,14 @@ from flax import nnx
 
 from runtime.adapters import Adapter, LoraSettings
 from runtime.errors import UserError
+from runtime.quantize import dequantize, quantized_weight
 
 
 class AdapterProvider(qwix.QuantizationProvider):
     """Adds each adapter's delta to the product of the weight it belongs to.
 
-    A product of activations x and weight W becomes x W + scale * (dropout(x) A) B. The delta is
+    A product of activations x and weight W becomes x W + scale * (dropout(x) A) B, where projections
+    that share W may have scales of their own. The delta is
     computed in the adapters' dtype, and the sum is cast back to the product's, so that float32
     adapters leave the activations of a bfloat16 model in bfloat16.
 
@@ -64,6 +66,15 @@ class AdapterProvider(qwix.QuantizationProvider):
         finally:
             self._salt = None
 
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Leaves the deltas out of what is traced: the model that training started from."""
+        adapters, self._adapters = self._adapters, {}
+        try:
+            yield
+        finally:
+            self._adapters = adapters
+
     def check_used(self) -> None:
         """Raises UserError unless every adapter took part in what was traced."""
         missing = {adapter.module for adapter in self._adapters.values()} - self.used
@@ -76,9 +87,11 @@ class AdapterProvider(qwix.QuantizationProvider):
 
     def einsum(self, equation: str, *operands: Any, **kwargs: Any) -> jax.Array:
         """Replaces jax.numpy.einsum while the model runs."""
-        product = jnp.einsum(equation, *operands, **kwargs)
         module, adapter = self._current()
-        if adapter is None or len(operands) != 2:
+        if len(operands) != 2:
+            return jnp.einsum(equation, *operands, **kwargs)
+        product = _product(lambda x, w: jnp.einsum(equation, x, w, **kwargs), *operands, module)
+        if adapter is None:
             return product
         inputs, output = equation.replace(" ", "").split("->")
         x_axes, w_axes = inputs.split(",")
@@ -86,8 +99,8 @@ class AdapterProvider(qwix.QuantizationProvider):
 
     def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """Replaces jax.lax.dot_general while the model runs."""
-        product = jax.lax.dot_general(lhs, rhs, *args, **kwargs)
         module, adapter = self._current()
+        product = _product(lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), lhs, rhs, module)
         if adapter is None:
             return product
         # The only such products are dense layers': x's last axis with a matrix's first.
@@ -126,18 +139,40 @@ class AdapterProvider(qwix.QuantizationProvider):
             # As in PEFT, each projection drops inputs of its own.
             inner = jnp.concatenate(
                 [
-                    jnp.einsum(down, self._drop(x, adapter, block), part)
-                    for block, part in enumerate(jnp.split(a, adapter.blocks, axis=-1))
+                    jnp.einsum(down, self._drop(x, adapter, number), a[..., part.block])
+                    for number, part in enumerate(adapter.blocks)
                 ],
                 axis=-1,
             )
-        delta = jnp.einsum(f"{hidden}r,r{rest}->{output}", inner, b)
-        return (product + adapter.scale * delta).astype(product.dtype)
+        delta = jnp.einsum(f"{hidden}r,r{rest}->{output}", inner * scales(adapter, inner.dtype), b)
+        return (product + delta).astype(product.dtype)
 
     def _drop(self, x: jax.Array, adapter: Adapter, block: int) -> jax.Array:
         assert self._salt is not None
         salt = self._salt ^ jnp.uint32(path_hash(f"{adapter.module}/{block}"))
         return jnp.where(keep_mask(salt, x.shape, self._dropout), x / (1.0 - self._dropout), 0.0)
+
+
+def _product(
+    compute: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array, module: Any
+) -> jax.Array:
+    """The product with a module's weight.
+
+    One that is stored quantised is dequantised again in the backward pass: as a residual, it would be kept
+    from the forward pass on, in the model's dtype.
+    """
+    stored = quantized_weight(module, weight)
+    if stored is None:
+        return compute(x, weight)
+    return jax.checkpoint(lambda x, stored: compute(x, dequantize(stored, weight.dtype)))(x, stored)
+
+
+def scales(adapter: Adapter, dtype: Any) -> jax.Array:
+    """What each entry of the rank axis is multiplied by: [rank], or [] where that is one number."""
+    parts = adapter.blocks
+    if len({part.scale for part in parts}) == 1:
+        return jnp.asarray(parts[0].scale, dtype)
+    return jnp.asarray(np.repeat([part.scale for part in parts], [part.rank for part in parts]), dtype)
 
 
 def keep_mask(salt: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
@@ -208,10 +243,10 @@ def initial_a(adapter: Adapter, settings: LoraSettings, seed: int) -> np.ndarray
     fan_in = int(np.prod(adapter.a_shape[:-1]))
     bound = np.sqrt((1.0 if settings.init == "peft" else 6.0) / fan_in)
     blocks = []
-    for block in range(adapter.blocks):
-        name = adapter.projections[block] if adapter.blocks == len(adapter.trained) else adapter.site.weight
+    for part in adapter.blocks:
+        name = adapter.site.weight if adapter.shared else part.name
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, path_hash(name)])))
-        values = random.random((*adapter.a_shape[:-1], adapter.rank), dtype=np.float32)
+        values = random.random((*adapter.a_shape[:-1], part.rank), dtype=np.float32)
         blocks.append((values * 2.0 - 1.0) * np.float32(bound))
     return np.concatenate(blocks, axis=-1)
 
@@ -222,10 +257,10 @@ def path_hash(path: str) -> int:
 
 
 def trained_mask(adapter: Adapter) -> np.ndarray:
-    """1 where B is trained, 0 where it stays zero: [blocks * rank, slots, 1, ...]."""
-    mask = np.zeros((adapter.total_rank, len(adapter.site.slots)), np.float32)
-    for slot, block in adapter.trained_blocks():
-        mask[block, slot] = 1.0
+    """1 where B is trained, 0 where it stays zero: [rank, slots, 1, ...]."""
+    mask = np.zeros((adapter.rank, len(adapter.site.slots)), np.float32)
+    for part in adapter.projections:
+        mask[part.block, part.slot] = 1.0
     return mask.reshape(*mask.shape, *(1 for _ in adapter.b_shape[2:]))
 
 

@@ -1,8 +1,9 @@
-"""Merges trained adapters into their base checkpoint, and writes them as a PEFT adapter.
+"""Merges what was trained into its base checkpoint, and writes adapters as a PEFT adapter.
 
-W[out, in] += alpha / rank * (B[out, rank] @ A[rank, in]), in float32, cast once. The output has the
-base's files, tensor names and order, metadata, index and side files; tensors without an adapter are
-the base's byte for byte. One tensor is worked on at a time, in blocks of rows.
+W[out, in] += scale * (B[out, rank] @ A[rank, in]), in float32, cast once; after full fine-tuning the
+trained tensors take the base's place. The output has the base's files, tensor names and order, metadata,
+index and side files; tensors that were not trained are the base's byte for byte. One tensor is worked on
+at a time, in blocks of rows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 
 from runtime.checkpoint import DTYPES, INDEX, BaseCheckpoint, Header, locate_model
 from runtime.errors import UserError, guarded
+from runtime.full import Replacement, TrainedWeights
 from runtime.output import check_vacant, whole_folder
 from runtime.peft_export import write_adapter
 from runtime.progress import Progress
@@ -39,13 +41,16 @@ COPY_BYTES = 1 << 26
 SPARE_BYTES = 64 << 20
 """Left free on the disk besides the weights, for side files."""
 
+Change = Delta | Replacement
+"""What training did to a tensor."""
+
 
 @dataclass(frozen=True)
 class Merged:
     """What a merge wrote.
 
     Attributes:
-        merged, kept: numbers of tensors that adapters changed, and that are the base's bytes.
+        merged, kept: numbers of tensors that training changed, and that are the base's bytes.
         size: bytes of the weights.
         recast: numbers of changed tensors whose element type is not the base's, by its old name.
     """
@@ -89,10 +94,10 @@ def main(
 
 
 def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The paths and the step; rank, alpha and the adapters' layout come from the checkpoint's record."""
+    """The paths and the step; what was trained comes from the checkpoint's record."""
     parser = argparse.ArgumentParser(
         prog="merge.py",
-        description="Merges a trained checkpoint's adapters into the base model's safetensors.",
+        description="Merges what a checkpoint was trained to into the base model's safetensors.",
         allow_abbrev=False,
     )
     parser.add_argument("--checkpoint", metavar="DIR", help="folder of the run's checkpoints, local or gs://")
@@ -110,7 +115,7 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="then compare the merged model's logits with those of base + adapters",
+        help="then compare the merged model's logits with those of what was trained",
     )
     return parser.parse_args(argv)
 
@@ -139,36 +144,46 @@ def run(
     base = BaseCheckpoint.open(locate_model(model, arguments.model))
     base.verify()
     trained = load_trained(directory, arguments.step, base)
-    note = {
+    note: dict[str, Any] = {
         "base": model.id,
         "revision": model.revision,
         "step": trained.step,
-        "rank": trained.settings.rank,
-        "alpha": trained.settings.alpha,
         "dtype": dtype,
     }
+    if isinstance(trained, TrainedAdapters):
+        note |= {"rank": trained.settings.rank, "alpha": trained.settings.alpha}
+    elif adapter:
+        raise UserError(
+            f"{directory}: the run trained all weights: it has no LoRA that a PEFT adapter could hold",
+            "set merge.adapter to false",
+        )
     if arguments.verify and _is_merge_of(target, note, trained):
         print(f"{target}: holds this merge already")
     else:
         for folder in (target, *([adapter_target] if adapter else [])):
             check_vacant(folder)
-        deltas = trained.deltas()
-        _check_space(target, base, deltas, dtype)
+        changes = trained.changes(base)
+        _check_space(target, base, changes, dtype)
         try:
             with whole_folder(target) as partial:
-                result = merge_checkpoint(base, deltas, partial, dtype)
+                result = merge_checkpoint(base, changes, partial, dtype)
                 _write_json(partial / NOTE, {**note, "tensors": result.merged})
                 (partial / LOCK).write_bytes(trained.lock)
                 if chat_template is not None:
                     (partial / CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
-                if adapter:
+                if adapter and isinstance(trained, TrainedAdapters):
                     with whole_folder(adapter_target) as adapter_partial:
-                        write_adapter(adapter_partial, base, model, trained.settings, deltas)
+                        write_adapter(adapter_partial, base, model, trained.settings, trained.deltas())
                         (adapter_partial / LOCK).write_bytes(trained.lock)
         except OSError as error:
             raise UserError(f"{target}: cannot be written: {error.strerror or error}") from error
         for old, count in result.recast.items():
             print(f"note: {count} merged tensors are {dtype}; the base has them as {DTYPES[old].name}")
+        if isinstance(trained, TrainedAdapters) and trained.settings.quantize is not None:
+            print(
+                f"note: the adapters were trained on {trained.settings.quantize} weights; they are merged "
+                "into the base as it is"
+            )
         if trained.no_op:
             print(f"warning: the adapters of step {trained.step} are all zero; the output equals the base")
         print(
@@ -184,35 +199,34 @@ def run(
 
 
 def merge_checkpoint(
-    base: BaseCheckpoint, deltas: Mapping[str, Delta], folder: Path, dtype: str | None = None
+    base: BaseCheckpoint, changes: Mapping[str, Change], folder: Path, dtype: str | None = None
 ) -> Merged:
-    """Writes base + deltas into an empty folder.
+    """Writes the base with its changes into an empty folder.
 
     Args:
-        deltas: by module name without prefix ("layers.0.self_attn.q_proj").
-        dtype: of the tensors that deltas change; their own in the base when None.
+        changes: by the full name of the tensor.
+        dtype: of the tensors that change; their own in the base when None.
 
     Raises:
-        UserError: when a delta has no tensor, or one of another shape.
+        UserError: when a change has no tensor, or one of another shape.
     """
-    by_tensor = {f"{base.prefix}{name}.weight": delta for name, delta in deltas.items()}
-    check_deltas(base, by_tensor)
-    remaining = dict(by_tensor)
+    check_changes(base, changes)
+    remaining = dict(changes)
     size = 0
     recast: dict[str, int] = {}
     with Progress("merging", base.total_bytes) as progress:
         for file, header in base.headers.items():
-            raw, sizes = output_header(header, by_tensor, dtype)
+            raw, sizes = output_header(header, changes, dtype)
             with TensorFile(folder / file, raw) as sink:
                 for name, tensor in header.tensors.items():
-                    delta = remaining.pop(name, None)
-                    if delta is None:
+                    change = remaining.pop(name, None)
+                    if change is None:
                         _copy(base, name, sink)
                     else:
                         code = code_of(dtype) if dtype else tensor.dtype
                         if code != tensor.dtype:
                             recast[tensor.dtype] = recast.get(tensor.dtype, 0) + 1
-                        for block in merged_blocks(base.read(name), delta, DTYPES[code]):
+                        for block in changed_blocks(base.read(name), change, DTYPES[code]):
                             sink.write(block)
                     base.release(name)
                     progress.advance(tensor.end - tensor.start)
@@ -221,12 +235,27 @@ def merge_checkpoint(
                 raise AssertionError(f"{file}: {written} bytes written, {8 + len(raw) + sum(sizes)} expected")
             size += written
     if remaining:
-        raise AssertionError(f"deltas without a tensor: {sorted(remaining)}")
-    _write_index(base, folder, by_tensor, dtype)
+        raise AssertionError(f"changes without a tensor: {sorted(remaining)}")
+    _write_index(base, folder, changes, dtype)
     for name in base.side_files:
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(base.directory / name, folder / name)
-    return Merged(len(by_tensor), len(base.tensors) - len(by_tensor), size, recast)
+    return Merged(len(changes), len(base.tensors) - len(changes), size, recast)
+
+
+def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """A changed tensor, in blocks of rows.
+
+    Args:
+        weight: the base's.
+    """
+    if isinstance(change, Delta):
+        yield from merged_blocks(weight, change, dtype)
+        return
+    trained = change.read()
+    rows = max(1, BLOCK_ELEMENTS // max(1, trained.size // max(1, len(trained))))
+    for start in range(0, len(trained), rows):
+        yield np.ascontiguousarray(trained[start : start + rows].astype(dtype, copy=False))
 
 
 def merged_blocks(weight: np.ndarray, delta: Delta, dtype: np.dtype) -> Iterator[np.ndarray]:
@@ -240,25 +269,26 @@ def merged_blocks(weight: np.ndarray, delta: Delta, dtype: np.dtype) -> Iterator
         yield block.astype(dtype, copy=False)
 
 
-def check_deltas(base: BaseCheckpoint, by_tensor: Mapping[str, Delta]) -> None:
-    """Checks that each delta has its weight in the base.
+def check_changes(base: BaseCheckpoint, changes: Mapping[str, Change]) -> None:
+    """Checks that each change has its tensor in the base.
 
     Raises:
         UserError: naming the first that has not.
     """
-    for name, delta in by_tensor.items():
+    for name, change in changes.items():
         tensor = base.tensors.get(name)
-        shape = (delta.b.shape[0], delta.a.shape[1])
         if tensor is None:
             raise UserError(f"{base.directory}: no {name}, which an adapter was trained for")
-        if tensor.shape != shape:
+        if tensor.shape != change.shape:
             raise UserError(
                 f"{base.directory / tensor.file}: {name} has shape {list(tensor.shape)}; "
-                f"its adapter was trained for {list(shape)}"
+                f"its adapter was trained for {list(change.shape)}"
             )
 
 
-def output_header(header: Header, changed: Mapping[str, Delta], dtype: str | None) -> tuple[bytes, list[int]]:
+def output_header(
+    header: Header, changed: Mapping[str, Change], dtype: str | None
+) -> tuple[bytes, list[int]]:
     """A file's header in the output, and the size of each tensor; the base's own where no type changes."""
     entries = {}
     for name, tensor in header.tensors.items():
@@ -289,7 +319,9 @@ def _copy(base: BaseCheckpoint, name: str, sink: TensorFile) -> None:
         sink.write(data[start : start + COPY_BYTES])
 
 
-def _write_index(base: BaseCheckpoint, folder: Path, changed: Mapping[str, Delta], dtype: str | None) -> None:
+def _write_index(
+    base: BaseCheckpoint, folder: Path, changed: Mapping[str, Change], dtype: str | None
+) -> None:
     if base.index is None:
         return
     shutil.copyfile(base.directory / base.index, folder / base.index)
@@ -302,9 +334,9 @@ def _write_index(base: BaseCheckpoint, folder: Path, changed: Mapping[str, Delta
     (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _check_space(target: Path, base: BaseCheckpoint, deltas: Mapping[str, Delta], dtype: str) -> None:
-    changed = {f"{base.prefix}{name}.weight": delta for name, delta in deltas.items()}
-    need = SPARE_BYTES + sum(delta.a.nbytes + delta.b.nbytes for delta in deltas.values())
+def _check_space(target: Path, base: BaseCheckpoint, changed: Mapping[str, Change], dtype: str) -> None:
+    deltas = [change for change in changed.values() if isinstance(change, Delta)]
+    need = SPARE_BYTES + sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
     need += sum(sum(output_header(header, changed, dtype)[1]) for header in base.headers.values())
     folder = target.parent
     while not folder.exists():
@@ -317,7 +349,7 @@ def _check_space(target: Path, base: BaseCheckpoint, deltas: Mapping[str, Delta]
         )
 
 
-def _is_merge_of(target: Path, note: Mapping[str, Any], trained: TrainedAdapters) -> bool:
+def _is_merge_of(target: Path, note: Mapping[str, Any], trained: TrainedAdapters | TrainedWeights) -> bool:
     """Whether a folder holds the output of this very merge."""
     try:
         found = json.loads((target / NOTE).read_text())

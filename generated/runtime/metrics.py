@@ -2,19 +2,25 @@
 
 metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
 accumulated gradient, before clipping), tokens (real ones of the step), tokens_per_second, step_seconds,
-peak_memory_bytes. Evaluation: step, eval_loss.
+peak_memory_bytes. Evaluation: step, eval_loss. A number that is not finite stands as "NaN", "Infinity" or
+"-Infinity", as JSON has no such numbers.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
+
+from runtime.errors import UserError
 
 FILE = "metrics.jsonl"
 FOLDER = "tensorboard"
@@ -37,7 +43,7 @@ class JsonLines:
         self._entry["step"] = int(kwargs["step"])
         number = float(value)
         self._entry[name if mode == "train" else f"{mode}_{name}"] = (
-            int(number) if name in ("tokens", "peak_memory_bytes") else number
+            int(number) if name in ("tokens", "peak_memory_bytes") else _json_number(number)
         )
 
     def end_line(self) -> None:
@@ -59,19 +65,38 @@ class JsonLines:
 
 
 class TensorBoard:
-    """A MetricsLogger backend that writes TensorBoard event files."""
+    """A MetricsLogger backend that writes a TensorBoard event file.
+
+    It writes in this thread: SummaryWriter's own dies of a full disk, and then waits for itself.
+
+    Args:
+        first_step: what other event files of the folder hold from this step on is not shown.
+    """
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
 
-        self._writer = SummaryWriter(str(folder), purge_step=first_step)
+        self._event, self._scalar = Event, scalar
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        self._write(step=first_step, file_version="brain.Event:2")
+        self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
 
     def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
         if event.startswith(f"{PREFIX}/"):
-            self._writer.add_scalar(event.removeprefix(f"{PREFIX}/"), float(value), int(kwargs["step"]))
+            summary = self._scalar(event.removeprefix(f"{PREFIX}/"), float(value))
+            self._write(step=int(kwargs["step"]), summary=summary)
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), **fields))
 
 
 class Metrics:
@@ -89,13 +114,15 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, restored_step: int | None, tensorboard: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
-        truncate(self.path, restored_step)
-        self._lines = JsonLines(self.path)
+        with self._writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            truncate(self.path, restored_step)
+            self._lines = JsonLines(self.path)
+            self._board = TensorBoard(folder / FOLDER, (restored_step or 0) + 1) if tensorboard else None
         backends: list[Any] = [lambda: self._lines]
-        if tensorboard:
-            backends.append(lambda: TensorBoard(folder / FOLDER, (restored_step or 0) + 1))
+        if self._board is not None:
+            backends.append(lambda: self._board)
         self.logger = MetricsLogger(
             MetricsLoggerOptions(log_dir=str(folder), backend_kwargs={"custom_backend": backends})
         )
@@ -105,17 +132,49 @@ class Metrics:
 
         Args:
             mode: "train" or "eval".
+
+        Raises:
+            UserError: when they cannot be written.
         """
-        for name, value in values.items():
-            if value is not None:
-                self.logger.log(PREFIX, name, value, mode, step)
-        self._lines.end_line()
+        with self._writing():
+            for name, value in values.items():
+                if value is not None:
+                    self.logger.log(PREFIX, name, value, mode, step)
+            self._lines.end_line()
 
     def flush(self) -> None:
-        self._lines.flush()
+        """Makes sure that what was logged survives the process.
+
+        Raises:
+            UserError: when it cannot be written.
+        """
+        with self._writing():
+            self._lines.flush()
+            if self._board is not None:
+                self._board.flush()
 
     def close(self) -> None:
-        self.logger.close()
+        """Closes the files. What matters was flushed, and an error of that was raised."""
+        try:
+            self.logger.close()
+        except OSError:
+            return
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: the metrics cannot be written: {error.strerror or error}",
+                "make room or give the folder's rights, and continue with --resume",
+            ) from error
+
+
+def _json_number(number: float) -> float | str:
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def truncate(path: Path, step: int | None) -> None:

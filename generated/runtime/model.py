@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -13,20 +13,24 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from runtime import sharding
+from runtime import quantize, remat, sharding
 from runtime.adapters import Adapter, LoraSettings, build_adapters
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.families import Architecture, Family
 from runtime.families.base import Parameter, Spec
+from runtime.forward import Forward
 from runtime.lora import AdapterProvider, attach, initial_a
 from runtime.settings import ModelSettings
 from runtime.specs import Rule, resolve_specs
 
-SPLASH_BLOCKS = (512, 256, 128)
-"""Blocks of splash attention, of which the largest that divides a row is taken. Tunix's own 1024 does
-not compile for v5p at a head size of 512: it takes 17.9 of 16 MiB of VMEM (found by compiling ahead of
-time)."""
+
+class Frozen(nnx.Variable[Any]):
+    """What full fine-tuning does not train: buffers, and arrays that the checkpoint does not fill."""
+
+
+MAPPED_BYTES = 128 * 2**20
+"""Of a checkpoint's file, how much is mapped at a time while a tensor is read."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +38,20 @@ class Built:
     """A model and what it was made from.
 
     Attributes:
-        model: Tunix's, with LoRA when the recipe has it.
+        model: Tunix's. Its LoRAParams are trained, or, without LoRA, every nnx.Param.
         parameters: the base weights with their final shardings.
         adapters: in layer order, () without LoRA.
         provider: computes the adapters' deltas, None without LoRA.
+        quantized: how the weights that are stored quantised lie, by path; {} for none.
+        forward: how the model is computed.
     """
 
     model: nnx.Module
     parameters: tuple[Parameter, ...]
     adapters: tuple[Adapter, ...]
     provider: AdapterProvider | None
+    forward: Forward
+    quantized: Mapping[str, quantize.Layout] = field(default_factory=dict)
 
 
 def abstract_model(
@@ -53,7 +61,6 @@ def abstract_model(
     lora: LoraSettings | None,
     axes: Mapping[str, int],
     rules: Sequence[Rule] = (),
-    length: int | None = None,
 ) -> Built:
     """The model with shapes for values: nothing is allocated, no device is asked for.
 
@@ -63,12 +70,12 @@ def abstract_model(
     Args:
         axes: size of each mesh axis.
         rules: the recipe's sharding rules.
-        length: tokens of a row, which splash attention needs to know.
 
     Raises:
         UserError: when Tunix's parameters are not the family's, or a rule does not fit.
     """
-    sharding.install()
+    if settings.attention == "splash" and not family.flash_attention:
+        raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
     try:
         resolved = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
     except ValueError as error:
@@ -83,16 +90,23 @@ def abstract_model(
     adapters: tuple[Adapter, ...] = ()
     provider = None
     if lora is not None:
-        adapters = tuple(build_adapters(family, architecture, lora, specs))
+        try:
+            adapters = tuple(build_adapters(family, architecture, lora, specs))
+        except ValueError as error:
+            raise UserError(str(error)) from None
         model, provider = attach(model, adapters, lora)
     _check_leaves(model, parameters, adapters)
     for path, variable in _variables(model).items():
         if path in specs:
             variable.set_metadata(out_sharding=specs[path])
+    if lora is None:
+        _freeze(model, parameters)
+    quantized: Mapping[str, quantize.Layout] = {}
+    if lora is not None and lora.quantize is not None:
+        quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes)
+        quantize.attach(model, quantized, settings.dtype)
     _rematerialise(model, settings.remat)
-    if settings.attention == "splash":
-        _splash(model, family, length)
-    return Built(model, parameters, adapters, provider)
+    return Built(model, parameters, adapters, provider, Forward(family, architecture, settings), quantized)
 
 
 def build(
@@ -103,18 +117,15 @@ def build(
     rules: Sequence[Rule] = (),
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    length: int | None = None,
 ) -> Built:
     """The model of a checkpoint on a mesh, its adapters initialised.
 
     Args:
         seed: of the adapters. Their values do not depend on the mesh.
         progress: called with the parameters placed so far and their number.
-        length: tokens of a row.
 
     Raises:
-        UserError: when the checkpoint is of another family, or lacks a tensor, or Tunix cannot train
-            its architecture right.
+        UserError: when the checkpoint is of another family, or lacks a tensor.
     """
     if base.family.name != settings.family:
         raise UserError(
@@ -122,16 +133,15 @@ def build(
             f"the recipe was compiled for {settings.family!r}",
             "give the checkpoint of the recipe's model.id with --model",
         )
-    reason = base.family.untrainable(base.architecture)
-    if reason:
-        raise UserError(f"{base.directory}: this Tunix cannot train the model: {reason}")
     base.verify()
-    built = abstract_model(base.family, base.architecture, settings, lora, dict(mesh.shape), rules, length)
+    built = abstract_model(base.family, base.architecture, settings, lora, dict(mesh.shape), rules)
     dtype = np.dtype(jnp.dtype(settings.dtype))
     variables = _variables(built.model)
-    arrays: dict[str, jax.Array] = {}
+    arrays: dict[str, Any] = {}
     for done, parameter in enumerate(built.parameters, 1):
-        arrays[parameter.path] = _place(base, parameter, mesh, dtype)
+        array = _place(base, parameter, mesh, dtype)
+        how = built.quantized.get(parameter.path)
+        arrays[parameter.path] = array if how is None else quantize.quantize(array, how, mesh)
         if progress is not None:
             progress(done, len(built.parameters))
     unread = base.unused()
@@ -160,8 +170,19 @@ class _ConstantKeys:
     which takes minutes at 60 layers.
     """
 
-    def params(self) -> jax.Array:
+    @property
+    def params(self) -> _ConstantKey:
+        return _ConstantKey()
+
+
+class _ConstantKey:
+    """The stream of a _ConstantKeys. Qwen 2.5's embedding draws from it, other arrays call it for a key."""
+
+    def __call__(self) -> jax.Array:
         return jax.random.key(0)
+
+    def normal(self, shape: Sequence[int], dtype: Any) -> jax.Array:
+        return jnp.zeros(shape, dtype)
 
 
 def _variables(model: nnx.Module) -> dict[str, nnx.Variable]:
@@ -193,55 +214,73 @@ def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: 
     )
 
 
+def _freeze(model: nnx.Module, parameters: Sequence[Parameter]) -> None:
+    modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    for parameter in parameters:
+        if not parameter.trainable:
+            module, _, name = parameter.path.rpartition(".")
+            value = getattr(modules[module], name).get_raw_value()
+            setattr(modules[module], name, Frozen(value, out_sharding=parameter.spec))
+
+
 def _rematerialise(model: nnx.Module, policy: str) -> None:
     """Switches recomputation on. Gemma 3's attention holds a setting of its own beside the config."""
     for _, module in nnx.iter_modules(model):
         holders: tuple[Any, ...] = (getattr(module, "config", None), module)
         for holder in holders:
             current = getattr(holder, "remat_config", None)
-            if current is not None:
-                holder.remat_config = type(current)[policy.upper()]
-
-
-def _splash(model: Any, family: Family, length: int | None) -> None:
-    """Switches splash attention on, which its blocks allow once LoRA is attached."""
-    if not family.flash_attention:
-        raise UserError(f"Tunix's {family.name} has no splash attention", "set model.attention to dot")
-    block = next((b for b in SPLASH_BLOCKS if length is None or length % b == 0), None)
-    if block is None:
-        raise UserError(
-            f"splash attention needs rows of a multiple of {SPLASH_BLOCKS[-1]} tokens, not {length}",
-            "change data.max_length, or set model.attention to dot",
-        )
-    model.config.flash_attention_block_size = block
-    model.config.use_flash_attention = True
+            if current is None:
+                continue
+            wanted = type(current)[remat.tunix_name(policy)]
+            if holder is module:
+                module.remat_config = wanted
+            else:
+                object.__setattr__(holder, "remat_config", wanted)  # Llama 3's config is frozen
 
 
 def _place(base: BaseCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype) -> jax.Array:
-    """One parameter, each shard of it read from the checkpoint's file and cast by itself."""
-    views = [
-        base.read_source(source).reshape(source.reshape).transpose(source.transpose)
-        for source in parameter.sources
-    ]
-    stacked = len(views) > 1
-    shards: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+    """One parameter, each shard of it read from the checkpoint's file, cast and placed by itself.
 
-    def read(index: tuple[slice, ...]) -> np.ndarray:
-        bounds = tuple(s.indices(n)[:2] for s, n in zip(index, parameter.shape, strict=True))
-        if bounds not in shards:
-            if not views:
-                shards[bounds] = np.zeros([stop - start for start, stop in bounds], dtype)
-            elif stacked:
-                shards[bounds] = np.stack([view[index[1:]] for view in views[index[0]]]).astype(dtype)
-            else:
-                shards[bounds] = np.ascontiguousarray(views[0][index].astype(dtype))
-        return shards[bounds]
+    In host memory there is one shard at a time, and the part of the file that it is being copied from.
+    """
+    placed = sharding.named(mesh, parameter.spec)
+    indices = placed.addressable_devices_indices_map(parameter.shape)
+    bounds = {
+        device: tuple(s.indices(n)[:2] for s, n in zip(index, parameter.shape, strict=True))
+        for device, index in indices.items()
+    }
+    shards: dict[Any, jax.Array] = {}
+    for wanted in dict.fromkeys(bounds.values()):
+        shard = _read(base, parameter, wanted, dtype)
+        for device in (device for device, found in bounds.items() if found == wanted):
+            shards[device] = jax.device_put(shard, device)
+        jax.block_until_ready(list(shards.values()))
+    return jax.make_array_from_single_device_arrays(parameter.shape, placed, [shards[d] for d in indices])
 
-    array = jax.make_array_from_callback(parameter.shape, sharding.named(mesh, parameter.spec), read)
-    array.block_until_ready()
-    for source in parameter.sources:
-        base.release(base.prefix + source.name)
-    return array
+
+def _read(
+    base: BaseCheckpoint, parameter: Parameter, bounds: Sequence[tuple[int, int]], dtype: np.dtype
+) -> np.ndarray:
+    """A part of a parameter.
+
+    Args:
+        bounds: first and last element, exclusive, along each axis.
+    """
+    out = np.zeros([stop - start for start, stop in bounds], dtype)
+    stacked = len(parameter.sources) > 1
+    for place, number in enumerate(range(*bounds[0]) if stacked else range(len(parameter.sources))):
+        source = parameter.sources[number]
+        view = base.read_source(source).reshape(source.reshape).transpose(source.transpose)
+        part = view[tuple(slice(*pair) for pair in (bounds[1:] if stacked else bounds))]
+        target = out[place] if stacked else out
+        # Along the axis that the file's bytes run along; what was copied is unmapped as the copy goes on.
+        axis = source.transpose.index(0)
+        step = max(1, MAPPED_BYTES * view.shape[axis] // max(1, view.nbytes))
+        for start in range(0, part.shape[axis], step):
+            block = (slice(None),) * axis + (slice(start, start + step),)
+            target[block] = part[block]
+            base.release(source.full_name(base.prefix))
+    return out
 
 
 def _put(value: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.adapters import LoraSettings
+from runtime.adapters import LoraSettings, Value, means
 from runtime.checkpoint import BaseCheckpoint
 from runtime.safetensors_writer import write_arrays
 from runtime.settings import ModelSettings
@@ -41,7 +41,7 @@ def write_adapter(
     ]
     size = write_arrays(folder / "adapter_model.safetensors", arrays, {"format": "pt"})
     config = adapter_config(base, model, settings, deltas)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     return size
 
 
@@ -50,10 +50,13 @@ def adapter_config(
 ) -> dict[str, Any]:
     """adapter_config.json for adapters on `modules`, and on nothing else that the model has."""
     prefix = module_prefix(base)
-    alpha = settings.alpha
+    modules = list(modules)
+    alphas = {prefix + name: plain(settings.alpha_of(name)) for name in modules}
+    ranks = {prefix + name: settings.rank_of(name) for name in modules}
     targets, layers = select_modules({prefix + name for name in modules}, module_names(base), prefix)
+    alpha_pattern = {key: plain(value) for key, value in settings.alpha_pattern.items()}
     return {
-        "alpha_pattern": {},
+        "alpha_pattern": peft_pattern(alpha_pattern, alphas, plain(settings.alpha)),
         "auto_mapping": None,
         "base_model_name_or_path": model.id,
         "bias": "none",
@@ -62,18 +65,44 @@ def adapter_config(
         "init_lora_weights": True,
         "layers_pattern": None if layers is None else "layers",
         "layers_to_transform": layers,
-        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "lora_alpha": plain(settings.alpha),
         "lora_dropout": settings.dropout,
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": settings.rank,
-        "rank_pattern": {},
+        "rank_pattern": peft_pattern(settings.rank_pattern, ranks, settings.rank),
         "revision": model.revision,
         "target_modules": targets,
         "task_type": "CAUSAL_LM",
         "use_dora": False,
-        "use_rslora": False,
+        "use_rslora": settings.rslora,
     }
+
+
+def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], default: Value) -> dict[str, Value]:
+    """A rank_pattern or alpha_pattern by which PEFT gives each module the value that it was trained with.
+
+    The recipe's own, where PEFT reads it so; PEFT knows modules by their full names alone, and the recipe's
+    may be spelt without the checkpoint's prefix. Otherwise full names, escaped. The order counts: PEFT takes
+    the first key that matches.
+
+    Args:
+        given: the recipe's.
+        wanted: the value of each trained module, by its full name.
+        default: for modules that no key matches.
+    """
+
+    def read(name: str) -> Value:
+        return next((value for key, value in given.items() if means(key, name)), default)
+
+    if all(read(name) == value for name, value in wanted.items()) and all(map(_compiles, given)):
+        return dict(given)
+    return {re.escape(name): value for name, value in wanted.items() if value != default}
+
+
+def plain(value: float) -> float:
+    """A number as PEFT's own files write it: without a fraction where it has none."""
+    return int(value) if value == int(value) else value
 
 
 def module_prefix(base: BaseCheckpoint) -> str:
@@ -131,6 +160,14 @@ def select_modules(
     if _matched(regex, modules) != chosen:
         raise AssertionError(f"{regex} does not match the trained modules alone")
     return regex, None
+
+
+def _compiles(regex: str) -> bool:
+    try:
+        re.compile(regex)
+    except re.error:
+        return False
+    return True
 
 
 def _matched(regex: str, modules: set[str]) -> set[str]:

@@ -19,8 +19,7 @@ class ModelSettings:
         family: name of one of runtime.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
-        remat: what is recomputed in the backward pass: "none", "block" (attention) or "decoder"
-            (whole layers).
+        remat: what is recomputed in the backward pass: the name of one of runtime.remat.POLICIES.
         revision: git revision of the Hugging Face repository, None for its default.
         tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
     """
@@ -55,27 +54,51 @@ class MeshSettings:
 
 
 @dataclass(frozen=True)
+class Source:
+    """One source of samples.
+
+    Attributes:
+        path: a file or folder, relative to --data-dir; gs:// or another address that fsspec opens;
+            hf://OWNER/NAME for a data set of the Hugging Face hub.
+        weight: how often its samples are drawn, relative to the other sources.
+        split: of a Hugging Face data set, such as "train[:10%]"; None takes "train".
+        config: configuration (subset) of a Hugging Face data set, None for its default.
+    """
+
+    path: str
+    weight: float = 1.0
+    split: str | None = None
+    config: str | None = None
+
+
+@dataclass(frozen=True)
 class DataSettings:
     """The `data` section of a recipe.
 
     Attributes:
-        train, eval: JSON-lines files; relative ones are relative to --data-dir.
+        train, eval: where the samples come from; a bare text stands for `Source(path)`.
+        format: "chat", "instruction", "prompt_completion", "text" or "preference".
         fields: name that the project uses -> name in the files.
+        transform: "FILE.py:FUNCTION", a row -> row or None, relative to the artifact's folder.
         chat_template: a Jinja template's path or its text, None for the tokenizer's.
-        loss_on: "assistant", "last_assistant" or "all".
+        loss_on: "assistant", "last_assistant", "completion" or "all".
         max_length: tokens of a row; rows are padded to it.
         overlong: "drop", "truncate" or "error".
+        max_invalid_ratio: share of rows that may be unusable before that is an error.
         packing: whether several samples share a row.
         shuffle_seed: of the samples' order, which differs from epoch to epoch; None keeps the files' order.
     """
 
-    train: tuple[str, ...]
+    train: tuple[str | Source, ...]
     max_length: int
-    eval: tuple[str, ...] = ()
+    eval: tuple[str | Source, ...] = ()
+    format: str = "chat"
     fields: Mapping[str, str] = field(default_factory=dict)
+    transform: str | None = None
     chat_template: str | None = None
     loss_on: str = "assistant"
     overlong: str = "drop"
+    max_invalid_ratio: float = 0.1
     packing: bool = False
     shuffle_seed: int | None = 0
 
@@ -85,6 +108,9 @@ class TrainSettings:
     """The `train` section of a recipe, without its optimizer, which the generated script builds.
 
     Attributes:
+        objective: "sft", or "dpo" and "orpo" on preferences.
+        beta: of DPO's loss, or the weight of ORPO's odds ratio.
+        label_smoothing: of DPO's loss: the share of preferences that are taken to be mistaken.
         epochs: passes over the data; None when `steps` is given.
         steps: optimizer steps; None when `epochs` is given.
         global_batch_size: rows of an optimizer step.
@@ -101,6 +127,9 @@ class TrainSettings:
     global_batch_size: int
     micro_batch_size: int
     loss_normalization: str = "tokens"
+    objective: str = "sft"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
     eval_every: int = 100
     seed: int = 0
     log_every: int = 10

@@ -1,9 +1,9 @@
 """Sharding constraints on activations.
 
 Tunix's models annotate their activations through a helper that does nothing when the first device
-is a CPU, and that fails when a mesh axis does not divide a dimension. `install` puts one in its place
-that constrains on every platform, so that virtual devices run the program that TPUs run, and that
-leaves an axis out where it does not divide.
+is a CPU, and that fails when a mesh axis does not divide a dimension. runtime.forward puts `constrain`
+in its place, which constrains on every platform, so that virtual devices run the program that TPUs run,
+and which leaves an axis out where it does not divide.
 """
 
 from __future__ import annotations
@@ -16,15 +16,6 @@ from jax.interpreters import pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from runtime.families.base import Spec
-
-
-def install() -> None:
-    """Replaces Tunix's helper in the models that the runtime knows."""
-    from tunix.models.gemma4 import model as gemma4
-    from tunix.utils import sharding_utils
-
-    gemma4.shard = constrain  # imported there by name
-    sharding_utils.shard = constrain
 
 
 def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> jax.Array:
@@ -40,6 +31,12 @@ def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> 
         return x
     sharding = NamedSharding(mesh, PartitionSpec(*divisible(x.shape, spec, mesh.shape)))
     return jax.device_put(x, sharding) if eager else jax.lax.with_sharding_constraint(x, sharding)
+
+
+def parts(size: int, axis: str) -> int:
+    """Over how many devices of the mesh in scope an axis splits a dimension; 1 where it does not divide."""
+    axes = pxla.thread_resources.env.physical_mesh.shape
+    return axes[axis] if axis in axes and size % axes[axis] == 0 else 1
 
 
 def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Any) -> Spec:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from runtime import manifest
 from runtime.adapters import Adapter, LoraSettings, build_adapters, lora_settings
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
+from runtime.full import TrainedWeights, load_weights
 from runtime.record import read_record
 
 LATEST = "latest"
@@ -40,6 +43,11 @@ class Delta:
     b: np.ndarray
     scale: float
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight."""
+        return self.b.shape[0], self.a.shape[1]
+
 
 @dataclass(frozen=True)
 class TrainedAdapters:
@@ -61,13 +69,18 @@ class TrainedAdapters:
     adapters: tuple[Adapter, ...]
     arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
 
+    def changes(self, base: BaseCheckpoint) -> dict[str, Delta]:
+        """What each of the base's tensors changes by, by its full name."""
+        return {f"{base.prefix}{name}.weight": delta for name, delta in self.deltas().items()}
+
     def deltas(self) -> dict[str, Delta]:
         """The delta of each trained projection, by its module's name ("layers.0.self_attn.q_proj")."""
         out = {}
         for adapter in self.adapters:
             a, b = self.arrays[adapter.site.weight]
+            scale = {part.name: part.scale for part in adapter.projections}
             for name, (low, high) in adapter.split(a, b).items():
-                out[name] = Delta(low, high, adapter.scale)
+                out[name] = Delta(low, high, scale[name])
         return out
 
     @property
@@ -76,8 +89,8 @@ class TrainedAdapters:
         return all(not delta.a.any() or not delta.b.any() for delta in self.deltas().values())
 
 
-def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> TrainedAdapters:
-    """The adapters of a run's checkpoint.
+def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> TrainedAdapters | TrainedWeights:
+    """The adapters of a run's checkpoint, or all its weights where it had no LoRA.
 
     Args:
         directory: of the run's checkpoints: local, or gs://.
@@ -92,8 +105,15 @@ def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> Tra
     directory = absolute(directory)
     record = read_record(directory)
     settings = recorded_lora(record, base)
-    adapters = build_adapters(base.family, base.architecture, settings)
     step = choose_step(directory, which)
+    if which == LATEST:
+        for empty in (later for later in step_folders(directory) if later > step):
+            print(f"note: {directory}/{empty} holds no checkpoint; step {step} is taken", file=sys.stderr)
+    _check_whole(directory, step)
+    if settings is None:
+        lock = epath.Path(directory, LOCK).read_bytes()
+        return load_weights(directory, step, ITEM, record, lock, base)
+    adapters = build_adapters(base.family, base.architecture, settings)
     leaves = _restore(f"{directory}/{step}/{ITEM}")
     where = f"{directory}, step {step}"
     expected = {a.a_path: a.a_shape for a in adapters} | {a.b_path: a.b_shape for a in adapters}
@@ -115,15 +135,13 @@ def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> Tra
     return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays)
 
 
-def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettings:
-    """The LoRA settings of a run; checks that `base` is of the architecture that it trained.
+def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettings | None:
+    """The LoRA settings of a run, None where it had none; checks that `base` is of the run's architecture.
 
     Raises:
-        UserError: when the run had no LoRA, or its model had other sizes.
+        UserError: when its model had other sizes, or the section is not whole.
     """
     section = record["recipe"].get("lora")
-    if section is None:
-        raise UserError("the run's record has no lora section: there are no adapters to merge")
     trained = (record.get("model") or {}).get("architecture") or {}
     found = json.loads(json.dumps(asdict(base.architecture)))
     for key in sorted(trained.keys() & found.keys()):
@@ -133,6 +151,8 @@ def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettin
                 f"{_short(trained[key])}",
                 "give the base checkpoint of the run with --model",
             )
+    if section is None:
+        return None
     try:
         return lora_settings(section, base.architecture.num_layers)
     except (KeyError, TypeError, ValueError) as error:
@@ -144,15 +164,22 @@ def absolute(directory: str | Path) -> str:
     return str(directory) if "://" in str(directory) else str(Path(directory).expanduser().resolve())
 
 
-def saved_steps(directory: str | Path) -> list[int]:
-    """Steps of the complete checkpoints in a folder, ascending."""
+def step_folders(directory: str | Path) -> list[int]:
+    """Steps that have a folder, whatever is in it, ascending."""
     from etils import epath
 
     root = epath.Path(directory)
     if not root.is_dir():
         return []
-    names = [path.name for path in root.iterdir() if path.name.isdigit() and (path / ITEM).is_dir()]
-    return sorted(int(name) for name in names)
+    return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit() and path.is_dir())
+
+
+def saved_steps(directory: str | Path) -> list[int]:
+    """Steps of the complete checkpoints in a folder, ascending."""
+    from etils import epath
+
+    root = epath.Path(directory)
+    return [step for step in step_folders(directory) if (root / str(step) / ITEM).is_dir()]
 
 
 def choose_step(directory: str | Path, which: str) -> int:
@@ -178,6 +205,36 @@ def choose_step(directory: str | Path, which: str) -> int:
 
 
 _OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
+
+
+def _check_whole(directory: str, step: int) -> None:
+    """Checks that the files of a step are those that were saved.
+
+    Raises:
+        UserError: naming what is damaged, and the newest step before it that is whole.
+    """
+    reason = _damage(directory, step)
+    if reason is None:
+        return
+    earlier = (s for s in reversed(step_folders(directory)) if s < step and _damage(directory, s) is None)
+    whole = next(earlier, None)
+    raise UserError(
+        f"{directory}: the checkpoint of step {step} is damaged ({reason})",
+        "no earlier one is whole" if whole is None else f"--step {whole} is the newest whole one before it",
+    )
+
+
+def _damage(directory: str, step: int) -> str | None:
+    """What is wrong with a step's parameters; a tree saved by other programs has no checksums."""
+    from etils import epath
+
+    tree = epath.Path(directory) / str(step) / ITEM
+    if tree.is_dir() and not (tree / manifest.SUMS).exists():
+        return None
+    try:
+        return manifest.damage(tree)
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _best_step(directory: str | Path, steps: list[int]) -> int:

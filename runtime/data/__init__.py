@@ -1,10 +1,17 @@
-"""Chat files to training batches.
+"""Data sources to training batches.
 
-reading    JSON lines -> rows of messages; what is malformed is counted, with its place
+sources    each source -> its rows, streamed; what is malformed is counted, with its place
+             (places, files, text_files, column_files, huggingface: whatever they lie in; transform: the
+             user's function; formats, messages, values: what they mean; advice: for columns of other names)
 tokenizer  the checkpoint's tokenizer and the chat template
-masking    a conversation -> its text, and the characters that carry loss
-samples    text -> tokens and the tokens that are targets
+template   a conversation -> text, as transformers renders it
+masking    the characters of that text that carry loss
+encoding   text -> tokens and the tokens that are targets; what cannot be used is counted
+tokenising the same for all rows, in several processes (worker) where there are many
+samples    tokens and targets of all samples, as flat arrays
+cache      those arrays on disk, found by what they were made from
 packing    samples -> rows of at most `max_length` tokens
+epochs     the samples that an epoch draws, by the sources' weights, and their rows
 batches    rows -> micro-batches, in an order that depends on the seed and the epoch alone
 prepare    all of it, and the report
 """

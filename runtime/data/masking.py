@@ -10,27 +10,35 @@ first of these ways that holds:
 3. substitution, for templates that write a turn differently from its generation prompt (that strip
    earlier reasoning, or prompt with an empty one): the whole conversation, rendered once more with
    another text in the turn's place, differs in one stretch, which is the turn's text, and a special
-   token follows it.
+   token follows it. A turn that calls tools is more than its text, and is not found this way.
 
 Otherwise the conversation is refused: a mask is never guessed.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.data.template import ChatTemplate, Messages, Misplaced, Refused, Span, Tools
 from runtime.errors import UserError
+from runtime.settings import DataSettings
 
-Messages = list[dict[str, Any]]
-Span = tuple[int, int]
+__all__ = ["Inconsistent", "Refused", "Rendered", "Renderer", "check_loss_on", "special_tokens"]
 
-GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+LOSS_ON = {
+    "chat": ("assistant", "last_assistant", "all"),
+    "instruction": ("completion", "assistant", "last_assistant", "all"),
+    "prompt_completion": ("completion", "all"),
+    "text": ("all",),
+    "preference": ("completion",),
+}
+"""Which tokens can carry loss, by `data.format`.
 
-
-class Refused(ValueError):
-    """The template does not accept the conversation."""
+assistant: what every assistant turn writes; last_assistant: what the last one writes; completion:
+everything after the prompt, where a prompt of messages ends in the template's generation prompt; all:
+every token that another stands before.
+"""
 
 
 class Inconsistent(ValueError):
@@ -54,78 +62,105 @@ class Rendered:
     ended: bool = True
 
 
+def check_loss_on(data: DataSettings) -> None:
+    """Refuses a `data.loss_on` that means nothing in the format.
+
+    Raises:
+        UserError
+    """
+    known = LOSS_ON.get(data.format)
+    if known is None:
+        raise UserError(f"data.format is {data.format!r}", f"it is one of {', '.join(LOSS_ON)}")
+    if data.loss_on not in known:
+        raise UserError(
+            f"data.loss_on {data.loss_on} means nothing in data of the format {data.format}",
+            f"loss_on: {' or '.join(known)}",
+        )
+
+
+def special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Texts of a tokenizer's special tokens, the longest first."""
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return tuple(sorted(added | set(tokenizer.all_special_tokens), key=lambda token: (-len(token), token)))
+
+
 class Renderer:
     """Renders conversations with one template and finds what carries loss.
 
     Args:
-        tokenizer: gives the template its bos_token and so on, and says which tokens are special.
-        template: Jinja text.
-        loss_on: "assistant", "last_assistant" or "all".
-
-    Raises:
-        UserError: the template is not valid Jinja, or `loss_on` is not one of the three.
+        template: compiled, with the tokenizer's special tokens as variables.
+        special: of `special_tokens`.
+        loss_on: "assistant", "last_assistant", "completion" or "all".
     """
 
-    def __init__(self, tokenizer: Any, template: str, loss_on: str) -> None:
-        from jinja2 import TemplateSyntaxError
-
-        if loss_on not in ("assistant", "last_assistant", "all"):
-            raise UserError(f"data.loss_on is {loss_on!r}", "it is assistant, last_assistant or all")
+    def __init__(self, template: ChatTemplate, special: tuple[str, ...], loss_on: str) -> None:
         self._template = template
+        self._special = special
         self._loss_on = loss_on
-        self._variables = dict(tokenizer.special_tokens_map)
-        self._special = tuple(
-            sorted(
-                {t.content for t in tokenizer.added_tokens_decoder.values() if t.special}
-                | set(tokenizer.all_special_tokens),
-                key=lambda token: (-len(token), token),
-            )
-        )
-        self._marked = GENERATION.search(template) is not None
-        try:
-            self._render([{"role": "user", "content": "a"}])
-        except TemplateSyntaxError as error:
-            raise UserError(
-                f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
-                "data.chat_template takes what tokenizer_config.json has as chat_template",
-            ) from error
-        except Exception:
-            # It may rightly refuse this conversation; each real one gets its own answer.
-            pass
 
-    def render(self, messages: Messages) -> Rendered:
+    @classmethod
+    def of(cls, tokenizer: Any, template: str, loss_on: str) -> Renderer:
+        """A renderer for transformers' tokenizer and a template's text."""
+        compiled = ChatTemplate(template, tokenizer.special_tokens_map)
+        return cls(compiled, special_tokens(tokenizer), loss_on)
+
+    def render(
+        self, messages: Messages, tools: Tools = None, completion_start: int | None = None
+    ) -> Rendered:
         """A conversation's text and targets.
+
+        Args:
+            tools: the template's variable.
+            completion_start: index of the first message of the completion, which loss_on completion needs.
 
         Raises:
             Refused: the template raises on it.
             Inconsistent: its targets cannot be told.
         """
-        try:
-            text, marks = self._render(messages, mark=True)
-        except Exception as error:  # a template is a program: it may raise anything
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise Refused(f"the chat template refuses it: {reason}") from error
         if self._loss_on == "all":
-            return Rendered(text, ((0, len(text)),), ended=True)
+            text = self._template.render(messages, tools)
+            return Rendered(text, ((0, len(text)),))
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if self._marked:
-            return self._from_marks(text, marks, len(turns))
+        if self._loss_on == "completion":
+            if completion_start is None:
+                raise Inconsistent("it does not say where its completion begins")
+            return self._completion(messages, tools, completion_start)
+        if self._template.marked:
+            return self._from_marks(messages, tools, len(turns))
+        text = self._template.render(messages, tools)
         if self._loss_on == "last_assistant":
             turns = turns[-1:]
         spans: list[Span] = []
         substituted = False
         for turn in turns:
-            span = self._by_prefix(messages, turn, text)
+            span = self._by_prefix(messages, tools, turn, text)
             if span is None:
-                span = self._by_substitution(messages, turn, text)
+                span = self._by_substitution(messages, tools, turn, text)
                 substituted = True
             if spans and span[0] < spans[-1][1]:
                 raise Inconsistent(f"the template writes messages {turn} and before into one another")
             spans.append(span)
         return Rendered(text, tuple(spans), substituted, all(self._ends_turn(text[:end]) for _, end in spans))
 
-    def _from_marks(self, text: str, marks: list[Span], turns: int) -> Rendered:
-        marks = [(start, end) for start, end in marks if end > start]
+    def _completion(self, messages: Messages, tools: Tools, start: int) -> Rendered:
+        """Everything after the prompt, as the generation prompt ends it."""
+        text = self._template.render(messages, tools)
+        prompt = self._template.render(messages[:start], tools, add_generation_prompt=True)
+        if text.startswith(prompt) and len(text) > len(prompt):
+            return Rendered(text, ((len(prompt), len(text)),), ended=self._ends_turn(text.rstrip()))
+        if start == len(messages) - 1 and messages[start]["role"] == "assistant":
+            span = self._by_substitution(messages, tools, start, text)
+            return Rendered(text, (span,), substituted=True)
+        raise Inconsistent(
+            "the prompt, rendered with the generation prompt, does not begin the whole rendering"
+        )
+
+    def _from_marks(self, messages: Messages, tools: Tools, turns: int) -> Rendered:
+        try:
+            text, found = self._template.render_marked(messages, tools)
+        except Misplaced as error:
+            raise Inconsistent(str(error)) from error
+        marks = [(start, end) for start, end in found if end > start]
         if not marks:
             raise Inconsistent("the template's generation markers enclose nothing")
         if self._loss_on == "last_assistant":
@@ -135,11 +170,12 @@ class Renderer:
         ended = all(self._ends_turn(text[:end].rstrip()) for _, end in marks)
         return Rendered(text, tuple(marks), ended=ended)
 
-    def _by_prefix(self, messages: Messages, turn: int, text: str) -> Span | None:
+    def _by_prefix(self, messages: Messages, tools: Tools, turn: int, text: str) -> Span | None:
         try:
-            prompt, _ = self._render(messages[:turn], add_generation_prompt=True)
-            whole, _ = self._render(messages[: turn + 1])
-        except Exception:  # some templates refuse to render a part of a conversation
+            prompt = self._template.render(messages[:turn], tools, add_generation_prompt=True)
+            last = turn == len(messages) - 1
+            whole = text if last else self._template.render(messages[: turn + 1], tools)
+        except Refused:  # some templates refuse to render a part of a conversation
             return None
         if not (text.startswith(whole) and whole.startswith(prompt)):
             return None
@@ -148,15 +184,21 @@ class Renderer:
         end = len(written) if self._ends_turn(written) else len(whole)
         return (len(prompt), end) if end > len(prompt) else None
 
-    def _by_substitution(self, messages: Messages, turn: int, text: str) -> Span:
-        content = messages[turn]["content"]
+    def _by_substitution(self, messages: Messages, tools: Tools, turn: int, text: str) -> Span:
+        message = messages[turn]
+        if message.get("tool_calls"):
+            raise Inconsistent(
+                f"message {turn} calls tools, and the template's generation prompt is not how it begins"
+            )
+        content = message["content"]
         marker = "substitute"
-        while marker in text or any(marker in message["content"] for message in messages):
+        while marker in text or any(marker in other["content"] for other in messages):
             marker += "x"
-        changed = [*messages[:turn], {**messages[turn], "content": marker}, *messages[turn + 1 :]]
+        # Only the text: reasoning and the like beside it would be part of the turn, and then not be found.
+        changed = [*messages[:turn], {"role": message["role"], "content": marker}, *messages[turn + 1 :]]
         try:
-            other, _ = self._render(changed)
-        except Exception as error:
+            other = self._template.render(changed, tools)
+        except Refused as error:
             raise Inconsistent(f"the template refuses another text in message {turn}'s place") from error
         if other.count(marker) != 1:
             raise Inconsistent(f"the template writes message {turn} {other.count(marker)} times, not once")
@@ -178,18 +220,3 @@ class Renderer:
 
     def _ends_turn(self, text: str) -> bool:
         return text.endswith(self._special)
-
-    def _render(
-        self, messages: Messages, add_generation_prompt: bool = False, mark: bool = False
-    ) -> tuple[str, list[Span]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        mark = mark and self._marked
-        rendered, marks = render_jinja_template(
-            conversations=[messages],
-            chat_template=self._template,
-            add_generation_prompt=add_generation_prompt,
-            return_assistant_tokens_mask=mark,
-            **self._variables,
-        )
-        return rendered[0], [(int(start), int(end)) for start, end in marks[0]] if mark else []

@@ -6,10 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.families.base import Architecture, Family, UnsupportedCheckpoint
+from runtime.families.gemma2 import Gemma2
 from runtime.families.gemma3 import Gemma3
 from runtime.families.gemma4 import Gemma4
+from runtime.families.llama3 import Llama3
+from runtime.families.qwen2 import Qwen2
+from runtime.families.qwen3 import Qwen3
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (Gemma3(), Gemma4())}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (Gemma2(), Gemma3(), Gemma4(), Llama3(), Qwen2(), Qwen3())
+}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

@@ -63,13 +63,19 @@ class Source:
     """One Hugging Face tensor, and how it becomes (a slice of) a Tunix parameter.
 
     The Tunix array is `tensor.reshape(reshape).transpose(transpose)`. `name` is without the
-    checkpoint's prefix ("model.", "model.language_model.", ...).
+    checkpoint's prefix ("model.", "model.language_model.", ...), or `whole` where it has none
+    ("lm_head.weight").
     """
 
     name: str
     shape: tuple[int, ...]
     reshape: tuple[int, ...]
     transpose: tuple[int, ...]
+    whole: bool = False
+
+    def full_name(self, prefix: str) -> str:
+        """The tensor's name in a checkpoint of this prefix."""
+        return self.name if self.whole else prefix + self.name
 
 
 @dataclass(frozen=True)
@@ -77,13 +83,20 @@ class Parameter:
     """One array of the Tunix model.
 
     Several sources are stacked along a new first axis. No source means that the checkpoint has no
-    such tensor and that Tunix never reads the parameter: it is filled with zeros.
+    such tensor and that Tunix never reads the parameter: it is filled with zeros. `buffer` marks what
+    transformers holds as a buffer, and so never trains.
     """
 
     path: str
     shape: tuple[int, ...]
     spec: Spec
     sources: tuple[Source, ...]
+    buffer: bool = False
+
+    @property
+    def trainable(self) -> bool:
+        """Whether full fine-tuning trains it."""
+        return bool(self.sources) and not self.buffer
 
 
 @dataclass(frozen=True)
@@ -118,7 +131,7 @@ class Family(ABC):
     """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the one under which
     `embed_tokens.weight` is found is the checkpoint's."""
     flash_attention: bool
-    """Whether Tunix's model has a splash attention path."""
+    """Whether runtime.attention_blocks has this family's attention with the splash kernel."""
     turn_markers: tuple[str, str]
     """The strings that open and close a turn in the family's chat template."""
 
@@ -137,10 +150,6 @@ class Family(ABC):
     @abstractmethod
     def sites(self, architecture: Architecture) -> list[Site]:
         """Every weight that can carry LoRA."""
-
-    @abstractmethod
-    def untrainable(self, architecture: Architecture) -> str | None:
-        """Why training would be wrong with this Tunix, or None. One sentence."""
 
     @abstractmethod
     def tunix_module(self) -> Any:
@@ -227,10 +236,10 @@ def output_projection(name: str, heads: int, head_dim: int, hidden: int) -> Sour
     return Source(name, (hidden, heads * head_dim), (hidden, heads, head_dim), (1, 2, 0))
 
 
-def linear(name: str, features_in: int, features_out: int) -> Source:
+def linear(name: str, features_in: int, features_out: int, whole: bool = False) -> Source:
     """A dense weight: [out, in] becomes [in, out]."""
     shape = (features_out, features_in)
-    return Source(name, shape, shape, (1, 0))
+    return Source(name, shape, shape, (1, 0), whole)
 
 
 def plain(name: str, shape: Sequence[int]) -> Source:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,7 @@ class Gemma3(Family):
     name = "gemma3"
     model_types = ("gemma3", "gemma3_text")
     prefixes = ("model.language_model.", "language_model.model.", "model.")
-    flash_attention = False
+    flash_attention = True
     turn_markers = ("<start_of_turn>", "<end_of_turn>")
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma3Architecture:
@@ -166,13 +166,16 @@ class Gemma3(Family):
             out += mlp_sites(i)
         return out
 
-    def untrainable(self, architecture: Architecture) -> str | None:
-        return None
-
     def tunix_module(self) -> Any:
         from tunix.models.gemma3 import model
 
         return model
+
+    def replacements(self, architecture: Architecture) -> Sequence[tuple[Any, str, Any]]:
+        from runtime.norms import offset_rms_norm
+
+        # Tunix's own computes in the model's dtype, transformers' in float32.
+        return [(self.tunix_module().RMSNorm, "__call__", offset_rms_norm)]
 
     def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
         from tunix.models.gemma3 import model as tunix_gemma3

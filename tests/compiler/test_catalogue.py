@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,57 @@ CLASSMETHODS = {
     "google/gemma-3-27b-pt": "gemma3_27b_pt",
 }
 """The base models that Tunix has a ModelConfig of; a tuned one has its base's sizes (tested below)."""
+DENSE_CLASSMETHODS = {
+    "meta-llama/Meta-Llama-3-8B": "llama3p1_8b",
+    "meta-llama/Llama-3.1-8B": "llama3p1_8b",
+    "meta-llama/Llama-3.1-70B": "llama3p1_70b",
+    "meta-llama/Llama-3.2-1B": "llama3p2_1b",
+    "meta-llama/Llama-3.2-3B": "llama3p2_3b",
+    "Qwen/Qwen2.5-0.5B": "qwen2p5_0p5b",
+    "Qwen/Qwen2.5-1.5B": "qwen2p5_1p5b",
+    "Qwen/Qwen2.5-3B": "qwen2p5_3b",
+    "Qwen/Qwen2.5-7B": "qwen2p5_7b",
+    "Qwen/Qwen2.5-14B": None,
+    "Qwen/Qwen2.5-14B-Instruct": None,
+    "Qwen/Qwen2.5-32B": None,
+    "Qwen/Qwen2.5-32B-Instruct": None,
+    "Qwen/Qwen2.5-72B": None,
+    "Qwen/Qwen2.5-72B-Instruct": None,
+    "Qwen/Qwen3-0.6B": "qwen3_0p6b",
+    "Qwen/Qwen3-1.7B": "qwen3_1p7b",
+    "Qwen/Qwen3-4B": "qwen3_4b",
+    "Qwen/Qwen3-4B-Instruct-2507": "qwen3_4b_instruct_2507",
+    "Qwen/Qwen3-8B": "qwen3_8b",
+    "Qwen/Qwen3-14B": "qwen3_14b",
+    "Qwen/Qwen3-32B": "qwen3_32b",
+}
+"""The models with full attention in every layer, one for each size; None where Tunix has no ModelConfig."""
+DENSE = ("llama3", "qwen2", "qwen3")
+PUBLISHED = {
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-70B": 70_553_706_496,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-3.2-3B": 3_212_749_824,
+    "Qwen/Qwen2.5-0.5B": 494_032_768,
+    "Qwen/Qwen2.5-1.5B": 1_543_714_304,
+    "Qwen/Qwen2.5-3B": 3_085_938_688,
+    "Qwen/Qwen2.5-7B": 7_615_616_512,
+    "Qwen/Qwen2.5-14B": 14_770_033_664,
+    "Qwen/Qwen2.5-32B": 32_763_876_352,
+    "Qwen/Qwen2.5-72B": 72_706_203_648,
+    "Qwen/Qwen3-4B": 4_022_468_096,
+    "Qwen/Qwen3-8B": 8_190_735_360,
+    "Qwen/Qwen3-14B": 14_768_307_200,
+    "Qwen/Qwen3-32B": 32_762_123_264,
+}
+"""Parameters of the published checkpoints, as Hugging Face counts them."""
+GEMMA2: dict[str, tuple[str, dict[str, int]] | None] = {
+    "google/gemma-2-2b": ("gemma2_2b", {"num_embed": 256_000}),
+    "google/gemma-2-9b": ("gemma2_9b", {"num_embed": 256_000, "hidden_dim": 14_336}),
+    "google/gemma-2-27b": None,
+}
+"""Gemma 2's base models: the name of Tunix's ModelConfig, and where the published checkpoints differ from
+it (128 rows of its embedding are padding; its 9B has the widths of gate and up together). It has no 27B."""
 IMAGE_ROWS = 64
 """Rows that Gemma 3's published multimodal checkpoints have after the 262,144 of Tunix's ModelConfig."""
 
@@ -96,6 +148,75 @@ def test_tunix_has_the_same_model(name: str) -> None:
     assert tunix == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
 
 
+@pytest.mark.parametrize("name", GEMMA2)
+def test_tunix_has_the_same_gemma_2(name: str) -> None:
+    """The arrays are looked at in one pair of layers. They are of the recipe's dtype, as Tunix's are not."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    family, architecture = model_of(name)
+    _, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
+    if (known := GEMMA2[name]) is not None:
+        theirs = dataclasses.replace(getattr(type(ours), known[0])(), **known[1])
+        assert normalized(ours) == normalized(theirs)
+    family, architecture = shallow(name, 2)
+    built = abstract_model(*family.tunix_model(architecture, dtype=jnp.bfloat16))
+    assert leaves(built, nnx.Param) == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
+    dtypes = {variable.dtype for _, variable in nnx.to_flat_state(nnx.state(built, nnx.Param))}
+    assert dtypes == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("name", DENSE_CLASSMETHODS)
+def test_tunix_has_the_same_dense_model(name: str) -> None:
+    """As above; the arrays are looked at in two layers, which are all alike."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    family, architecture = model_of(name)
+    _, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
+    if method := DENSE_CLASSMETHODS[name]:
+        assert normalized(ours) == normalized(getattr(type(ours), method)())
+    family, architecture = shallow(name, 2)
+    model, config = family.tunix_model(architecture, dtype=jnp.bfloat16)
+    built = abstract_model(model, config)
+    assert leaves(built, nnx.Param) == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
+    dtypes = {str(variable.dtype) for _, variable in nnx.to_flat_state(nnx.state(built, nnx.Param))}
+    assert dtypes == {"bfloat16"}
+
+
+def test_every_dense_entry_is_held_against_tunix() -> None:
+    """Entries that are not tested above have the architecture of one that is; Qwen's base models of 14B
+    and more have another epsilon than the tuned ones."""
+    tested = [model_of(name)[1] for name in DENSE_CLASSMETHODS]
+    for name, entry in ENTRIES.items():
+        if entry["family"] in DENSE:
+            assert model_of(name)[1] in tested
+            tuned = not name.endswith("-Base") if "Qwen3" in name else name.endswith("-Instruct")
+            # Qwen's base models come with a chat template; Llama's do not.
+            assert entry["chat"] is (True if tuned else None if entry["family"] != "llama3" else False)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_as_many_parameters_as_published(name: str) -> None:
+    family, architecture = model_of(name)
+    assert sum(math.prod(p.shape) for p in family.parameters(architecture)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("model", "title"),
+    [
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama 3 8B"),
+        ("meta-llama/Llama-3.1-8B", "Llama 3.1 8B"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "Qwen 2.5 Coder 7B"),
+        ("Qwen/Qwen3-8B-Base", "Qwen 3 8B"),
+        ("Qwen/Qwen3-4B-Instruct-2507", "Qwen 3 4B Instruct 2507"),
+    ],
+)
+def test_titles(model: str, title: str) -> None:
+    assert model in ENTRIES
+    assert catalog.title(model) == title
+
+
 def test_tunix_has_the_quickstart_model() -> None:
     import jax.numpy as jnp
     from flax import nnx
@@ -111,8 +232,8 @@ def test_every_entry_is_held_against_tunix() -> None:
     for name, entry in ENTRIES.items():
         base = name.removesuffix("-it")
         base = base if base in ENTRIES else f"{base}-pt"
-        if name != "recipec/tiny-gemma4":
-            assert base in CLASSMETHODS
+        if name != "recipec/tiny-gemma4" and entry["family"] not in DENSE:
+            assert base in CLASSMETHODS or base in GEMMA2
             assert entry["config"] == ENTRIES[base]["config"]
             assert entry["chat"] is name.endswith("-it")
 
@@ -127,7 +248,9 @@ def test_tunix_shares_keys_and_values_in_as_many_layers_as_said(layers: int, sha
     """Tunix truncates layers - fraction * layers, which rounding brings one too low for 14 of 25."""
     import jax.numpy as jnp
 
-    config = {**ENTRIES["google/gemma-4-E2B"]["config"]["text_config"], "layer_types": None}
+    types = ["sliding_attention"] * layers
+    types[layers - shared - 1] = "full_attention"
+    config = {**ENTRIES["google/gemma-4-E2B"]["config"]["text_config"], "layer_types": types}
     config |= {"num_hidden_layers": layers, "num_kv_shared_layers": shared}
     family = FAMILIES["gemma4"]
     _, tunix = family.tunix_model(family.architecture(config), dtype=jnp.bfloat16)
@@ -148,11 +271,16 @@ def shallow(name: str, layers: int) -> tuple[Family, Architecture]:
     ("name", "layers"),
     [
         ("google/gemma-4-E2B", 10),
+        ("google/gemma-4-26B-A4B", 1),
         ("google/gemma-4-31B", 6),
+        ("google/gemma-2-2b", 2),
         ("google/gemma-3-270m", 6),
         ("google/gemma-3-27b-pt", 6),
         ("fused query, key and value", 6),
         ("recipec/tiny-gemma4", 6),
+        ("meta-llama/Llama-3.1-8B", 2),
+        ("Qwen/Qwen2.5-0.5B", 2),
+        ("Qwen/Qwen3-0.6B", 2),
     ],
 )
 def test_qwix_makes_the_adapters_that_are_expected(name: str, layers: int, kv: str) -> None:

@@ -25,6 +25,10 @@ MODELS = [
     "google/gemma-4-26B-A4B-it",
     "google/gemma-3-27b-it",
     "google/gemma-3-270m-it",
+    "google/gemma-2-27b-it",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen2.5-7B-Instruct",
+    "Qwen/Qwen3-8B",
 ]
 
 

@@ -42,8 +42,8 @@ def random_arrays(adapters: list[Adapter], seed: int = 0, scale: float = 1.0) ->
         b = (random.standard_normal(adapter.b_shape) * scale).astype(np.float32)
         if adapter.site.fused:
             keep = np.zeros_like(b)
-            for slot, block in adapter.trained_blocks():
-                keep[block, slot] = 1
+            for part in adapter.projections:
+                keep[part.block, part.slot] = 1
             b *= keep
         out[adapter.b_path] = b
     return out

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import pytest
 
-from runtime.data.masking import Inconsistent, Refused, Renderer
-from runtime.data.reading import Row
+from runtime.data.encoding import Encoder, coding, token_range
+from runtime.data.formats import Row
+from runtime.data.masking import Inconsistent, Refused, Renderer, check_loss_on
 from runtime.data.report import SplitReport
-from runtime.data.samples import Sample, make_samples, target_mask
+from runtime.data.samples import Sample, Samples
 from runtime.errors import UserError
+from runtime.settings import DataSettings
 from tests.runtime.chats import GEMMA4, MARKED, chat, published, tokenizer
+from tests.runtime.test_data_trl import CALL, TOOLS
 
 TWO = chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")
 
 
 def targets(template: str, messages: list, loss_on: str = "assistant") -> list[str]:
-    rendered = Renderer(tokenizer(), template, loss_on).render(messages)
+    rendered = Renderer.of(tokenizer(), template, loss_on).render(messages)
     return [rendered.text[start:end] for start, end in rendered.spans]
 
 
+def encoded(
+    rows: list[Row], template: str, using: Any = None, **settings: Any
+) -> tuple[Samples, SplitReport]:
+    using = using or tokenizer()
+    data = DataSettings(train=(), **{"max_length": 512, "overlong": "error", **settings})
+    return Encoder(coding(using, template, data, None)).encode(rows, 0)
+
+
 def sample(template: str, messages: list, loss_on: str = "assistant") -> Sample:
-    renderer = Renderer(tokenizer(), template, loss_on)
-    (made,) = make_samples([Row("x:1", messages)], renderer, tokenizer(), 512, "error", SplitReport())
+    (made,), _ = encoded([Row("x:1", messages)], template, loss_on=loss_on)
     return made
 
 
@@ -87,7 +100,7 @@ def test_prefixes_agree_with_markers() -> None:
 
 def test_stripped_reasoning_of_earlier_turns_is_found_by_substitution() -> None:
     messages = chat("Hello", "<think>\nhm\n</think>\n\nHi there", "And now?", "Good bye")
-    renderer = Renderer(tokenizer(), published("qwen3"), "assistant")
+    renderer = Renderer.of(tokenizer(), published("qwen3"), "assistant")
     rendered = renderer.render(messages)
     assert rendered.substituted
     # Qwen 3 strips what the first turn thought, and gives the last an empty thought to write.
@@ -96,13 +109,13 @@ def test_stripped_reasoning_of_earlier_turns_is_found_by_substitution() -> None:
         "Hi there<|im_end|>",
         "<think>\n\n</think>\n\nGood bye<|im_end|>",
     ]
-    assert not Renderer(tokenizer(), published("qwen3"), "last_assistant").render(messages).substituted
+    assert not Renderer.of(tokenizer(), published("qwen3"), "last_assistant").render(messages).substituted
 
 
 def test_a_generation_prompt_that_the_turn_does_not_begin_with() -> None:
     prompting = GEMMA4.replace("'<|turn>model\\n' }}{%- endif", "'<|turn>model\\n<think>' }}{%- endif")
     assert prompting != GEMMA4
-    rendered = Renderer(tokenizer(), prompting, "assistant").render(TWO)
+    rendered = Renderer.of(tokenizer(), prompting, "assistant").render(TWO)
     assert rendered.substituted
     assert [rendered.text[a:b] for a, b in rendered.spans] == ["Hi there<turn|>", "Good bye<turn|>"]
 
@@ -144,29 +157,23 @@ def test_a_template_that_refuses_a_conversation() -> None:
         targets(published("gemma3"), [*chat("a"), *chat("b", "c")])
 
 
-def test_a_template_that_is_not_jinja() -> None:
-    with pytest.raises(UserError, match="not valid Jinja: line 2"):
-        Renderer(tokenizer(), "{% if x %}\n{% endfor %}", "assistant")
-
-
 def test_a_template_that_never_ends_a_turn_is_reported() -> None:
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     plain += "{% if add_generation_prompt %}assistant: {% endif %}"
-    rendered = Renderer(tokenizer(), plain, "assistant").render(chat("Hello", "Hi there"))
+    rendered = Renderer.of(tokenizer(), plain, "assistant").render(chat("Hello", "Hi there"))
     assert [rendered.text[a:b] for a, b in rendered.spans] == ["Hi there\n"] and not rendered.ended
     report = SplitReport(unended=3)
     assert "not taught to stop" in report.notes()[0]
 
 
 def test_a_token_across_the_border_is_refused_not_guessed() -> None:
-    assert target_mask("abcdef", [(2, 4)], [(0, 2), (2, 3), (3, 4), (4, 6)]).tolist() == [
-        False,
-        True,
-        True,
-        False,
-    ]
-    with pytest.raises(Inconsistent, match="'bc' belongs partly"):
-        target_mask("abcdef", [(2, 4)], [(0, 1), (1, 3), (3, 4), (4, 6)])
+    text = "abc the fox"
+    encoding = tokenizer().backend_tokenizer.encode(text, add_special_tokens=False)
+    assert encoding.offsets[-2:] == [(3, 7), (7, 11)]
+    assert token_range(encoding, (3, 7), text) == (len(encoding) - 2, len(encoding) - 1)
+    for span in ((4, 7), (3, 6), (5, 6), (0, 5)):
+        with pytest.raises(Inconsistent, match="' the' belongs partly"):
+            token_range(encoding, span, text)
 
 
 @pytest.mark.parametrize("trim_offsets", [False, True])
@@ -176,10 +183,8 @@ def test_white_space_that_a_token_swallows_is_seen(trim_offsets: bool) -> None:
     template += "{% if add_generation_prompt %}assistant: {% endif %}"
     swallowing = tokenizer(GEMMA4, trim_offsets)
     assert len(swallowing.encode(" the", add_special_tokens=False)) == 1
-    report = SplitReport()
-    renderer = Renderer(swallowing, template, "assistant")
     rows = [Row("x:1", chat("Hello", "the fox")), Row("x:2", chat("Hello", "Zebra"))]
-    made = make_samples(rows, renderer, swallowing, 512, "error", report)
+    made, report = encoded(rows, template, swallowing)
     assert [(p.origin, p.reason) for p in report.inconsistent.first] == [
         ("x:1", "the token of ' the' belongs partly to a turn's targets")
     ]
@@ -197,3 +202,140 @@ def test_a_turn_that_repeats_the_prompt() -> None:
         targets(published("qwen3"), chat("substitute", "substitute", "a", "substitute"))[0]
         == "substitute<|im_end|>"
     )
+
+
+def learnt(template: str, messages: list, tools: Any = None, loss_on: str = "assistant") -> list[str]:
+    rendered = Renderer.of(tokenizer(), template, loss_on).render(messages, tools)
+    assert not rendered.substituted
+    return [rendered.text[start:end] for start, end in rendered.spans]
+
+
+def test_gemma4_calls_tools_and_stops_for_the_response() -> None:
+    """The response is not the model's to write; the call and what it stops with are."""
+    assert learnt(published("gemma4"), CALL, TOOLS) == [
+        '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>',
+        "It is sunny in Rome.<turn|>",
+    ]
+
+
+def test_qwen_calls_tools() -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>'
+    assert learnt(published("qwen2_5"), CALL, TOOLS) == [call, "It is sunny in Rome.<|im_end|>"]
+    assert learnt(published("qwen2_5"), CALL, TOOLS, "last_assistant") == ["It is sunny in Rome.<|im_end|>"]
+
+
+def test_a_tool_call_that_cannot_be_proven_is_reported_not_guessed() -> None:
+    # Qwen 3 adds an empty thought to the last turn only, so no prefix proves the call.
+    prompting = published("qwen2_5").replace(
+        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>' }}"
+    )
+    assert prompting != published("qwen2_5")
+    with pytest.raises(Inconsistent, match="message 1 calls tools"):
+        learnt(prompting, CALL, TOOLS)
+
+
+def test_reasoning_beside_the_text_is_learnt_or_reported() -> None:
+    thought = [*chat("Hello"), {"role": "assistant", "content": "Hi", "reasoning_content": "They greet."}]
+    template = published("qwen3")
+    assert learnt(template, thought) == ["<think>\nThey greet.\n</think>\n\nHi<|im_end|>"]
+    prompting = template.replace(
+        "{{- '<|im_start|>assistant\\n' }}", "{{- '<|im_start|>assistant\\n<think>\\n' }}"
+    ).replace("'<|im_start|>' + message.role + '\\n<think>", "'<|im_start|>' + message.role + '\\n <think>")
+    with pytest.raises(Inconsistent):
+        learnt(prompting, thought)
+
+
+def test_gemma2_refuses_a_system_turn() -> None:
+    _, report = encoded([Row("x:1", TWO), Row("x:2", chat("a", "b"))], published("gemma"))
+    assert [problem.origin for problem in report.malformed.first] == ["x:1"]
+    assert "system" in report.malformed.first[0].reason.lower() and report.kept == 1
+
+
+def test_the_completion_is_everything_after_the_generation_prompt() -> None:
+    renderer = Renderer.of(tokenizer(), GEMMA4, "completion")
+    rendered = renderer.render(TWO, completion_start=2)
+    ((start, end),) = rendered.spans
+    assert rendered.text[start:end] == (
+        "Hi there<turn|>\n<|turn>user\nAnd now?<turn|>\n<|turn>model\nGood bye<turn|>\n"
+    )
+    assert rendered.ended
+    prompting = GEMMA4.replace("'<|turn>model\\n' }}{%- endif", "'<|turn>model\\n<think>' }}{%- endif")
+    renderer = Renderer.of(tokenizer(), prompting, "completion")
+    last = renderer.render(TWO, completion_start=4)
+    assert last.substituted and [last.text[a:b] for a, b in last.spans] == ["Good bye<turn|>"]
+    with pytest.raises(Inconsistent, match="does not begin the whole"):
+        renderer.render(TWO, completion_start=2)
+
+
+def test_plain_text_whose_prompt_and_completion_share_a_token_is_reported() -> None:
+    rows = [
+        Row("x:1", prompt="hello ", completion="the fox"),
+        Row("x:2", prompt="hello", completion=" the fox"),
+    ]
+    made, report = encoded(rows, GEMMA4, format="prompt_completion", loss_on="completion")
+    (problem,) = report.inconsistent.first
+    assert problem.origin == "x:1" and "have a token in common, ' the'" in problem.reason
+    assert tokenizer().decode(made[0].tokens) == "<bos>hello the fox<eos>"
+    assert tokenizer().decode(made[0].tokens[made[0].targets]) == " the fox<eos>"
+
+
+def test_bytes_of_one_letter_belong_together() -> None:
+    """A tokenizer that falls back to bytes writes four tokens for one character of the text."""
+    from tokenizers import Tokenizer, models
+
+    pieces = ["<unk>", "a", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    encoding = backend.encode("a🎉🎉a")
+    assert len(encoding) == 10
+    assert token_range(encoding, (1, 2), "a🎉🎉a") == (1, 5)
+    assert token_range(encoding, (2, 4), "a🎉🎉a") == (5, 10)
+
+
+def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
+    rows = [
+        Row("x:1", completion="  "),
+        Row("x:2", completion="the fox"),
+        Row("x:3", completion="the fox " * 40),
+    ]
+    made, report = encoded(rows, GEMMA4, format="text", loss_on="all", max_length=20, overlong="drop")
+    assert (len(made), report.empty.count, report.overlong.count) == (1, 1, 1)
+    assert made.origin(0) == "x:2"
+    # What the assistant writes is nothing but what the template cuts away.
+    blank = "{% for m in messages %}{{ m.role }}{% generation %}{{ ' ' if m.role == 'assistant' }}"
+    blank += "{% endgeneration %}{% endfor %}"
+    first = Row("x:4", [{"role": "assistant", "content": "a"}])
+    _, report = encoded([first], blank.replace("{{ m.role }}", ""), loss_on="assistant")
+    assert report.masked.count == 1 and report.masked.first[0].reason == "no token is a target"
+
+
+@pytest.mark.parametrize(
+    ("format", "loss_on"),
+    [("chat", "completion"), ("text", "assistant"), ("prompt_completion", "assistant"), ("prose", "all")],
+)
+def test_a_loss_that_the_format_does_not_have(format: str, loss_on: str) -> None:
+    with pytest.raises(UserError):
+        check_loss_on(DataSettings(train=(), max_length=8, format=format, loss_on=loss_on))
+
+
+def test_plain_text_needs_an_end() -> None:
+    endless = copy.deepcopy(tokenizer())
+    endless.eos_token = None
+    with pytest.raises(UserError, match="no end-of-sequence token"):
+        encoded([Row("x:1", completion="the fox")], GEMMA4, endless, format="text", loss_on="all")
+
+
+def test_a_sample_is_shown_as_it_is_trained_on() -> None:
+    data = DataSettings(
+        train=(), max_length=12, format="prompt_completion", loss_on="completion", overlong="truncate"
+    )
+    encoder = Encoder(coding(tokenizer(), GEMMA4, data, None))
+    shown = encoder.show(Row("x:1", prompt="hello 🎉", completion=" the fox"))
+    assert shown is not None and not shown.truncated
+    assert shown.pieces == [("<bos>hello 🎉", False), (" the fox<eos>", True)]
+    cut = encoder.show(Row("x:2", prompt="hello", completion=" the fox" * 20))
+    assert cut is not None and cut.truncated and cut.tokens == 12
+    assert "".join(text for text, _ in cut.pieces) == tokenizer().decode(
+        tokenizer().encode("hello" + " the fox" * 20)[:12]
+    )
+    assert encoder.show(Row("x:3", prompt="hello ", completion="the fox")) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -15,7 +16,7 @@ import pytest
 
 from runtime.data import PreparedData, load_tokenizer, prepare
 from runtime.errors import UserError
-from runtime.settings import DataSettings, ModelSettings, TrainSettings
+from runtime.settings import DataSettings, ModelSettings, Source, TrainSettings
 from tests.runtime.chats import GEMMA4, chat, tokenizer, write
 
 WORDS = ["the", "quick", "brown", "fox", "says", "hello", "to", "a", "world", "and", "thinks"]
@@ -247,7 +248,10 @@ def test_offenders_are_in_the_report(folder: Path) -> None:
     with (folder / "train.jsonl").open("a") as file:
         file.write("nonsense\n" * 7)
         file.write(json.dumps({"messages": chat("hello", "the <turn|>" * 200)}) + "\n")
-    text = prepared(folder).report.text()
+    with pytest.raises(UserError, match=r"7 of 61 rows .* the first: train.jsonl:54: malformed") as error:
+        prepared(folder)
+    assert "max_invalid_ratio" in error.value.message
+    text = prepared(folder, max_invalid_ratio=0.12).report.text()
     assert "53 of 61 rows kept (7 malformed, 1 too long for 96 tokens)" in text
     assert "train.jsonl:54: malformed: not JSON" in text and "... and 2 more, malformed" in text
     assert "train.jsonl:61: too long: " in text
@@ -270,8 +274,10 @@ def test_nothing_left(folder: Path) -> None:
 def test_mostly_unclear(folder: Path) -> None:
     unless_short = "{% for m in messages %}{{ m.content + ('' if messages | length > 3 else m.content) }}"
     unless_short += "<turn|>{% endfor %}{% if add_generation_prompt %}>{% endif %}"
-    with pytest.raises(UserError, match=r"35 of 53 rows of data.train are without clear targets; the first"):
+    with pytest.raises(UserError, match=r"35 of 53 rows .* the first: train.jsonl:2: unclear targets"):
         prepared(folder, chat_template=unless_short)
+    report = prepared(folder, chat_template=unless_short, max_invalid_ratio=1.0).report.train
+    assert (report.kept, report.inconsistent.count, report.invalid) == (18, 35, 35)
 
 
 def test_batches_that_do_not_divide(folder: Path) -> None:
@@ -294,6 +300,125 @@ def test_template_given_as_text_or_as_a_file(folder: Path) -> None:
     assert "<|im_end|>" in tokenizer().decode(a.micro_batch(0)["tokens"][0])
     with pytest.raises(UserError, match=r"chat template .*none.jinja cannot be read"):
         prepared(folder, chat_template="none.jinja")
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_have_together_what_one_would(folder: Path, packing: bool, processes: int) -> None:
+    run = prepared(folder, packing=packing, eval=("eval.jsonl",))
+    own = [list(run.batches(process=p, processes=processes)) for p in range(processes)]
+    for index, whole in enumerate(run.batches()):
+        parts = [batches[index] for batches in own]
+        together = {
+            name: np.concatenate([part[name] for part in parts]) if value.ndim else parts[0][name]
+            for name, value in whole.items()
+        }
+        assert same(whole, together)
+        assert all(part["norm"] == whole["norm"] and part["index"] == index for part in parts)
+    held_out = [run.evaluation(p, processes) for p in range(processes)]
+    for whole, *parts in zip(run.eval_batches, *held_out, strict=True):
+        assert np.array_equal(whole["tokens"], np.concatenate([part["tokens"] for part in parts]))
+    with pytest.raises(UserError, match="4 rows cannot be split over 3 processes"):
+        run.micro_batch(0, 0, 3)
+
+
+def test_the_state_names_the_data(folder: Path) -> None:
+    run = prepared(folder)
+    state = run.state(3)
+    assert json.loads(json.dumps(state)) == state
+    assert state["micro_batch"] == 3 * run.accumulation and state["fingerprint"] == run.fingerprint
+    assert prepared(folder).fingerprint == run.fingerprint
+    # Another batch size visits the same samples in the same order.
+    assert prepared(folder, rows=2).fingerprint == run.fingerprint
+    for other in ({"max_length": 95}, {"shuffle_seed": 1}, {"packing": True}, {"loss_on": "all"}):
+        assert prepared(folder, **other).fingerprint != run.fingerprint
+    write(folder / "train.jsonl", conversations(53, seed=9))
+    assert prepared(folder).fingerprint != run.fingerprint
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_micro_batch_can_be_traced_to_its_rows(folder: Path, packing: bool) -> None:
+    run = prepared(folder, packing=packing)
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    for index in range(run.steps_per_epoch * run.accumulation):
+        batch = run.micro_batch(index)
+        origins = run.origins(index)
+        assert len(origins) == len(pieces(batch))
+        for origin, piece in zip(origins, pieces(batch), strict=True):
+            path, number = origin.split(":")
+            first = json.loads(lines[int(number) - 1])["messages"][0]["content"]
+            assert path == "train.jsonl" and f"user\n{first}<" in tokenizer().decode(piece)
+
+
+def drawn(run: PreparedData, epoch: int) -> Counter:
+    """How often each source line is in an epoch."""
+    size = run.steps_per_epoch * run.accumulation
+    return Counter(o for i in range(epoch * size, (epoch + 1) * size) for o in run.origins(i))
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_weights_say_how_often_a_source_is_drawn(folder: Path, packing: bool) -> None:
+    sources = (Source("train.jsonl", 2.0), Source("eval.jsonl", 0.5))
+    run = prepared(folder, train=sources, packing=packing, epochs=6)
+    other = []
+    for epoch in range(6):
+        counts = drawn(run, epoch)
+        assert {n for o, n in counts.items() if o.startswith("train")} == {2}
+        assert sum(o.startswith("train") for o in counts) == 53
+        part = {o for o in counts if o.startswith("eval")}
+        assert all(counts[o] == 1 for o in part)
+        # Half of 11, but for what would not have fitted into as many rows as the first epoch's.
+        assert len(part) == 6 if not packing else 4 <= len(part) <= 6
+        other.append(part)
+    assert len(set(map(frozenset, other))) > 1
+    assert drawn(prepared(folder, train=sources, packing=packing, epochs=6), 3) == drawn(run, 3)
+    assert run.total_steps == 6 * run.steps_per_epoch == len(list(run.batches())) // run.accumulation
+    if not packing:
+        assert run.report.train.rows == 2 * 53 + 6
+
+
+def test_weights_of_one_change_nothing(folder: Path) -> None:
+    plain = prepared(folder, train=("train.jsonl", "eval.jsonl"), packing=True)
+    weighted = prepared(folder, train=(Source("train.jsonl", 1.0), Source("eval.jsonl")), packing=True)
+    assert all(same(x, y) for x, y in zip(plain.batches(), weighted.batches(), strict=True))
+
+
+def test_weighted_sources_keep_their_order_without_a_seed(folder: Path) -> None:
+    sources = (Source("eval.jsonl", 1.5), Source("train.jsonl", 0.1))
+    run = prepared(folder, train=sources, shuffle_seed=None, rows=1, batch=1, epochs=1)
+    origins = [run.origins(i)[0] for i in range(run.total_steps)]
+    lines = [(o.startswith("train"), int(o.split(":")[1])) for o in origins]
+    assert len(lines) == 11 + 6 + 5 and lines == sorted(lines)
+
+
+def test_weights_that_leave_nothing(folder: Path) -> None:
+    with pytest.raises(UserError, match="draws none of the 53 samples"):
+        prepared(folder, train=(Source("train.jsonl", 0.001),))
+
+
+def test_formats_without_a_conversation_need_no_template(tmp_path: Path) -> None:
+    plain = copy.deepcopy(tokenizer())
+    plain.chat_template = None
+    (tmp_path / "t.jsonl").write_text(json.dumps({"text": "the fox"}) + "\n")
+    data = DataSettings(train=("t.jsonl",), max_length=16, format="text", loss_on="all")
+    train = TrainSettings(epochs=1, steps=None, global_batch_size=1, micro_batch_size=1)
+    run = prepare(data, train, 1, plain, tmp_path)
+    assert pieces(run.micro_batch(0)) == [tuple(tokenizer().encode("the fox<eos>"))]
+    talk = {"prompt": chat("a"), "completion": [{"role": "assistant", "content": "b"}]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(talk) + "\n")
+    data = DataSettings(train=("t.jsonl",), max_length=16, format="prompt_completion", loss_on="completion")
+    with pytest.raises(UserError, match=r"t.jsonl:1 is a conversation, and the tokenizer has no chat"):
+        prepare(data, train, 1, plain, tmp_path)
+
+
+def test_instructions_are_rendered_with_the_chat_template(tmp_path: Path) -> None:
+    row = {"instruction": "Greet.", "input": "the fox", "output": "hello"}
+    (tmp_path / "t.jsonl").write_text(json.dumps(row) + "\n")
+    for loss_on, learnt in (("completion", "hello<turn|>\n"), ("assistant", "hello<turn|>")):
+        run = prepared(tmp_path, train=("t.jsonl",), format="instruction", loss_on=loss_on, rows=1, batch=1)
+        batch = run.micro_batch(0)
+        assert tokenizer().decode(batch["tokens"][batch["loss_mask"]]) == learnt
+        assert "user\nGreet.\n\nthe fox<turn|>" in tokenizer().decode(pieces(batch)[0])
 
 
 def load(folder: Path, **settings: Any) -> Any:

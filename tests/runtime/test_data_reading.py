@@ -1,114 +1,362 @@
-"""Reading chat rows: what is accepted, what is left out and how it is named."""
+"""Reading sources: every kind of file and data set gives the same rows, and says what is wrong with it."""
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from runtime.data.reading import Malformed, parse_line, read_rows
-from runtime.data.report import Problems
+from runtime.data.formats import Row
+from runtime.data.sources import Reader, open_rows
 from runtime.errors import UserError
-from tests.runtime.chats import chat, write
+from runtime.settings import DataSettings, Source
+from tests.runtime.chats import chat
+from tests.runtime.data_files import (
+    KINDS,
+    conversations,
+    expected,
+    json_lines,
+    write_arrow_file,
+    write_arrow_stream,
+    write_folder,
+    write_gzip,
+    write_json_column,
+    write_jsonl,
+    write_list,
+    write_parquet,
+    write_records,
+    write_saved_splits,
+    write_zstd,
+)
 
-GOOD = json.dumps({"messages": chat("Hello", "Hi")})
+
+def reader(source: str | Source, folder: Path, **settings: Any) -> Reader[Row]:
+    return open_rows([source], DataSettings((), 64, **settings), folder)[0]
+
+
+def error_of(source: str | Source, folder: Path, **settings: Any) -> UserError:
+    with pytest.raises(UserError) as error:
+        list(reader(source, folder, **settings))
+    return error.value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_gives_the_same_rows(tmp_path: Path, kind: str) -> None:
+    name, write, last = KINDS[kind]
+    write(tmp_path / name)
+    source = reader(name, tmp_path)
+    rows = list(source)
+    assert [(row.messages, row.tools) for row in rows] == expected()
+    assert rows[-1].origin.startswith(last)
+    assert len({row.origin for row in rows}) == 50
+    assert (source.read, source.malformed.count, source.removed) == (50, 0, 0)
+    # Read again, it counts again.
+    assert len(list(source)) == source.read == 50
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    "name", ["a.jsonl", "a.jsonl.zst", "a.json", "a.csv", "a.parquet", "a.arrow", "a.array_record"]
+)
+@pytest.mark.parametrize("address", ["memory://data/", "file"])
+def test_addresses_are_read_like_files(tmp_path: Path, name: str, address: str) -> None:
+    import fsspec
+
+    write = {file: write for file, write, _ in KINDS.values() if write is not write_json_column}[name]
+    write(tmp_path / name)
+    prefix = f"file://{tmp_path}/" if address == "file" else address
+    if address != "file":
+        with fsspec.open(prefix + name, "wb") as file:
+            file.write((tmp_path / name).read_bytes())
+    rows = list(reader(prefix + name, Path("/nowhere")))
+    assert [(row.messages, row.tools) for row in rows] == expected()
+    assert rows[0].origin.startswith(prefix + name)
+
+
+def test_a_folder_at_an_address(tmp_path: Path) -> None:
+    import fsspec
+
+    write_folder(tmp_path / "folder")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "folder"), "/bucket/folder", recursive=True)
+    rows = list(reader("memory://bucket/folder", tmp_path))
+    assert [(row.messages, row.tools) for row in rows] == expected()
+    assert rows[-1].origin == "memory://bucket/folder/data/train-00001-of-00002.parquet#19"
+
+
+@pytest.mark.parametrize("write", [write_saved_splits, write_folder])
+@pytest.mark.parametrize(
+    ("split", "which"),
     [
-        (b"{", "not JSON"),
-        (b"\xff{}", "not UTF-8"),
-        (b"[" * 100_000, "nested too deep"),
-        (b"[1]", "a list, not an object"),
-        (b'{"text": "x"}', "no 'messages' (it has 'text')"),
-        (b"{}", "no 'messages' (it has nothing)"),
-        (b'{"messages": "x"}', "'messages' is a string, not a list"),
-        (b'{"messages": []}', "'messages' is empty"),
-        (b'{"messages": ["x"]}', "message 0 is a string"),
-        (b'{"messages": [{"role": "robot", "content": "x"}]}', "the role 'robot'"),
-        (b'{"messages": [{"role": ["user"], "content": "x"}]}', "the role ['user']"),
-        (b'{"messages": [{"content": "x"}]}', "the role None"),
-        (
-            b'{"messages": [{"role": "user", "content": [{"type": "text"}]}]}',
-            "a list as content, not a string",
-        ),
-        (b'{"messages": [{"role": "user"}]}', "a null as content"),
-        (b'{"messages": [{"role": "user", "content": "x"}]}', "no assistant turn"),
-        (b'{"messages": [{"role": "assistant", "content": " "}]}', "message 0 (assistant) is blank"),
-        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "half a surrogate pair"),
-        (b'{"messages": [{"role": "assistant", "content": "x", "tool_calls": [1]}]}', "calls tools"),
+        (None, range(50)),
+        ("test", range(3)),
+        ("train[:10%]", range(5)),
+        ("train[-4:]", range(46, 50)),
+        ("train[28:33]", range(28, 33)),
+        ("test+train[90%:]", [0, 1, 2, *range(45, 50)]),
     ],
 )
-def test_malformed(line: bytes, reason: str) -> None:
-    with pytest.raises(Malformed) as error:
-        parse_line(line, {})
-    assert reason in str(error.value)
-    assert len(str(error.value)) < 200
+def test_split_expressions(
+    tmp_path: Path, write: Callable[[Path], None], split: str | None, which: Any
+) -> None:
+    write(tmp_path / "set")
+    rows = list(reader(Source("set", split=split), tmp_path))
+    whole = expected()
+    assert [row.messages for row in rows] == [whole[i][0] for i in which]
 
 
-def test_renamed_columns() -> None:
-    turns = [{"from": "user", "value": "a"}, {"from": "assistant", "value": "b", "name": "n"}]
-    line = json.dumps({"conversations": turns}).encode()
-    messages = parse_line(line, {"messages": "conversations", "role": "from", "content": "value"})
-    assert messages == [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "name": "n"},
+def test_origins_of_a_part_are_rows_of_the_split(tmp_path: Path) -> None:
+    write_saved_splits(tmp_path / "set")
+    rows = list(reader(Source("set", split="train[28:30]"), tmp_path))
+    assert [row.origin for row in rows] == ["set[train]#28", "set[train]#29"]
+
+
+@pytest.mark.parametrize("write", [write_saved_splits, write_folder])
+@pytest.mark.parametrize("split", ["validation", "validation[:3]", "train[:"])
+def test_missing_split_lists_those_there_are(
+    tmp_path: Path, write: Callable[[Path], None], split: str
+) -> None:
+    write(tmp_path / "set")
+    error = error_of(Source("set", split=split), tmp_path)
+    assert f"set has no split '{split}'" in error.message
+    assert error.help is not None and "train" in error.help and "test" in error.help
+
+
+def test_a_list_longer_than_a_block(tmp_path: Path) -> None:
+    rows = [{"text": f"{i} " + "ü" * (i % 7 * 100_000)} for i in range(20)]
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), "utf-8")
+    read = list(reader("a.json", tmp_path, format="text"))
+    assert [row.completion for row in read] == [row["text"] for row in rows]
+    # An item spans three lines of the file, the first of which is the second line.
+    assert [row.origin for row in read] == [f"a.json:{2 + 3 * i}" for i in range(20)]
+
+
+def test_csv_rows_of_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(
+        b'\xef\xbb\xbfprompt,completion\r\n"a\r\n""b"", c",12\r\n\r\nd,NA\r\n,e\r\nf\r\ng,\xff\r\n'
+    )
+    source = reader("a.csv", tmp_path, format="prompt_completion")
+    rows = list(source)
+    assert [(row.origin, row.prompt, row.completion) for row in rows] == [
+        ("a.csv:2", 'a\r\n"b", c', "12"),
+        ("a.csv:5", "d", "NA"),
+    ]
+    assert [(p.origin, p.reason) for p in source.malformed.first] == [
+        ("a.csv:6", "'prompt' is blank"),
+        ("a.csv:7", "1 cells, and the header names 2"),
+        ("a.csv:8", "'completion' is not UTF-8"),
     ]
 
 
 def test_offenders_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
-    lines = ["\ufeff" + GOOD, "", "nonsense", GOOD, GOOD, '{"messages": 3}', GOOD + "\r", GOOD]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines), "utf-8")
-    problems = Problems()
-    rows, total = read_rows(["a.jsonl"], {}, tmp_path, problems)
-    assert (len(rows), total) == (5, 7)
-    assert [row.origin for row in rows] == [f"a.jsonl:{n}" for n in (1, 4, 5, 7, 8)]
-    assert problems.count == 2
-    assert [p.origin for p in problems.first] == ["a.jsonl:3", "a.jsonl:6"]
+    good = json.dumps({"messages": chat("Hello", "Hi")})
+    lines = ["\ufeff" + good, "", "nonsense", good, good, '{"messages": 3}', good + "\r", "[1]", good]
+    (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode() + b"\n\xff{}\n" + b"[" * 100_000)
+    source = reader("a.jsonl", tmp_path)
+    assert [row.origin for row in source] == [f"a.jsonl:{n}" for n in (1, 4, 5, 7, 9)]
+    assert (source.read, source.malformed.count) == (10, 5)
+    assert [(p.origin, p.reason) for p in source.malformed.first] == [
+        ("a.jsonl:3", "not JSON (Expecting value, column 1)"),
+        ("a.jsonl:6", "'messages' is a number, not a list"),
+        ("a.jsonl:8", "a list, not an object"),
+        ("a.jsonl:10", "not UTF-8 (invalid start byte at byte 0)"),
+        ("a.jsonl:11", "not JSON that can be read: nested too deep, or a number too long"),
+    ]
 
 
-def test_mostly_malformed(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("\n".join([GOOD, "x", "y"]))
-    with pytest.raises(
-        UserError, match=r"a.jsonl: 2 of 3 rows are malformed; the first is a.jsonl:2: not JSON"
-    ):
-        read_rows(["a.jsonl"], {}, tmp_path, Problems())
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n"])
-def test_empty_file(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(UserError, match=r"a.jsonl is empty") as error:
-        read_rows(["a.jsonl"], {}, tmp_path, Problems())
-    assert error.value.help
+def test_rows_are_streamed(tmp_path: Path) -> None:
+    """What comes after the rows that are asked for is not read: a preview of a large file is quick."""
+    (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"}, nonsense')
+    rows = iter(reader("a.json", tmp_path, format="text"))
+    assert [next(rows).completion, next(rows).completion] == ["a", "b"]
+    with pytest.raises(UserError, match=r"a.json:1: not JSON \(Expecting value\)"):
+        next(rows)
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("format", "columns", "help"),
     [
-        ("none.jsonl", "there is no data file"),
-        (".", "is a folder"),
-        ("memory://none.jsonl", "there is no data file"),
-        ("nonsense://x.jsonl", "cannot be read"),
+        ("prompt_completion", ("question", "answer"), "data.fields: {prompt: question, completion: answer}"),
+        ("instruction", ("query", "response"), "data.fields: {instruction: query, output: response}"),
+        ("chat", ("instruction", "output"), "data.format: instruction"),
+        ("text", ("prompt", "chosen", "rejected"), "data.format: preference"),
+        ("text", ("id", "body"), "data.fields: {text: body}"),
+        (
+            "prompt_completion",
+            ("a", "b"),
+            "it has 'a', 'b': data.fields says which of them is what, as in "
+            "{prompt: COLUMN, completion: COLUMN}",
+        ),
     ],
 )
-def test_unreadable(tmp_path: Path, path: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_rows([path], {}, tmp_path, Problems())
+def test_other_columns_tell_what_to_write(
+    tmp_path: Path, format: str, columns: tuple[str, ...], help: str
+) -> None:
+    pq.write_table(pa.table({name: ["x", "y"] for name in columns}), tmp_path / "a.parquet")
+    error = error_of("a.parquet", tmp_path, format=format)
+    assert error.message.startswith(
+        f"none of the 2 rows of a.parquet is of the format {format}: the first, a.parquet#0"
+    )
+    assert "no '" in error.message and all(repr(name) in error.message for name in columns)
+    assert error.help == help
+
+
+def test_renamed_columns_that_are_not_there(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl")
+    error = error_of("a.jsonl", tmp_path, fields={"messages": "dialog"})
+    assert "no 'dialog' (it has 'messages', 'tools')" in error.message
+    assert error.help == "remove data.fields: the columns have the format's own names"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow", "a.array_record"])
+def test_empty_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    error = error_of(name, tmp_path)
+    assert error.message == f"{name} is empty" and error.help
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", b"\n\n"),
+        ("a.json", b" [ ] "),
+        ("a.csv", b"messages\n"),
+        ("a.jsonl.gz", gzip.compress(b"")),
+    ],
+)
+def test_file_without_rows(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert error_of(name, tmp_path).message == f"{name} is empty"
+
+
+BROKEN = {
+    "parquet": ("a.parquet", write_parquet, 0.7),
+    "arrow file": ("a.arrow", write_arrow_file, 0.7),
+    "arrow stream": ("a.arrow", write_arrow_stream, 0.7),
+    "array_record": ("a.array_record", write_records, 0.7),
+    "gzip": ("a.jsonl.gz", write_gzip, 0.7),
+    "zstd": ("a.jsonl.zst", write_zstd, 0.7),
+    "json list": ("a.json", write_list, 0.7),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path, kind: str) -> None:
+    name, write, share = BROKEN[kind]
+    write(tmp_path / name)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(content[: int(len(content) * share)])
+    error = error_of(name, tmp_path)
+    assert error.message.startswith(name) and error.help
+    assert "\n" not in error.message
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.array_record", "a.jsonl.gz", "a.jsonl.zst"])
+def test_a_file_that_is_not_what_its_ending_says(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(json_lines(conversations()))
+    error = error_of(name, tmp_path)
+    assert error.message.startswith(name) and error.help
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'a,b\n1,"2\n3,4\n', "a.csv:2: not CSV (unexpected end of data)"),
+        (b'a,b\n"1"2,3\n', "a.csv:2: not CSV (',' expected after '\"')"),
+        (b"a,a\n1,2\n", "a.csv has two columns 'a'"),
+    ],
+)
+def test_csv_that_cannot_be_told_apart(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.csv").write_bytes(content)
+    assert error_of("a.csv", tmp_path).message == message
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'[\n{"a": 1},\n{"b" 2}]', "a.json:3: not JSON (Expecting ':' delimiter)"),
+        (b'[{"a": 1}\n{"b": 2}]', "a.json:2: not JSON (expected ',' or ']')"),
+        (b'[{"a": 1},\n', "a.json:2: not JSON (Expecting value)"),
+        (b'[{"a": 1}', "a.json:1: not JSON (it ends within the list)"),
+        (b'[{"a": 1}]\n[]', "a.json:2: not JSON (there is more after the list)"),
+        (b"[" * 100_000, "a.json:1: not JSON (nested too deep)"),
+        (b' {\r\n"data": []}', "a.json holds an object that is written over several lines"),
+        (b'["\xff"]', "a.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_a_list_that_is_not_json(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    assert message in error_of("a.json", tmp_path).message
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "help"),
+    [
+        ("none.jsonl", "there is no data file", "--data-dir"),
+        ("none", "there is no data file", "--data-dir"),
+        ("memory://none.jsonl", "there is no data file memory://none.jsonl", "--data-dir"),
+        ("nonsense://x.jsonl", "Protocol not known: nonsense", None),
+        ("gs://bucket/x.jsonl", "gs://bucket/x.jsonl cannot be opened", "pip install gcsfs"),
+        ("notes.txt", "the ending of notes.txt does not tell what it is", ".jsonl, .json or .csv"),
+        ("empty", "the folder empty holds no data set", "save_to_disk"),
+        (Source("a.jsonl", split="train"), "a.jsonl is no data set of the Hugging Face hub", "hf://"),
+        ("broken", "broken cannot be read: KeyError", "save_to_disk"),
+        ("hf://a/b/c", "hf://a/b/c is no data set's address", "hf://OWNER/NAME@REVISION"),
+        (Source("empty", config="c"), "Hugging Face hub, and has no config 'c'", "hf://"),
+    ],
+)
+def test_unreadable(tmp_path: Path, source: str | Source, message: str, help: str | None) -> None:
+    write_jsonl(tmp_path / "a.jsonl")
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "README.md").write_text("x")
+    (tmp_path / "broken").mkdir()
+    for file in ("state.json", "dataset_info.json"):
+        (tmp_path / "broken" / file).write_text("{}")
+    error = error_of(source, tmp_path)
+    assert message in error.message
+    assert help is None or (error.help is not None and help in error.help)
+
+
+class Closed:
+    """A file system whose every answer is an exception, as of a bucket that may not be read."""
+
+    protocol = "closed"
+    error: Exception
+
+    def isdir(self, path: str) -> bool:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PermissionError("Forbidden: https://storage.googleapis.com/storage/v1/b/bucket/o"),
+        RuntimeError("Your default credentials were not found."),
+        OSError("Anonymous caller does not have storage.objects.get access, 401"),
+    ],
+)
+def test_missing_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> None:
+    monkeypatch.setattr(Closed, "error", error, raising=False)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda path: (Closed(), path))
+    found = error_of("gs://bucket/x.jsonl", tmp_path)
+    assert found.message == f"gs://bucket/x.jsonl cannot be opened: {error}"
+    assert found.help is not None and "gcloud auth application-default login" in found.help
 
 
 def test_unknown_rename(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="renames 'prompt'"):
-        read_rows(["a.jsonl"], {"prompt": "x"}, tmp_path, Problems())
+    with pytest.raises(UserError, match="renames 'prompt'") as error:
+        reader("a.jsonl", tmp_path, fields={"prompt": "x"})
+    assert error.value.help is not None and "messages, tools, role, content" in error.value.help
 
 
-def test_addresses_are_read_through_fsspec(tmp_path: Path) -> None:
-    import fsspec
-
-    write(tmp_path / "a.jsonl", [chat("Hello", "Hi")])
-    with fsspec.open("memory://data/a.jsonl", "wb") as file:
-        file.write((tmp_path / "a.jsonl").read_bytes())
-    rows, total = read_rows(["memory://data/a.jsonl"], {}, tmp_path, Problems())
-    assert total == 1 and rows[0].messages == chat("Hello", "Hi")
+def test_weights_stay_with_their_sources(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl")
+    write_parquet(tmp_path / "b.parquet")
+    readers = open_rows(["a.jsonl", Source("b.parquet", weight=0.5)], DataSettings((), 64), tmp_path)
+    assert [(r.source.path, r.source.weight) for r in readers] == [("a.jsonl", 1.0), ("b.parquet", 0.5)]

@@ -8,17 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data.reading import read_rows
-from runtime.data.report import Problems
+from runtime.data.formats import Row
+from runtime.data.sources import open_rows
+from runtime.settings import DataSettings
+
+
+def read_rows(folder: Path, *names: str) -> list[Row]:
+    readers = open_rows(names, DataSettings((), 64), folder)
+    rows = [row for reader in readers for row in reader]
+    assert not any(reader.malformed.count for reader in readers)
+    return rows
 
 
 @pytest.mark.parametrize(("name", "train", "held_out"), [("quickstart", 300, 30), ("gemma3-270m", 195, 20)])
 def test_rows(root: Path, name: str, train: int, held_out: int) -> None:
-    problems = Problems()
     folder = root / "recipes" / "data" / name
-    rows, _ = read_rows(["train.jsonl"], {}, folder, problems)
-    evaluation, _ = read_rows(["eval.jsonl"], {}, folder, problems)
-    assert problems.count == 0
+    rows = read_rows(folder, "train.jsonl")
+    evaluation = read_rows(folder, "eval.jsonl")
     assert len(rows) >= train and len(evaluation) >= held_out
     questions = [
         json.dumps([m for m in row.messages if m["role"] != "assistant"]) for row in rows + evaluation
@@ -29,7 +35,7 @@ def test_rows(root: Path, name: str, train: int, held_out: int) -> None:
 
 def test_every_answer_of_the_real_model_has_the_format(root: Path) -> None:
     folder = root / "recipes" / "data" / "gemma3-270m"
-    rows, _ = read_rows(["train.jsonl", "eval.jsonl"], {}, folder, Problems())
+    rows = read_rows(folder, "train.jsonl", "eval.jsonl")
     form = re.compile(r"ANSWER: [^|\n]+ \| CONFIDENCE: (high|medium|low)")
     seen = [form.fullmatch(row.messages[-1]["content"]) for row in rows]
     assert all(seen)

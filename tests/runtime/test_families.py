@@ -15,12 +15,39 @@ import transformers
 from runtime.adapters import LoraSettings, build_adapters, matches, parse_layers
 from runtime.families import FAMILIES, UnsupportedCheckpoint, family_of
 from runtime.families.base import Parameter
+from tests import tiny
 
 CATALOGUE = Path(__file__).parents[2] / "compiler" / "data" / "models.json"
+ENTRIES = json.loads(CATALOGUE.read_text(encoding="utf-8"))
+DENSE = ("llama3", "qwen2", "qwen3")
+"""Families whose checkpoints have one layout, of text alone, and whose layers are all alike."""
 BASES = {
     name: entry["config"]
-    for name, entry in json.loads(CATALOGUE.read_text(encoding="utf-8")).items()
-    if "config" in entry and not name.endswith("-it")
+    for name, entry in ENTRIES.items()
+    if "config" in entry and entry["family"] not in (*DENSE, "gemma2") and not name.endswith("-it")
+}
+DENSE_BASES = {
+    name: entry["config"]
+    for name, entry in ENTRIES.items()
+    if entry.get("family") in (*DENSE, "gemma2") and not name.endswith(("-it", "-Instruct", "-2507", "-Base"))
+}
+
+SMALL_LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+    "hidden_size_per_layer_input": 0,
 }
 
 
@@ -52,7 +79,7 @@ def sources(parameters: list[Parameter], prefix: str) -> dict[str, tuple[int, ..
     """Name -> shape of every tensor that our parameters are made of; each is used once."""
     all_sources = [source for parameter in parameters for source in parameter.sources]
     assert max(Counter(source.name for source in all_sources).values()) == 1
-    return {prefix + source.name: source.shape for source in all_sources}
+    return {source.full_name(prefix): source.shape for source in all_sources}
 
 
 @pytest.mark.parametrize("layout", ["text", "multimodal"])
@@ -67,11 +94,26 @@ def test_every_text_tensor_is_used_once(name: str, layout: str) -> None:
     assert sources(family.parameters(family.architecture(config)), prefix) == text
 
 
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", DENSE_BASES)
+def test_every_dense_tensor_is_used_once(name: str) -> None:
+    """Biases, norms and an untied head included, in two layers."""
+    config = {**DENSE_BASES[name], "num_hidden_layers": 2}
+    family = family_of(config)
+    loaded = transformers.AutoConfig.for_model(**config)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(loaded)
+    saved = {tensor_name: tuple(tensor.shape) for tensor_name, tensor in model.state_dict().items()}
+    if loaded.tie_word_embeddings:
+        saved.pop("lm_head.weight")
+    assert sources(family.parameters(family.architecture(config)), "model.") == saved
+
+
+@pytest.mark.parametrize("name", [*BASES, *DENSE_BASES])
 def test_sources_make_the_parameter(name: str) -> None:
     """Reshaping, transposing and stacking the sources gives the shape; only what E2B shares has none."""
-    family = family_of(BASES[name])
-    architecture = family.architecture(BASES[name])
+    config = BASES.get(name) or DENSE_BASES[name]
+    family = family_of(config)
+    architecture = family.architecture(config)
     shared = getattr(architecture, "kv_shared_layers", 0)
     for parameter in family.parameters(architecture):
         assert len(parameter.spec) == len(parameter.shape)
@@ -90,7 +132,15 @@ def test_sources_make_the_parameter(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "config_class"), [("gemma3_text", "Gemma3TextConfig"), ("gemma4_text", "Gemma4TextConfig")]
+    ("kind", "config_class"),
+    [
+        ("gemma2", "Gemma2Config"),
+        ("gemma3_text", "Gemma3TextConfig"),
+        ("gemma4_text", "Gemma4TextConfig"),
+        ("llama", "LlamaConfig"),
+        ("qwen2", "Qwen2Config"),
+        ("qwen3", "Qwen3Config"),
+    ],
 )
 def test_defaults_are_those_of_transformers(kind: str, config_class: str) -> None:
     """A published config.json leaves out transformers' defaults: google/gemma-3-4b-it names no heads."""
@@ -108,6 +158,63 @@ def test_both_spellings_of_rope_mean_the_same() -> None:
     assert family.architecture(new).global_scale == 8.0
 
 
+@pytest.mark.parametrize(
+    "name", ["meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-0.5B"]
+)
+def test_both_spellings_of_dense_rope_mean_the_same(name: str) -> None:
+    old = DENSE_BASES[name]
+    new = transformers.AutoConfig.for_model(**old).to_dict()
+    assert "rope_theta" in old and "rope_theta" not in new
+    family = family_of(old)
+    assert family.architecture(old) == family.architecture(new)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("context", [{"original_max_position_embeddings": 32}, {}])
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 500_000.0},
+        {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0},
+        {**tiny.LLAMA3_ROPE, "rope_theta": 500_000.0},
+        {**tiny.LLAMA3_ROPE, "factor": 32.0, "original_max_position_embeddings": 8192},
+    ],
+    ids=["default", "linear", "llama3-short", "llama3.2"],
+)
+def test_frequencies_are_those_of_transformers(
+    rope: dict[str, Any], context: dict[str, int], head_dim: int
+) -> None:
+    """With the length before scaling in rope_parameters, beside them, or taken from the longest position."""
+    rope = dict(rope)
+    if rope["rope_type"] == "llama3" and not context:
+        del rope["original_max_position_embeddings"]
+    sizes = {"head_dim": head_dim, "max_position_embeddings": 1024, **context}
+    config = transformers.LlamaConfig(**sizes, rope_parameters=rope)
+    expected = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq.numpy()
+    found = FAMILIES["llama3"].architecture({**sizes, "rope_parameters": rope}).rope.frequencies(head_dim)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=3e-7, err_msg="more than the last bits")
+    assert (found != expected).sum() <= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "kv_heads", "head_dim"),
+    [({"num_key_value_heads": None}, 16, 128), ({}, 32, 128), ({"num_key_value_heads": 2}, 2, 128)],
+)
+def test_null_key_value_heads_are_as_many_as_heads(
+    change: dict[str, Any], kv_heads: int, head_dim: int
+) -> None:
+    config = {"num_attention_heads": 16, "hidden_size": 512, **change}
+    reference = transformers.Qwen3Config(**config)
+    if kv_heads > 16:
+        with pytest.raises(UnsupportedCheckpoint, match="does not divide 16 heads"):
+            FAMILIES["qwen3"].architecture(config)
+        return
+    found = FAMILIES["qwen3"].architecture(config)
+    assert (found.num_kv_heads, found.head_dim) == (reference.num_key_value_heads, reference.head_dim)
+    assert (found.num_kv_heads, found.head_dim) == (kv_heads, head_dim)
+
+
 def test_global_heads_count_only_where_keys_serve_as_values() -> None:
     family = FAMILIES["gemma4"]
     config = {"model_type": "gemma4_text", "num_key_value_heads": 4, "num_global_key_value_heads": 2}
@@ -118,6 +225,13 @@ def test_global_heads_count_only_where_keys_serve_as_values() -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "key"),
     [
+        ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar"),
+        ("gemma2", {"attention_dropout": 0.1}, "attention_dropout"),
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -133,12 +247,36 @@ def test_global_heads_count_only_where_keys_serve_as_values() -> None:
         ("gemma4_text", {"vocab_size_per_layer_input": 512}, "vocab_size_per_layer_input"),
         ("gemma4_text", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_type"),
         ("gemma4_text", {"enable_moe_block": True}, "num_experts"),
+        ("gemma4_text", {"num_kv_shared_layers": 20}, "num_kv_shared_layers"),
+        ("gemma4_text", {**EXPERTS, "hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input"),
+        ("gemma4_text", {**EXPERTS, "top_k_experts": None}, "top_k_experts"),
         ("gemma4_text", {"tie_word_embeddings": False}, "tie_word_embeddings"),
         ("gemma4_text", {"hidden_activation": "silu"}, "hidden_activation"),
         ("gemma4_text", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
         ("gemma4_text", {"attention_bias": True}, "attention_bias"),
         ("gemma4_text", {"hidden_size": "2304"}, "hidden_size"),
-        ("llama", {}, "model_type"),
+        ("llama", {"attention_bias": True}, "attention_bias"),
+        ("llama", {"mlp_bias": True}, "mlp_bias"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("llama", {"attention_dropout": 0.1}, "attention_dropout"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        ("llama", {"rope_scaling": {**tiny.LLAMA3_ROPE, "low_freq_factor": 4.0}}, "rope_scaling"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters"),
+        ("llama", {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
+        ("llama", {"rope_theta": "500000"}, "rope_theta"),
+        ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        ("llama", {"tie_word_embeddings": "no"}, "tie_word_embeddings"),
+        ("llama", {"num_key_value_heads": 5}, "num_key_value_heads"),
+        ("llama", {"head_dim": 33}, "head_dim"),
+        ("llama", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("qwen2", {"use_sliding_window": True}, "use_sliding_window"),
+        ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"] * 16}, "layer_types"),
+        ("qwen3", {"attention_bias": True}, "attention_bias"),
+        ("mistral", {}, "model_type"),
     ],
 )
 def test_what_tunix_does_not_do_is_refused(kind: str, change: dict[str, Any], key: str) -> None:
@@ -183,13 +321,14 @@ def test_layers_that_are_not_there(layers: Any) -> None:
 
 @pytest.mark.parametrize("kv", ["independent", "shared"])
 @pytest.mark.parametrize("targets", [("k_proj", "v_proj"), ("v_proj",), ("q_proj", "o_proj", "down_proj")])
-@pytest.mark.parametrize("name", ["recipec/tiny-gemma4", "google/gemma-3-270m"])
+@pytest.mark.parametrize("name", ["recipec/tiny-gemma4", "google/gemma-3-270m", "a small llama"])
 def test_an_adapter_in_hugging_face_layout_is_the_same_delta(
     name: str, targets: tuple[str, ...], kv: str
 ) -> None:
     """B @ A of each projection, carried through its Source, is the delta of Tunix's weight."""
-    family = family_of(BASES[name])
-    architecture = family.architecture(BASES[name])
+    config = BASES.get(name, SMALL_LLAMA)
+    family = family_of(config)
+    architecture = family.architecture(config)
     parameters = {p.path: p for p in family.parameters(architecture)}
     lora = LoraSettings(rank=2, alpha=4.0, targets=targets, layers=(0, 5), kv=kv)
     random = np.random.default_rng(0)
@@ -199,19 +338,20 @@ def test_an_adapter_in_hugging_face_layout_is_the_same_delta(
         weight = parameters[adapter.site.weight]
         a = random.standard_normal(adapter.a_shape)
         b = np.zeros(adapter.b_shape)
-        for slot, block in adapter.trained_blocks():  # the rest stays zero in training
-            where = (block, slot) if adapter.site.fused else (block,)
+        scale = adapter.projections[0].scale
+        for one in adapter.projections:  # the rest stays zero in training
+            where = (one.block, one.slot) if adapter.site.fused else (one.block,)
             b[where] = random.standard_normal(b[where].shape)
         contracted = len(adapter.site.contract)
-        delta = adapter.scale * np.tensordot(a, b, axes=([contracted], [0]))  # [*contracted, *rest]
+        delta = scale * np.tensordot(a, b, axes=([contracted], [0]))  # [*contracted, *rest]
         rest = [axis for axis in range(len(weight.shape)) if axis not in adapter.site.contract]
         delta = np.moveaxis(delta, range(delta.ndim), [*adapter.site.contract, *rest])
         split = adapter.split(a, b)
-        assert set(split) == set(adapter.projections)
+        assert set(split) == {one.name for one in adapter.projections}
         parts = []
         for source in weight.sources:
             a_hf, b_hf = split.get(source.name.removesuffix(".weight"), (None, None))
-            part = np.zeros(source.shape) if a_hf is None else adapter.scale * (b_hf @ a_hf)
+            part = np.zeros(source.shape) if a_hf is None else scale * (b_hf @ a_hf)
             parts.append(part.reshape(source.reshape).transpose(source.transpose))
         np.testing.assert_allclose(delta, np.stack(parts) if len(parts) > 1 else parts[0], atol=1e-9)
-        assert adapter.masked is (adapter.site.fused and (adapter.blocks > 1 or len(adapter.trained) == 1))
+        assert adapter.masked is (adapter.site.fused and not adapter.shared)

@@ -286,10 +286,10 @@ def test_entries_of_no_trained_projection_have_no_gradient(
     (adapter,) = [a for a in built.adapters if a.site.weight == "layers.0.attn.kv_einsum.w"]
     found = {".".join(map(str, path)): np.asarray(v.get_raw_value()) for path, v in masked.flat_state()}
     b = found[adapter.b_path]
-    for block in range(adapter.blocks):
+    for number, part in enumerate(adapter.blocks):
+        assert part.block == slice(4 * number, 4 * number + 4)
         for slot in (0, 1):
-            own = adapter.trained[block] == slot
-            assert (b[block * 4 : (block + 1) * 4, slot] == own).all()
+            assert (b[part.block, slot] == (part.slot == slot)).all()
     assert [slot for slot in (0, 1) if b[:, slot].any()] == kept
     assert found[adapter.a_path].all()
 

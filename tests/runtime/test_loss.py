@@ -1,13 +1,35 @@
-"""The loss against a plain computation."""
+"""The chunked loss against a plain computation, and against logits that are all there at once."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
+from runtime import loss
+from tests import bench_step, tiny
 from tests.runtime import training
+
+NAMES = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+WIDTH = 24
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three positions a chunk: six chunks of 16 positions, two of them padding."""
+    monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * 4 * training.ROWS * tiny.VOCAB)
+
+
+@pytest.fixture(params=[{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}], ids=["8x1", "4x2"])
+def mesh(request: pytest.FixtureRequest) -> Any:
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+
+    return start(MeshSettings("cpu", 8, request.param))
 
 
 def reference(logits: np.ndarray, one: dict[str, Any]) -> float:
@@ -22,42 +44,274 @@ def reference(logits: np.ndarray, one: dict[str, Any]) -> float:
     return total / float(one["norm"])
 
 
-def loss_of(logits: np.ndarray, one: dict[str, Any]) -> float:
+def fake(hidden: Any, head: Any) -> SimpleNamespace:
+    """What the loss needs of a Forward."""
+    return SimpleNamespace(hidden=lambda *_: hidden, head=lambda _: head)
+
+
+def make_head(weight: Any, tied: bool = True, softcap: float | None = None) -> Any:
+    from runtime.forward import Head
+
+    return Head(weight, tied, None, softcap, np.float32)
+
+
+def random(vocabulary: int = tiny.VOCAB, length: int = training.LENGTH) -> tuple[np.ndarray, np.ndarray]:
+    """Hidden states [B, T, D] and a head [V, D] whose logits spread by about 4."""
+    generator = np.random.default_rng(0)
+    hidden = generator.standard_normal((training.ROWS, length, WIDTH)).astype(np.float32)
+    return hidden, (0.8 * generator.standard_normal((vocabulary, WIDTH))).astype(np.float32)
+
+
+def full_loss(logits: Any, one: dict[str, Any]) -> Any:
+    """The loss from logits that are all there, differentiated by jax: no scan and no gradient by hand."""
+    import jax
     import jax.numpy as jnp
 
-    from runtime.loss import batch_loss
+    targets = jnp.roll(one["tokens"], -1, axis=1)
+    nll = -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=2)[..., 0]
+    counted = one["loss_mask"][:, 1:] & (one["segment_ids"][:, 1:] == one["segment_ids"][:, :-1])
+    return jnp.where(counted, nll[:, :-1], 0.0).sum() / one["norm"]
 
-    names = ("positions", "segment_ids", "loss_mask", "norm")
-    forward = SimpleNamespace(logits=lambda *_: jnp.asarray(logits))
-    return float(batch_loss(forward, None, jnp.asarray(one["tokens"]), *(jnp.asarray(one[n]) for n in names)))
+
+def chunked_loss(head: Any, hidden: Any, one: dict[str, Any]) -> Any:
+    return loss.batch_loss(fake(hidden, head), None, *(one[name] for name in NAMES))
 
 
+def largest(found: Any, expected: Any) -> float:
+    """Largest difference of two arrays, relative to the largest value; absolute where all are 0."""
+    scale = np.abs(np.asarray(expected)).max() or 1.0
+    return float(np.abs(np.asarray(found) - np.asarray(expected)).max() / scale)
+
+
+@pytest.mark.usefixtures("small_chunks")
 def test_padded_and_packed_rows() -> None:
-    logits = (
-        np.random.default_rng(0).standard_normal((training.ROWS, training.LENGTH, 509)).astype(np.float32)
-    )
+    import jax
+
+    hidden, weight = random()
     for one in (training.batch(0), training.packed_batch()):
-        assert abs(loss_of(4 * logits, one) - reference(4 * logits, one)) < 1e-5
+        expected = reference(hidden @ weight.T, one)
+        found = float(jax.jit(lambda x, one=one: chunked_loss(make_head(weight), x, one))(hidden))
+        assert abs(found - expected) < 1e-6 * expected
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_a_micro_batch_without_targets_is_zero() -> None:
+    import jax
+
     one = training.batch(0)
     one["loss_mask"][:] = False
-    logits = np.zeros((training.ROWS, training.LENGTH, 509), np.float32)
+    hidden, weight = random()
     for norm in (0.0, 5.0):
         one["norm"] = np.float32(norm)
-        assert loss_of(logits, one) == 0.0
+        value, gradient = jax.jit(jax.value_and_grad(lambda x: chunked_loss(make_head(weight), x, one)))(
+            hidden
+        )
+        assert float(value) == 0.0
+        assert not np.asarray(gradient).any()
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:
     import jax.numpy as jnp
 
-    from runtime.loss import token_nll
-
     logits = jnp.full((1, 1, 4096), 3.0, jnp.bfloat16)
-    found = token_nll(logits, jnp.zeros((1, 1), jnp.int32))
+    found = loss.token_nll(logits, jnp.zeros((1, 1), jnp.int32))
     assert found.dtype == jnp.float32
     assert abs(float(found[0, 0]) - np.log(4096)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "tied", "softcap"),
+    [(tiny.VOCAB, True, None), (tiny.VOCAB, False, 3.0), (512, True, 3.0)],
+)
+def test_chunks_change_neither_loss_nor_gradients(
+    mesh: Any, vocabulary: int, tied: bool, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+
+    from runtime.sharding import shard_rows
+
+    length = training.LENGTH - 3
+    hidden, weight = random(vocabulary, length)
+    weight = weight if tied else weight.T.copy()
+    one = training.packed_batch()
+    one.update({name: one[name][:, :length] for name in NAMES if one[name].ndim})
+
+    def full(hidden: Any, weight: Any, one: Any) -> Any:
+        return full_loss(make_head(weight, tied, softcap).logits(hidden, weight), one)
+
+    def chunked(hidden: Any, weight: Any, one: Any) -> Any:
+        return chunked_loss(make_head(weight, tied, softcap), hidden, one)
+
+    def gradients(function: Any, argnums: Any) -> Any:
+        with mesh:
+            placed = shard_rows({"hidden": hidden, **one}, mesh)
+            states = placed.pop("hidden")
+            return jax.jit(jax.value_and_grad(function, argnums))(states, weight, placed)
+
+    with mesh:
+        position = 4 * (training.ROWS // mesh.shape["fsdp"]) * vocabulary
+        parts = mesh.shape["tp"] if vocabulary % mesh.shape["tp"] == 0 else 1
+        monkeypatch.setattr(loss, "LOGITS_BYTES", 3 * position // parts)
+        assert loss.Chunks.of(hidden.shape, vocabulary) == loss.Chunks(length, 5, 3)
+    expected, (hidden_gradient, weight_gradient) = gradients(full, (0, 1))
+    for argnums in (0, (0, 1)):
+        found, gradient = gradients(chunked, argnums)
+        assert abs(float(found) - float(expected)) <= 1e-6 * float(expected)
+        frozen = argnums == 0
+        assert largest(gradient if frozen else gradient[0], hidden_gradient) < 2e-6
+        if not frozen:
+            assert largest(gradient[1], weight_gradient) < 2e-6
+
+
+def test_a_chunk_keeps_within_its_memory_and_pads_little(mesh: Any) -> None:
+    with mesh:
+        rows, tp = 8 // mesh.shape["fsdp"], mesh.shape["tp"]
+        for length, count in ((1, 1), (16, 1), (512, 8), (3072, 12), (4099, 17)):
+            chunks = loss.Chunks.of((8, length, 64), 262_144)
+            assert chunks.count == count
+            assert chunks.size * rows * 262_144 // tp * 4 <= loss.LOGITS_BYTES
+            assert 0 <= chunks.count * chunks.size - length < chunks.count
+        # A vocabulary that tp does not divide is whole on every device.
+        assert loss.Chunks.of((8, 4096, 64), 262_143).size * rows * 262_143 * 4 <= loss.LOGITS_BYTES
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_log_probabilities_of_each_token_and_their_gradients() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    hidden, weight = random()
+    one = training.packed_batch()
+    one["segment_ids"][:, -3:] = 0
+    weights = np.random.default_rng(1).standard_normal(one["tokens"].shape).astype(np.float32)
+    ids = tuple(one[name] for name in ("tokens", "positions", "segment_ids"))
+    segments = one["segment_ids"]
+    inside = np.zeros(segments.shape, bool)
+    inside[:, :-1] = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+
+    def logps(hidden: Any, weight: Any) -> Any:
+        return loss.token_logps(fake(hidden, make_head(weight, softcap=3.0)), None, *ids)
+
+    def full(hidden: Any, weight: Any) -> Any:
+        scores = jax.nn.log_softmax(make_head(weight, softcap=3.0).logits(hidden, weight))
+        chosen = jnp.take_along_axis(scores, jnp.roll(one["tokens"], -1, axis=1)[..., None], axis=2)[..., 0]
+        return jnp.where(inside, chosen, 0.0)
+
+    found, expected = (jax.jit(function)(hidden, weight) for function in (logps, full))
+    assert found.dtype == jnp.float32
+    assert not np.asarray(found)[~inside].any()
+    assert largest(found, expected) < 1e-6
+    pairs = zip(
+        *(
+            jax.jit(jax.grad(lambda *a, f=f: (f(*a) * weights).sum(), (0, 1)))(hidden, weight)
+            for f in (logps, full)
+        ),
+        strict=True,
+    )
+    assert max(largest(*pair) for pair in pairs) < 2e-6
+
+
+def test_a_trained_heads_gradient_is_summed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 256 chunks, sums in bfloat16 would lose what a single product keeps."""
+    import jax
+    import jax.numpy as jnp
+
+    hidden, weight = random(length=256)
+    tokens = np.random.default_rng(2).integers(0, tiny.VOCAB, (training.ROWS, 256)).astype(np.int32)
+    full = np.ones(tokens.shape, np.int32)
+    one = {"tokens": tokens, "positions": full, "segment_ids": full, "loss_mask": full > 0, "norm": 1.0}
+
+    def gradient(dtype: Any, budget: int) -> np.ndarray:
+        monkeypatch.setattr(loss, "LOGITS_BYTES", budget)
+        states, head = (jnp.bfloat16(x).astype(dtype) for x in (hidden, weight))
+        function = jax.jit(jax.grad(lambda w: chunked_loss(make_head(w), states, one)))
+        return np.asarray(function(head), np.float32)
+
+    exact = gradient(jnp.float32, 2**30)
+    whole, chunked = (np.abs(gradient(jnp.bfloat16, n) - exact).mean() for n in (2**30, 1))
+    assert chunked < 1.5 * whole
+
+
+@pytest.fixture(scope="module", params=["gemma4", "gemma2", "llama-untied", "qwen3"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A model of each family on 4x2, its adapters not zero: mesh and what was built."""
+    import jax
+
+    directory = tmp_path_factory.mktemp("model") / request.param
+    name, _, untied = request.param.partition("-")
+    options: dict[str, Any] = {"num_hidden_layers": 1}
+    if name in ("llama", "qwen3"):
+        options["tie_word_embeddings"] = not untied
+    getattr(tiny, f"make_{name}")(directory, **options)
+    before = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "highest")
+    yield training.build(directory, {"fsdp": 4, "tp": 2}, remat="none")
+    jax.config.update("jax_default_matmul_precision", before)
+
+
+def test_the_head_gives_tunix_own_logits(built: Any) -> None:
+    import jax
+    from flax import nnx
+
+    from runtime.sharding import shard_rows
+
+    mesh, model = built
+    graph, state = nnx.split(model.model)
+    one = training.packed_batch()
+
+    @jax.jit
+    def forward(state: Any, one: Any) -> Any:
+        merged = nnx.merge(graph, state)
+        head = model.forward.head(merged)
+        return head.logits(model.forward.hidden(merged, *(one[name] for name in NAMES[:3])), head.weight)
+
+    with mesh:
+        found = np.asarray(forward(state, shard_rows(one, mesh)))
+    expected = training.logits(model, mesh, one)
+    assert found.dtype == np.float32
+    assert expected.std() > 0.5
+    # Where an axis splits the features, XLA may sum the two programs' products in another order.
+    assert largest(found, expected) < 1e-6
+
+
+def test_full_fine_tuning_sees_the_embeddings_gradient_from_both_its_uses(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+    from flax import nnx
+
+    from runtime.sharding import shard_rows
+
+    directory: Path = tmp_path_factory.mktemp("model") / "gemma3"
+    tiny.make_gemma3(directory, num_hidden_layers=1)
+    mesh, model = training.build(directory, {"fsdp": 4, "tp": 2}, remat="none")
+    graph, parameters, rest = nnx.split(model.model, nnx.Param, ...)
+    one = training.packed_batch()
+    monkeypatch.setattr(loss, "LOGITS_BYTES", 5 * 4 * 2 * tiny.VOCAB)
+
+    def full(model_: Any, one: Any) -> Any:
+        return full_loss(model.forward.logits(model_, *(one[name] for name in NAMES[:3])), one)
+
+    def chunked(model_: Any, one: Any) -> Any:
+        return loss.batch_loss(model.forward, model_, *(one[name] for name in NAMES))
+
+    def gradients(function: Any) -> Any:
+        def of(parameters: Any, rest: Any, one: Any) -> Any:
+            return jax.value_and_grad(lambda p: function(nnx.merge(graph, p, rest), one))(parameters)
+
+        with mesh:
+            return jax.jit(of)(parameters, rest, shard_rows(one, mesh))
+
+    (found, found_gradients), (expected, expected_gradients) = gradients(chunked), gradients(full)
+    assert abs(float(found) - float(expected)) <= 1e-6 * float(expected)
+    pairs = zip(jax.tree.leaves(found_gradients), jax.tree.leaves(expected_gradients), strict=True)
+    assert max(largest(*pair) for pair in pairs) < 3e-6
+
+
+def test_temporaries_at_a_full_vocabulary_are_a_quarter_of_tunix() -> None:
+    found = bench_step.measure_temporaries()
+    assert found["tunix"] > 2 * 2**30
+    assert found["recipec"] <= found["tunix"] / 4, found
 
 
 def test_attention_mask() -> None:

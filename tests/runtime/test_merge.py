@@ -173,7 +173,7 @@ def test_output_is_the_base_but_for_the_adapted_tensors(
     out = BaseCheckpoint.open(tmp_path / "merged")
     out.verify()
     adapters = load_trained(trained, "latest", base)
-    deltas = {f"{base.prefix}{name}.weight": delta for name, delta in adapters.deltas().items()}
+    deltas = adapters.changes(base)
     assert len(deltas) == 41, "7 per layer, and no v_proj in the global one"
     assert out.files == base.files
     for file in base.files:
@@ -252,10 +252,10 @@ def test_subsets(base: BaseCheckpoint, section: dict[str, Any], tmp_path: Path) 
     full = lora_section(**section)
     adapters = save_run(tmp_path / "run", base, full)
     run = load_trained(tmp_path / "run", "4", base)
-    assert run.deltas().keys() == {name for adapter in adapters for name in adapter.projections}
+    assert run.deltas().keys() == {part.name for adapter in adapters for part in adapter.projections}
     assert {delta.scale for delta in run.deltas().values()} == {full["alpha"] / full["rank"]}
     (tmp_path / "out").mkdir()
-    result = merge_checkpoint(base, run.deltas(), tmp_path / "out")
+    result = merge_checkpoint(base, run.changes(base), tmp_path / "out")
     out = BaseCheckpoint.open(tmp_path / "out")
     changed = {name for name in base.tensors if base.bytes_of(name) != out.bytes_of(name)}
     assert changed == {f"{base.prefix}{name}.weight" for name in run.deltas()}
@@ -301,7 +301,7 @@ def test_record_that_does_not_fit_the_arrays(base: BaseCheckpoint, trained: Path
         (lora_section(rank=4), "has shape"),
         (lora_section(targets=["q_proj"]), "does not know"),
         (lora_section(kv="shared"), "has shape"),
-        (None, "no lora section"),
+        (None, "no embedder.input_embedding"),
         ({"rank": 3}, "is not whole"),
     ):
         write_lock(run, base, section)
@@ -321,11 +321,9 @@ def test_values_that_are_not_finite(base: BaseCheckpoint, tmp_path: Path) -> Non
 
 def test_delta_without_its_weight(base: BaseCheckpoint, tmp_path: Path) -> None:
     delta = Delta(np.zeros((2, 64), np.float32), np.zeros((3, 2), np.float32), 1.0)
-    name = "layers.5.self_attn.v_proj"
-    assert f"no {base.prefix}{name}.weight" in message(
-        lambda: merge_checkpoint(base, {name: delta}, tmp_path)
-    )
-    name = "layers.5.self_attn.k_proj"
+    name = f"{base.prefix}layers.5.self_attn.v_proj.weight"
+    assert f"no {name}" in message(lambda: merge_checkpoint(base, {name: delta}, tmp_path))
+    name = f"{base.prefix}layers.5.self_attn.k_proj.weight"
     assert "was trained for [3, 64]" in message(lambda: merge_checkpoint(base, {name: delta}, tmp_path))
 
 
@@ -412,7 +410,8 @@ def test_killed_in_the_middle(
         delta = Delta(np.ones((1, 64), np.float32), np.ones((128, 1), np.float32), 1.0)
         with whole_folder(Path({str(tmp_path / "merged")!r})) as partial:
             print("writing", flush=True)
-            merge.merge_checkpoint(base, {{"layers.0.mlp.up_proj": delta}}, partial)
+            name = base.prefix + "layers.0.mlp.up_proj.weight"
+            merge.merge_checkpoint(base, {{name: delta}}, partial)
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
@@ -428,7 +427,7 @@ def test_killed_in_the_middle(
     assert left == ([".merged.partial"] if number == signal.SIGKILL else [])
     delta = Delta(np.ones((1, 64), np.float32), np.ones((128, 1), np.float32), 1.0)
     with merge.whole_folder(tmp_path / "merged") as partial:
-        merge_checkpoint(base, {"layers.0.mlp.up_proj": delta}, partial)
+        merge_checkpoint(base, {f"{base.prefix}layers.0.mlp.up_proj.weight": delta}, partial)
         assert "another process is writing it" in message(
             lambda: merge.whole_folder(tmp_path / "merged").__enter__()
         )

@@ -61,9 +61,15 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         {"targets": ["k_proj", "v_proj"], "layers": [1, 5]},
     ),
     "gemma4-text": (tiny.make_gemma4, {"multimodal": False}, {"kv": "shared"}),
+    "gemma4-e2b": (tiny.make_gemma4, {**tiny.GEMMA4_E2B, "audio": True}, {}),
+    "gemma4-experts": (tiny.make_gemma4, tiny.GEMMA4_EXPERTS, {}),
+    "gemma2": (tiny.make_gemma2, {"shards": 2}, {}),
     "gemma3": (tiny.make_gemma3, {}, {}),
     "gemma3-multimodal": (make_gemma3_multimodal, {}, {"targets": ["k_proj", "down_proj"]}),
     "gemma3-fused-qkv": (tiny.make_gemma3, {"num_key_value_heads": 8}, {"targets": ["q_proj", "v_proj"]}),
+    "llama3": (tiny.make_llama, {"shards": 3}, {}),
+    "qwen2": (tiny.make_qwen2, {"shards": 2}, {"targets": ["k_proj", "o_proj", "up_proj"], "layers": [1]}),
+    "qwen3": (tiny.make_qwen3, {}, {}),
 }
 
 
@@ -101,7 +107,12 @@ def torch_logits(model: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def load(case: Case, folder: Path) -> Any:
-    model, info = type(case.reference).from_pretrained(folder, dtype="float32", output_loading_info=True)
+    model, info = type(case.reference).from_pretrained(
+        folder,
+        dtype="float32",
+        attn_implementation=case.reference.config._attn_implementation,
+        output_loading_info=True,
+    )
     assert not any(info.values()), "every tensor is known, present and of its shape"
     return model
 
@@ -158,7 +169,7 @@ def run_verify(case: Case, folder: Path, dtype: str) -> int:
     )
 
 
-@pytest.mark.parametrize("case", ["gemma4-multimodal-sharded", "gemma3"], indirect=True)
+@pytest.mark.parametrize("case", ["gemma4-multimodal-sharded", "gemma3", "llama3"], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_verify(case: Case, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     merged_already = dtype == "float32"

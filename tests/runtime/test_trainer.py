@@ -134,6 +134,33 @@ def test_a_loss_that_is_not_finite_ends_the_run(model: Path, tmp_path: Path) -> 
     assert steps and max(steps) < 3, "what was saved before is kept, and nothing after"
 
 
+@pytest.mark.parametrize(
+    ("losses", "norm", "what", "part"),
+    [
+        ([1.0, np.nan], np.nan, "loss", 1),
+        ([-np.inf, 1.0], 1.0, "loss", 0),
+        ([1.0, 1.0], np.inf, "norm", None),
+    ],
+)
+def test_a_step_that_is_not_finite_is_noticed_before_it_is_due_to_be_read(
+    tmp_path: Path, losses: list[float], norm: float, what: str, part: int | None
+) -> None:
+    import jax.numpy as jnp
+
+    from runtime.metrics import Metrics
+    from runtime.run_report import NotFinite, Numbers, Report
+
+    metrics = Metrics(tmp_path, None, tensorboard=False)
+    report = Report(0, 1000, 100, lambda step: 0.1, metrics)
+    report.add(Numbers(1, [jnp.asarray(2.0), jnp.asarray(1.0)], jnp.asarray(1.0), 10, []))
+    with pytest.raises(NotFinite) as caught:
+        report.add(Numbers(2, [jnp.asarray(loss) for loss in losses], jnp.asarray(norm), 10, []))
+    metrics.close()
+    assert (caught.value.step, caught.value.part) == (2, part) and what in caught.value.what
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2], "the metrics hold it"
+    assert lines(tmp_path)[0]["loss"] == 1.5
+
+
 def test_rows_that_do_not_split_are_refused() -> None:
     from runtime.mesh import start
     from runtime.settings import MeshSettings

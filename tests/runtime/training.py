@@ -62,7 +62,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     """A checkpoint's model on a mesh of 8 virtual devices: the mesh, and what runtime.model made.
 
     Args:
-        options: dtype, remat, rules and seed of the model; the others are LoraSettings'.
+        options: dtype, remat, rules and seed of the model; full for one without LoRA; the others are
+            LoraSettings'.
     """
     from runtime.adapters import LoraSettings
     from runtime.checkpoint import BaseCheckpoint
@@ -79,7 +80,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
         remat=options.pop("remat", "decoder"),
     )
     rules, seed = options.pop("rules", ()), options.pop("seed", 0)
-    lora = LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
+    full = options.pop("full", False)
+    lora = None if full else LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
     return mesh, build_model(base, settings, lora, mesh, rules, seed)
 
 

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from runtime.data.packing import pack
-from runtime.data.samples import Sample
+from runtime.data.epochs import Epochs
+from runtime.data.samples import Samples
+from runtime.errors import UserError
 
 Batch = dict[str, np.ndarray]
 Row = tuple[int, ...]
-"""Indices of the samples that lie in a row, in order."""
+"""Indices of the groups of samples that lie in a row, in order: of the samples, mostly."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,11 @@ class Shape:
     pad: int
 
 
-def fill(samples: Sequence[Sample], rows: Sequence[Row], shape: Shape, norm: float, index: int) -> Batch:
-    """One micro-batch, from at most `shape.rows` rows."""
-    tokens = np.full((shape.rows, shape.length), shape.pad, dtype=np.int32)
+def fill(samples: Samples, rows: Sequence[Row], shape: Shape, norm: float, index: int) -> Batch:
+    """One micro-batch, from at most `shape.rows` rows; groups of samples take a row for each of them."""
+    if samples.group > 1:
+        rows = [(sample,) for row in rows for group in row for sample in samples.members(group)]
+    tokens = np.full((shape.rows * samples.group, shape.length), shape.pad, dtype=np.int32)
     positions = np.zeros_like(tokens)
     segment_ids = np.zeros_like(tokens)
     loss_mask = np.zeros(tokens.shape, dtype=bool)
@@ -60,36 +63,6 @@ def fill(samples: Sequence[Sample], rows: Sequence[Row], shape: Shape, norm: flo
     }
 
 
-class Rows:
-    """The rows of each epoch.
-
-    Args:
-        samples: at least one.
-        length: tokens of a row.
-        packing: whether several samples share one.
-        seed: with the epoch, decides which equally long samples meet in a row; None keeps the order.
-    """
-
-    def __init__(self, samples: Sequence[Sample], length: int, packing: bool, seed: int | None) -> None:
-        self._lengths = [len(sample.tokens) for sample in samples]
-        self._length = length
-        self._packing = packing
-        self._seed = seed
-        self._cached = lru_cache(maxsize=2)(self._of)
-
-    def of(self, epoch: int) -> list[Row]:
-        """The rows of an epoch; their number is the same in all of them."""
-        return self._cached(epoch if self._packing else 0)
-
-    def _of(self, epoch: int) -> list[Row]:
-        if not self._packing:
-            return [(i,) for i in range(len(self._lengths))]
-        order = np.arange(len(self._lengths))
-        if self._seed is not None:
-            order = np.random.default_rng([self._seed, epoch]).permutation(order)
-        return pack(self._lengths, self._length, order.tolist())
-
-
 class Schedule:
     """Which rows are in which micro-batch of a run, by number, without building those before it.
 
@@ -97,44 +70,57 @@ class Schedule:
     window of an epoch holds what is left, and is filled up with empty rows.
 
     Args:
-        samples, rows: of the run.
+        samples, epochs: of the run.
         shape: of a micro-batch.
         accumulation: micro-batches of an optimizer step.
-        by_tokens: the mean is over the targets of the window; otherwise over the means of its micro-batches.
+        by_tokens: the mean is over the targets of the window (or its groups, where they are compared whole);
+            otherwise over the means of its micro-batches.
         seed: of the order; epoch e is shuffled with seed + e; None keeps the order.
     """
 
     def __init__(
         self,
-        samples: Sequence[Sample],
-        rows: Rows,
+        samples: Samples,
+        epochs: Epochs,
         shape: Shape,
         accumulation: int,
         by_tokens: bool,
         seed: int | None,
     ) -> None:
         self._samples = samples
-        self._targets = [int(sample.targets.sum()) for sample in samples]
-        self._rows = rows
+        self._weights = samples.weights
+        self._epochs = epochs
         self._shape = shape
         self._accumulation = accumulation
         self._by_tokens = by_tokens
         self._seed = seed
         self._window = shape.rows * accumulation
-        self.steps_per_epoch = math.ceil(len(rows.of(0)) / self._window)
+        self.steps_per_epoch = math.ceil(len(epochs.of(0)) / self._window)
         self._order = lru_cache(maxsize=2)(self._windows)
         self._parts = lru_cache(maxsize=2)(self._micro_batches)
 
-    def micro_batch(self, index: int) -> Batch:
-        """Micro-batch number `index` of the run, from 0."""
+    def micro_batch(self, index: int, process: int = 0, processes: int = 1) -> Batch:
+        """Micro-batch number `index` of the run, from 0: the rows of one of its processes, all by default.
+
+        Raises:
+            UserError: the rows do not split over the processes.
+        """
         step, part = divmod(index, self._accumulation)
         parts = self._parts(step)
-        return fill(self._samples, parts[part], self._shape, self._norm(parts, part), index)
+        own = own_rows(self._shape.rows, process, processes)
+        shape = replace(self._shape, rows=own.stop - own.start)
+        return fill(self._samples, parts[part][own], shape, self._norm(parts, part), index)
+
+    def samples_of(self, index: int) -> list[int]:
+        """The samples of a micro-batch, row after row."""
+        step, part = divmod(index, self._accumulation)
+        groups = [group for row in self._parts(step)[part] for group in row]
+        return [sample for group in groups for sample in self._samples.members(group)]
 
     def _micro_batches(self, step: int) -> list[list[Row]]:
         """The rows of each micro-batch of an optimizer step."""
         epoch, window = divmod(step, self.steps_per_epoch)
-        rows = self._rows.of(epoch)
+        rows = self._epochs.of(epoch)
         chosen = [rows[i] for i in self._order(epoch)[window]]
         return [chosen[i : i + self._shape.rows] for i in range(0, self._window, self._shape.rows)]
 
@@ -142,18 +128,43 @@ class Schedule:
         """The row numbers of each step of an epoch."""
         import grain
 
-        rows = grain.MapDataset.range(len(self._rows.of(epoch)))
+        rows = grain.MapDataset.range(len(self._epochs.of(epoch)))
         if self._seed is not None:
             rows = rows.shuffle(seed=(self._seed + epoch) % 2**32)
         return rows.batch(self._window, batch_fn=list)
 
     def _norm(self, parts: Sequence[Sequence[Row]], part: int) -> float:
-        counts = [sum(self._targets[i] for row in rows for i in row) for rows in parts]
+        counts = [sum(int(self._weights[i]) for row in rows for i in row) for rows in parts]
         if self._by_tokens:
             return sum(counts) / self._accumulation
         if not counts[part]:
             return 1.0  # an empty micro-batch: its summed loss is 0
         return counts[part] * sum(count > 0 for count in counts) / self._accumulation
+
+
+def own_rows(rows: int, process: int, processes: int) -> slice:
+    """The rows of a micro-batch that a process has: as many as every other, in the order of the processes.
+
+    Raises:
+        UserError: they do not split.
+    """
+    if rows % processes:
+        raise UserError(
+            f"a micro-batch of {rows} rows cannot be split over {processes} processes",
+            "micro_batch_size x the fsdp axis must be a multiple of mesh.hosts",
+        )
+    share = rows // processes
+    return slice(process * share, (process + 1) * share)
+
+
+def share(batch: Batch, process: int, processes: int) -> Batch:
+    """What a process has of a micro-batch: its rows, and what is not by row.
+
+    Raises:
+        UserError: the rows do not split over the processes.
+    """
+    own = own_rows(len(batch["tokens"]), process, processes)
+    return {name: value[own] if value.ndim else value for name, value in batch.items()}
 
 
 def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:
@@ -164,12 +175,13 @@ def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:
     return indices.map(micro_batch).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
 
 
-def evaluation_batches(samples: Sequence[Sample], rows: Sequence[Row], shape: Shape) -> list[Batch]:
+def evaluation_batches(samples: Samples, rows: Sequence[Row], shape: Shape) -> list[Batch]:
     """Every row once, in order.
 
     The norm is such that the mean over the batches of summed loss / norm is the loss of a target, whatever
     the batch that it is in.
     """
-    parts = [rows[i : i + shape.rows] for i in range(0, len(rows), shape.rows)]
-    targets = sum(int(sample.targets.sum()) for sample in samples)
-    return [fill(samples, part, shape, targets / len(parts), i) for i, part in enumerate(parts)]
+    starts = range(0, len(rows), shape.rows)
+    parts = [[rows[i] for i in range(start, min(start + shape.rows, len(rows)))] for start in starts]
+    weight = int(samples.weights.sum())
+    return [fill(samples, part, shape, weight / len(parts), i) for i, part in enumerate(parts)]

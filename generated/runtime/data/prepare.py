@@ -1,20 +1,27 @@
-"""From the files of a recipe to the batches of a run."""
+"""From the sources of a recipe to the batches of a run."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.data.batches import Batch, Rows, Schedule, Shape, evaluation_batches, iterate
-from runtime.data.masking import Renderer
-from runtime.data.reading import read_rows
+from runtime.data import cache as caching
+from runtime.data.batches import Batch, Schedule, Shape, evaluation_batches, iterate, share
+from runtime.data.encoding import Coding, coding
+from runtime.data.epochs import Epochs
+from runtime.data.masking import check_loss_on
 from runtime.data.report import DataReport, SplitReport
-from runtime.data.samples import Sample, make_samples
+from runtime.data.samples import Samples
+from runtime.data.sources import Reader, open_preferences, open_rows
+from runtime.data.tokenising import tokenise
 from runtime.data.tokenizer import chat_template
 from runtime.errors import UserError
-from runtime.settings import DataSettings, TrainSettings
+from runtime.settings import DataSettings, Source, TrainSettings
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,8 @@ class PreparedData:
         accumulation: micro-batches of an optimizer step.
         eval_batches: the evaluation data, whole; empty without any.
         report: what was read, kept and left out.
+        samples: of the training data, in the order of its sources.
+        fingerprint: digest of the training samples and of what decides their order.
     """
 
     steps_per_epoch: int
@@ -35,9 +44,12 @@ class PreparedData:
     accumulation: int
     eval_batches: list[Batch]
     report: DataReport
+    samples: Samples
+    fingerprint: str
     schedule: Schedule
+    shuffle_seed: int | None
 
-    def batches(self, steps: int | None = None, start: int = 0) -> Any:
+    def batches(self, steps: int | None = None, start: int = 0, process: int = 0, processes: int = 1) -> Any:
         """Micro-batches of optimizer steps start ... steps - 1, a grain.IterDataset.
 
         They depend on the data, the settings and the seed alone, not on `start`: a resumed run sees
@@ -45,13 +57,38 @@ class PreparedData:
 
         Args:
             steps: the run's when None; it may pass over the data any number of times.
+            process, processes: each process of a run gets its rows of every micro-batch, and all of them
+                together what one process alone would.
+
+        Raises:
+            UserError: the rows do not split over the processes.
         """
         stop = self.total_steps if steps is None else steps
-        return iterate(self.micro_batch, start * self.accumulation, stop * self.accumulation)
+        return iterate(
+            lambda index: self.micro_batch(index, process, processes),
+            start * self.accumulation,
+            stop * self.accumulation,
+        )
 
-    def micro_batch(self, index: int) -> Batch:
-        """Micro-batch number `index` of the run, from 0."""
-        return self.schedule.micro_batch(index)
+    def micro_batch(self, index: int, process: int = 0, processes: int = 1) -> Batch:
+        """Micro-batch number `index` of the run, from 0, or a process's rows of it."""
+        return self.schedule.micro_batch(index, process, processes)
+
+    def evaluation(self, process: int = 0, processes: int = 1) -> list[Batch]:
+        """A process's rows of the evaluation batches."""
+        return [share(batch, process, processes) for batch in self.eval_batches]
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Where the data is after optimizer step `step`, for its checkpoint: plain JSON values."""
+        return {
+            "micro_batch": step * self.accumulation,
+            "shuffle_seed": self.shuffle_seed,
+            "fingerprint": self.fingerprint,
+        }
+
+    def origins(self, index: int) -> list[str]:
+        """Where the samples of micro-batch `index` stand, FILE:LINE and the like, row after row."""
+        return [self.samples.origin(sample) for sample in self.schedule.samples_of(index)]
 
 
 def prepare(
@@ -61,6 +98,8 @@ def prepare(
     tokenizer: Any,
     data_dir: Path,
     vocabulary: int | None = None,
+    cache: Path | None = None,
+    workers: int | None = None,
 ) -> PreparedData:
     """Reads, renders, tokenises, packs.
 
@@ -69,6 +108,8 @@ def prepare(
         tokenizer: of `load_tokenizer`.
         data_dir: what relative paths are relative to.
         vocabulary: embeddings of the model; samples with another token id are left out.
+        cache: folder in which tokenised data is kept, under data/, and looked for; None for none.
+        workers: processes that tokenise, None for as many as pay.
 
     Raises:
         UserError: the files or the settings give nothing to train on, or contradict one another.
@@ -79,74 +120,145 @@ def prepare(
             "global_batch_size must be a multiple of micro_batch_size x the fsdp axis",
         )
     accumulation = train.global_batch_size // rows
-    renderer = Renderer(tokenizer, chat_template(tokenizer, data, data_dir), data.loss_on)
+    check_loss_on(data)
+    how = coding(tokenizer, chat_template(tokenizer, data, data_dir), data, vocabulary)
     pad = tokenizer.pad_token_id
     shape = Shape(rows, data.max_length, 0 if pad is None else int(pad))
 
-    samples, train_report = _split("data.train", data.train, data, renderer, tokenizer, data_dir, vocabulary)
-    train_rows = Rows(samples, data.max_length, data.packing, data.shuffle_seed)
-    train_report.rows = len(train_rows.of(0))
+    samples, train_report = read_split("data.train", data.train, data, how, data_dir, cache, workers)
+    check_split("data.train", train_report, data.max_invalid_ratio)
+    weights = [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
+    epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+    if not epochs.draws:
+        raise UserError(
+            f"an epoch draws none of the {len(samples)} samples of data.train",
+            "weights are shares of a source's samples: raise data.train[].weight",
+        )
+    count_rows(train_report, epochs, samples)
     by_tokens = train.loss_normalization == "tokens"
-    schedule = Schedule(samples, train_rows, shape, accumulation, by_tokens, data.shuffle_seed)
+    schedule = Schedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed)
 
     eval_batches: list[Batch] = []
     eval_report = None
     if data.eval:
-        held_out, eval_report = _split(
-            "data.eval", data.eval, data, renderer, tokenizer, data_dir, vocabulary
-        )
-        eval_rows = Rows(held_out, data.max_length, data.packing, data.shuffle_seed).of(0)
-        eval_report.rows = len(eval_rows)
-        eval_batches = evaluation_batches(held_out, eval_rows, shape)
+        held_out, eval_report = read_split("data.eval", data.eval, data, how, data_dir, cache, workers)
+        check_split("data.eval", eval_report, data.max_invalid_ratio)
+        eval_epochs = Epochs(held_out, data.max_length, data.packing, data.shuffle_seed)
+        count_rows(eval_report, eval_epochs, held_out)
+        eval_batches = evaluation_batches(held_out, eval_epochs.of(0), shape)
 
     total = (
         train.steps if train.steps is not None else math.ceil((train.epochs or 1) * schedule.steps_per_epoch)
     )
+    order = [samples.digest, data.max_length, data.packing, data.shuffle_seed, weights]
     return PreparedData(
         steps_per_epoch=schedule.steps_per_epoch,
         total_steps=total,
         accumulation=accumulation,
         eval_batches=eval_batches,
         report=DataReport(train_report, eval_report, schedule.steps_per_epoch, total, data.packing),
+        samples=samples,
+        fingerprint=hashlib.sha256(json.dumps(order).encode()).hexdigest(),
         schedule=schedule,
+        shuffle_seed=data.shuffle_seed,
     )
 
 
-def _split(
+def read_split(
     name: str,
-    paths: tuple[str, ...],
+    sources: Sequence[str | Source],
     data: DataSettings,
-    renderer: Renderer,
-    tokenizer: Any,
+    how: Coding,
     data_dir: Path,
-    vocabulary: int | None,
-) -> tuple[list[Sample], SplitReport]:
+    cache: Path | None = None,
+    workers: int | None = None,
+) -> tuple[Samples, SplitReport]:
+    """The samples of data.train or data.eval, from the cache where they are in it. They may be none.
+
+    Raises:
+        UserError: a source cannot be read, or a row may not be as it is.
+    """
+    found: tuple[Samples, SplitReport] | None = None
+    folder: Path | None = None
+    if cache is not None:
+        named, reason = caching.key(sources, data, how, data_dir)
+        if named is not None:
+            folder = cache / "data" / named
+            found = caching.load(folder)
+        else:
+            caching.say(f"the tokenised data is not kept: {reason}")
+    if found is None:
+        found = _read(name, sources, data, how, data_dir, workers)
+        if folder is not None and len(found[0]):
+            caching.save(folder, *found)
+    samples, report = found
+    return (replace(samples, group=2) if data.format == "preference" else samples), report
+
+
+def _read(
+    name: str,
+    sources: Sequence[str | Source],
+    data: DataSettings,
+    how: Coding,
+    data_dir: Path,
+    workers: int | None,
+) -> tuple[Samples, SplitReport]:
+    opened = open_preferences if data.format == "preference" else open_rows
+    readers: Sequence[Reader[Any]] = opened(sources, data, data_dir)
+    samples, encoded = tokenise(readers, how, workers, f"tokenising {name}")
     report = SplitReport(row_length=data.max_length)
-    rows, report.read = read_rows(paths, data.fields, data_dir, report.malformed)
-    samples = make_samples(rows, renderer, tokenizer, data.max_length, data.overlong, report, vocabulary)
-    if not samples:
+    for reader in readers:
+        report.read += reader.read
+        report.removed += reader.removed
+        report.malformed.merge(reader.malformed)
+    report.merge(encoded)
+    return samples, report
+
+
+def count_rows(report: SplitReport, epochs: Epochs, samples: Samples) -> None:
+    """Notes how full the rows of an epoch are."""
+    rows = epochs.of(0)
+    report.rows = len(rows)
+    lengths = samples.lengths.reshape(-1, samples.group).sum(1)
+    report.rows *= samples.group
+    report.row_tokens = int(lengths[rows.samples].sum())
+
+
+def check_split(name: str, report: SplitReport, ratio: float) -> None:
+    """Refuses a split of which nothing, or too little, can be used.
+
+    Args:
+        name: "data.train" or "data.eval".
+        ratio: data.max_invalid_ratio.
+
+    Raises:
+        UserError
+    """
+    if not report.kept:
         raise UserError(
             f"none of the {report.read} rows of {name} can be used: " + "; ".join(report.notes()[:3]),
             _remedy(report),
         )
-    for problems, what in ((report.malformed, "malformed"), (report.inconsistent, "without clear targets")):
-        if problems.count * 2 > report.read:
-            raise UserError(
-                f"{problems.count} of {report.read} rows of {name} are {what}; the first is "
-                f"{problems.first[0].origin}: {problems.first[0].reason}",
-                _remedy(report),
-            )
-    return samples, report
+    if report.invalid > ratio * report.read:
+        first = [note for note in report.notes() if ": too long: " not in note][:3]
+        raise UserError(
+            f"{report.invalid} of {report.read} rows of {name} cannot be used, more than "
+            f"data.max_invalid_ratio {ratio:g} allows; the first: " + "; ".join(first),
+            _remedy(report),
+        )
 
 
 def _remedy(report: SplitReport) -> str:
     """What helps against the commonest reason for leaving rows out."""
-    commonest = max((report.malformed, report.inconsistent, report.overlong), key=lambda p: p.count)
+    problems = (report.malformed, report.empty, report.inconsistent, report.masked, report.overlong)
+    commonest = max(problems, key=lambda p: p.count)
     if commonest is report.overlong:
         return "raise data.max_length, or set data.overlong to truncate"
     if commonest is report.inconsistent:
+        if "token in common" in commonest.first[0].reason:
+            return "move the white space at the prompts' ends to the completions' beginnings"
         return (
             "use a chat template with {% generation %} markers around what the assistant writes "
             "(data.chat_template), or data.loss_on: last_assistant"
         )
-    return "rows must be conversations that the chat template accepts; see the first reasons"
+    return "see the first reasons: repair those rows, or raise data.max_invalid_ratio to go on without them"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 NAMED = 5
@@ -34,6 +35,19 @@ class Problems:
         self.first = (self.first + other.first)[:NAMED]
 
 
+KINDS = {
+    "malformed": "malformed",
+    "empty": "empty",
+    "inconsistent": "unclear targets",
+    "masked": "no targets",
+    "overlong": "too long",
+}
+"""Why rows are left out: the attribute of SplitReport, and in words."""
+
+INVALID = ("malformed", "empty", "inconsistent", "masked")
+"""Those that count for data.max_invalid_ratio."""
+
+
 @dataclass
 class SplitReport:
     """Counts of `data.train` or of `data.eval`.
@@ -41,22 +55,30 @@ class SplitReport:
     Attributes:
         read: rows in the files.
         kept: samples that are trained or evaluated on.
-        malformed: rows that are not chat rows, or that the template refuses.
-        inconsistent: rows whose targets cannot be told from the template's rendering.
+        removed: rows that the transform left out.
+        malformed: rows that are not of the format, or that the template refuses.
+        empty: rows without text to learn.
+        inconsistent: rows whose targets cannot be told from the template's rendering, or whose tokens lie
+            across their border.
+        masked: rows in which no token is a target.
         overlong: rows dropped for being longer than max_length, or for losing every target when cut.
         truncated: kept rows that were cut.
         substituted: kept rows in which a turn is not written as the generation prompt begins it.
         unended: kept rows in which a turn does not end in a special token.
         tokens, targets: of the kept samples.
         longest: tokens of the longest kept sample.
-        rows: rows of max_length tokens that the samples fill.
+        rows: rows of max_length tokens that an epoch fills.
+        row_tokens: tokens in those rows; more or fewer than `tokens` where sources have weights.
         row_length: max_length.
     """
 
     read: int = 0
     kept: int = 0
+    removed: int = 0
     malformed: Problems = field(default_factory=Problems)
+    empty: Problems = field(default_factory=Problems)
     inconsistent: Problems = field(default_factory=Problems)
+    masked: Problems = field(default_factory=Problems)
     overlong: Problems = field(default_factory=Problems)
     truncated: int = 0
     substituted: int = 0
@@ -65,17 +87,40 @@ class SplitReport:
     targets: int = 0
     longest: int = 0
     rows: int = 0
+    row_tokens: int = 0
     row_length: int = 0
+
+    def merge(self, other: SplitReport) -> None:
+        """Adds the counts of the rows that come after these. `rows` and what follows from it stay."""
+        for name in KINDS:
+            getattr(self, name).merge(getattr(other, name))
+        for name in ("read", "kept", "removed", "truncated", "substituted", "unended", "tokens", "targets"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.longest = max(self.longest, other.longest)
+
+    @property
+    def invalid(self) -> int:
+        """Rows that could not be used for another reason than their length."""
+        return sum(getattr(self, name).count for name in INVALID)
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a kept sample."""
+        """Tokens of a kept row: of a preference, of both its answers with the prompt."""
         return self.tokens / self.kept if self.kept else 0.0
 
     @property
     def efficiency(self) -> float:
         """Share of the rows' positions that hold a token, not padding."""
-        return self.tokens / (self.rows * self.row_length) if self.rows else 0.0
+        return self.row_tokens / (self.rows * self.row_length) if self.rows else 0.0
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> SplitReport:
+        """What `to_dict` gave."""
+        given = {item.name: value[item.name] for item in fields(cls)}
+        for name in KINDS:
+            problems = given[name]
+            given[name] = Problems(problems["count"], [Problem(**problem) for problem in problems["first"]])
+        return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -91,11 +136,14 @@ class SplitReport:
             f"{problems.count:,} {what}"
             for problems, what in (
                 (self.malformed, "malformed"),
+                (self.empty, "empty"),
                 (self.inconsistent, "with unclear targets"),
+                (self.masked, "without targets"),
                 (self.overlong, f"too long for {self.row_length:,} tokens"),
             )
             if problems.count
         ]
+        left_out += [f"{self.removed:,} left out by the transform"] if self.removed else []
         fate = f" ({', '.join(left_out)})" if left_out else ""
         cut = f", {self.truncated:,} of them cut" if self.truncated else ""
         return (
@@ -107,11 +155,8 @@ class SplitReport:
     def notes(self) -> list[str]:
         """What the user should know about rows left out and about the template."""
         out = []
-        for problems, what in (
-            (self.malformed, "malformed"),
-            (self.inconsistent, "unclear targets"),
-            (self.overlong, "too long"),
-        ):
+        for name, what in KINDS.items():
+            problems: Problems = getattr(self, name)
             out += [f"{problem.origin}: {what}: {problem.reason}" for problem in problems.first]
             if problems.count > len(problems.first):
                 out.append(f"... and {problems.count - len(problems.first):,} more, {what}")

@@ -9,6 +9,9 @@ from typing import Any
 from runtime.errors import UserError
 from runtime.settings import DataSettings, ModelSettings
 
+CONVERSATIONS = ("chat", "instruction")
+"""Formats all of whose rows need a chat template."""
+
 
 def load_tokenizer(
     model_dir: Path, model: ModelSettings, data: DataSettings, data_dir: Path | None = None
@@ -44,7 +47,7 @@ def load_tokenizer(
             f"the tokenizer of {source} has no fast version, whose character offsets the loss mask needs",
             "convert it (transformers writes tokenizer.json with save_pretrained), or set model.tokenizer",
         )
-    if data.chat_template is None and not tokenizer.chat_template:
+    if data.format in CONVERSATIONS and data.chat_template is None and not tokenizer.chat_template:
         raise UserError(
             f"the tokenizer of {source} has no chat template",
             "set data.chat_template to a template's path or text, or use an instruction-tuned checkpoint's",
@@ -53,19 +56,21 @@ def load_tokenizer(
     return tokenizer
 
 
-def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str:
-    """The template's text: the recipe's, given as text or as a path, or else the tokenizer's.
+def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | None:
+    """The template's text: the recipe's, given as text or as a path, or else the tokenizer's, if it has one.
 
     Raises:
-        UserError: there is none, or its file cannot be read.
+        UserError: the format needs one and there is none, or its file cannot be read.
     """
     given = data.chat_template
     if given is None:
-        if not tokenizer.chat_template:
-            raise UserError(
-                "the tokenizer has no chat template", "set data.chat_template to a template's path or text"
-            )
-        return str(tokenizer.get_chat_template())
+        if tokenizer.chat_template:
+            return str(tokenizer.get_chat_template())
+        if data.format not in CONVERSATIONS:
+            return None
+        raise UserError(
+            "the tokenizer has no chat template", "set data.chat_template to a template's path or text"
+        )
     if "{%" in given or "{{" in given or "\n" in given:
         return given
     try:

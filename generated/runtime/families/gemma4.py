@@ -7,7 +7,7 @@ layers and feed per-layer embeddings; 26B-A4B has experts beside a dense block.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,7 @@ from runtime.families.base import (
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 MODEL = "Tunix's Gemma 4"
+PER_LAYER = "hidden_size_per_layer_input"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,13 @@ class Gemma4(Family):
                 f"config.json: layer_types does not name {layers} sliding or full layers", "layer_types"
             )
         types = (*types[:-1], FULL)  # transformers makes the last layer a full one, whatever is said of it
+        shared = integer(text, "num_kv_shared_layers") if text.get("num_kv_shared_layers") else 0
+        if shared and types[: layers - shared][-2:] != (SLIDING, FULL):
+            raise UnsupportedCheckpoint(
+                f"config.json: num_kv_shared_layers is {shared}; {MODEL} shares what the two layers before "
+                "have, which are not a sliding and a full one",
+                "num_kv_shared_layers",
+            )
         if text.get("use_bidirectional_attention") == "all":
             raise UnsupportedCheckpoint(
                 "config.json: Tunix's Gemma 4 is causal; use_bidirectional_attention is 'all'",
@@ -112,10 +120,13 @@ class Gemma4(Family):
         local_theta, global_theta, share = _rope(text)
         width = integer(text, "intermediate_size", 9216)
         vocabulary = integer(text, "vocab_size", 262_144)
-        per_layer_input = text.get("hidden_size_per_layer_input", 256) or 0
+        per_layer_input = text.get(PER_LAYER, 256) or 0
         if per_layer_input:
             built_in(text, "vocab_size_per_layer_input", vocabulary, MODEL)
         moe = bool(text.get("enable_moe_block"))
+        experts = integer(text, "num_experts") if moe else 0
+        if experts:
+            built_in({PER_LAYER: per_layer_input}, PER_LAYER, 0, f"{MODEL} with experts")
         k_eq_v = bool(text.get("attention_k_eq_v"))
         kv_heads = integer(text, "num_key_value_heads", 4)
         return Gemma4Architecture(
@@ -136,10 +147,10 @@ class Gemma4(Family):
             global_theta=global_theta,
             global_rope_share=share,
             softcap=text.get("final_logit_softcapping"),
-            kv_shared_layers=text.get("num_kv_shared_layers") or 0,
+            kv_shared_layers=shared,
             shared_intermediate_size=2 * width if text.get("use_double_wide_mlp") else width,
             per_layer_input=per_layer_input,
-            experts=integer(text, "num_experts") if moe else 0,
+            experts=experts,
             experts_per_token=integer(text, "top_k_experts") if moe else 0,
             expert_size=integer(text, "moe_intermediate_size") if moe else 0,
         )
@@ -176,9 +187,8 @@ class Gemma4(Family):
                     ("post_ffw_norm", "post_feedforward_layernorm"),
                 )
             ]
-            out.append(
-                Parameter(f"{layer}.skip_scale", (1,), (None,), (plain(f"{layer}.layer_scalar", (1,)),))
-            )
+            scalar = plain(f"{layer}.layer_scalar", (1,))
+            out.append(Parameter(f"{layer}.skip_scale", (1,), (None,), (scalar,), buffer=True))
         out.append(_norm("final_norm", "norm", d))
         return out
 
@@ -198,20 +208,18 @@ class Gemma4(Family):
             out += mlp_sites(i)
         return out
 
-    def untrainable(self, architecture: Architecture) -> str | None:
+    def tunix_module(self) -> Any:
+        from tunix.models.gemma4 import model
+
+        return model
+
+    def replacements(self, architecture: Architecture) -> Sequence[tuple[Any, str, Any]]:
         assert isinstance(architecture, Gemma4Architecture)
-        if architecture.kv_shared_layers:
-            return (
-                f"{architecture.kv_shared_layers} of its {architecture.num_layers} layers share keys and "
-                "values with earlier ones, and feed per-layer embeddings, which has not been shown to "
-                "train as the reference does"
-            )
-        if architecture.experts:
-            return (
-                f"its {architecture.experts} experts are routed with an approximate top-k and cannot carry "
-                "LoRA in this Tunix, which has not been shown to train as the reference does"
-            )
-        return None
+        if not architecture.experts:
+            return ()
+        from runtime.experts import decoder_block
+
+        return [(self.tunix_module().DecoderLayer, "block", decoder_block)]
 
     def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
         from tunix.models.gemma4 import model as tunix_gemma4

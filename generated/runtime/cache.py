@@ -1,0 +1,55 @@
+"""The persistent compilation cache: a program that was compiled once is read back, not compiled again.
+
+jax keys an entry by what the executable depends on: the program (with shapes and shardings, without
+names and source lines), the versions of jax and of the backend's compiler, compile options and XLA flags, the
+kind and number of devices and their topology. So a cache may be shared by recipes, and an entry never has
+to be thrown away by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+FOLDER = "xla"
+"""Of a cache directory; tokenised data lies beside it."""
+
+
+def cache_directory(cache: str | None, output: Path) -> str | None:
+    """Where caches go: an absolute local path, a gs:// address, or None for nowhere.
+
+    Args:
+        cache: the recipe's cache.directory; a relative one is relative to `output`.
+    """
+    if cache is None or "://" in cache:
+        return cache
+    return str((output / Path(cache).expanduser()).resolve())
+
+
+def keep_compiled(directory: str | None) -> None:
+    """Keeps compiled programs under DIRECTORY/xla from here on. Nothing happens for None.
+
+    A cache that cannot be read or written costs time and never stops a run: jax warns and compiles.
+    """
+    if directory is None:
+        return
+    import jax
+
+    folder = os.path.join(directory, FOLDER)
+    if "://" not in folder and not _writable(folder):
+        print(f"note: {folder} cannot be written: programs are compiled anew in every run", file=sys.stderr)
+        return
+    jax.config.update("jax_compilation_cache_dir", folder)
+    # jax keeps what took a second and more; a run of small programs would keep nothing.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    jax.config.update("jax_raise_persistent_cache_errors", False)
+
+
+def _writable(folder: str) -> bool:
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -1,0 +1,399 @@
+"""Rows to tokens and targets: what each tokenising process does."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from runtime.data.formats import AnyRow, PreferenceRow, Row, answers
+from runtime.data.masking import Inconsistent, Rendered, Renderer, special_tokens
+from runtime.data.report import SplitReport
+from runtime.data.samples import Samples
+from runtime.data.template import ChatTemplate, Refused, Span
+from runtime.errors import UserError
+from runtime.settings import DataSettings
+
+
+@dataclass(frozen=True)
+class Coding:
+    """How rows become tokens; plain values, for another process to have and for a key to be made of.
+
+    Attributes:
+        tokenizer: tokenizer.json's text, as the tokenizers library reads it.
+        template: the chat template, None where there is none.
+        variables: what the template is given beside the messages: bos_token and so on.
+        special: of `masking.special_tokens`.
+        eos: the token that ends plain text, None where the tokenizer has none.
+        loss_on, max_length, overlong: of the recipe's `data` section.
+        vocabulary: embeddings of the model; a sample with another token id is left out. None: not checked.
+    """
+
+    tokenizer: str
+    template: str | None
+    variables: dict[str, str]
+    special: tuple[str, ...]
+    eos: str | None
+    loss_on: str
+    max_length: int
+    overlong: str
+    vocabulary: int | None
+
+
+def coding(tokenizer: Any, template: str | None, data: DataSettings, vocabulary: int | None) -> Coding:
+    """Of transformers' fast tokenizer, and of the settings."""
+    return Coding(
+        _with_exact_offsets(tokenizer.backend_tokenizer.to_str()),
+        template,
+        dict(tokenizer.special_tokens_map),
+        special_tokens(tokenizer),
+        tokenizer.eos_token,
+        data.loss_on,
+        data.max_length,
+        data.overlong,
+        vocabulary,
+    )
+
+
+class Encoder:
+    """Encodes rows in chunks.
+
+    Raises:
+        UserError: the chat template is not valid Jinja.
+    """
+
+    def __init__(self, coding: Coding) -> None:
+        from tokenizers import Tokenizer
+
+        self._coding = coding
+        self._tokenizer = Tokenizer.from_str(coding.tokenizer)
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._renderer = None
+        if coding.template is not None:
+            compiled = ChatTemplate(coding.template, coding.variables)
+            self._renderer = Renderer(compiled, coding.special, coding.loss_on)
+
+    def encode(self, rows: Sequence[AnyRow], source: int) -> tuple[Samples, SplitReport]:
+        """The samples of rows of one source, in order, and what was left out.
+
+        Of a preference both answers are kept, one after the other, or neither.
+
+        Raises:
+            UserError: a sample is too long and `overlong` is "error", or a row needs a chat template or an
+                end-of-sequence token and there is none.
+        """
+        builder = _Builder(self._coding, source)
+        plain = [row for row in rows if isinstance(row, Row)]
+        for i, encoded in self._encoded(plain, builder.report):
+            builder.add(plain[i].origin, encoded)
+        pairs = [(row.origin, *answers(row)) for row in rows if isinstance(row, PreferenceRow)]
+        # An answer that cannot be used is counted once for its pair.
+        left = list(self._encoded([chosen for _, chosen, _ in pairs], builder.report))
+        rejected = dict(self._encoded([pairs[i][2] for i, _ in left], builder.report))
+        for n, (i, chosen) in enumerate(left):
+            if n in rejected:
+                builder.add(pairs[i][0], chosen, rejected[n])
+        return builder.finish()
+
+    def show(self, row: Row) -> Shown | None:
+        """A row as it is trained on, None when it is left out.
+
+        Raises:
+            UserError: as `encode`.
+        """
+        builder = _Builder(self._coding, 0)
+        for _, encoded in self._encoded([row], builder.report):
+            builder.add(row.origin, encoded)
+            (samples, report) = builder.finish()
+            if report.kept:
+                targets = samples[0].targets.tolist()
+                pieces = _pieces(encoded.encoding, encoded.text, targets)
+                return Shown(row.origin, pieces, report.tokens, report.targets, bool(report.truncated))
+        return None
+
+    def _encoded(self, rows: Sequence[Row], report: SplitReport) -> Iterator[tuple[int, _Encoded]]:
+        """The rows that can be used, by their number."""
+        encoded: dict[int, _Encoded] = {}
+        chats = [(i, row) for i, row in enumerate(rows) if row.messages is not None]
+        texts = [(i, row) for i, row in enumerate(rows) if row.messages is None]
+        self._encode_chats(chats, report, encoded)
+        self._encode_texts(texts, report, encoded)
+        return ((i, encoded[i]) for i in sorted(encoded))
+
+    def _encode_chats(
+        self, rows: Sequence[tuple[int, Row]], report: SplitReport, encoded: dict[int, _Encoded]
+    ) -> None:
+        rendered: list[tuple[int, Rendered]] = []
+        for i, row in rows:
+            if self._renderer is None:
+                raise UserError(
+                    f"{row.origin} is a conversation, and the tokenizer has no chat template",
+                    "set data.chat_template to a template's path or text",
+                )
+            assert row.messages is not None
+            try:
+                rendered.append((i, self._renderer.render(row.messages, row.tools, row.completion_start)))
+            except Refused as error:
+                report.malformed.add(row.origin, str(error))
+            except Inconsistent as error:
+                report.inconsistent.add(row.origin, str(error))
+        # The template has written the special tokens.
+        encodings = self._tokenizer.encode_batch(
+            [item.text for _, item in rendered], add_special_tokens=False
+        )
+        origins = dict(rows)
+        for (i, item), encoding in zip(rendered, encodings, strict=True):
+            try:
+                ranges = [token_range(encoding, span, item.text) for span in item.spans]
+            except Inconsistent as error:
+                report.inconsistent.add(origins[i].origin, str(error))
+                continue
+            encoded[i] = _Encoded(item.text, encoding, ranges, item.substituted, item.ended)
+
+    def _encode_texts(
+        self, rows: Sequence[tuple[int, Row]], report: SplitReport, encoded: dict[int, _Encoded]
+    ) -> None:
+        """Plain text: with the tokenizer's own special tokens, and the end of sequence after it."""
+        wholes: list[tuple[int, Row, str]] = []
+        for i, row in rows:
+            completion = row.completion or ""
+            if not completion.strip():
+                report.empty.add(row.origin, "no text" if row.prompt is None else "no text in the completion")
+                continue
+            if self._coding.eos is None:
+                raise UserError(
+                    "the tokenizer has no end-of-sequence token, which plain text is ended with",
+                    'add "eos_token" to tokenizer_config.json, or use data.format: chat',
+                )
+            end = "" if completion.endswith(self._coding.eos) else self._coding.eos
+            wholes.append((i, row, (row.prompt or "") + completion + end))
+        encodings = self._tokenizer.encode_batch([text for *_, text in wholes])
+        alone = self._coding.loss_on == "completion"
+        prompts = self._tokenizer.encode_batch([row.prompt or "" for _, row, _ in wholes] if alone else [])
+        for n, ((i, row, text), encoding) in enumerate(zip(wholes, encodings, strict=True)):
+            ids, start = encoding.ids, 0
+            if alone:
+                prompt = _without_added_end(prompts[n])
+                start = len(prompt)
+                if ids[:start] != prompt:
+                    report.inconsistent.add(row.origin, _not_a_prefix(prompt, encoding, text))
+                    continue
+            encoded[i] = _Encoded(text, encoding, [(start, len(ids))], False, True)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A sample for people to read.
+
+    Attributes:
+        origin: of its row.
+        pieces: its text in stretches, and whether their tokens are targets.
+        tokens, targets: how many it has.
+        truncated: whether it was cut to max_length.
+    """
+
+    origin: str
+    pieces: list[tuple[str, bool]]
+    tokens: int
+    targets: int
+    truncated: bool
+
+
+def _pieces(encoding: Any, text: str, targets: Sequence[bool]) -> list[tuple[str, bool]]:
+    """The text of tokens in stretches that are targets or not; what the tokenizer added, by its name."""
+    out: list[tuple[str, bool]] = []
+    shown = 0  # characters
+    names, added = encoding.tokens, encoding.special_tokens_mask
+    for token, target in enumerate(targets):
+        chars = encoding.token_to_chars(token)
+        if added[token] or chars is None:
+            piece = names[token]
+        else:
+            # With what no token stands for; nothing for the later bytes of one character.
+            piece, shown = text[shown : max(shown, chars[1])], max(shown, chars[1])
+        if out and out[-1][1] == target:
+            out[-1] = (out[-1][0] + piece, target)
+        elif piece:
+            out.append((piece, target))
+    return out
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """A row's text and tokens, the ranges of tokens that are targets, and what Rendered says."""
+
+    text: str
+    encoding: Any
+    ranges: list[tuple[int, int]]
+    substituted: bool
+    ended: bool
+
+
+class _Builder:
+    """Gathers samples and counts."""
+
+    def __init__(self, coding: Coding, source: int) -> None:
+        self.report = SplitReport()
+        self._coding, self._source = coding, source
+        self._tokens = array("i")
+        self._ranges: list[tuple[int, int]] = []
+        self._lengths: list[int] = []
+        self._origins: list[bytes] = []
+        self._rows = 0
+
+    def add(self, origin: str, *rows: _Encoded) -> None:
+        """Takes the sample of a row, or those of a pair; counts it where one of them cannot be used."""
+        fitted = []
+        for row in rows:
+            sample = self._fit(origin, row)
+            if sample is None:
+                return
+            fitted.append(sample)
+        self._rows += 1
+        for row, (ids, ranges, cut) in zip(rows, fitted, strict=True):
+            base = len(self._tokens)
+            self._tokens.extend(ids)
+            self._ranges += [(base + start, base + end) for start, end in ranges]
+            self._lengths.append(len(ids))
+            self._origins.append(origin.encode("utf-8"))
+            self.report.truncated += cut
+            self.report.substituted += row.substituted
+            self.report.unended += not row.ended
+
+    def _fit(self, origin: str, row: _Encoded) -> tuple[list[int], list[tuple[int, int]], bool] | None:
+        """Tokens, the ranges that are targets, and whether they were cut; None when it cannot be used."""
+        report, coding, ids = self.report, self._coding, row.encoding.ids
+        if not ids:
+            report.empty.add(origin, "no tokens")
+            return None
+        if coding.vocabulary is not None and max(ids) >= coding.vocabulary:
+            report.malformed.add(
+                origin, f"token id {max(ids)}, and the model has {coding.vocabulary} embeddings"
+            )
+            return None
+        # Nothing predicts the first token.
+        ranges = [(max(start, 1), end) for start, end in row.ranges if end > max(start, 1)]
+        if not ranges:
+            report.masked.add(origin, "no token is a target")
+            return None
+        cut = len(ids) > coding.max_length
+        if cut:
+            length = f"{len(ids):,} tokens, and data.max_length is {coding.max_length:,}"
+            if coding.overlong == "error":
+                raise UserError(
+                    f"{origin} has {length}", "raise data.max_length, or set data.overlong to drop"
+                )
+            if coding.overlong == "drop":
+                report.overlong.add(origin, length)
+                return None
+            ids = ids[: coding.max_length]
+            ranges = [(start, min(end, len(ids))) for start, end in ranges if start < len(ids)]
+            if not ranges:
+                report.overlong.add(origin, f"{length}; no target is left when it is cut")
+                return None
+        return ids, ranges, cut
+
+    def finish(self) -> tuple[Samples, SplitReport]:
+        tokens = np.frombuffer(self._tokens, np.int32) if self._tokens else np.zeros(0, np.int32)
+        targets = np.zeros(len(tokens), bool)
+        for start, end in self._ranges:
+            targets[start:end] = True
+        self.report.kept = self._rows
+        self.report.tokens = len(tokens)
+        self.report.targets = int(targets.sum())
+        self.report.longest = max(self._lengths, default=0)
+        return (
+            Samples(
+                tokens,
+                targets,
+                np.concatenate([np.zeros(1, np.int64), np.cumsum(self._lengths, dtype=np.int64)]),
+                np.full(len(self._lengths), self._source, np.int32),
+                np.array(self._origins, dtype=bytes) if self._origins else np.zeros(0, "S1"),
+            ),
+            self.report,
+        )
+
+
+def token_range(encoding: Any, span: Span, text: str) -> tuple[int, int]:
+    """The tokens of a span of characters, half-open; (0, 0) when it has none.
+
+    Args:
+        encoding: of the tokenizers library, whose tokens are in the order of their characters.
+        text: what was encoded.
+
+    Raises:
+        Inconsistent: a token lies partly in the span.
+    """
+    begin, end = span
+    first = last = None
+    while first is None and begin < end:  # white space may belong to no token
+        first = encoding.char_to_token(begin)
+        begin += first is None
+    if first is None:
+        return 0, 0
+    stop = end
+    while last is None:
+        last = encoding.char_to_token(stop - 1)
+        stop -= last is None
+    # The bytes of one character may be several tokens, of which the first was found.
+    count = len(encoding)
+    while last + 1 < count and _within(encoding.token_to_chars(last + 1), begin, end):
+        last += 1
+    for token in (first, last):
+        start, after = encoding.token_to_chars(token)
+        if start < begin or after > end:
+            raise Inconsistent(f"the token of {text[start:after]!r} belongs partly to a turn's targets")
+    return first, last + 1
+
+
+def _within(chars: tuple[int, int] | None, begin: int, end: int) -> bool:
+    return chars is not None and begin <= chars[0] < end
+
+
+def _without_added_end(encoding: Any) -> list[int]:
+    """A prompt's token ids, without what the tokenizer puts after every text."""
+    ids: list[int] = encoding.ids
+    added = encoding.special_tokens_mask
+    end = len(ids)
+    while end and added[end - 1]:
+        end -= 1
+    return ids[:end]
+
+
+def _not_a_prefix(prompt: list[int], encoding: Any, text: str) -> str:
+    same = 0
+    for ours, theirs in zip(prompt, encoding.ids, strict=False):
+        if ours != theirs:
+            break
+        same += 1
+    chars = encoding.token_to_chars(same) if same < len(encoding) else None
+    where = f"{text[slice(*chars)]!r}" if chars else "its end"
+    return (
+        f"the prompt and the completion have a token in common, {where}: the prompt has to end where one does"
+    )
+
+
+def _with_exact_offsets(tokenizer: str) -> str:
+    """tokenizer.json with offsets that count the white space in a token.
+
+    Byte-level tokenizers such as GPT-2's report " word" as the range of "word", which would hide that the
+    token begins before the turn does.
+    """
+    if '"trim_offsets": true' not in tokenizer and '"trim_offsets":true' not in tokenizer:
+        return tokenizer
+    whole = json.loads(tokenizer)
+    pending = [whole.get("post_processor")]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            if "trim_offsets" in node:
+                node["trim_offsets"] = False
+            pending += node.values()
+        elif isinstance(node, list):
+            pending += node
+    return json.dumps(whole, ensure_ascii=False)

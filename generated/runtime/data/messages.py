@@ -1,0 +1,173 @@
+"""Conversations in the spellings that data sets use, as messages of role and content.
+
+OpenAI's: {"role": "user", "content": "..."}, with tool_calls and role "tool". ShareGPT's: {"from": "human",
+"value": "..."}. What comes out is what Hugging Face chat templates expect: a tool call's arguments as an
+object, calls and tools in {"type": "function", "function": {...}}, no nulls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.data.values import Malformed, kind, parsed, text_of, without_nulls
+
+Messages = list[dict[str, Any]]
+
+ROLES = ("system", "user", "assistant", "tool")
+"""Roles after parsing. Which of them a template accepts is the template's business."""
+
+ALIASES = {
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "function": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "tool_response": "tool",
+    "developer": "system",
+}
+"""ShareGPT's spellings of roles, and OpenAI's newer one of the system's, which templates skip in silence."""
+
+CALLS = ("function_call", "tool_call")
+"""ShareGPT's roles of an assistant turn whose text is a call as JSON: {"name": ..., "arguments": ...}."""
+
+
+def parse_messages(value: Any, name: str, fields: Mapping[str, str], label: str = "message") -> Messages:
+    """A conversation.
+
+    Args:
+        value: a list of messages, or such a list as JSON text.
+        name: the column that it stands in.
+        fields: `data.fields`; "role" and "content" may rename a message's keys.
+        label: what reasons call a message, before its number.
+
+    Raises:
+        Malformed: it is no conversation.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = parsed(value, repr(name))
+    if not isinstance(value, list):
+        raise Malformed(f"{name!r} is {kind(value)}, not a list")
+    if not value:
+        raise Malformed(f"{name!r} is empty")
+    return [_message(message, f"{label} {i}", fields) for i, message in enumerate(value)]
+
+
+def demand_assistant(messages: Messages) -> None:
+    """Refuses a conversation in which nothing can be learnt.
+
+    Raises:
+        Malformed: no message is the assistant's.
+    """
+    if not any(message["role"] == "assistant" for message in messages):
+        raise Malformed("no assistant turn")
+
+
+def parse_tools(value: Any, name: str) -> list[dict[str, Any]] | None:
+    """JSON schemas of the tools that a conversation may call, None for none.
+
+    Args:
+        value: a list of schemas, each an object or JSON text, or the list as JSON text; or null.
+
+    Raises:
+        Malformed: it is something else.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    value = parsed(value, repr(name))
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise Malformed(f"{name!r} is {kind(value)}, not a list of JSON schemas")
+    return [_function(tool, f"tool {i}") for i, tool in enumerate(value)] or None
+
+
+def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise Malformed(f"{what} is {kind(message)}, not an object")
+    role_key = _key(message, fields, "role", "from")
+    content_key = _key(message, fields, "content", "value")
+    role, content = message.get(role_key), message.get(content_key)
+    rest = {key: value for key, value in message.items() if key not in (role_key, content_key)}
+    calls: Any = rest.pop("tool_calls", None)
+    if isinstance(role, str):
+        if role in CALLS:
+            role, calls, content = "assistant", parsed(content, what), None
+        role = ALIASES.get(role, role)
+    if role not in ROLES:
+        raise Malformed(f"{what} has the role {role!r}, not one of {', '.join(ROLES)}")
+    what = f"{what} ({role})"
+    calls = _calls(calls, what)
+    if calls and role != "assistant":
+        raise Malformed(f"{what} calls tools, which assistant turns alone do")
+    content = _content(content, what, may_lack=bool(calls))
+    if role == "assistant" and not content.strip() and not calls:
+        raise Malformed(f"{what} is blank")
+    made = {"role": role, "content": content, **without_nulls(rest, what)}
+    return {**made, "tool_calls": calls} if calls else made
+
+
+def _key(message: Mapping[str, Any], fields: Mapping[str, str], name: str, sharegpt: str) -> str:
+    """The key of a message's role or content."""
+    if name in fields:
+        return fields[name]
+    # Not `in`: a column format may give each message both keys, one of them null.
+    return name if message.get(name) is not None or message.get(sharegpt) is None else sharegpt
+
+
+def _content(content: Any, what: str, may_lack: bool) -> str:
+    """A message's text; the texts of its parts where it is a list of them."""
+    if content is None and may_lack:
+        return ""
+    if isinstance(content, list):
+        return "".join(_part(part, f"part {i} of {what}") for i, part in enumerate(content))
+    if not isinstance(content, str):
+        raise Malformed(f"{what} has {kind(content)} as content, not a string")
+    return text_of(content, what)
+
+
+def _part(part: Any, what: str) -> str:
+    if not isinstance(part, dict):
+        raise Malformed(f"{what} is {kind(part)}, not an object")
+    if part.get("type", "text") != "text":
+        raise Malformed(f"{what} is of type {part['type']!r}: only text is trained on")
+    return text_of(part.get("text"), f"the text of {what}")
+
+
+def _calls(value: Any, what: str) -> list[dict[str, Any]]:
+    """The tool calls of a message, each {"type": "function", "function": {"name", "arguments"}, ...}."""
+    value = parsed(value, f"tool_calls of {what}") if isinstance(value, str) and value.strip() else value
+    if not value:
+        return []
+    if isinstance(value, dict):  # ShareGPT's single call
+        value = [value]
+    if not isinstance(value, list):
+        raise Malformed(f"tool_calls of {what} is {kind(value)}, not a list")
+    return [_call(call, f"tool call {i} of {what}") for i, call in enumerate(value)]
+
+
+def _call(call: Any, what: str) -> dict[str, Any]:
+    call = _function(call, what)
+    function = call["function"]
+    arguments = parsed(function.get("arguments", {}), f"the arguments of {what}")
+    if not isinstance(arguments, dict):
+        raise Malformed(f"the arguments of {what} are {kind(arguments)}, not an object")
+    return {**call, "function": {**function, "arguments": without_nulls(arguments, what)}}
+
+
+def _function(value: Any, what: str) -> dict[str, Any]:
+    """A tool, or a call of one, in its envelope {"type": "function", "function": {"name": ...}}."""
+    value = parsed(value, what)
+    if not isinstance(value, dict):
+        raise Malformed(f"{what} is {kind(value)}, not an object")
+    value = without_nulls(value, what)
+    if "function" not in value and "name" in value:
+        envelope = {key: value[key] for key in ("id", "type") if key in value}
+        value = {**envelope, "function": {key: item for key, item in value.items() if key not in envelope}}
+    function = value.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise Malformed(f"{what} names no function")
+    return {"type": "function", **value}

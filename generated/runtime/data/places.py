@@ -1,0 +1,138 @@
+"""Where sources lie: local files and folders, and whatever addresses fsspec opens."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import UserError
+
+BLOCK = 1 << 20
+"""Bytes that are read at once."""
+
+ENDINGS = ".jsonl, .json or .csv (each also with .gz or .zst), .parquet, .arrow or .array_record"
+
+_ENDING = re.compile(
+    r"\.(?:(?P<text>jsonl|json|csv)(?:\.(?:gz|zst))?"
+    r"|(?P<columns>parquet|arrow)"
+    r"|array_?record(?:-\d+-of-\d+)?)$",  # TensorFlow Datasets numbers its shards after the ending
+    re.IGNORECASE,
+)
+
+CREDENTIALS = (
+    "it takes credentials that may read it; for gs://, `gcloud auth application-default login` or the "
+    "variable GOOGLE_APPLICATION_CREDENTIALS gives them"
+)
+
+_REFUSED = re.compile(
+    r"credential|anonymous|unauthori[sz]ed|forbidden|access denied|\b40[13]\b", re.IGNORECASE
+)
+
+_PACKAGES = {
+    **{"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "abfs": "adlfs", "az": "adlfs"},
+    **{"http": "aiohttp requests", "https": "aiohttp requests"},
+}
+"""What fsspec opens an address's protocol with."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder on some file system.
+
+    Attributes:
+        name: as the recipe names it; a file in a folder is FOLDER/PATH.
+        system: of fsspec.
+        path: on that system.
+    """
+
+    name: str
+    system: Any
+    path: str
+
+    @property
+    def local(self) -> bool:
+        """Whether other libraries can open `path` as well."""
+        protocol = self.system.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+    def below(self, path: str) -> Place:
+        """A file in this folder, by its path on the file system."""
+        rest = path.removeprefix(self.path.rstrip("/")).lstrip("/")
+        return Place(f"{self.name.rstrip('/')}/{rest}", self.system, path)
+
+    def open(self) -> Any:
+        """The file's bytes as they are stored."""
+        return self.system.open(self.path, "rb")
+
+
+def place_of(name: str, data_dir: Path) -> Place:
+    """Where a source lies. Nothing is opened.
+
+    Args:
+        name: a path, a relative one from `data_dir`, or an address.
+
+    Raises:
+        UserError: no file system is known for the address, or what opens it is not installed.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        system, path = url_to_fs(name if "://" in name else str(data_dir / Path(name).expanduser()))
+    except Exception as error:
+        raise explained(name, error) from error
+    return Place(name, system, path)
+
+
+def kind_of(name: str) -> str | None:
+    """A file's kind by its name's ending: "jsonl", "csv", "array_record" and so on; None for no known one."""
+    match = _ENDING.search(name)
+    if match is None:
+        return None
+    return str(match["text"] or match["columns"] or "array_record").lower()
+
+
+@contextmanager
+def decompressed(place: Place) -> Iterator[io.BufferedReader]:
+    """A file's bytes, without the compression that its ending tells."""
+    with place.open() as raw:
+        name = place.name.lower()
+        if name.endswith(".gz"):
+            raw = gzip.GzipFile(fileobj=raw)
+        elif name.endswith(".zst"):
+            import pyarrow as pa
+
+            raw = pa.CompressedInputStream(raw, "zstd")
+        with io.BufferedReader(raw, BLOCK) as stream:
+            yield stream
+
+
+def explained(name: str, error: Exception, place: Place | None = None) -> UserError:
+    """What an exception of a file system's or a format's library means for the user."""
+    reason = first_line(error)
+    if isinstance(error, FileNotFoundError):
+        where = place.path if place is not None and place.local else name
+        return UserError(
+            f"there is no data file {where}",
+            "data.train and data.eval are relative to the artifact's folder, or to --data-dir",
+        )
+    if isinstance(error, ImportError):
+        package = _PACKAGES.get(name.partition("://")[0]) or (error.name or "").partition(".")[0]
+        return UserError(f"{name} cannot be opened: {reason}", f"pip install {package}" if package else None)
+    if "://" in name and _REFUSED.search(f"{type(error).__name__} {reason}"):
+        return UserError(f"{name} cannot be opened: {reason}", CREDENTIALS)
+    which = "" if isinstance(error, (OSError, ValueError, EOFError)) else f"{type(error).__name__}: "
+    return UserError(
+        f"{name} cannot be read: {which}{reason}",
+        "see that it is whole, and what its ending says" if kind_of(name) else None,
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """An exception's message, its first line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,163 @@
+"""The rows of every source of a recipe, streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from runtime.data.advice import SHAPES, advice
+from runtime.data.files import read_file
+from runtime.data.formats import PreferenceRow, Row, check_fields, parse_preference, parse_row
+from runtime.data.huggingface import HUB, read_folder, read_hub
+from runtime.data.places import ENDINGS, explained, kind_of, place_of
+from runtime.data.report import Problems
+from runtime.data.text_files import Record
+from runtime.data.transform import Transform
+from runtime.data.values import Malformed
+from runtime.errors import UserError
+from runtime.settings import DataSettings, Source
+
+R = TypeVar("R", Row, PreferenceRow)
+
+Parse = Callable[[str, Mapping[str, Any], Mapping[str, str]], R]
+
+
+class Reader(Generic[R]):
+    """The rows of one source, streamed. Each iteration reads the source and counts anew.
+
+    Attributes:
+        source: with its path and weight.
+        read: rows of the source, as far as it was read; complete when the iteration has ended.
+        malformed: rows that were left out because they are not of the format.
+        removed: rows for which the transform returned None.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        data: DataSettings,
+        data_dir: Path,
+        parse: Parse[R],
+        transform: Transform | None,
+    ) -> None:
+        self.source = source
+        self.read = 0
+        self.malformed = Problems()
+        self.removed = 0
+        self._data = data
+        self._data_dir = data_dir
+        self._parse: Parse[R] = parse
+        self._transform = transform
+
+    def __iter__(self) -> Iterator[R]:
+        """The well-formed rows, in order.
+
+        Raises:
+            UserError: the source is missing, unreadable or empty, none of its rows can be used, or the
+                transform fails on one.
+        """
+        self.read = self.removed = 0
+        self.malformed = Problems()
+        columns: list[str] | None = None
+        kept = False
+        for origin, row in records(self.source, self._data_dir):
+            self.read += 1
+            try:
+                if isinstance(row, Malformed):
+                    raise row
+                if self._transform is not None:
+                    transformed = self._transform(row, origin)
+                    if transformed is None:
+                        self.removed += 1
+                        continue
+                    row = transformed
+                parsed = self._parse(origin, row, self._data.fields)
+            except Malformed as error:
+                if columns is None and isinstance(row, dict):
+                    columns = [str(name) for name in row]
+                self.malformed.add(origin, str(error))
+                continue
+            kept = True
+            yield parsed
+        if not kept:
+            raise self._nothing(columns or [])
+
+    def _nothing(self, columns: list[str]) -> UserError:
+        path, format = self.source.path, self._data.format
+        if not self.read:
+            part = f", split {self.source.split}," if self.source.split else ""
+            return UserError(f"{path}{part} is empty", f"a row is {SHAPES[format]}")
+        if self._transform is not None and not self.malformed.count:
+            return UserError(
+                f"{self._transform.name} returns None for each of the {self.read} rows of {path}",
+                "data.transform returns the rows that are to be kept",
+            )
+        first = self.malformed.first[0]
+        of_which = f" ({self.removed} removed by data.transform)" if self.removed else ""
+        return UserError(
+            f"none of the {self.read} rows of {path}{of_which} is of the format {format}: the first, "
+            f"{first.origin}: {first.reason}",
+            advice(format, self._data.fields, columns),
+        )
+
+
+def open_rows(sources: Sequence[str | Source], data: DataSettings, data_dir: Path) -> list[Reader[Row]]:
+    """A reader a source, in order, for every format but preference. No source is read yet.
+
+    Args:
+        data_dir: what relative paths of sources are relative to (and of data.transform, where the script
+            does not state an absolute one).
+
+    Raises:
+        UserError: data.fields names a column that the format does not have, or the transform cannot be
+            loaded.
+    """
+    return _open(sources, data, data_dir, partial(parse_row, data.format))
+
+
+def open_preferences(
+    sources: Sequence[str | Source], data: DataSettings, data_dir: Path
+) -> list[Reader[PreferenceRow]]:
+    """`open_rows` for the format preference."""
+    return _open(sources, data, data_dir, parse_preference)
+
+
+def _open(
+    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, parse: Parse[R]
+) -> list[Reader[R]]:
+    check_fields(data.format, data.fields)
+    transform = None if data.transform is None else Transform.load(data.transform, data_dir)
+    whole = [Source(source) if isinstance(source, str) else source for source in sources]
+    return [Reader(source, data, data_dir, parse, transform) for source in whole]
+
+
+def records(source: Source, data_dir: Path) -> Iterator[Record]:
+    """The rows of a source as they stand there, with their places.
+
+    Raises:
+        UserError: it is missing, unreadable, or not of a kind that is known.
+    """
+    path = source.path
+    if path.startswith(HUB) and kind_of(path) is None:
+        yield from read_hub(source)
+        return
+    place = place_of(path, data_dir)
+    try:
+        # To look whether an address of the web is a folder would download it.
+        is_folder = not path.startswith(("http://", "https://")) and place.system.isdir(place.path)
+        missing = not is_folder and kind_of(path) is None and not place.system.exists(place.path)
+    except Exception as error:
+        raise explained(path, error, place) from error
+    if missing:
+        raise explained(path, FileNotFoundError(), place)
+    for key, value in (("config", source.config), ("split", None if is_folder else source.split)):
+        if value is not None:
+            raise UserError(
+                f"{path} is no data set of the Hugging Face hub, and has no {key} {value!r}",
+                f"remove data's {key}, or name the data set as {HUB}OWNER/NAME",
+            )
+    if not is_folder and kind_of(path) is None:
+        raise UserError(f"the ending of {path} does not tell what it is", f"known ones are {ENDINGS}")
+    yield from read_folder(place, source.split) if is_folder else read_file(place)

@@ -1,0 +1,183 @@
+"""The rows of JSON and CSV files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from runtime.data.places import BLOCK, Place, decompressed
+from runtime.data.values import Malformed, json_object, kind
+from runtime.errors import UserError
+
+Record = tuple[str, dict[str, Any] | Malformed]
+"""A row's place (FILE:LINE, or FILE#ROW from 0), and the row or why it is none."""
+
+JSON_FILE = "a .json file is one list of objects, or has one object a line"
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_json_lines(place: Place) -> Iterator[Record]:
+    """An object a line; blank lines are no rows."""
+    with decompressed(place) as stream:
+        for number, line in enumerate(stream, 1):
+            if number == 1:
+                line = line.removeprefix(BYTE_ORDER_MARK)
+            if line.strip():
+                yield record(f"{place.name}:{number}", line)
+
+
+def read_json(place: Place) -> Iterator[Record]:
+    """One list of objects, or an object a line."""
+    with decompressed(place) as stream:
+        beginning = stream.peek(BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip()
+        if re.match(rb"\{\s*\n", beginning):
+            raise UserError(f"{place.name} holds an object that is written over several lines", JSON_FILE)
+        listed = beginning[:1] == b"["
+        if listed:
+            yield from _List(place.name, io.TextIOWrapper(stream, "utf-8-sig")).items()
+    if not listed:
+        yield from read_json_lines(place)
+
+
+def read_csv(place: Place) -> Iterator[Record]:
+    """The rows below a header, every cell as text."""
+    csv.field_size_limit(2**31 - 1)
+    with (
+        decompressed(place) as stream,
+        io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="") as text,
+    ):
+        # Were it not strict, a quote that is never closed would swallow the rest of the file in silence.
+        reader = csv.reader(text, strict=True)
+        header: list[str] | None = None
+        line = 1
+        try:
+            for cells in reader:
+                origin, line = f"{place.name}:{line}", reader.line_num + 1
+                if header is None:
+                    header = _header(place.name, cells)
+                elif cells:
+                    yield origin, _row(header, cells)
+        except csv.Error as error:
+            raise UserError(
+                f"{place.name}:{line}: not CSV ({error})",
+                'a cell with a comma, a quote or a line break stands in double quotes, with " written ""',
+            ) from error
+
+
+def record(origin: str, content: bytes) -> Record:
+    """A row that is written as JSON."""
+    try:
+        return origin, json_object(content)
+    except Malformed as error:
+        return origin, error
+
+
+def _header(name: str, cells: list[str]) -> list[str]:
+    twice = next((cell for cell in cells if cells.count(cell) > 1), None)
+    if twice is not None:
+        raise UserError(f"{name} has two columns {twice!r}", "give each column a name of its own")
+    return cells
+
+
+def _row(header: list[str], cells: list[str]) -> dict[str, Any] | Malformed:
+    if len(cells) != len(header):
+        return Malformed(f"{len(cells)} cells, and the header names {len(header)}")
+    for name, cell in zip(header, cells, strict=True):
+        if not cell.isascii():
+            try:
+                cell.encode("utf-8")
+            except UnicodeEncodeError:
+                return Malformed(f"{name!r} is not UTF-8")
+    return dict(zip(header, cells, strict=True))
+
+
+class _List:
+    """The items of a JSON list, parsed one after the other, so that the text is never in memory whole."""
+
+    def __init__(self, name: str, text: io.TextIOWrapper) -> None:
+        self._name = name
+        self._text = text
+        self._buffer = ""
+        self._at = 0
+        self._line = 1  # of the character up to which line breaks were counted
+        self._counted = 0
+        self._ended = False
+
+    def items(self) -> Iterator[Record]:
+        """Each item with the line that it begins in.
+
+        Raises:
+            UserError: the list is not JSON from some place on.
+        """
+        self._next()
+        self._at += 1  # the opening bracket
+        if self._next() != "]":
+            while True:
+                self._next()
+                origin = f"{self._name}:{self._here()}"
+                item = self._item()
+                yield origin, item if isinstance(item, dict) else Malformed(f"{kind(item)}, not an object")
+                following = self._next()
+                if following == "]":
+                    break
+                if following != ",":
+                    raise self._broken("expected ',' or ']'" if following else "it ends within the list")
+                self._at += 1
+        self._at += 1
+        if self._next():
+            raise self._broken("there is more after the list")
+
+    def _here(self) -> int:
+        """The line that has been reached."""
+        self._line += self._buffer.count("\n", self._counted, self._at)
+        self._counted = self._at
+        return self._line
+
+    def _read(self, size: int = BLOCK) -> bool:
+        """Reads on and forgets what is behind; whether there was more."""
+        self._here()
+        new = self._text.read(size)
+        self._buffer = self._buffer[self._at :] + new
+        self._at = self._counted = 0
+        self._ended = not new
+        return not self._ended
+
+    def _next(self) -> str:
+        """Goes to the next character that is not white space, and returns it; "" at the end."""
+        while True:
+            while self._at < len(self._buffer) and self._buffer[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._buffer) or self._ended or not self._read():
+                return self._buffer[self._at : self._at + 1]
+
+    def _item(self) -> Any:
+        """Parses the item that begins here, and goes behind it."""
+        decoder = json.JSONDecoder()
+        while True:
+            try:
+                item, end = decoder.raw_decode(self._buffer, self._at)
+            except json.JSONDecodeError as error:
+                behind = error.pos - self._at
+                # Each time as much again, so that the parsing of a long item stays linear in its length.
+                if not self._ended and self._read(max(BLOCK, len(self._buffer))):
+                    continue
+                self._at = min(self._at + behind, len(self._buffer))
+                raise self._broken(error.msg) from error
+            except RecursionError as error:
+                raise self._broken("nested too deep") from error
+            length = end - self._at
+            if end == len(self._buffer) and not self._ended and self._read():
+                continue  # a number may go on in the next block
+            self._at += length
+            return item
+
+    def _broken(self, reason: str) -> UserError:
+        return UserError(
+            f"{self._name}:{self._here()}: not JSON ({reason})",
+            JSON_FILE,
+        )

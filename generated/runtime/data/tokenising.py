@@ -1,0 +1,201 @@
+"""Rows to samples, in several processes where there are many.
+
+The processes are new ones: JAX's threads do not survive a fork. The rows are cut into chunks by their
+size alone, and the answers are put together in order, so the result does not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from runtime.data.encoding import Coding, Encoder
+from runtime.data.formats import AnyRow, PreferenceRow, answers
+from runtime.data.report import SplitReport
+from runtime.data.samples import Samples, join
+from runtime.errors import UserError
+from runtime.progress import Progress
+
+CHUNK = 2_500_000
+"""Work of one request: some 600 rows of 4,000 characters."""
+
+ALONE = 4 * CHUNK
+"""Work that this process does by itself, in less time than others take to start."""
+
+ROW = 500
+"""Work of a row beside its text, in characters."""
+
+MOST_WORKERS = 32
+
+Encoded = tuple[Samples, SplitReport]
+
+
+def tokenise(
+    sources: Sequence[Iterable[AnyRow]], coding: Coding, workers: int | None = None, label: str = "tokenising"
+) -> Encoded:
+    """The samples of some sources, in order, and what was left out.
+
+    Args:
+        sources: the rows of each; read once, as they are needed.
+        workers: processes; None for as many as there are cores, or none for few rows.
+
+    Raises:
+        UserError: the first row in order that may not be as it is (data.overlong: error), or a fault of the
+            template or the tokenizer.
+    """
+    chunks = _chunks(sources)
+    first = list(islice(chunks, ALONE // CHUNK + 1))
+    few = len(first) <= ALONE // CHUNK
+    count = workers if workers is not None else (0 if few else min(_cores(), MOST_WORKERS))
+    report = SplitReport()
+    parts: list[Samples] = []
+    everything = _chain(first, chunks)
+    encoded = _in_processes(everything, coding, count) if count > 1 else _here(everything, coding)
+    with Progress(label, None, unit="rows") as progress:
+        for rows, (samples, counts) in encoded:
+            report.merge(counts)
+            parts.append(samples)
+            progress.advance(rows)
+    return join(parts), report
+
+
+def _chunks(sources: Sequence[Iterable[AnyRow]]) -> Iterator[tuple[int, list[AnyRow]]]:
+    """The rows with the number of their source, cut where enough work has come together."""
+    for number, source in enumerate(sources):
+        chunk: list[AnyRow] = []
+        work = 0
+        for row in source:
+            chunk.append(row)
+            work += ROW + sum(len(text) for text in _texts(row))
+            if work >= CHUNK:
+                yield number, chunk
+                chunk, work = [], 0
+        if chunk:
+            yield number, chunk
+
+
+def _texts(row: AnyRow) -> Iterable[str]:
+    if isinstance(row, PreferenceRow):
+        return (text for answer in answers(row) for text in _texts(answer))
+    if row.messages is None:
+        return (row.prompt or "", row.completion or "")
+    return (message["content"] for message in row.messages)
+
+
+def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
+    while first:
+        yield first.pop(0)
+    yield from rest
+
+
+def _here(chunks: Iterable[tuple[int, list[AnyRow]]], coding: Coding) -> Iterator[tuple[int, Encoded]]:
+    encoder = Encoder(coding)
+    for source, rows in chunks:
+        yield len(rows), encoder.encode(rows, source)
+
+
+def _in_processes(
+    chunks: Iterable[tuple[int, list[AnyRow]]], coding: Coding, count: int
+) -> Iterator[tuple[int, Encoded]]:
+    pool = _Pool(coding)
+    pending: deque[tuple[int, Future[Encoded]]] = deque()
+    with ThreadPoolExecutor(count, "tokenising") as threads:
+        try:
+            for source, rows in chunks:
+                pending.append((len(rows), threads.submit(pool.encode, rows, source)))
+                if len(pending) >= 3 * count:
+                    size, future = pending.popleft()
+                    yield size, future.result()
+            while pending:
+                size, future = pending.popleft()
+                yield size, future.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            pool.close()
+
+
+class _Pool:
+    """One process for each thread that asks for one."""
+
+    def __init__(self, coding: Coding) -> None:
+        self._coding = pickle.dumps(coding, pickle.HIGHEST_PROTOCOL)
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._closed = False
+
+    def encode(self, rows: list[AnyRow], source: int) -> Encoded:
+        """Has the thread's own process encode some rows."""
+        process = getattr(self._own, "process", None) or self._start()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            pickle.dump((rows, source), process.stdin, pickle.HIGHEST_PROTOCOL)
+            process.stdin.flush()
+            kind, value = pickle.load(process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise UserError(
+                f"a tokenising process ended by itself (exit status {process.wait()})",
+                "most likely the machine ran out of memory; free some, or split the files",
+            ) from error
+        if kind == "user":
+            raise UserError(*value)
+        if kind == "fault":
+            raise RuntimeError(f"in a tokenising process:\n{value}")
+        return value
+
+    def close(self) -> None:
+        """Ends the processes, whatever they are at."""
+        with self._lock:
+            self._closed = True
+            for process in self._processes:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                try:
+                    if stream is not None:
+                        stream.close()
+                except OSError:
+                    pass
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        root = Path(__file__).resolve().parents[2]
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("tokenising has been stopped")
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _PROGRAM, str(root)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            )
+            self._processes.append(process)
+        self._own.process = process
+        assert process.stdin is not None
+        try:
+            process.stdin.write(self._coding)
+            process.stdin.flush()
+        except OSError:
+            pass  # it is gone already, which reading its answer tells
+        return process
+
+
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from runtime.data.worker import main; main()"
+"""With -P, so that no folder named runtime in the working directory is taken for this one."""
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1

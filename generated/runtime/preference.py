@@ -1,0 +1,132 @@
+"""The losses of preference training: DPO (Rafailov et al. 2023) and ORPO (Hong et al. 2024).
+
+Rows come in pairs: row 2i holds a prompt with the chosen answer, row 2i + 1 the same prompt with the
+rejected one; the loss mask covers the answers. Both losses go through Tunix's, pair by pair, and take
+from it what each answer is worth. The reference model of DPO is the model without its adapters, as in
+TRL with PEFT.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+from runtime.forward import Forward
+from runtime.loss import Batch, token_logps
+
+METRICS = ("rewards_chosen", "rewards_rejected", "rewards_margin", "rewards_accuracy")
+"""What is logged beside the loss: beta times the log-probability of an answer (in DPO against the
+reference's), and how often the chosen one's is the larger."""
+
+
+class Answers(NamedTuple):
+    """Log-probabilities of the answers of P pairs, float32[P] each, and the lengths of the chosen ones."""
+
+    chosen: jax.Array
+    rejected: jax.Array
+
+
+def preference_loss(
+    forward: Forward,
+    model: Any,
+    inputs: Batch,
+    objective: str,
+    beta: float,
+    label_smoothing: float,
+    reference: AbstractContextManager[None],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The loss of a micro-batch of pairs, and its metrics.
+
+    Each pair's loss is divided by `norm`, so that a step's mean is over its pairs. A pair without
+    targets, which fills a last batch up, counts for nothing.
+
+    Args:
+        inputs: B = 2 P rows; norm is the pairs of the step's micro-batches on average.
+        objective: "dpo" or "orpo".
+        beta: of DPO's loss, or the weight of ORPO's odds ratio.
+        label_smoothing: of DPO's loss.
+        reference: within it the model is computed without adapters (DPO).
+    """
+    names = ("tokens", "positions", "segment_ids")
+    rows = [inputs[name] for name in names]
+    targets = _predicted(inputs["loss_mask"], inputs["segment_ids"])
+    logps = token_logps(forward, model, *rows)
+    answers = _answers(logps, targets)
+    lengths = _split(targets.sum(-1))
+    real = (lengths.chosen > 0) & (lengths.rejected > 0)
+    norm = jnp.where(inputs["norm"] > 0, inputs["norm"], 1.0)
+
+    def mean(values: jax.Array) -> jax.Array:
+        return jnp.where(real, values, 0.0).sum() / norm
+
+    if objective == "dpo":
+        with reference:
+            before = _answers(jax.lax.stop_gradient(token_logps(forward, model, *rows)), targets)
+        losses, aux = _tunix("dpo", answers, before, beta, label_smoothing)
+        loss = mean(losses)
+    else:
+        average = Answers(*(sums / jnp.maximum(n, 1) for sums, n in zip(answers, lengths, strict=True)))
+        _, aux = _tunix("orpo", average, None, beta, 0.0)
+        # As in TRL: the chosen text, prompt included, is learnt; the mean is over the micro-batch's tokens.
+        text = _chosen(_predicted(inputs["segment_ids"] > 0, inputs["segment_ids"])) & real[:, None]
+        nll = -jnp.where(text, _chosen(logps), 0.0).sum() / jnp.maximum(text.sum(), 1)
+        loss = nll * real.sum() / norm + beta * mean(aux["or_loss"])
+    metrics = {name: mean(aux[name.replace("_", "/")]) for name in METRICS}
+    return loss, metrics
+
+
+def _predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """bool[B, T]: whether the token after each one is masked and of the same text."""
+    within = segment_ids[:, 1:] == segment_ids[:, :-1]
+    return jnp.pad(mask[:, 1:] & within, ((0, 0), (0, 1)))
+
+
+def _answers(logps: jax.Array, targets: jax.Array) -> Answers:
+    """The sums of log-probabilities over each row's targets."""
+    return _split(jnp.where(targets, logps, 0.0).sum(-1))
+
+
+def _split(values: jax.Array) -> Answers:
+    return Answers(_chosen(values), values[1::2])
+
+
+def _chosen(values: jax.Array) -> jax.Array:
+    return values[0::2]
+
+
+def _tunix(
+    algorithm: str, answers: Answers, reference: Answers | None, beta: float, label_smoothing: float
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Tunix's loss and metrics of each pair, float32[P], from log-probabilities computed here.
+
+    Tunix's own come from the whole logits, and its ORPO takes sums where the paper and TRL take means
+    over an answer's tokens; so that is what it is given.
+    """
+    from tunix.sft.dpo import dpo_trainer
+
+    def one(chosen: jax.Array, rejected: jax.Array, before: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
+        example = dpo_trainer.TrainExample(
+            input_ids=None,
+            positions=None,
+            attention_mask=None,
+            ref_chosen_logps=None if before is None else before.chosen[None],
+            ref_rejected_logps=None if before is None else before.rejected[None],
+            completion_mask=jnp.ones((2, 1)),
+            logits_to_keep=1,
+        )
+        given = (chosen[None], rejected[None])
+        with mock.patch.object(dpo_trainer, "compute_logps", lambda *_, **__: given):
+            return dpo_trainer.dpo_loss_fn(
+                None,
+                example,
+                algorithm=algorithm,
+                beta=beta,
+                lambda_orpo=beta,
+                label_smoothing=label_smoothing,
+            )
+
+    return jax.vmap(one)(answers.chosen, answers.rejected, reference)

@@ -1,0 +1,272 @@
+"""The checkpoints of a run: saving them, telling whole ones from damaged ones, restoring.
+
+ROOT/STEP/model_params, ROOT/STEP/optimizer_state   Orbax trees, each with its checksums
+ROOT/STEP/_CHECKPOINT_METADATA                      Orbax's, with the state of the data in it
+ROOT/corrupt-STEP                                   a damaged step that a continued run passed over
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import nnx
+from tunix.sft.checkpoint_manager import CheckpointManager
+
+from runtime import manifest
+from runtime.errors import UserError
+from runtime.trained import ITEM, saved_steps, step_folders
+
+OPTIMIZER = "optimizer_state"
+METADATA = "_CHECKPOINT_METADATA"
+"""Orbax's name of the file in which a step's own metadata lies, under `custom_metadata`."""
+DATA = "data"
+CHECK = "data_sha256"
+CORRUPT = "corrupt-"
+DAMAGED = (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ, errno.EUCLEAN)
+"""Errors of the system that mean a damaged file, not one that may not be read just now."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoints that a run can be continued from.
+
+    Attributes:
+        step: the newest whole one, None when there are none at all.
+        data: the state of the data that was saved with it.
+        damaged: newer steps, the newest first, and what is wrong with each.
+    """
+
+    step: int | None = None
+    data: Mapping[str, Any] | None = None
+    damaged: tuple[tuple[int, str], ...] = ()
+
+
+def find(directory: str) -> Found:
+    """Looks for the newest step whose files are, byte for byte, those that were saved.
+
+    Raises:
+        UserError: when there are steps, and none is whole; or when they cannot be read.
+    """
+    damaged: list[tuple[int, str]] = []
+    for step in reversed(step_folders(directory)):
+        try:
+            reason, data = examine(epath.Path(directory) / str(step))
+        except OSError as error:
+            raise UserError(
+                f"{directory}: the checkpoint of step {step} cannot be read: {error.strerror or error}",
+                "give this process the right to read it",
+            ) from error
+        if reason is None:
+            return Found(step, data, tuple(damaged))
+        damaged.append((step, reason))
+    if damaged:
+        raise UserError(
+            f"{directory}: none of its checkpoints is whole: "
+            + "; ".join(f"step {step}: {reason}" for step, reason in damaged),
+            "bring one back from a copy, or begin again without --resume in another --output",
+        )
+    return Found()
+
+
+def examine(folder: epath.Path) -> tuple[str | None, Mapping[str, Any]]:
+    """What is wrong with a step's folder (None for nothing), and the state of the data in it.
+
+    Raises:
+        OSError: when it cannot be read for another reason than damage.
+    """
+    try:
+        if not any(folder.iterdir()):
+            return "its folder is empty", {}
+        for item in (ITEM, OPTIMIZER):
+            reason = manifest.damage(folder / item)
+            if reason is not None:
+                return reason, {}
+        metadata = json.loads((folder / METADATA).read_text())["custom_metadata"]
+        if metadata[CHECK] != digest(metadata[DATA]):
+            return f"{METADATA} is damaged", {}
+        return None, metadata[DATA]
+    except FileNotFoundError:
+        return f"{METADATA} is missing", {}
+    except OSError as error:
+        if error.errno not in DAMAGED:
+            raise
+        return str(error.strerror), {}
+    except (ValueError, KeyError, TypeError):
+        return f"{METADATA} is damaged", {}
+
+
+def set_aside(directory: str, found: Found) -> None:
+    """Renames damaged steps to corrupt-STEP, so that training can save those steps anew, and says so.
+
+    Raises:
+        UserError: when one cannot be renamed.
+    """
+    root = epath.Path(directory)
+    for step, reason in found.damaged:
+        target, count = root / f"{CORRUPT}{step}", 1
+        while target.exists():
+            count += 1
+            target = root / f"{CORRUPT}{step}-{count}"
+        try:
+            (root / str(step)).rename(target)
+        except OSError as error:
+            raise UserError(
+                f"{root / str(step)}: is damaged ({reason}) and cannot be renamed: {error.strerror or error}",
+                "move it away",
+            ) from error
+        print(
+            f"note: the checkpoint of step {step} is damaged ({reason}); it is now {target.name}, "
+            f"and training continues from step {found.step}",
+            file=sys.stderr,
+        )
+
+
+def check_data(directory: str, found: Found, current: Mapping[str, Any]) -> None:
+    """Checks that the data is what a checkpoint was trained on.
+
+    Args:
+        current: the state of the data at the same step, as it is read now.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    saved = found.data or {}
+    changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+    if changed:
+        raise UserError(
+            f"{directory}: the checkpoint of step {found.step} was trained on other data: "
+            + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
+            "give that run's data with --data-dir and continue, or begin a new run in another --output",
+        )
+
+
+def digest(state: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+class Checkpoints(CheckpointManager):
+    """Tunix's manager, writing checksums into each step.
+
+    Args:
+        directory: local and absolute, or gs://; it is created.
+        keep: newest steps that are kept.
+
+    Raises:
+        UserError: when the directory cannot be created.
+    """
+
+    def __init__(self, directory: str, keep: int) -> None:
+        super().__init__(None)
+        self.directory = directory
+        try:
+            self._checkpoint_manager = ocp.CheckpointManager(
+                directory,
+                item_handlers={ITEM: _summed(), OPTIMIZER: _summed()},
+                options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
+            )
+        except OSError as error:
+            raise UserError(
+                f"{directory}: cannot be written: {cause(error)}",
+                "choose another checkpoint.directory, or --output",
+            ) from error
+
+    def write(
+        self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool, data: Mapping[str, Any]
+    ) -> None:
+        """Starts saving a step: the arrays are copied before this returns, and written behind it.
+
+        Args:
+            data: the state of the data, of JSON values.
+
+        Raises:
+            UserError: when this step, or the one before it, could not be written.
+        """
+        state = json.loads(json.dumps(dict(data)))
+        try:
+            self.save(
+                step,
+                model,
+                optimizer,
+                save_only_lora_params=lora_only,
+                force=True,
+                custom_metadata={DATA: state, CHECK: digest(state)},
+            )
+        except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
+            raise self._not_written(error) from error
+
+    def finish(self) -> None:
+        """Waits for what is being written.
+
+        Raises:
+            UserError: when it could not be written.
+        """
+        try:
+            self.close()
+        except Exception as error:
+            raise self._not_written(error) from error
+
+    def restore(self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> None:
+        """Puts the arrays of a step into a model and its optimizer.
+
+        Raises:
+            UserError: when they do not fit.
+        """
+        try:
+            self.maybe_restore(model, optimizer, step, restore_only_lora_params=lora_only)
+        except Exception as error:
+            raise UserError(
+                f"{self.directory}: the checkpoint of step {step} cannot be restored: {first_line(error)}",
+                "its parameters must be those that this artifact trains",
+            ) from error
+
+    def _not_written(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self.directory}: a checkpoint could not be written: {cause(error)}; {kept(self.directory)}",
+            "make room or give the directory's rights, and continue with --resume",
+        )
+
+
+def kept(directory: str) -> str:
+    """Which checkpoint a run that ends now leaves behind, as part of a sentence."""
+    steps: Sequence[int] = saved_steps(directory)
+    return f"kept: the checkpoint of step {steps[-1]}" if steps else "no checkpoint was saved yet"
+
+
+def cause(error: BaseException) -> str:
+    """The system's own words for an error, where it has any."""
+    text = str(error)
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EIO):
+        words = os.strerror(number)
+        if (isinstance(error, OSError) and error.errno == number) or words in text:
+            return words
+    return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _summed() -> ocp.PyTreeCheckpointHandler:
+    """A handler that writes checksums when the files of its tree are complete.
+
+    Orbax looks handlers up by their exact class, so that one method of an instance is replaced.
+    """
+    handler = ocp.PyTreeCheckpointHandler()
+    finalize = handler.finalize
+
+    def finalize_and_sum(directory: epath.Path) -> None:
+        finalize(directory)
+        manifest.write(directory)
+
+    handler.finalize = finalize_and_sum
+    return handler

@@ -1,0 +1,65 @@
+"""What to write in a recipe when a source's columns are not those of its format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+SHAPES = {
+    "chat": '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
+    "instruction": '{"instruction": "...", "input": "...", "output": "..."}',
+    "prompt_completion": '{"prompt": "...", "completion": "..."}, each text or a list of messages',
+    "text": '{"text": "..."}',
+    "preference": '{"prompt": ..., "chosen": ..., "rejected": ...}, each text or a list of messages',
+}
+"""A row of each format."""
+
+NEEDED = {
+    "preference": ("chosen", "rejected"),
+    "chat": ("messages",),
+    "instruction": ("instruction", "output"),
+    "prompt_completion": ("prompt", "completion"),
+    "text": ("text",),
+}
+"""Columns without which a row is not of a format, the most telling format first."""
+
+SYNONYMS = {
+    "messages": ("conversations", "conversation", "dialogue", "dialog", "turns", "chat"),
+    "instruction": ("prompt", "question", "query", "problem", "task"),
+    "output": ("response", "answer", "completion", "target", "solution"),
+    "prompt": ("question", "instruction", "query", "input", "problem", "source"),
+    "completion": ("answer", "response", "output", "target", "solution"),
+    "text": ("content", "document", "body"),
+    "chosen": ("preferred", "accepted", "better", "positive"),
+    "rejected": ("dispreferred", "declined", "worse", "negative"),
+}
+"""Names that data sets give to a format's columns."""
+
+
+def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> str:
+    """The line of a recipe that would fit a source.
+
+    Args:
+        fields: `data.fields` as it is.
+        columns: names in the source's first row; none when not even that could be read.
+    """
+    missing = [name for name in NEEDED[format] if fields.get(name, name) not in columns]
+    if not columns or not missing:
+        return f"a row is {SHAPES[format]}"
+    for other, needed in NEEDED.items():
+        if other != format and all(name in columns for name in needed):
+            return f"data.format: {other}"
+    found = {name: synonym for name in missing if (synonym := _synonym(name, columns))}
+    if len(found) == len(missing) and len(set(found.values())) == len(found):
+        named = {name: column for name, column in {**fields, **found}.items() if name != column}
+        if not named:
+            return "remove data.fields: the columns have the format's own names"
+        return f"data.fields: {{{', '.join(f'{name}: {column}' for name, column in named.items())}}}"
+    return (
+        f"it has {', '.join(map(repr, columns))}: data.fields says which of them is what, as in "
+        f"{{{', '.join(f'{name}: COLUMN' for name in missing)}}}"
+    )
+
+
+def _synonym(name: str, columns: Sequence[str]) -> str | None:
+    lowered = {column.lower(): column for column in reversed(columns)}
+    return next((lowered[word] for word in (name, *SYNONYMS[name]) if word in lowered), None)

@@ -1,0 +1,163 @@
+"""Tokenised data on disk, found by what it was made from.
+
+A folder CACHE/data/KEY holds one split: its arrays as .npy files and split.json with their sizes, their
+digest and the report. KEY is a digest of the sources' contents, of everything that decides what becomes of
+them, and of this package's own code. A folder is written beside its place and then renamed, so that it is
+whole or not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.data.encoding import Coding
+from runtime.data.huggingface import address_of
+from runtime.data.report import SplitReport
+from runtime.data.samples import Samples
+from runtime.settings import DataSettings, Source
+
+ABOUT = "split.json"
+PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")
+"""What also decides how rows are read, rendered and tokenised."""
+
+
+def key(
+    sources: Sequence[str | Source], data: DataSettings, coding: Coding, data_dir: Path
+) -> tuple[str | None, str]:
+    """Names the tokenised form of some sources.
+
+    Returns:
+        The key, or None and why there is none: what lies in a source cannot be told without reading it.
+    """
+    contents = []
+    for given in sources:
+        source = Source(given) if isinstance(given, str) else given
+        try:
+            what = _content(source, data_dir)
+        except Exception as error:  # file systems and hubs raise what they like; reading will say it well
+            return None, f"{source.path}: {_first_line(error)}"
+        contents.append([source.path, source.split, source.config, what])
+    transform = None
+    if data.transform is not None:
+        file = data_dir / data.transform.rpartition(":")[0]
+        transform = [data.transform.rpartition(":")[2], _sha256([file]) if file.is_file() else None]
+    made_of = {
+        "sources": contents,
+        "format": data.format,
+        "fields": dict(data.fields),
+        "transform": transform,
+        "coding": asdict(coding),
+        "code": _sha256(sorted(Path(__file__).parent.glob("*.py"))),
+        "packages": [_version(name) for name in PACKAGES],
+    }
+    return hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:40], ""
+
+
+def load(folder: Path) -> tuple[Samples, SplitReport] | None:
+    """A split that was saved; None when it is not there, or is not whole, which is said and removed."""
+    if not folder.is_dir():
+        return None
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        arrays = {item.name: np.load(_file(folder, item.name), mmap_mode="r") for item in fields(Samples)}
+        samples = Samples(**arrays)
+        if _digest(samples) != about["sha256"]:
+            raise ValueError("its contents have changed")
+        return samples, SplitReport.from_dict(about["report"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        say(f"the tokenised data in {folder} is not whole ({_first_line(error)}), and is made again")
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
+def save(folder: Path, samples: Samples, report: SplitReport) -> None:
+    """Keeps a split of at least one sample. A disk that takes nothing more is told of, and stops nothing."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name[:8]}-", dir=folder.parent))
+    except OSError as error:
+        _not_kept(folder, error)
+        return
+    try:
+        for item in fields(Samples):
+            np.save(_file(unfinished, item.name), getattr(samples, item.name), allow_pickle=False)
+        about = {"sha256": _digest(samples), "report": report.to_dict()}
+        (unfinished / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        os.replace(unfinished, folder)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        if not folder.is_dir():  # another process may have been quicker
+            _not_kept(folder, error)
+
+
+def say(note: str) -> None:
+    """Tells of something that stops nothing."""
+    print(f"note: {note}", file=sys.stderr)
+
+
+def _content(source: Source, data_dir: Path) -> Any:
+    """What tells one content of a source from another."""
+    if source.path.startswith("hf://"):
+        from huggingface_hub import HfApi
+
+        name, revision = address_of(source.path)
+        return HfApi().dataset_info(name, revision=revision).sha
+    if "://" in source.path:
+        import fsspec
+
+        system, path = fsspec.core.url_to_fs(source.path)
+        names = sorted(system.find(path)) if system.isdir(path) else [path]
+        told = ("size", "ETag", "etag", "md5Hash", "crc32c", "generation", "mtime", "updated", "LastModified")
+        infos = [(name, system.info(name)) for name in names]
+        if not all(any(info.get(item) for item in told[1:]) for _, info in infos):
+            raise ValueError("its file system tells neither a checksum nor a time")
+        return [[name, *(str(info.get(item)) for item in told)] for name, info in infos]
+    path = data_dir / Path(source.path).expanduser()
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    return [[str(file.relative_to(path)), _sha256([file])] for file in files]
+
+
+def _digest(samples: Samples) -> str:
+    origins = hashlib.sha256(np.ascontiguousarray(samples.origins).tobytes()).hexdigest()
+    return f"{samples.digest} {origins}"
+
+
+def _sha256(files: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.name.encode() + b"\0")
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.npy"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _not_kept(folder: Path, error: OSError) -> None:
+    say(f"the tokenised data could not be kept in {folder}: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

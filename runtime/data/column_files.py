@@ -1,0 +1,127 @@
+"""The rows of Parquet, Arrow and ArrayRecord files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from runtime.data.places import Place
+from runtime.data.text_files import Record, record
+from runtime.data.values import Malformed
+from runtime.errors import UserError
+
+BATCH = 1000
+"""Rows that are turned into Python objects at once."""
+
+
+def read_parquet(place: Place) -> Iterator[Record]:
+    """The rows of a Parquet file, a batch at a time."""
+    import pyarrow.parquet as pq
+
+    with _opened(place) as source, pq.ParquetFile(source) as file:
+        yield from _numbered(place.name, file.iter_batches(batch_size=BATCH))
+
+
+def parquet_rows(place: Place) -> int:
+    """How many rows there are, as the file's end says."""
+    import pyarrow.parquet as pq
+
+    with _opened(place) as source, pq.ParquetFile(source) as file:
+        return int(file.metadata.num_rows)
+
+
+def read_arrow(place: Place) -> Iterator[Record]:
+    """The rows of either form of Arrow's IPC: the file, or the stream, which `datasets` writes."""
+    import pyarrow as pa
+
+    with _opened(place) as source:
+        magic = source.read(6)
+        source.seek(0)
+        if magic == b"ARROW1":
+            file = pa.ipc.open_file(source)
+            yield from _numbered(place.name, (file.get_batch(i) for i in range(file.num_record_batches)))
+        else:
+            yield from _numbered(place.name, pa.ipc.open_stream(source))
+
+
+def rows_of(table: Any) -> Iterator[dict[str, Any]]:
+    """The rows of an Arrow table or batch, as Python objects."""
+    decode = _decoder(table.schema)
+    for start in range(0, table.num_rows, BATCH):
+        for row in table.slice(start, BATCH).to_pylist():
+            yield decode(row) if decode else row
+
+
+def read_array_record(place: Place) -> Iterator[Record]:
+    """Records that are JSON, or tf.train.Example messages, which TensorFlow Datasets writes."""
+    if place.local:
+        yield from _array_record(place.name, place.path)
+        return
+    with tempfile.TemporaryDirectory() as folder:  # the library opens local files alone
+        copy = str(Path(folder) / "records")
+        place.system.get_file(place.path, copy)
+        yield from _array_record(place.name, copy)
+
+
+def _opened(place: Place) -> Any:
+    """A file for pyarrow, mapped into memory where it is local."""
+    import pyarrow as pa
+
+    return pa.memory_map(place.path) if place.local else pa.PythonFile(place.open(), "r")
+
+
+def _numbered(name: str, batches: Iterable[Any]) -> Iterator[Record]:
+    number = 0
+    for batch in batches:
+        for row in rows_of(batch):
+            yield f"{name}#{number}", row
+            number += 1
+
+
+def _decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]] | None:
+    """What turns JSON text in columns of `datasets`' type Json into objects; None without such columns."""
+    if "arrow.json" not in str(schema):
+        return None
+    from datasets import Features
+
+    features = Features.from_arrow_schema(schema)
+    decode: Callable[[dict[str, Any]], dict[str, Any]] = features.decode_example
+    return decode
+
+
+def _array_record(name: str, path: str) -> Iterator[Record]:
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    reader = ArrayRecordReader(path)
+    try:
+        if not reader.ok():
+            raise UserError(f"{name} is not an ArrayRecord file, or a broken one", "write it again")
+        total = reader.num_records()
+        for start in range(0, total, BATCH):
+            for number, content in enumerate(reader.read(start, min(start + BATCH, total)), start):
+                origin, row = record(f"{name}#{number}", content)
+                if isinstance(row, Malformed) and content[:1] == b"\n":  # how an Example begins
+                    row = _example(content) or row
+                yield origin, row
+    finally:
+        reader.close()
+
+
+def _example(content: bytes) -> dict[str, Any] | None:
+    """A tf.train.Example's features, one value as itself and several as a list; None if it is none."""
+    from google.protobuf.message import DecodeError
+    from tensorflow_datasets.proto import tf_example_generated_pb2
+
+    row: dict[str, Any] = {}
+    try:
+        features = tf_example_generated_pb2.Example.FromString(content).features.feature
+        for name in sorted(features):
+            which = features[name].WhichOneof("kind")
+            values = list(getattr(features[name], which).value) if which else []
+            values = [value.decode("utf-8") if isinstance(value, bytes) else value for value in values]
+            row[name] = values[0] if len(values) == 1 else values or None
+    except (DecodeError, UnicodeDecodeError):
+        return None
+    return row

@@ -1,0 +1,53 @@
+"""The rows of a file, whatever it is written in and wherever it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from runtime.data.column_files import parquet_rows, read_array_record, read_arrow, read_parquet
+from runtime.data.places import ENDINGS, Place, explained, kind_of
+from runtime.data.text_files import Record, read_csv, read_json, read_json_lines
+from runtime.errors import UserError
+
+READERS: dict[str, Callable[[Place], Iterator[Record]]] = {
+    "jsonl": read_json_lines,
+    "json": read_json,
+    "csv": read_csv,
+    "parquet": read_parquet,
+    "arrow": read_arrow,
+    "array_record": read_array_record,
+}
+
+
+def read_file(place: Place) -> Iterator[Record]:
+    """The rows of a file, in order, streamed; none for a file of no bytes.
+
+    Raises:
+        UserError: it is missing, cannot be read, is broken, or its ending is not known.
+    """
+    kind = kind_of(place.name)
+    if kind is None:
+        raise UserError(f"the ending of {place.name} does not tell what it is", f"known ones are {ENDINGS}")
+    try:
+        if not place.system.exists(place.path):
+            raise FileNotFoundError(place.path)
+        if place.system.size(place.path) != 0:
+            yield from READERS[kind](place)
+    except UserError:
+        raise
+    except Exception as error:  # libraries of file systems and formats raise what they like
+        raise explained(place.name, error, place) from error
+
+
+def count_rows(place: Place) -> int:
+    """Rows of a file. Parquet says it at its end; others are read for it.
+
+    Raises:
+        UserError: as for `read_file`.
+    """
+    if kind_of(place.name) != "parquet":
+        return sum(1 for _ in read_file(place))
+    try:
+        return parquet_rows(place)
+    except Exception as error:
+        raise explained(place.name, error, place) from error

@@ -1,0 +1,282 @@
+"""Rows of a source to what is trained on, for each `data.format`.
+
+chat               messages (or ShareGPT's conversations); optional tools
+instruction        instruction, output; optional input, system, history
+prompt_completion  prompt and completion, both text or both messages; optional tools
+text               text
+preference         chosen and rejected, both text or both messages; optional prompt, tools
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.data.messages import Messages, demand_assistant, parse_messages, parse_tools
+from runtime.data.values import Malformed, kind, parsed, text_of
+from runtime.errors import UserError
+
+FIELDS = {
+    "chat": ("messages", "tools", "role", "content"),
+    "instruction": ("instruction", "input", "output", "system", "history"),
+    "prompt_completion": ("prompt", "completion", "tools", "role", "content"),
+    "text": ("text",),
+    "preference": ("prompt", "chosen", "rejected", "tools", "role", "content"),
+}
+"""What `data.fields` can rename in each format: columns, and the keys of a message."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample: a conversation, or plain text.
+
+    Attributes:
+        origin: where it stands: FILE:LINE; FILE#ROW (from 0) for column formats; hf://ID[SPLIT]#ROW.
+        messages: dicts with "role" (one of messages.ROLES), "content" (text; "" beside tool calls) and
+            whatever else the source gave, which the chat template may use. No value in them is None. None
+            for plain text.
+        completion_start: index of the first message of the completion: the output of an instruction, the
+            first message of a conversational completion. None for chat rows.
+        prompt, completion: plain text, for prompt_completion; for text the completion alone. The completion
+            may be blank.
+        tools: JSON schemas for the chat template, None without any.
+    """
+
+    origin: str
+    messages: Messages | None = None
+    completion_start: int | None = None
+    prompt: str | None = None
+    completion: str | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class PreferenceRow:
+    """Two continuations of one prompt, of which the first is preferred.
+
+    Attributes:
+        origin: as of Row.
+        prompt, chosen, rejected: all text, or all messages as of Row. `chosen` and `rejected` do not repeat
+            the prompt.
+        tools: as of Row.
+    """
+
+    origin: str
+    prompt: str | Messages
+    chosen: str | Messages
+    rejected: str | Messages
+    tools: list[dict[str, Any]] | None = None
+
+
+AnyRow = Row | PreferenceRow
+
+
+def answers(row: PreferenceRow) -> tuple[Row, Row]:
+    """The chosen and the rejected answer, each as a prompt with its completion."""
+
+    def one(answer: Any) -> Row:
+        if isinstance(row.prompt, str):
+            return Row(row.origin, prompt=row.prompt, completion=answer)
+        return Row(
+            row.origin, messages=[*row.prompt, *answer], completion_start=len(row.prompt), tools=row.tools
+        )
+
+    return one(row.chosen), one(row.rejected)
+
+
+def check_fields(format: str, fields: Mapping[str, str]) -> None:
+    """Refuses renames of what a format does not have.
+
+    Raises:
+        UserError: `fields` names something else than the format's columns.
+    """
+    known = FIELDS.get(format)
+    if known is None:
+        raise UserError(f"data.format is {format!r}", f"it is one of {', '.join(FIELDS)}")
+    for name in fields:
+        if name not in known:
+            raise UserError(
+                f"data.fields renames {name!r}, which data of the format {format} does not have",
+                f"its keys are {', '.join(known)}; the values are the names in your files, as in fields: "
+                f"{{{known[0]}: my_column}}",
+            )
+
+
+def parse_row(format: str, origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+    """A row of every format but preference.
+
+    Args:
+        row: columns by their names in the source.
+        fields: name used here -> name in the source.
+
+    Raises:
+        Malformed: it is not of the format.
+    """
+    return _PARSERS[format](origin, row, fields)
+
+
+def _chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+    name = fields.get("messages", "messages")
+    sharegpt = (
+        "messages" not in fields and row.get("messages") is None and row.get("conversations") is not None
+    )
+    if sharegpt:
+        name = "conversations"
+    messages = parse_messages(_required(row, name), name, fields)
+    system = row.get("system") if sharegpt else None
+    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": text_of(system, "'system'")})
+    demand_assistant(messages)
+    return Row(origin, messages=messages, tools=_tools(row, fields))
+
+
+def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+    instruction = _text(row, fields, "instruction")
+    context = _optional_text(row, fields, "input")
+    output = _text(row, fields, "output")
+    messages: Messages = []
+    system = _optional_text(row, fields, "system")
+    if system is not None:
+        messages.append({"role": "system", "content": system})
+    for user, assistant in _history(row, fields):
+        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+    asked = instruction if context is None else f"{instruction}\n\n{context}"
+    messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
+    return Row(origin, messages=messages, completion_start=len(messages) - 1)
+
+
+def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+    prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
+    prompt, completion = _required(row, prompt_name), _required(row, completion_name)
+    _demand_alike(prompt, prompt_name, completion, completion_name)
+    if isinstance(prompt, list):
+        before = _conversation(prompt, prompt_name, fields)
+        after = _conversation(completion, completion_name, fields)
+        demand_assistant(after)
+        return Row(origin, messages=before + after, completion_start=len(before), tools=_tools(row, fields))
+    completion = text_of(completion, repr(completion_name))
+    return Row(origin, prompt=_text(row, fields, "prompt"), completion=completion)
+
+
+def _plain(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+    name = fields.get("text", "text")
+    return Row(origin, completion=text_of(_required(row, name), repr(name)))
+
+
+_PARSERS = {
+    "chat": _chat,
+    "instruction": _instruction,
+    "prompt_completion": _prompt_completion,
+    "text": _plain,
+}
+
+
+def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> PreferenceRow:
+    """A row of the format preference.
+
+    Where the prompt is not given, or is text beside conversations that hold it, it is what `chosen` and
+    `rejected` begin with in common, as in TRL's extract_prompt.
+
+    Raises:
+        Malformed: it is not of the format, or prefers an answer to itself.
+    """
+    names = {name: fields.get(name, name) for name in ("prompt", "chosen", "rejected")}
+    chosen, rejected = _required(row, names["chosen"]), _required(row, names["rejected"])
+    _demand_alike(chosen, names["chosen"], rejected, names["rejected"])
+    if chosen == rejected:
+        raise Malformed(f"{names['chosen']!r} and {names['rejected']!r} are the same")
+    given = row.get(names["prompt"]) or None  # CSV has no nulls
+    if not isinstance(chosen, list):
+        good, bad = _text(row, fields, "chosen"), _text(row, fields, "rejected")
+        if given is not None:
+            return PreferenceRow(origin, _text(row, fields, "prompt"), good, bad)
+        start = _common_text(good, bad)
+        if not good[:start].strip():
+            raise Malformed("no 'prompt', and chosen and rejected do not begin alike")
+        return PreferenceRow(origin, good[:start], good[start:], bad[start:])
+
+    liked = _conversation(chosen, names["chosen"], fields)
+    disliked = _conversation(rejected, names["rejected"], fields)
+    if isinstance(given, list):
+        prompt = _conversation(given, names["prompt"], fields)
+        if liked[: len(prompt)] == prompt == disliked[: len(prompt)]:
+            liked, disliked = liked[len(prompt) :], disliked[len(prompt) :]
+    else:
+        start = _common(liked, disliked)
+        prompt, liked, disliked = liked[:start], liked[start:], disliked[start:]
+        if not prompt:
+            raise Malformed("no 'prompt', and chosen and rejected do not begin with the same message")
+    for messages, name in ((liked, names["chosen"]), (disliked, names["rejected"])):
+        if not any(message["role"] == "assistant" for message in messages):
+            raise Malformed(f"no assistant turn in {name!r} after the prompt")
+    return PreferenceRow(origin, prompt, liked, disliked, _tools(row, fields))
+
+
+def _common(chosen: Messages, rejected: Messages) -> int:
+    """Messages with which both begin; each keeps one at least."""
+    shorter = min(len(chosen), len(rejected))
+    return next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
+
+
+def _common_text(chosen: str, rejected: str) -> int:
+    """Characters with which both begin, without the space before the first that differs."""
+    shorter = min(len(chosen), len(rejected))
+    start = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
+    return start - 1 if start and chosen[start - 1] == " " else start
+
+
+def _demand_alike(first: Any, first_name: str, second: Any, second_name: str) -> None:
+    """Refuses text beside messages."""
+    if isinstance(first, list) != isinstance(second, list):
+        raise Malformed(
+            f"{first_name!r} is {kind(first)} and {second_name!r} {kind(second)}: both are text, or both "
+            "are lists of messages"
+        )
+
+
+def _conversation(value: Any, name: str, fields: Mapping[str, str]) -> Messages:
+    return parse_messages(value, name, fields, f"{name!r} message")
+
+
+def _tools(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str, Any]] | None:
+    name = fields.get("tools", "tools")
+    return parse_tools(row.get(name), name)
+
+
+def _history(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Earlier turns of an instruction row, as pairs of what the user and what the assistant said."""
+    name = fields.get("history", "history")
+    value = row.get(name)
+    turns = parsed(value, repr(name)) if value else []
+    pairs = []
+    for turn in turns if isinstance(turns, list) else [turns]:
+        if not isinstance(turn, list) or len(turn) != 2:
+            raise Malformed(f"{name!r} is not a list of pairs")
+        pairs.append((text_of(turn[0], repr(name)), text_of(turn[1], repr(name))))
+    return pairs
+
+
+def _required(row: Mapping[str, Any], name: str) -> Any:
+    value = row.get(name)
+    if value is None:
+        if name in row:
+            raise Malformed(f"{name!r} is null")
+        raise Malformed(f"no {name!r} (it has {', '.join(map(repr, sorted(row, key=str))) or 'nothing'})")
+    return value
+
+
+def _text(row: Mapping[str, Any], fields: Mapping[str, str], name: str) -> str:
+    column = fields.get(name, name)
+    value = text_of(_required(row, column), repr(column))
+    if not value.strip():
+        raise Malformed(f"{column!r} is blank")
+    return value
+
+
+def _optional_text(row: Mapping[str, Any], fields: Mapping[str, str], name: str) -> str | None:
+    column = fields.get(name, name)
+    if row.get(column) is None:
+        return None
+    value = text_of(row[column], repr(column))
+    return value if value.strip() else None

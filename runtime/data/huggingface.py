@@ -1,0 +1,203 @@
+"""The rows of Hugging Face data sets: of the hub, saved on disk, or a folder of data files."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from runtime.data.column_files import BATCH, rows_of
+from runtime.data.files import count_rows, read_file
+from runtime.data.places import ENDINGS, Place, explained, kind_of
+from runtime.data.text_files import Record
+from runtime.errors import UserError
+from runtime.settings import Source
+
+HUB = "hf://"
+
+TOKEN = "a private or gated one takes a token that may read it, in HF_TOKEN or by `hf auth login`"
+
+
+def read_hub(source: Source) -> Iterator[Record]:
+    """The rows of hf://OWNER/NAME, or hf://OWNER/NAME@REVISION, in the hub's order.
+
+    `datasets` downloads it into its cache, and maps it into memory from there. Split expressions are its own:
+    train[:10%], train+test, train[100:200].
+
+    Raises:
+        UserError: it cannot be had, or has no such configuration or split.
+    """
+    import datasets
+
+    name, revision = address_of(source.path)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise UserError(
+            f"{source.path} is no data set's address",
+            "it is hf://OWNER/NAME or hf://OWNER/NAME@REVISION; of one of its files, "
+            "hf://datasets/OWNER/NAME/FILE.jsonl",
+        )
+    if Path(name).is_dir():
+        raise UserError(
+            f"{source.path} cannot be told from the folder {Path(name).absolute()}, which would be read",
+            "start from another working directory",
+        )
+    split = source.split or "train"
+    try:
+        data = datasets.load_dataset(name, source.config, split=split, revision=revision)
+    except Exception as error:
+        raise _explained_hub(source, split, error) from error
+    yield from _numbered(f"{source.path}[{split}]", data)
+
+
+def address_of(path: str) -> tuple[str, str | None]:
+    """OWNER/NAME and the revision (None for the newest) of a data set of the hub."""
+    name, _, revision = path.removeprefix(HUB).removeprefix("datasets/").strip("/").partition("@")
+    return name, revision or None
+
+
+def read_folder(place: Place, split: str | None) -> Iterator[Record]:
+    """The rows of a folder: what save_to_disk wrote, or data files, whose names tell the split as on the hub.
+
+    Args:
+        split: as in train[:10%]; None takes train, or the only split that there is.
+
+    Raises:
+        UserError: it is no data set, is broken, or has no such split.
+    """
+    saved = _saved(place)
+    lengths: Mapping[str, int]
+    if saved is not None:
+        lengths = {name: len(data) for name, data in saved.items()}
+    else:
+        files = _data_files(place)
+        lengths = _Lengths(files)
+    for name, start, stop in _parts(place, split, lengths):
+        if saved is not None:
+            data = saved[name]
+            origin = place.name if len(saved) == 1 else f"{place.name}[{name}]"
+            part = data if stop is None else data.select(range(start, stop))
+            yield from _numbered(origin, part, start)
+        else:
+            rows = (record for file in files[name] for record in read_file(file))
+            yield from islice(rows, start, stop)
+
+
+def _numbered(origin: str, data: Any, first: int = 0) -> Iterator[Record]:
+    """The rows of a datasets.Dataset."""
+    number = first
+    for table in data.with_format("arrow").iter(batch_size=BATCH):
+        for row in rows_of(table):
+            yield f"{origin}#{number}", row
+            number += 1
+
+
+def _saved(place: Place) -> dict[str, Any] | None:
+    """The splits that save_to_disk wrote into a folder; None if it did not."""
+
+    def has(name: str) -> bool:
+        return bool(place.system.isfile(f"{place.path.rstrip('/')}/{name}"))
+
+    try:
+        if not (has("dataset_dict.json") or (has("state.json") and has("dataset_info.json"))):
+            return None
+        import datasets
+
+        data = datasets.load_from_disk(place.path if place.local else place.name)
+    except Exception as error:
+        found = explained(place.name, error)
+        raise UserError(found.message, found.help or "write it again with save_to_disk") from error
+    if isinstance(data, datasets.DatasetDict):
+        return {str(name): part for name, part in data.items()}
+    return {str(data.split or "train"): data}
+
+
+def _data_files(place: Place) -> dict[str, list[Place]]:
+    """The data files of a folder by split, by the rules that the hub has for names."""
+    from datasets.data_files import EmptyDatasetError, get_data_patterns, resolve_pattern
+
+    base = glob.escape(place.path) if place.local else place.name
+    splits: dict[str, list[Place]] = {}
+    try:
+        for split, patterns in get_data_patterns(base).items():
+            paths: set[str] = set()
+            for pattern in patterns:
+                try:
+                    paths.update(resolve_pattern(pattern, base))
+                except FileNotFoundError:
+                    continue
+            files = [place.below(place.system._strip_protocol(path)) for path in sorted(paths)]
+            files = [file for file in files if kind_of(file.name) is not None]
+            if files:
+                splits[str(split)] = files
+    except EmptyDatasetError:
+        pass
+    except Exception as error:
+        raise explained(place.name, error) from error
+    if not splits:
+        raise UserError(
+            f"the folder {place.name} holds no data set",
+            f"it is one that save_to_disk wrote, or a folder of data files: {ENDINGS}",
+        )
+    return splits
+
+
+class _Lengths(Mapping[str, int]):
+    """Rows of each split, counted only when asked for."""
+
+    def __init__(self, files: Mapping[str, list[Place]]) -> None:
+        self._files = files
+
+    def __getitem__(self, split: str) -> int:
+        return sum(map(count_rows, self._files[split]))
+
+    def __contains__(self, split: object) -> bool:
+        return split in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _parts(place: Place, split: str | None, lengths: Mapping[str, int]) -> list[tuple[str, int, int | None]]:
+    """What a split expression names: (split, first row, the row behind the last; None for all)."""
+    if split is None:
+        split = "train" if len(lengths) > 1 else next(iter(lengths))
+    if split in lengths:
+        return [(split, 0, None)]
+    import datasets
+
+    try:
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
+    except (ValueError, AssertionError) as error:
+        raise UserError(
+            f"{place.name} has no split {split!r}: {error}",
+            f"it has {', '.join(lengths)}; a part of one is {next(iter(lengths))}[:10%]",
+        ) from error
+    return [(part.splitname, part.from_, part.to) for part in parts]
+
+
+def _explained_hub(source: Source, split: str, error: Exception) -> UserError:
+    import datasets
+
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, datasets.exceptions.DatasetNotFoundError):
+        return UserError(f"{source.path} cannot be had: {reason}", f"check the name; {TOKEN}")
+    if isinstance(error, ConnectionError):
+        offline = datasets.config.HF_HUB_OFFLINE
+        state = "is not asked (HF_HUB_OFFLINE is set)" if offline else f"cannot be reached: {reason}"
+        return UserError(
+            f"{source.path} is not in the cache {datasets.config.HF_DATASETS_CACHE}, and the Hugging Face "
+            f"hub {state}",
+            "load it once where there is a connection, and bring that cache here (HF_DATASETS_CACHE names "
+            "its folder); or save it with save_to_disk, and name that folder",
+        )
+    wanted = f"split {split!r}" + (f" of the configuration {source.config!r}" if source.config else "")
+    return UserError(
+        f"{source.path}, {wanted}, cannot be read: {reason}",
+        "split takes a split of it, or a part of one as in train[:10%]; config a configuration's name",
+    )

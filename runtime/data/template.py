@@ -1,0 +1,155 @@
+"""Chat templates: Jinja as transformers runs it, with where the generation markers lie.
+
+A template is a program from a model's repository, so it runs in Jinja's sandbox. What it can use is what
+transformers gives it: `messages`, `tools`, `documents`, `add_generation_prompt`, the special tokens,
+`raise_exception`, `strftime_now`, the filter `tojson`, loop controls and the tag `generation`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from runtime.errors import UserError
+
+Messages = list[dict[str, Any]]
+Span = tuple[int, int]
+Tools = list[dict[str, Any]] | None
+
+TODAY = datetime.datetime(2024, 7, 26)
+"""What a template's `strftime_now` tells: the date that Llama's templates fall back to. With the day's own,
+the same recipe would train on other tokens tomorrow, and a resumed run on others than it began with."""
+
+
+class Refused(ValueError):
+    """The template does not accept the conversation."""
+
+
+class Misplaced(ValueError):
+    """Where the template's generation markers lie cannot be told."""
+
+
+class _Generation(Extension):
+    """{% generation %} ... {% endgeneration %}: what the model writes."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's way to register a tag)
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_written")
+        return jinja2.nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _written(self, caller: Callable[[], str]) -> str:
+        text = caller()
+        self.environment.recorder(text)  # type: ignore[attr-defined]
+        return text
+
+
+class ChatTemplate:
+    """One template, compiled. Not for several threads at once.
+
+    Args:
+        source: Jinja text.
+        variables: what else it may use: bos_token and so on.
+
+    Attributes:
+        marked: whether it has generation markers.
+
+    Raises:
+        UserError: it is not valid Jinja.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = TODAY.strftime
+        environment.extend(recorder=self._record)
+        try:
+            self._template = environment.from_string(source)
+            tree = environment.parse(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise UserError(
+                f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
+                "data.chat_template takes what tokenizer_config.json has as chat_template",
+            ) from error
+        self.marked = any(
+            isinstance(node.call.node, jinja2.nodes.ExtensionAttribute)
+            for node in tree.find_all(jinja2.nodes.CallBlock)
+        )
+        self._variables = dict(variables)
+        self._length = 0
+        self._marks: list[tuple[int, str]] = []
+
+    def render(self, messages: Messages, tools: Tools = None, add_generation_prompt: bool = False) -> str:
+        """A conversation as text.
+
+        Raises:
+            Refused: the template raises on it.
+        """
+        return self._run(messages, tools, add_generation_prompt)
+
+    def render_marked(self, messages: Messages, tools: Tools = None) -> tuple[str, list[Span]]:
+        """A conversation as text, and the characters that are marked as generated, in order.
+
+        Raises:
+            Refused: the template raises on it.
+            Misplaced: the markers stand where their place in the whole cannot be told, as in a macro.
+        """
+        text = self._run(messages, tools, False)
+        spans: list[Span] = []
+        for start, written in self._marks:
+            end = start + len(written)
+            if text[start:end] != written or (spans and start < spans[-1][1]):
+                raise Misplaced("the template's generation markers stand in a macro or in a captured block")
+            spans.append((start, end))
+        return text, spans
+
+    def _run(self, messages: Messages, tools: Tools, add_generation_prompt: bool) -> str:
+        self._length, self._marks = 0, []
+        parts: list[str] = []
+        try:
+            for part in self._template.generate(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            ):
+                parts.append(part)
+                self._length += len(part)
+        except Exception as error:  # a template is a program: it may raise anything
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise Refused(f"the chat template refuses it: {reason}") from error
+        return "".join(parts)
+
+    def _record(self, written: str) -> None:
+        """Notes that the next part of the text is generated: Jinja hands over a part before the next."""
+        self._marks.append((self._length, written))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON; Jinja's own filter escapes what HTML reserves."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,53 @@
+"""What train.py's optimizers are made of beside optax's own rules."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class MasterWeights(NamedTuple):
+    """State of `master_weights`.
+
+    Attributes:
+        master: the parameters in float32.
+        inner: the state of the wrapped rule, whose moments are float32 too.
+    """
+
+    master: Any
+    inner: Any
+
+
+def master_weights(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Runs a rule on a float32 copy of the parameters, to which the parameters are rounded at each step.
+
+    A bfloat16 number has 8 bits of precision: an update below 1/512 of a weight leaves it as it was,
+    however often it comes. On the copy updates add up. On float32 parameters this is the rule itself.
+
+    Args:
+        rule: any optax rule; it sees the copy as its parameters, and float32 gradients.
+    """
+
+    def init(params: Any) -> MasterWeights:
+        # A copy even of float32 parameters: both are donated to the training step.
+        master = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
+        return MasterWeights(master, rule.init(master))
+
+    def update(updates: Any, state: MasterWeights, params: Any = None) -> tuple[Any, MasterWeights]:
+        if params is None:
+            raise ValueError("master_weights needs the parameters")
+        changes, inner = rule.update(_float32(updates), state.inner, state.master)
+        master = optax.apply_updates(state.master, changes)
+        # The difference of two numbers of the parameter's dtype, in float32, to which optax.apply_updates
+        # adds the old one: the sum is the rounded copy exactly.
+        rounded = jax.tree.map(lambda new, old: new.astype(old.dtype), master, params)
+        return optax.tree.sub(_float32(rounded), _float32(params)), MasterWeights(master, inner)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _float32(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(jnp.float32), tree)

@@ -1,0 +1,145 @@
+"""Memory of the compiled training step, against Tunix's own loss: no training, no weights.
+
+Run as a script it prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 262_144
+ROWS, LENGTH = 8, 512
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+CONFIG = {
+    "model_type": "gemma4_text",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "sliding_window": 128,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "final_logit_softcapping": 30.0,
+}
+"""A Gemma 4 whose vocabulary is a full one and whose layers are small."""
+
+
+def measure_temporaries(
+    axes: Mapping[str, int] | None = None, dtype: str = "float32", mesh: Any = None
+) -> dict[str, int]:
+    """Bytes of temporaries on one device of the compiled LoRA step, by loss.
+
+    Both steps are the same but for the loss: forward, backward with one recomputation a layer, AdamW.
+
+    Args:
+        axes: of a mesh of 8 virtual devices; {"fsdp": 8, "tp": 1} for None.
+        dtype: of the model. A CPU multiplies bfloat16 by making float32 copies of the operands, the
+            head's weight among them, which no TPU or GPU does.
+        mesh: another one, of devices to compile for, in place of virtual ones.
+
+    Returns:
+        {"tunix": ..., "recipec": ...}.
+    """
+    import jax
+    import jax.numpy as jnp
+    from tunix.sft import peft_trainer
+
+    from runtime.forward import attention_mask
+    from runtime.loss import batch_loss
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+
+    mesh = mesh or start(MeshSettings("cpu", 8, dict(axes or {"fsdp": 8, "tp": 1})))
+    built = _abstract(dict(mesh.shape), dtype)
+
+    def tunix(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        mask = attention_mask(batch["segment_ids"])
+        arguments = batch["tokens"], batch["loss_mask"], batch["positions"], mask
+        with built.forward.replaced(batch["segment_ids"]):
+            return peft_trainer._default_loss_fn(model, *arguments)
+
+    def recipec(model: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+        return batch_loss(built.forward, model, *(batch[name] for name in names))
+
+    shape = (ROWS, LENGTH)
+    ids = jax.ShapeDtypeStruct(shape, jnp.int32)
+    batch = {
+        "tokens": ids,
+        "positions": ids,
+        "segment_ids": ids,
+        "loss_mask": jax.ShapeDtypeStruct(shape, bool),
+        "norm": jax.ShapeDtypeStruct((), jnp.float32),
+    }
+    found = {}
+    for loss in (tunix, recipec):
+        with mesh:
+            compiled = _step(built, mesh, loss, batch).compile()
+        found[loss.__name__] = compiled.memory_analysis().temp_size_in_bytes
+    return found
+
+
+def _abstract(axes: Mapping[str, int], dtype: str) -> Any:
+    from runtime.adapters import LoraSettings
+    from runtime.families import family_of
+    from runtime.model import abstract_model
+    from runtime.settings import ModelSettings
+
+    family = family_of(CONFIG)
+    settings = ModelSettings(id="none", family=family.name, dtype=dtype)
+    lora = LoraSettings(rank=8, alpha=16.0, targets=TARGETS)
+    return abstract_model(family, family.architecture(CONFIG), settings, lora, axes)
+
+
+def _step(built: Any, mesh: Any, loss: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+    """A lowered step: AdamW on the adapters, the batch's rows split over fsdp."""
+    import jax
+    import optax
+    from flax import nnx
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
+    optimizer = optax.adamw(1e-4)
+
+    def step(adapters: Any, base: Any, state: Any, batch: Any) -> Any:
+        value, gradients = jax.value_and_grad(lambda a: loss(nnx.merge(graph, a, base), batch))(adapters)
+        updates, state = optimizer.update(gradients, state, adapters)
+        return optax.apply_updates(adapters, updates), state, value
+
+    def placed(tree: Any) -> Any:
+        specs = nnx.get_partition_spec(tree)
+        return jax.tree.map(
+            lambda leaf, spec: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec or PartitionSpec())
+            ),
+            tree,
+            specs,
+        )
+
+    def row(leaf: Any) -> Any:
+        spec = PartitionSpec("fsdp") if leaf.shape else PartitionSpec()
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    adapters, base = placed(adapters), placed(base)
+    state = jax.eval_shape(optimizer.init, adapters)
+    donated = jax.jit(step, donate_argnums=(0, 2))
+    return donated.lower(adapters, base, state, jax.tree.map(row, dict(batch)))
+
+
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    print(json.dumps(measure_temporaries()))

@@ -1,0 +1,182 @@
+"""`recipe preview`: what it shows, what it refuses, and what it does without."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import miniature_tokenizer, preview
+from tests.compiler.test_cli import command, recipe
+
+GOLDEN = Path(__file__).parent / "preview.txt"
+
+
+@pytest.fixture(scope="module")
+def quickstart(root: Path) -> Path:
+    return root / "recipes" / "quickstart.yaml"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the quickstart's tokenizer and nothing else: its markers, and a token a byte.
+
+    Learnt merges would not do: of equally frequent pairs now one and now another comes first.
+    """
+    folder = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(miniature_tokenizer, "SIZE", len(miniature_tokenizer.MARKERS["gemma4"]) + 256)
+        miniature_tokenizer.write_tokenizer(folder, "gemma4")
+    return folder
+
+
+def test_the_quickstarts_preview(quickstart: Path, model: Path, update: bool) -> None:
+    status, printed, errors = recipe("preview", quickstart, "-n", "2", "--model", model)
+    assert (status, errors) == (0, "")
+    if update:
+        GOLDEN.write_text(printed, encoding="utf-8")
+    assert printed == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_json_holds_the_same(quickstart: Path, model: Path) -> None:
+    status, printed, _ = recipe(
+        "preview", quickstart, "-n", "1", "--split", "eval", "--model", model, "--format", "json"
+    )
+    shown = json.loads(printed)
+    assert status == 0 and shown["split"] == "eval" and shown["steps_per_epoch"] == 0
+    (sample,) = shown["samples"]
+    assert [piece["text"] for piece in sample["pieces"] if piece["target"]] == ["Pink.<turn|>"]
+    assert sample["origin"] == "data/quickstart/eval.jsonl:1"
+    assert sum(bar["count"] for bar in shown["lengths"]) == shown["report"]["kept"] > 20
+    assert shown["report"]["efficiency"] == pytest.approx(
+        shown["report"]["tokens"] / shown["report"]["rows"] / 128, abs=1e-4
+    )
+
+
+def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> None:
+    from compiler.lower import lower
+    from runtime.data import load_tokenizer, prepare
+    from runtime.settings import ModelSettings, TrainSettings
+    from spec.load import load
+
+    program = lower(load(quickstart)).program
+    assert program is not None
+    made = preview.preview(program, 0, "train", model)
+    data = preview.data_settings(program)
+    tokenizer = load_tokenizer(model, ModelSettings("x", "gemma4"), data)
+    train = TrainSettings(epochs=1, steps=None, global_batch_size=8, micro_batch_size=1)
+    run = prepare(data, train, 4, tokenizer, quickstart.parent)
+    assert made.report.to_dict() == run.report.train.to_dict()
+    assert made.steps_per_epoch == run.steps_per_epoch and made.shown == []
+
+
+def test_jax_is_not_needed(quickstart: Path, model: Path, tmp_path: Path) -> None:
+    for name in ("jax", "grain", "tunix", "flax"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")
+    result = command("preview", quickstart, "-n", "1", "--model", model, PYTHONPATH=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "⟦Run: cat notes.txt<turn|>⟧" in result.stdout
+
+
+def rows(path: Path, *messages: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in messages))
+    return path
+
+
+def turn(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def test_dropped_rows_are_told_of_and_too_many_are_an_error(
+    quickstart: Path, model: Path, tmp_path: Path
+) -> None:
+    rows(tmp_path / "train.jsonl", turn("Hello", "Hi"), turn("Why?", "So. " * 200))
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    given = ("--data-dir", tmp_path, "--set", "data.train=[train.jsonl]", "--model", model)
+    status, printed, errors = recipe("preview", quickstart, *given)
+    assert status == 1
+    assert "train.jsonl:1" in printed and "⟦Hi<turn|>⟧" in printed
+    assert "train.jsonl:2: too long: " in printed and "train.jsonl:3: malformed: not JSON" in printed
+    assert "1 of 3 rows of data.train cannot be used" in errors
+    assert recipe("preview", quickstart, *given, "--set", "data.max_invalid_ratio=0.5")[0] == 0
+
+
+def test_brackets_are_ones_that_the_text_does_not_have(quickstart: Path, model: Path, tmp_path: Path) -> None:
+    rows(tmp_path / "train.jsonl", turn("⟦Hello⟧", "Hi \x1b[31m"))
+    given = ("--data-dir", tmp_path, "--set", "data.train=[train.jsonl]", "--model", model)
+    status, printed, _ = recipe("preview", quickstart, *given)
+    assert status == 0
+    assert "⦃Hi \\x1b[31m<turn|>⦄" in printed and "\x1b" not in printed
+
+
+def test_colors_in_a_terminal() -> None:
+    from runtime.data.encoding import Shown
+    from runtime.data.report import SplitReport
+
+    sample = Shown("a:1", [("ask ", False), ("say", True)], 3, 1, False)
+    made = preview.Preview("x", "train", [sample], SplitReport(), [], True, 1, 1, None)
+    assert "ask \x1b[1;32msay\x1b[0m" in preview.text(made, color=True)
+    assert "ask ⟦say⟧" in preview.text(made, color=False)
+
+
+def test_preferences_show_both_answers(quickstart: Path, model: Path, tmp_path: Path) -> None:
+    row = {"prompt": turn("Hello", "x")[:1], "chosen": turn("", "Hi")[1:], "rejected": turn("", "What?")[1:]}
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n")
+    given = [
+        "data.train=[train.jsonl]",
+        "data.format=preference",
+        "data.packing=false",
+        "train.objective=dpo",
+    ]
+    given += ["data.eval=[]", "data.loss_on=completion"]
+    sets = [word for item in given for word in ("--set", item)]
+    status, printed, errors = recipe("preview", quickstart, "--data-dir", tmp_path, "--model", model, *sets)
+    assert status == 0, errors
+    assert "train.jsonl:1 chosen" in printed and "⟦Hi<turn|>\n⟧" in printed and "⟦What?<turn|>\n⟧" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        ((), 1, "recipec/tiny-gemma4: its tokenizer could not be downloaded"),
+        (("--model", "nowhere"), 1, "nowhere: no such folder"),
+        (("--set", "data.train=[none.jsonl]"), 1, "none.jsonl"),
+        (("--set", "data.eval=[]", "--split", "eval"), 1, "quickstart has no data.eval"),
+        (("--set", "data.loss_on=completion"), 1, "loss_on completion means nothing"),
+        (("--split", "test"), 2, "'test' is not one of 'train', 'eval'"),
+        (("-n", "-1"), 2, "greater than or equal to 0"),
+    ],
+)
+def test_what_cannot_be_shown(
+    quickstart: Path, model: Path, arguments: tuple[str, ...], status: int, said: str
+) -> None:
+    given: tuple[Any, ...] = arguments
+    if "--model" not in arguments and arguments:
+        given = (*arguments, "--model", model)
+    found, _, errors = recipe("preview", quickstart, *given)
+    assert found == status and said in re.sub(r"\s*│?\n│?\s*", " ", errors)
+    assert "Traceback" not in errors
+
+
+def test_packages_that_are_missing_are_named(
+    quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from compiler.artifact import ArtifactError
+
+    monkeypatch.setattr(preview, "PACKAGES", ("json", "no_such_package"))
+    with pytest.raises(ArtifactError, match="no_such_package cannot be imported"):
+        recipe("preview", quickstart)
+
+
+def test_histogram() -> None:
+    assert preview.histogram([]) == []
+    assert preview.histogram([7]) == [preview.Bar(7, 7, 1)]
+    bars = preview.histogram([1, 2, 3, 24, 25])
+    assert [(bar.first, bar.last) for bar in bars][:2] == [(1, 4), (5, 8)]
+    assert [bar.count for bar in bars] == [3, 0, 0, 0, 0, 1, 1]
+    wide = preview.histogram(list(range(100, 3000)))
+    assert len(wide) <= preview.BARS and sum(bar.count for bar in wide) == 2900

@@ -1,0 +1,93 @@
+"""The host memory that placing a large checkpoint takes.
+
+On virtual CPU devices the placed arrays lie in host memory themselves, so the whole process, model
+included, has to stay below 1.3 times the file. On an accelerator they leave the host.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.e2e
+
+LAYERS = 13
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rope_theta": 500_000.0,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+"""Llama 3.1 8B with fewer layers: 7.8 GB in bfloat16. The embedding and the output head, 1.05 GB each, are
+the largest arrays, and the head comes last."""
+
+BUILD = """
+import json, resource, sys
+from pathlib import Path
+import tests.conftest
+from tests.runtime import training
+
+mesh, built = training.build(Path(sys.argv[1]), {"fsdp": 4, "tp": 2}, dtype="bfloat16")
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"peak": peak, "parameters": len(built.parameters)}))
+"""
+
+
+def write_checkpoint(directory: Path) -> int:
+    """One file of random bfloat16 numbers; its size in bytes."""
+    from runtime.families import family_of
+
+    family = family_of(CONFIG)
+    sources = [
+        (source.full_name("model."), source.shape)
+        for parameter in family.parameters(family.architecture(CONFIG))
+        for source in parameter.sources
+    ]
+    header, end = {}, 0
+    for name, shape in sources:
+        start, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    # The lower byte is any; the upper one keeps the numbers around 1.
+    tile = np.random.default_rng(0).integers(0, 256, (2**24, 2), np.uint8)
+    tile[:, 1] = 0x3F
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        while end > 0:
+            end -= file.write(tile.tobytes()[:end])
+        return file.tell()
+
+
+def test_placing_an_8_gb_checkpoint_holds_no_second_copy(tmp_path: Path) -> None:
+    size = write_checkpoint(tmp_path / "model")
+    try:
+        assert size > 7.5e9
+        found = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", BUILD, str(tmp_path / "model")],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert found.returncode == 0, found.stderr
+        peak = json.loads(found.stdout.splitlines()[-1])["peak"]
+        print(f"\nfile {size / 1e9:.2f} GB, peak {peak / 1e9:.2f} GB, {peak / size:.3f} of it")
+        assert peak < 1.3 * size
+    finally:
+        (tmp_path / "model" / "model.safetensors").unlink()

@@ -1,0 +1,154 @@
+"""A small artifact, its model and its data, for tests that run a train.py as a user does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.runtime.lives import ROOT, Life, Lives
+
+STEPS = 10
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {root!r})
+
+import optax
+
+from runtime.adapters import LoraSettings
+from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+MODEL = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="float32", remat="decoder")
+MESH = MeshSettings(platform="cpu", devices={devices}, axes={{"fsdp": {devices}, "tp": 1}})
+LORA = LoraSettings(rank=2, alpha=4.0, dropout=0.1, targets=("q_proj", "v_proj", "down_proj"))
+DATA = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=48)
+TRAIN = TrainSettings(
+    epochs=None, steps={steps}, global_batch_size=8, micro_batch_size=2, eval_every=4, log_every=2
+)
+CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps={every}, keep={keep})
+{prelude}
+
+def learning_rate(steps):
+    return optax.linear_schedule({rate}, 0.0, steps)
+
+
+def optimizer(schedule):
+    return optax.adamw(schedule, weight_decay=0.01)
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(ARTIFACT, arguments, MODEL, MESH, LORA, DATA, TRAIN, CHECKPOINT, learning_rate, optimizer)
+    )
+"""
+
+
+def write_place(place: Path) -> None:
+    """Writes model/, train.jsonl, eval.jsonl and artifact/ into a folder."""
+    from compiler import catalog
+    from compiler.miniature import write_checkpoint
+    from compiler.miniature_config import complete
+
+    config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
+    config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    write_checkpoint(place / "model", config, dtype="float32")
+    choose = random.Random(0)
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    for name, rows in (("train", 50), ("eval", 10)):
+        chats = [
+            [
+                {"role": "user", "content": " ".join(choose.choices(words, k=3))},
+                {"role": "assistant", "content": choose.choice(words)},
+            ]
+            for _ in range(rows)
+        ]
+        (place / f"{name}.jsonl").write_text("".join(json.dumps({"messages": c}) + "\n" for c in chats))
+    write_artifact(place / "artifact")
+
+
+def write_artifact(folder: Path, **changes: Any) -> None:
+    """Writes train.py and recipe.lock.json.
+
+    Args:
+        changes: to devices, rate, steps, every (steps between checkpoints), keep; `prelude` is code.
+    """
+    values = {"devices": 2, "rate": 1e-2, "steps": STEPS, "every": 2, "keep": 2, "prelude": "", **changes}
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT.format(root=str(ROOT), **values), encoding="utf-8")
+    rate = values["rate"]
+    lock = {
+        "lock": 1,
+        "compiler": "recipec 0.1.0",
+        "name": "tiny",
+        "recipe": {"name": "tiny", "train": {"optimizer": {"learning_rate": rate}, "log": {"every": 2}}},
+        "model": {"family": "gemma4"},
+        "packages": {},
+        "runtime": "sha256:0",
+        "files": {},
+    }
+    (folder / "recipe.lock.json").write_text(json.dumps(lock))
+
+
+def script(place: Path, output: str, *options: str, artifact: str = "artifact") -> list[str]:
+    """A script and its arguments."""
+    return [
+        str(place / artifact / "train.py"),
+        *("--model", str(place / "model"), "--data-dir", str(place), "--output", str(place / output)),
+        *options,
+    ]
+
+
+def environment(place: Path) -> Mapping[str, str]:
+    """That of a script's process, with a cache of compiled functions."""
+    clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    return clean | {
+        "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+def train(lives: Lives, place: Path, output: str, *options: str, artifact: str = "artifact") -> Life:
+    """Runs a script to its end."""
+    life = lives.begin(*script(place, output, *options, artifact=artifact))
+    life.wait()
+    return life
+
+
+def saved(place: Path, output: str, step: int, item: str = "model_params") -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint."""
+    from runtime.trained import _restore
+
+    return _restore(str(place / output / "checkpoints" / str(step) / item))
+
+
+def assert_equal(place: Path, one: str, other: str, step: int) -> None:
+    """Checks that two runs came to the same parameters and optimizer state, bit for bit."""
+    for item in ("model_params", "optimizer_state"):
+        expected, found = saved(place, one, step, item), saved(place, other, step, item)
+        assert expected.keys() == found.keys()
+        for path in expected:
+            assert expected[path].dtype == found[path].dtype
+            assert expected[path].tobytes() == found[path].tobytes(), path
+
+
+def steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints in a folder."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdigit())
+
+
+def entries(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, without what differs from run to run."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    keep = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
+    return [{key: entry[key] for key in keep if key in entry} for entry in map(json.loads, lines)]

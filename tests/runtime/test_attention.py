@@ -1,0 +1,233 @@
+"""Splash attention, interpreted on CPU, against plain float32 attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.runtime import training
+
+TOLERANCE = 1e-5
+"""Of outputs up to 4. Gradients here reach 20, and may differ by ten times as much."""
+
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiler options: an interpreted kernel takes far longer to compile than to run."""
+
+CASES = {
+    # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap
+    "one device, a block and a part": (None, 2, 150, 4, 2, 32, None, None),
+    "window over blocks": ({"fsdp": 8, "tp": 1}, 8, 200, 4, 2, 16, 70, None),
+    "soft-cap": ({"fsdp": 4, "tp": 2}, 4, 130, 4, 2, 24, 150, 5.0),
+    "one key/value head for two devices": ({"fsdp": 2, "tp": 4}, 2, 130, 8, 2, 32, None, None),
+    "tp does not divide the heads, nor fsdp the rows": ({"fsdp": 2, "tp": 4}, 3, 130, 6, 2, 32, 40, None),
+}
+
+
+def segments(rows: int, length: int) -> np.ndarray:
+    """Three segments of odd lengths in each row, then padding; the last row is padding alone."""
+    random = np.random.default_rng([rows, length])
+    out = np.zeros((rows, length), np.int32)
+    for row in out[:-1]:
+        cuts = np.sort(random.choice(np.arange(1, length), 3, replace=False))
+        row[:] = np.searchsorted(cuts, np.arange(length), side="right") + 1
+        row[row == 4] = 0
+    return out
+
+
+def reference(q: Any, k: Any, v: Any, ids: Any, window: int | None, softcap: float | None) -> Any:
+    """Attention with all scores at once, keys and values repeated for their query heads."""
+    import jax
+    import jax.numpy as jnp
+
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k, precision="highest")
+    if softcap is not None:
+        scores = softcap * jnp.tanh(scores / softcap)
+    place = jnp.arange(q.shape[1])
+    distance = place[:, None] - place[None]
+    seen = (distance >= 0) & (distance < (window or q.shape[1]))
+    seen = seen[None] & (ids[:, :, None] == ids[:, None, :])
+    weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30), axis=-1)
+    return jnp.einsum("bnts,bsnh->btnh", weights, v, precision="highest")
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...]) -> None:
+    import jax
+    from jax.sharding import AxisType
+
+    from runtime.attention import splash
+
+    axes, rows, length, heads, kv_heads, size, window, softcap = case
+    mesh = None
+    if axes is not None:
+        mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+    random = np.random.default_rng(0)
+    q = random.standard_normal((rows, length, heads, size)).astype(np.float32) / 4
+    k, v = (random.standard_normal((rows, length, kv_heads, size)).astype(np.float32) for _ in range(2))
+    ids = segments(rows, length)
+    upstream = random.standard_normal(q.shape).astype(np.float32)
+
+    def both(attend: Callable[..., Any]) -> Any:
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, pull(upstream)
+
+    compiled = partial(jax.jit, compiler_options=QUICK)
+    found, gradients = compiled(lambda: both(lambda q, k, v: splash(q, k, v, ids, window, softcap, mesh)))()
+    expected, wanted = compiled(lambda: both(lambda q, k, v: reference(q, k, v, ids, window, softcap)))()
+    # Padding attends to padding here as there, so that nothing has to be left out.
+    assert np.abs(found - expected).max() < TOLERANCE
+    for gradient, want in zip(gradients, wanted, strict=True):
+        assert np.abs(want).max() > 1
+        assert np.abs(gradient - want).max() < 10 * TOLERANCE
+
+
+def test_a_row_of_any_length_has_a_block() -> None:
+    from runtime.attention import block_size
+
+    lengths = {3072: 512, 4096: 512, 1000: 512, 2900: 512, 1280: 256, 640: 128, 1100: 128, 16: 128}
+    assert {length: block_size(length) for length in lengths} == lengths
+
+
+def test_every_family_with_splash_attention_has_its_block() -> None:
+    from runtime.attention_blocks import BLOCKS
+    from runtime.families import FAMILIES
+
+    assert {name for name, family in FAMILIES.items() if family.flash_attention} == set(BLOCKS)
+
+
+LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+ROWS, LENGTH = 8, 24
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def samples() -> list[tuple[np.ndarray, np.ndarray]]:
+    """(tokens, which of them carry loss) of seven samples, some longer than the models' window of 8."""
+    random = np.random.default_rng(3)
+    out = []
+    for length in (17, 7, 11, 9, 13, 11, 20):
+        loss = np.arange(length) >= random.integers(1, 5)
+        out.append((random.integers(3, 500, length).astype(np.int32), loss))
+    return out
+
+
+def rows_of(groups: list[list[int]]) -> dict[str, np.ndarray]:
+    """A micro-batch with the samples of each group packed into one row; further rows are padding."""
+    every = samples()
+    out: dict[str, Any] = {
+        name: np.zeros((ROWS, LENGTH), np.int32) for name in ("tokens", "positions", "segment_ids")
+    }
+    out["loss_mask"] = np.zeros((ROWS, LENGTH), bool)
+    for row, group in enumerate(groups):
+        start = 0
+        for number, sample in enumerate(group, 1):
+            tokens, loss = every[sample]
+            place = slice(start, start + len(tokens))
+            out["tokens"][row, place], out["loss_mask"][row, place] = tokens, loss
+            out["positions"][row, place], out["segment_ids"][row, place] = np.arange(len(tokens)), number
+            start += len(tokens)
+    out["norm"] = np.float32(sum(int(loss[1:].sum()) for _, loss in every))
+    return out
+
+
+PACKED = rows_of([[0, 1], [2, 3], [4, 5], [6]])
+PADDED = rows_of([[i] for i in range(7)])
+
+
+def with_splash(built: Any) -> Any:
+    """The model's Forward with splash attention in place of dot."""
+    return replace(built.forward, settings=replace(built.forward.settings, attention="splash"))
+
+
+def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[str, Any]], Any]:
+    """A micro-batch's loss, and its gradients in the adapters by path."""
+    import jax
+    from flax import nnx
+
+    from runtime.loss import batch_loss
+    from runtime.sharding import shard_rows
+
+    graph, adapters, rest = nnx.split(built.model, nnx.LoRAParam, ...)
+
+    @partial(jax.jit, compiler_options=QUICK)
+    def compute(adapters: Any, rest: Any, batch: Any) -> Any:
+        def loss_of(adapters: Any) -> Any:
+            return batch_loss(forward, nnx.merge(graph, adapters, rest), **batch)
+
+        return jax.value_and_grad(loss_of)(adapters)
+
+    def run(batch: dict[str, Any]) -> Any:
+        with mesh:
+            loss, gradients = compute(adapters, rest, shard_rows(batch, mesh))
+        leaves = {path: np.asarray(leaf.get_raw_value()) for path, leaf in gradients.flat_state()}
+        return float(loss), leaves
+
+    return run
+
+
+def moved(built: Any) -> None:
+    """Gives B values, without which A's gradients are zero."""
+    import jax
+    from flax import nnx
+
+    random = np.random.default_rng(1)
+    state = nnx.state(built.model, nnx.LoRAParam)
+    for path, variable in state.flat_state():
+        if str(path[-1]).endswith("_b"):
+            value = variable.get_raw_value()
+            noise = 0.1 * random.standard_normal(value.shape).astype(np.float32)
+            variable.set_raw_value(jax.device_put(noise, value.sharding))
+    nnx.update(built.model, state)
+
+
+def differ(one: Any, other: Any) -> tuple[float, float]:
+    """The differences of two losses, and the largest of their gradients."""
+    assert one[1].keys() == other[1].keys()
+    return abs(one[0] - other[0]), max(float(np.abs(one[1][path] - other[1][path]).max()) for path in one[1])
+
+
+def test_packed_rows_train_as_padded_ones_with_either_attention(tmp_path: Path) -> None:
+    tiny.make_gemma4(tmp_path / "base", multimodal=False, **LAYERS)
+    mesh, built = training.build(tmp_path / "base", {"fsdp": 4, "tp": 2}, remat="none", targets=TARGETS)
+    moved(built)
+    dot = loss_and_gradients(built.forward, built, mesh)
+    splash = loss_and_gradients(with_splash(built), built, mesh)
+    wanted = dot(PADDED)
+    assert max(np.abs(gradient).max() for gradient in wanted[1].values()) > 0.05
+    for found in (dot(PACKED), splash(PACKED), splash(PADDED)):
+        loss, gradients = differ(found, wanted)
+        assert loss < 1e-5
+        assert gradients < 1e-5
+
+
+SHARED = {"num_hidden_layers": 4, "layer_types": LAYERS["layer_types"] * 2, "num_kv_shared_layers": 2}
+MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], dict[str, Any]]] = {
+    # The last two layers use the keys and values of the first two.
+    "gemma4-shared": (tiny.make_gemma4, {"fsdp": 8, "tp": 1}, {**tiny.GEMMA4_E2B, **SHARED}),
+    "gemma2": (tiny.make_gemma2, {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 2}),
+    "gemma3": (tiny.make_gemma3, {"fsdp": 4, "tp": 2}, {}),
+    "llama3": (tiny.make_llama, {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 1}),
+    "qwen2": (tiny.make_qwen2, {"fsdp": 8, "tp": 1}, {"num_hidden_layers": 1}),
+    "qwen3": (tiny.make_qwen3, {"fsdp": 4, "tp": 2}, {"num_hidden_layers": 1}),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_attention_dot(model: str, tmp_path: Path) -> None:
+    make, axes, options = MODELS[model]
+    make(tmp_path / "base", **options)
+    mesh, built = training.build(tmp_path / "base", axes, remat="none", targets=TARGETS)
+    moved(built)
+    wanted = training.logits(built, mesh, PACKED)
+    found = training.logits(replace(built, forward=with_splash(built)), mesh, PACKED)
+    real = PACKED["segment_ids"] > 0
+    assert np.abs(wanted[real]).max() > 1
+    assert np.abs(found - wanted)[real].max() < 1e-4
+    assert np.isfinite(found).all()

@@ -1,0 +1,293 @@
+"""What train.py and merge.py say of a base checkpoint that is broken: one message, exit status 1."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import merge
+from runtime.adapters import LoraSettings
+from runtime.families import FAMILIES
+from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+
+INDEX = "model.safetensors.index.json"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+TEXT = "model.language_model."
+AGAIN = "copy or download the checkpoint again"
+ONE = "config.json and the weights must be of one checkpoint"
+KNOWN = ", ".join(sorted(kind for family in FAMILIES.values() for kind in family.model_types))
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 5\n"
+PAGE = b"<!DOCTYPE html>\n<html><body>Access denied</body></html>\n"
+
+
+def cut(name: str, keep: int) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep])
+
+
+def put(name: str, content: bytes) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def edit(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], Any]:
+    """Changes a JSON file."""
+
+    def apply(folder: Path) -> None:
+        fields = json.loads((folder / name).read_text())
+        change(fields)
+        (folder / name).write_text(json.dumps(fields))
+
+    return apply
+
+
+def configure(**values: Any) -> Callable[[Path], Any]:
+    """Sets keys of the text model in config.json."""
+    return edit("config.json", lambda config: config["text_config"].update(values))
+
+
+def rewrite(name: str, change: Callable[[dict[str, np.ndarray]], Any]) -> Callable[[Path], Any]:
+    """Changes the arrays of a safetensors file."""
+
+    def apply(folder: Path) -> None:
+        from safetensors.numpy import load_file, save_file
+
+        arrays = {key: array.copy() for key, array in load_file(folder / name).items()}
+        change(arrays)
+        save_file(arrays, folder / name, {"format": "pt"})
+
+    return apply
+
+
+def recast(arrays: dict[str, np.ndarray]) -> None:
+    name = f"{TEXT}layers.0.self_attn.q_proj.weight"
+    arrays[name] = arrays[name].astype(np.int8)
+
+
+def narrow(arrays: dict[str, np.ndarray]) -> None:
+    name = f"{TEXT}layers.0.self_attn.o_proj.weight"
+    arrays[name] = arrays[name][:, :96].copy()
+
+
+def misplace(index: dict[str, Any]) -> None:
+    index["weight_map"][f"{TEXT}norm.weight"] = FIRST
+
+
+def more_tokens(tokenizer: dict[str, Any]) -> None:
+    tokenizer["model"]["vocab"] |= {f"more-{i}": 512 + i for i in range(3)}
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "header cut off": (
+        cut(FIRST, 1000),
+        f"MODEL/{FIRST}: truncated within its header (1000 of 1920 bytes)",
+        AGAIN,
+    ),
+    "data cut off": (
+        cut(FIRST, 100_000),
+        f"MODEL/{FIRST}: truncated: 100000 bytes, 396420 expected",
+        AGAIN,
+    ),
+    "empty file": (cut(FIRST, 0), f"MODEL/{FIRST}: is an empty file", AGAIN),
+    "seven bytes": (put(FIRST, b"1234567"), f"MODEL/{FIRST}: not a safetensors file", AGAIN),
+    "git lfs pointer": (
+        put(FIRST, POINTER),
+        f"MODEL/{FIRST}: is a Git LFS pointer, not the file that it stands for",
+        "run `git lfs pull` in that folder",
+    ),
+    "web page": (
+        put(FIRST, PAGE),
+        f"MODEL/{FIRST}: is a web page or an error of the server that it came from",
+        "download it again; a gated model needs HF_TOKEN",
+    ),
+    "missing file": (
+        lambda folder: (folder / SECOND).unlink(),
+        f"MODEL: {SECOND} missing; {INDEX} names 2 files",
+        AGAIN,
+    ),
+    "index cut off": (
+        cut(INDEX, 100),
+        f"MODEL/{INDEX}: not JSON (Unterminated string starting at: line 6 column 5 (char 70))",
+        AGAIN,
+    ),
+    "index of a pointer": (
+        put(INDEX, POINTER),
+        f"MODEL/{INDEX}: is a Git LFS pointer, not the file that it stands for",
+        "run `git lfs pull` in that folder",
+    ),
+    "index without a map": (put(INDEX, b"{}"), f"MODEL/{INDEX}: no weight_map", AGAIN),
+    "index names a tensor that is nowhere": (
+        edit(INDEX, lambda index: index["weight_map"].update({f"{TEXT}more": FIRST})),
+        f"MODEL/{INDEX}: names {TEXT}more, which {FIRST} does not hold",
+        AGAIN,
+    ),
+    "index names another file": (
+        edit(INDEX, misplace),
+        f"MODEL/{INDEX}: names {TEXT}norm.weight in {FIRST}; it is in {SECOND}",
+        AGAIN,
+    ),
+    "tensor in two files": (
+        rewrite(FIRST, lambda arrays: arrays.update({f"{TEXT}norm.weight": np.zeros(64, np.float32)})),
+        f"MODEL: {TEXT}norm.weight is in both {FIRST} and {SECOND}",
+        AGAIN,
+    ),
+    "no config.json": (
+        lambda folder: (folder / "config.json").unlink(),
+        "MODEL: no config.json",
+        "--model takes a folder of config.json and safetensors",
+    ),
+    "config.json cut off": (
+        cut("config.json", 20),
+        "MODEL/config.json: not JSON (Expecting value: line 2 column 19 (char 20))",
+        AGAIN,
+    ),
+    "config.json of another model": (
+        put("config.json", b'{"model_type": "gpt2"}'),
+        f"MODEL: config.json: model_type is 'gpt2'; known are {KNOWN}",
+        "",
+    ),
+    "size that is no number": (
+        configure(hidden_size="64"),
+        "MODEL: config.json: hidden_size is '64', not a positive integer",
+        "",
+    ),
+    "another hidden size": (
+        configure(hidden_size=96),
+        f"MODEL/{FIRST}: {TEXT}embed_tokens.weight has shape [512, 64], "
+        "expected [512, 96] from config.json (hidden_size 96)",
+        ONE,
+    ),
+    "another vocabulary": (
+        configure(vocab_size=600),
+        f"MODEL/{FIRST}: {TEXT}embed_tokens.weight has shape [512, 64], "
+        "expected [600, 64] from config.json (vocab_size 600)",
+        ONE,
+    ),
+    "other heads": (
+        configure(num_attention_heads=8),
+        f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.q_proj.weight has shape [128, 64], "
+        "expected [256, 64] from config.json (num_attention_heads 8 x head_dim 32)",
+        ONE,
+    ),
+    "other heads of global layers": (
+        configure(num_global_key_value_heads=1),
+        f"MODEL/{SECOND}: {TEXT}layers.1.self_attn.k_proj.weight has shape [128, 64], expected [64, 64] "
+        "from config.json (num_key_value_heads 2 x head_dim 32 or "
+        "num_global_key_value_heads 1 x global_head_dim 64)",
+        ONE,
+    ),
+    "another feed-forward size": (
+        configure(intermediate_size=192),
+        f"MODEL/{FIRST}: {TEXT}layers.0.mlp.gate_proj.weight has shape [128, 64], "
+        "expected [192, 64] from config.json (intermediate_size 192)",
+        ONE,
+    ),
+    "tensor of another shape": (
+        rewrite(FIRST, narrow),
+        f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.o_proj.weight has shape [64, 96], "
+        "expected [64, 128] from config.json (num_attention_heads 4 x head_dim 32)",
+        ONE,
+    ),
+    "tensor that is missing": (
+        rewrite(SECOND, lambda arrays: arrays.pop(f"{TEXT}norm.weight")),
+        f"MODEL/{INDEX}: names {TEXT}norm.weight, which {SECOND} does not hold",
+        AGAIN,
+    ),
+    "more layers than config.json": (
+        rewrite(SECOND, lambda arrays: arrays.update({f"{TEXT}layers.2.more": np.zeros(2, np.float32)})),
+        f"MODEL/{SECOND}: {TEXT}layers.2.more is of layer 2, "
+        "and config.json has num_hidden_layers 2, which ends at layer 1",
+        ONE,
+    ),
+    "integers for weights": (
+        rewrite(FIRST, recast),
+        f"MODEL/{FIRST}: {TEXT}layers.0.self_attn.q_proj.weight has type I8, which is no float",
+        "quantised checkpoints cannot be trained or merged; use the original one",
+    ),
+    "tokenizer is a pointer": (
+        put("tokenizer.json", POINTER),
+        "MODEL/tokenizer.json: is a Git LFS pointer, not the file that it stands for",
+        "run `git lfs pull` in that folder",
+    ),
+}
+
+TOKENIZERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "tokenizer cut off": (
+        cut("tokenizer.json", 500),
+        "the tokenizer of MODEL cannot be loaded: Unterminated string starting at: "
+        "line 27 column 7 (char 490)",
+        "tokenizer.json and tokenizer_config.json must be in the model's folder; model.tokenizer names "
+        "another tokenizer",
+    ),
+    "tokenizer with more tokens than embeddings": (
+        edit("tokenizer.json", more_tokens),
+        "the tokenizer of MODEL has token ids up to 514, and the model has 512 embeddings",
+        "use the model's own tokenizer: leave model.tokenizer out",
+    ),
+}
+
+
+def said(place: Path, tmp_path: Path, change: Callable[[Path], Any], script: str, capsys: Any) -> str:
+    """What a script says of a copy of the model that was changed; MODEL stands for its folder."""
+    model = tmp_path / "model"
+    shutil.copytree(place / "model", model)
+    change(model)
+    output = tmp_path / "output"
+    artifact = place / "artifact"
+    options = ["--model", str(model), "--output", str(output)]
+    settings = ModelSettings(id="recipec/tiny-gemma4", family="gemma4")
+    if script == "merge":
+        status = merge.main(
+            artifact,
+            settings,
+            checkpoint="checkpoints",
+            output="merged",
+            dtype="bfloat16",
+            adapter=True,
+            argv=options,
+        )
+    else:
+        status = train(artifact, [*options, "--data-dir", str(place)], settings)
+    assert status == 1
+    assert not output.exists(), "something was written"
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.replace(str(model), "MODEL")
+
+
+def train(artifact: Path, options: list[str], settings: ModelSettings) -> int:
+    from runtime.train import parse_arguments, run
+
+    return run(
+        artifact,
+        parse_arguments(artifact, options),
+        settings,
+        MeshSettings("cpu", 8, {"fsdp": 8, "tp": 1}),
+        LoraSettings(rank=2, alpha=4.0, targets=("q_proj",)),
+        DataSettings(train=("train.jsonl",), max_length=48),
+        TrainSettings(epochs=1, steps=None, global_batch_size=8, micro_batch_size=1),
+        CheckpointSettings(directory="checkpoints"),
+        lambda steps: lambda step: 0.1,
+        lambda schedule: None,  # type: ignore[arg-type,return-value]
+    )
+
+
+def expected(message: str, help: str) -> str:
+    return f"error: {message}\n" + (f"  = help: {help}\n" if help else "")
+
+
+@pytest.mark.parametrize("script", ["train", "merge"])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_checkpoint(place: Path, tmp_path: Path, capsys: Any, kind: str, script: str) -> None:
+    change, message, help = BROKEN[kind]
+    assert said(place, tmp_path, change, script, capsys) == expected(message, help)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_broken_tokenizer(place: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
+    change, message, help = TOKENIZERS[kind]
+    assert said(place, tmp_path, change, "train", capsys) == expected(message, help)

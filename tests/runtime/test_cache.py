@@ -1,0 +1,80 @@
+"""Programs that an earlier process compiled."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import cache
+from tests import tiny
+from tests.conftest import ROOT
+
+RUN = """
+import json, sys
+from collections import Counter
+from pathlib import Path
+import tests.conftest
+import jax, optax
+from runtime.cache import keep_compiled
+from tests.runtime import training
+
+events = Counter()
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
+model, folder, caches = sys.argv[1:]
+keep_compiled(caches)
+mesh, built = training.build(Path(model), {"fsdp": 4, "tp": 2}, remat="none")
+with mesh:
+    trainer = training.trainer(built, mesh, Path(folder) / "run", optax.adamw(1e-3), every_steps=10)
+    outcome = training.fit(trainer, Path(folder), 1, lambda step: 1e-3)
+print(json.dumps([events, outcome.loss]))
+"""
+
+
+def run(*arguments: Path) -> tuple[dict[str, int], float]:
+    """What jax counted in a run of one step, and the step's loss."""
+    found = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN, *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    events, loss = json.loads(found.stdout.splitlines()[-1])
+    return events, loss
+
+
+def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
+    tiny.make_gemma3(tmp_path / "model", num_hidden_layers=1)
+    first, loss = run(tmp_path / "model", tmp_path / "1", tmp_path / "cache")
+    assert first["cache_misses"] > 10
+    files = {path.name for path in (tmp_path / "cache" / "xla").iterdir() if path.name.endswith("-cache")}
+    assert len(files) == first["cache_misses"]
+    second, again = run(tmp_path / "model", tmp_path / "2", tmp_path / "cache")
+    assert second.get("cache_misses", 0) == 0
+    assert second["cache_hits"] == second["compile_requests_use_cache"]
+    assert again == loss
+
+
+def test_where_caches_go(tmp_path: Path) -> None:
+    assert cache.cache_directory(None, tmp_path) is None
+    assert cache.cache_directory("cache", tmp_path) == str(tmp_path / "cache")
+    assert cache.cache_directory("/somewhere/else", tmp_path) == "/somewhere/else"
+    assert cache.cache_directory("~/cache", tmp_path) == str(Path.home() / "cache")
+    assert cache.cache_directory("gs://bucket/cache", tmp_path) == "gs://bucket/cache"
+
+
+def test_a_cache_that_cannot_be_written_is_said_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import jax
+
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    before = jax.config.jax_compilation_cache_dir
+    cache.keep_compiled(str(tmp_path / "cache"))
+    assert jax.config.jax_compilation_cache_dir == before
+    assert f"{tmp_path}/cache{os.sep}xla cannot be written" in capsys.readouterr().err

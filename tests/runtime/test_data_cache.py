@@ -1,0 +1,224 @@
+"""Tokenising in several processes, and tokenised data kept on disk: the same samples, whichever way."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.data import PreparedData, prepare, tokenising
+from runtime.data.packing import pack
+from runtime.data.samples import Samples
+from runtime.errors import UserError
+from runtime.settings import DataSettings, TrainSettings
+from tests.runtime.chats import GEMMA4, chat, tokenizer, write
+from tests.runtime.test_data_prepare import conversations
+
+TRAIN = TrainSettings(epochs=1, steps=None, global_batch_size=4, micro_batch_size=1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "train.jsonl", conversations(90))
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write("nonsense\n" + json.dumps({"messages": chat("hello", "the " * 200)}) + "\n")
+    write(tmp_path / "more.jsonl", conversations(30, seed=1))
+    return tmp_path
+
+
+def prepared(
+    folder: Path, cache: Path | None = None, workers: int | None = 0, **settings: Any
+) -> PreparedData:
+    data = DataSettings(**{"train": ("train.jsonl", "more.jsonl"), "max_length": 96, **settings})
+    return prepare(data, TRAIN, 4, tokenizer(), folder, cache=cache, workers=workers)
+
+
+def equal(a: PreparedData, b: PreparedData) -> bool:
+    return (
+        all(
+            np.array_equal(getattr(a.samples, item.name), getattr(b.samples, item.name))
+            for item in fields(Samples)
+        )
+        and a.report.to_dict() == b.report.to_dict()
+        and a.fingerprint == b.fingerprint
+    )
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenising, "CHUNK", 16 * tokenising.ROW)
+
+
+def test_the_number_of_processes_changes_nothing(folder: Path, small_chunks: None) -> None:
+    alone = prepared(folder)
+    assert alone.report.train.overlong.first[0].origin == "train.jsonl:92"
+    assert alone.samples.origin(len(alone.samples) - 1) == "more.jsonl:30"
+    for workers in (2, 3):
+        assert equal(prepared(folder, workers=workers), alone)
+
+
+def test_many_rows_start_processes_and_few_do_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = tokenising._Pool._start
+    monkeypatch.setattr(tokenising._Pool, "_start", lambda pool: started.append(1) or start(pool))
+    monkeypatch.setattr(tokenising, "_cores", lambda: 2)
+    few = prepared(folder, workers=None)
+    assert not started
+    monkeypatch.setattr(tokenising, "CHUNK", 8 * tokenising.ROW)
+    monkeypatch.setattr(tokenising, "ALONE", 32 * tokenising.ROW)
+    assert equal(prepared(folder, workers=None), few)
+    assert len(started) == 2
+
+
+def test_an_error_in_a_process_is_the_users_to_read(folder: Path, small_chunks: None) -> None:
+    with pytest.raises(UserError, match=r"train.jsonl:92 has \d+ tokens, and data.max_length is 96"):
+        prepared(folder, workers=2, overlong="error")
+
+
+def test_a_process_that_dies_is_told_of(
+    folder: Path, small_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenising, "_PROGRAM", "import os; os._exit(9)")
+    with pytest.raises(UserError, match=r"a tokenising process ended by itself \(exit status 9\)"):
+        prepared(folder, workers=2)
+
+
+def no_tokenising(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("it was tokenised again")
+
+    # runtime.data.prepare is the function; the module of that name is what uses tokenise.
+    monkeypatch.setattr(sys.modules["runtime.data.prepare"], "tokenise", refuse)
+
+
+def kept(cache: Path) -> list[Path]:
+    return sorted((cache / "data").iterdir())
+
+
+def test_a_second_run_tokenises_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = folder / "cache"
+    first = prepared(folder, cache)
+    assert equal(first, prepared(folder))
+    (entry,) = kept(cache)
+    assert (entry / "split.json").is_file()
+    no_tokenising(monkeypatch)
+    again = prepared(folder, cache)
+    assert equal(again, first)
+    assert "malformed" in again.report.text() and again.report.text() == first.report.text()
+    # The order of an epoch is not what is kept, nor is how many may be unusable.
+    prepared(folder, cache, shuffle_seed=5, packing=True)
+    with pytest.raises(UserError, match="max_invalid_ratio"):
+        prepared(folder, cache, max_invalid_ratio=0.0)
+
+
+@pytest.mark.parametrize("change", ["data", "template", "length", "loss", "tokenizer", "name"])
+def test_other_data_or_settings_are_tokenised_anew(
+    folder: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = folder / "cache"
+    prepared(folder, cache)
+    settings: dict[str, Any] = {}
+    if change == "data":
+        path = folder / "more.jsonl"
+        path.write_text(path.read_text().replace("the", "THE", 1))
+    elif change == "template":
+        settings = {"chat_template": GEMMA4.replace("<|turn>model", "<|turn>Model")}
+    elif change == "length":
+        settings = {"max_length": 95}
+    elif change == "loss":
+        settings = {"loss_on": "last_assistant"}
+    elif change == "name":
+        (folder / "more.jsonl").rename(folder / "other.jsonl")
+        settings = {"train": ("train.jsonl", "other.jsonl")}
+    else:
+        other = tokenizer(GEMMA4, True)
+        monkeypatch.setitem(globals(), "tokenizer", lambda: other)
+    changed = prepared(folder, cache, **settings)
+    assert len(kept(cache)) == 2
+    assert equal(changed, prepared(folder, **settings))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "missing", "no report"])
+def test_a_damaged_entry_is_made_again_and_said_so(
+    folder: Path, damage: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = folder / "cache"
+    first = prepared(folder, cache)
+    (entry,) = kept(cache)
+    tokens = entry / "tokens.npy"
+    content = tokens.read_bytes()
+    if damage == "truncated":
+        tokens.write_bytes(content[:-100])
+    elif damage == "changed":
+        tokens.write_bytes(content[:-4] + b"\1\0\0\0")
+    elif damage == "missing":
+        tokens.unlink()
+    else:
+        (entry / "split.json").write_text("{}")
+    capsys.readouterr()
+    assert equal(prepared(folder, cache), first)
+    assert "is not whole" in capsys.readouterr().err
+    no_tokenising(monkeypatch)
+    assert equal(prepared(folder, cache), first)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "cache").write_text("a file")
+    assert equal(prepared(folder, folder / "cache"), prepared(folder))
+    assert "could not be kept" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_half_entry(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = np.save
+
+    def full(path: Path, *arguments: Any, **options: Any) -> None:
+        if Path(path).name == "sources.npy":
+            raise OSError(28, "No space left on device")
+        saved(path, *arguments, **options)
+
+    monkeypatch.setattr(np, "save", full)
+    prepared(folder, folder / "cache")
+    assert kept(folder / "cache") == []
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_remote_files_are_told_apart_by_what_their_store_says(tmp_path: Path) -> None:
+    import fsspec
+
+    from runtime.data import cache as caching
+    from runtime.data.encoding import coding
+
+    data = DataSettings(train=(), max_length=96)
+    how = coding(tokenizer(), GEMMA4, data, None)
+    (tmp_path / "a.jsonl").write_text("one\n")
+    with_time = f"file://{tmp_path}/a.jsonl"
+    first, _ = caching.key([with_time], data, how, tmp_path)
+    (tmp_path / "a.jsonl").write_text("other\n")
+    second, _ = caching.key([with_time], data, how, tmp_path)
+    assert first and second and first != second
+    # A store that says nothing but the size could hold anything.
+    fsspec.filesystem("memory").pipe("/a.jsonl", b"one\n")
+    key, reason = caching.key(["memory://a.jsonl"], data, how, tmp_path)
+    assert key is None and "neither a checksum nor a time" in reason
+
+
+def test_a_million_samples_are_packed_in_seconds() -> None:
+    random = np.random.default_rng(0)
+    lengths = np.clip(random.lognormal(6.7, 0.5, 1_000_000), 1, 3072).astype(np.int64)
+    start = time.perf_counter()
+    rows = pack(lengths, 3072, random.permutation(len(lengths)))
+    assert time.perf_counter() - start < 10
+    assert np.array_equal(np.sort(rows.samples), np.arange(len(lengths)))
+    filled = np.add.reduceat(lengths[rows.samples], rows.offsets[:-1])
+    assert filled.max() <= 3072 and filled.mean() > 0.99 * 3072

@@ -1,0 +1,335 @@
+"""Rows to conversations, text and preferences: what each format accepts, and why a row is left out."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from runtime.data.formats import PreferenceRow, Row, parse_preference, parse_row
+from runtime.data.values import Malformed
+from tests.runtime.chats import chat, published
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky", "how": {"long": 2}}}}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+SHAREGPT = {
+    "conversations": [
+        {"from": "system", "value": "Be brief."},
+        {"from": "human", "value": "What is it?"},
+        {
+            "from": "function_call",
+            "value": '{"name": "look", "arguments": {"at": "sky", "how": {"long": 2}}}',
+        },
+        {"from": "observation", "value": "blue"},
+        {"from": "gpt", "value": "The sky."},
+    ],
+    "tools": json.dumps([TOOL["function"]]),
+}
+OPENAI = {
+    "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "What "}, {"type": "text", "text": "is it?"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "function": {"name": "look", "arguments": '{"at": "sky", "how": {"long": 2}}'},
+                }
+            ],
+        },
+        {"role": "tool", "content": "blue"},
+        {"role": "assistant", "content": "The sky."},
+    ],
+    "tools": [TOOL],
+}
+PARSED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is it?"},
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
+    {"role": "tool", "content": "blue"},
+    {"role": "assistant", "content": "The sky."},
+]
+
+
+def parse(format: str, row: dict[str, Any], **fields: str) -> Row:
+    before = copy.deepcopy(row)
+    parsed = parse_row(format, "a:1", row, fields)
+    assert row == before  # a transform's own row, or another reader's, is not changed
+    return parsed
+
+
+def reason(format: str, row: Any, **fields: str) -> str:
+    with pytest.raises(Malformed) as error:
+        if format == "preference":
+            parse_preference("a:1", row, fields)
+        else:
+            parse_row(format, "a:1", row, fields)
+    assert len(str(error.value)) <= 120
+    return str(error.value)
+
+
+@pytest.mark.parametrize("row", [SHAREGPT, OPENAI, {**OPENAI, "tools": json.dumps([TOOL])}])
+def test_both_spellings_of_a_conversation_are_one(row: dict[str, Any]) -> None:
+    assert parse("chat", row) == Row("a:1", messages=PARSED, tools=[TOOL])
+
+
+def test_the_messages_are_what_templates_expect() -> None:
+    """Qwen's template, which TRL ships, writes the call of either spelling as a tool call."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    row = parse("chat", SHAREGPT)
+    text = render_jinja_template([row.messages], tools=row.tools, chat_template=published("qwen3"))[0][0]
+    assert '{"name": "look", "arguments": {"at": "sky", "how": {"long": 2}}}\n</tool_call>' in text
+    assert "<tool_response>\nblue\n</tool_response>" in text and "null" not in text and "None" not in text
+
+
+def test_nulls_of_column_formats_are_no_keys() -> None:
+    """Arrow gives each message every key that any message has."""
+    call = {
+        "id": None,
+        "type": "function",
+        "function": {"name": "look", "arguments": {"at": "sky", "by": None}},
+    }
+    messages = [
+        {"role": "user", "content": "a", "name": None, "tool_calls": None, "from": None},
+        {"role": "assistant", "content": None, "name": None, "tool_calls": [call], "from": None},
+        {"role": "assistant", "content": "b", "name": "n", "tool_calls": [], "from": None},
+    ]
+    assert parse("chat", {"messages": messages, "tools": None, "conversations": None}).messages == [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}],
+        },
+        {"role": "assistant", "content": "b", "name": "n"},
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": [{"from": "user", "value": "a"}, {"from": "assistant", "value": "b"}]},
+        {"messages": [{"from": "user", "value": "a"}, {"from": "assistant", "value": "b", "weight": 1}]},
+        {"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+    ],
+)
+def test_conversations_are_recognised_as_trl_does(row: dict[str, Any]) -> None:
+    from trl.data_utils import maybe_convert_to_chatml
+
+    assert parse("chat", row).messages == maybe_convert_to_chatml(copy.deepcopy(row))["messages"]
+
+
+def test_sharegpt_system_column() -> None:
+    turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
+    assert parse("chat", {"conversations": turns, "system": "s"}).messages == chat("a", "b", system="s")
+    assert parse("chat", {"conversations": turns, "system": ""}).messages == chat("a", "b")
+    # Beside OpenAI's messages the column may be anything.
+    assert parse("chat", {"messages": chat("a", "b"), "system": "linux"}).messages == chat("a", "b")
+
+
+def test_renamed_columns() -> None:
+    turns = [{"who": "human", "says": "a"}, {"who": "gpt", "says": "b", "name": "n"}]
+    row = parse(
+        "chat", {"talk": turns, "uses": [TOOL]}, messages="talk", role="who", content="says", tools="uses"
+    )
+    assert row.messages == [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "name": "n"},
+    ]
+    assert row.tools == [TOOL]
+    row = parse("instruction", {"q": "a", "a": "b"}, instruction="q", output="a")
+    assert row.messages == chat("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"text": "x"}, "no 'messages' (it has 'text')"),
+        ({}, "no 'messages' (it has nothing)"),
+        ({"messages": None}, "'messages' is null"),
+        ({"messages": "x"}, "'messages' is a string, not a list"),
+        ({"messages": "[x"}, "'messages' is a string that is not JSON"),
+        ({"messages": []}, "'messages' is empty"),
+        ({"messages": ["x"]}, "message 0 is a string, not an object"),
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "message 0 has the role 'robot', not one of system, ",
+        ),
+        ({"messages": [{"role": ["user"], "content": "x"}]}, "message 0 has the role ['user']"),
+        ({"messages": [{"content": "x"}]}, "message 0 has the role None"),
+        ({"messages": [{"role": "user"}]}, "message 0 (user) has a null as content, not a string"),
+        ({"messages": [{"role": "user", "content": 3}]}, "message 0 (user) has a number as content"),
+        ({"messages": [{"role": "user", "content": b"x"}]}, "message 0 (user) has a bytes as content"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no assistant turn"),
+        ({"messages": [{"role": "assistant", "content": " "}]}, "message 0 (assistant) is blank"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "has a null as content"),
+        (
+            {"messages": [{"role": "user", "content": "\ud800"}]},
+            "message 0 (user) holds half a surrogate pair",
+        ),
+        ({"messages": [{"role": "user", "content": "x", "name": "\ud800"}]}, "half a surrogate pair"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "part 0 of message 0 (user) is of type 'image'",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "the text of part 0 of message 0 (user) is a null",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
+            "message 0 (user) calls tools",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [1]}]},
+            "tool call 0 of message 0 (assistant) is a number",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]},
+            "tool call 0 of message 0 (assistant) names no function",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "x"}]}]},
+            "the arguments of tool call 0 of message 0 (assistant) is a string that is not JSON",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": [1]}]}]},
+            "the arguments of tool call 0 of message 0 (assistant) are a list, not an object",
+        ),
+        (
+            {"conversations": [{"from": "function_call", "value": "look!"}]},
+            "message 0 is a string that is not JSON",
+        ),
+        (
+            {"messages": chat("a", "b"), "tools": {"name": "f"}},
+            "'tools' is an object, not a list of JSON schemas",
+        ),
+        ({"messages": chat("a", "b"), "tools": "look"}, "'tools' is a string that is not JSON"),
+        ({"messages": chat("a", "b"), "tools": [{"type": "function"}]}, "tool 0 names no function"),
+    ],
+)
+def test_chat_rows_that_are_left_out(row: dict[str, Any], why: str) -> None:
+    assert why in reason("chat", row)
+
+
+def test_instruction() -> None:
+    row = {"instruction": "Add.", "input": "1, 2", "output": "3", "id": 7}
+    assert parse("instruction", row) == Row("a:1", messages=chat("Add.\n\n1, 2", "3"), completion_start=1)
+    for blank in ("", " ", None):
+        assert parse("instruction", {**row, "input": blank, "system": blank}).messages == chat("Add.", "3")
+    whole = parse("instruction", {**row, "system": "s", "history": [["a", "b"], ["c", "d"]]})
+    assert whole.messages == chat("a", "b", "c", "d", "Add.\n\n1, 2", "3", system="s")
+    assert whole.completion_start == 6
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"instruction": "a"}, "no 'output' (it has 'instruction')"),
+        ({"instruction": "a", "output": None}, "'output' is null"),
+        ({"instruction": "a", "output": " "}, "'output' is blank"),
+        ({"instruction": 3, "output": "b"}, "'instruction' is a number, not a string"),
+        ({"instruction": "a", "output": "b", "input": ["c"]}, "'input' is a list, not a string"),
+        ({"instruction": "a", "output": "b", "history": [["c"]]}, "'history' is not a list of pairs"),
+    ],
+)
+def test_instruction_rows_that_are_left_out(row: dict[str, Any], why: str) -> None:
+    assert why in reason("instruction", row)
+
+
+def test_prompt_and_completion() -> None:
+    assert parse("prompt_completion", {"prompt": "a ", "completion": " b"}) == Row(
+        "a:1", prompt="a ", completion=" b"
+    )
+    row = {"prompt": chat("a", "b", "c"), "completion": [{"from": "gpt", "value": "d"}], "tools": [TOOL]}
+    assert parse("prompt_completion", row) == Row(
+        "a:1", messages=chat("a", "b", "c", "d"), completion_start=3, tools=[TOOL]
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"prompt": "a"}, "no 'completion' (it has 'prompt')"),
+        ({"prompt": " ", "completion": "b"}, "'prompt' is blank"),
+        ({"prompt": "a", "completion": 3}, "'completion' is a number, not a string"),
+        (
+            {"prompt": chat("a"), "completion": "b"},
+            "'prompt' is a list and 'completion' a string: both are text",
+        ),
+        ({"prompt": chat("a"), "completion": chat("b")}, "no assistant turn"),
+        ({"prompt": chat("a"), "completion": []}, "'completion' is empty"),
+        ({"prompt": [3], "completion": chat("a", "b")}, "'prompt' message 0 is a number, not an object"),
+        ({"prompt": "a", "completion": "\udfff"}, "'completion' holds half a surrogate pair"),
+    ],
+)
+def test_prompt_completion_rows_that_are_left_out(row: dict[str, Any], why: str) -> None:
+    assert why in reason("prompt_completion", row)
+
+
+def test_text() -> None:
+    assert parse("text", {"text": " a\n"}) == Row("a:1", completion=" a\n")
+    assert reason("text", {"text": ["a"]}) == "'text' is a list, not a string"
+    assert reason("text", {"content": "a"}) == "no 'text' (it has 'content')"
+
+
+LIKED = [*chat("a", "b", "c"), {"role": "assistant", "content": "good"}]
+DISLIKED = [*chat("a", "b", "c"), {"role": "assistant", "content": "bad"}]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"chosen": LIKED, "rejected": DISLIKED},
+        {"chosen": LIKED, "rejected": DISLIKED, "prompt": "a"},  # UltraFeedback's form
+        {"chosen": LIKED[3:], "rejected": DISLIKED[3:], "prompt": LIKED[:3]},
+        {"chosen": LIKED, "rejected": [*DISLIKED, *chat("d", "e")]},
+        {"chosen": LIKED, "rejected": [*LIKED, *chat("d", "e")]},
+        {"chosen": "The sky is blue.", "rejected": "The sky is green, or so."},
+        {"chosen": "The sky is blue.", "rejected": "The sky ice."},
+        {"chosen": "The sky", "rejected": "The sky is"},
+        {"chosen": "blue", "rejected": "green", "prompt": "The sky is "},
+    ],
+)
+def test_prompts_are_found_as_trl_finds_them(row: dict[str, Any]) -> None:
+    from trl.data_utils import maybe_extract_prompt
+
+    assert parse_preference("a:1", row, {}) == PreferenceRow(
+        "a:1", **{k: v for k, v in maybe_extract_prompt(copy.deepcopy(row)).items()}
+    )
+
+
+def test_a_prompt_that_is_repeated_is_taken_once() -> None:
+    row = parse_preference("a:1", {"prompt": LIKED[:3], "chosen": LIKED, "rejected": DISLIKED}, {})
+    assert (row.prompt, row.chosen, row.rejected) == (LIKED[:3], LIKED[3:], DISLIKED[3:])
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"chosen": "a"}, "no 'rejected' (it has 'chosen')"),
+        ({"chosen": "a", "rejected": "a", "prompt": "p"}, "'chosen' and 'rejected' are the same"),
+        ({"chosen": "a", "rejected": "b"}, "no 'prompt', and chosen and rejected do not begin alike"),
+        ({"chosen": "a", "rejected": " ", "prompt": "p"}, "'rejected' is blank"),
+        ({"chosen": "a", "rejected": LIKED}, "'chosen' is a string and 'rejected' a list: both are text"),
+        ({"chosen": 1, "rejected": 2}, "'chosen' is a number, not a string"),
+        ({"chosen": chat("a", "b"), "rejected": chat("c", "d")}, "do not begin with the same message"),
+        (
+            {"chosen": chat("a"), "rejected": chat("a", "b")},
+            "no 'prompt', and chosen and rejected do not begin with",
+        ),
+        (
+            {"chosen": LIKED, "rejected": chat("a", "b", "c")[:3]},
+            "no assistant turn in 'rejected' after the prompt",
+        ),
+        ({"chosen": [{}], "rejected": LIKED}, "'chosen' message 0 has the role None"),
+    ],
+)
+def test_preferences_that_are_left_out(row: dict[str, Any], why: str) -> None:
+    assert why in reason("preference", row)

@@ -1,0 +1,89 @@
+"""Packed rows train as padded ones do: the same loss and gradients, sample for sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.data import PreparedData, prepare
+from runtime.settings import DataSettings, TrainSettings
+from tests import tiny
+from tests.runtime import training
+from tests.runtime.chats import tokenizer, write
+from tests.runtime.test_data_prepare import conversations
+from tests.runtime.test_lora import randomise
+
+SAMPLES, LENGTH = 24, 96
+MODELS = {
+    "gemma4": lambda folder: tiny.make_gemma4(
+        folder, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"], sliding_window=12
+    ),
+    "llama": lambda folder: tiny.make_llama(folder, num_hidden_layers=2),
+}
+
+
+def one_step(folder: Path, packing: bool) -> PreparedData:
+    """All samples in one micro-batch of as many rows as samples; most are empty when they are packed."""
+    data = DataSettings(train=("train.jsonl",), max_length=LENGTH, packing=packing)
+    train = TrainSettings(epochs=1, steps=None, global_batch_size=SAMPLES, micro_batch_size=1)
+    prepared = prepare(data, train, SAMPLES, tokenizer(), folder, vocabulary=512)
+    assert prepared.total_steps == prepared.accumulation == 1
+    return prepared
+
+
+def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], tuple[float, dict[str, Any]]]:
+    """The trainer's loss of a micro-batch, and the gradient of every adapter by its path."""
+    import jax
+    from flax import nnx
+
+    from runtime.sharding import shard_rows
+    from runtime.trainer import Trainer
+
+    graph, state = nnx.split(built.model)
+    owner: Any = SimpleNamespace(_forward=built.forward, _settings=SimpleNamespace(objective="sft"))
+
+    @jax.jit
+    def step(state: Any, inputs: Any) -> Any:
+        return nnx.value_and_grad(
+            lambda model: Trainer._loss(owner, model, inputs)[0], argnums=nnx.DiffState(0, nnx.LoRAParam)
+        )(nnx.merge(graph, state))
+
+    def run(batch: dict[str, np.ndarray]) -> tuple[float, dict[str, Any]]:
+        with mesh:
+            loss, gradients = step(state, shard_rows(batch, mesh))
+        return float(loss), {
+            ".".join(map(str, path)): np.asarray(variable.get_raw_value())
+            for path, variable in gradients.flat_state()
+        }
+
+    return run
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_packed_and_padded_rows_have_one_loss_and_one_gradient(tmp_path: Path, model: str) -> None:
+    MODELS[model](tmp_path / "model")
+    mesh, built = training.build(tmp_path / "model", {"fsdp": 4, "tp": 2}, remat="none")
+    randomise(built)
+    write(tmp_path / "train.jsonl", conversations(SAMPLES))
+    packed, padded = one_step(tmp_path, True), one_step(tmp_path, False)
+    assert packed.report.train.rows <= 12 and packed.micro_batch(0)["segment_ids"].max() > 1
+
+    run = differentiated(built, mesh)
+    loss, gradients = run(packed.micro_batch(0))
+    expected, reference = run(padded.micro_batch(0))
+    assert abs(loss - expected) < 1e-5
+    assert gradients.keys() == reference.keys() and len(gradients) > 10
+    for name, gradient in reference.items():
+        assert np.abs(gradient).max() > 1e-4 or "lora_b" in name, name
+        np.testing.assert_allclose(gradients[name], gradient, rtol=0, atol=1e-5, err_msg=name)
+
+    # One sample that sees its neighbour is seen by both.
+    leaking = packed.micro_batch(0)
+    leaking["segment_ids"] = (leaking["segment_ids"] > 0).astype(np.int32)
+    loss, _ = run(leaking)
+    assert abs(loss - expected) > 1e-3

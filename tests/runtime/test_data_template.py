@@ -1,0 +1,105 @@
+"""Chat templates render as transformers renders them."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.data.template import ChatTemplate, Misplaced, Refused
+from runtime.errors import UserError
+from tests.runtime.chats import chat, published, tokenizer
+from tests.runtime.test_data_trl import CALL, TOOLS
+
+VARIABLES = {"bos_token": "<bos>", "eos_token": "<eos>"}
+CONVERSATIONS: list[tuple[list[dict[str, Any]], Any]] = [
+    (chat("Hello", "Hi there", "And now?", "<think>\nhm\n</think>\n\nGood bye"), None),
+    (chat("Hello", "Hi there", system="Be brief."), None),
+    (CALL, TOOLS),
+]
+
+
+class Fixed(datetime.datetime):
+    """A clock that stands where the project's templates have it."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Fixed:
+        return cls(2024, 7, 26)
+
+
+def names() -> list[str]:
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    return sorted(path.stem for path in (Path(spec.origin).parent / "chat_templates").glob("*.jinja"))
+
+
+def test_every_template_that_trl_ships(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.utils import chat_template_utils as reference
+
+    monkeypatch.setattr(reference, "datetime", Fixed)
+    rendered = marked = refused = 0
+    for name in names():
+        source = published(name)
+        template = ChatTemplate(source, VARIABLES)
+        for messages, tools in CONVERSATIONS:
+            try:
+                texts, marks = reference.render_jinja_template(
+                    conversations=[messages],
+                    tools=tools,
+                    chat_template=source,
+                    return_assistant_tokens_mask=template.marked,
+                    **VARIABLES,
+                )
+            except Exception:
+                refused += 1
+                with pytest.raises(Refused):
+                    template.render(messages, tools)
+                continue
+            expected = [tuple(mark) for mark in marks[0]] if template.marked else []
+            assert template.render_marked(messages, tools) == (texts[0], expected), name
+            prompt, _ = reference.render_jinja_template(
+                conversations=[messages[:2]],
+                tools=tools,
+                chat_template=source,
+                add_generation_prompt=True,
+                **VARIABLES,
+            )
+            assert template.render(messages[:2], tools, add_generation_prompt=True) == prompt[0], name
+            rendered += 1
+            marked += bool(expected)
+    assert rendered > 150 and marked > 50 and refused > 10
+
+
+def test_the_date_is_the_same_every_day() -> None:
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", {})
+    assert template.render([]) == "26 Jul 2024"
+
+
+def test_a_template_that_is_not_jinja() -> None:
+    with pytest.raises(UserError, match="not valid Jinja: line 2"):
+        ChatTemplate("{% if x %}\n{% endfor %}", {})
+
+
+def test_markers_in_a_macro_are_not_trusted() -> None:
+    source = (
+        "{% macro turn(m) %}{{ m.role }}: {% generation %}{{ m.content }}{% endgeneration %}{% endmacro %}"
+        "{% for m in messages %}{{ turn(m) }}{% endfor %}"
+    )
+    template = ChatTemplate(source, {})
+    assert template.marked
+    with pytest.raises(Misplaced):
+        template.render_marked(chat("Hello", "Hi"))
+    assert template.render(chat("Hello", "Hi")) == "user: Helloassistant: Hi"
+
+
+def test_a_template_cannot_reach_the_machine() -> None:
+    for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% include 'x' %}"):
+        with pytest.raises(Refused):
+            ChatTemplate(source, {}).render(chat("Hello"))
+
+
+def test_a_tokenizers_special_tokens_are_variables() -> None:
+    assert ChatTemplate("{{ bos_token }}", tokenizer().special_tokens_map).render([]) == "<bos>"

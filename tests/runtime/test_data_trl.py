@@ -1,0 +1,124 @@
+"""Token ids and targets against what TRL's SFTTrainer makes of the same rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime.data import prepare
+from runtime.settings import DataSettings, TrainSettings
+from tests.runtime.chats import MARKED, chat, published, tokenizer
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Tells the weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "description": "Where."}},
+                "required": ["city"],
+            },
+        },
+    }
+]
+CALL: list[dict[str, Any]] = [
+    {"role": "user", "content": "How is Rome?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+    },
+    {"role": "tool", "name": "weather", "content": "sunny"},
+    {"role": "assistant", "content": "It is sunny in Rome."},
+]
+
+
+def ours(folder: Path, rows: list[dict[str, Any]], template: str, **settings: Any) -> list[tuple]:
+    """Token ids and targets of each row, without packing."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = DataSettings(
+        **{"train": ("rows.jsonl",), "max_length": 2048, "chat_template": template, **settings}
+    )
+    train = TrainSettings(epochs=1, steps=None, global_batch_size=1, micro_batch_size=1)
+    prepared = prepare(data, train, 1, tokenizer(), folder)
+    assert prepared.report.train.kept == len(rows), prepared.report.text()
+    return [(sample.tokens.tolist(), sample.targets.tolist()) for sample in prepared.samples]
+
+
+def theirs(rows: list[dict[str, Any]], template: str, **settings: Any) -> list[tuple]:
+    """The same by SFTTrainer; the first token's label is left out, as its loss leaves it out."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    config = SFTConfig(output_dir="unused", max_length=2048, bf16=False, report_to=[], **settings)
+    # What _prepare_dataset reads of a trainer; the constructor would load a model.
+    trainer = SimpleNamespace(
+        _tokenizer=tokenizer(),
+        chat_template=template,
+        completion_only_loss=config.completion_only_loss,
+    )
+    made = SFTTrainer._prepare_dataset(
+        trainer, Dataset.from_list(rows), tokenizer(), config, False, None, "train"
+    )
+    return [
+        (row["input_ids"], [i > 0 and label != -100 for i, label in enumerate(row["labels"])]) for row in made
+    ]
+
+
+@pytest.mark.parametrize("template", [MARKED, "qwen3_training", "gemma3_training", "llama3_training"])
+def test_chat_with_generation_markers(tmp_path: Path, template: str) -> None:
+    text = template if "{" in template else published(template)
+    rows = [
+        {"messages": chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")},
+        {"messages": chat("the fox", " quick  brown\nfox ")},
+        {"messages": chat("Grüße", "Ωμέγα 🎉 ok", "x", "y")},
+    ]
+    assert ours(tmp_path, rows, text) == theirs(rows, text, assistant_only_loss=True)
+
+
+@pytest.mark.parametrize("template", ["qwen3_training", "glm4moe_training", "lfm2_training"])
+def test_tools(tmp_path: Path, template: str) -> None:
+    text = published(template)
+    rows = [{"messages": CALL, "tools": TOOLS}]
+    found = ours(tmp_path, rows, text)
+    # As JSON text, since a column of tables would fill every schema's gaps with nulls.
+    assert found == theirs([{"messages": CALL, "tools": json.dumps(TOOLS)}], text, assistant_only_loss=True)
+    ((tokens, targets),) = found
+    learnt = tokenizer().decode([t for t, target in zip(tokens, targets, strict=True) if target])
+    assert "Rome" in learnt and "It is sunny in Rome." in learnt and "Tells the weather" not in learnt
+
+
+def test_prompt_and_completion_of_plain_text(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "The quick brown fox", "completion": " says hello to the world."},
+        {"prompt": "Grüße 🎉\n", "completion": "Ωμέγα 🎉"},
+        {"prompt": "It ends by itself:", "completion": " so<eos>"},
+    ]
+    expected = theirs(rows, MARKED, completion_only_loss=True)
+    assert ours(tmp_path, rows, MARKED, format="prompt_completion", loss_on="completion") == expected
+    everything = theirs(rows, MARKED, completion_only_loss=False)
+    assert ours(tmp_path, rows, MARKED, format="prompt_completion", loss_on="all") == everything
+
+
+@pytest.mark.parametrize("template", [MARKED, "gemma4", "qwen3", "llama3"])
+def test_prompt_and_completion_of_messages(tmp_path: Path, template: str) -> None:
+    text = template if "{" in template else published(template)
+    whole = chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")
+    rows = [{"prompt": whole[:2], "completion": whole[2:]}, {"prompt": whole[:4], "completion": whole[4:]}]
+    expected = theirs(rows, text, completion_only_loss=True)
+    assert ours(tmp_path, rows, text, format="prompt_completion", loss_on="completion") == expected
+
+
+def test_plain_text(tmp_path: Path) -> None:
+    rows = [{"text": "The quick brown fox."}, {"text": "Grüße 🎉 Ωμέγα"}, {"text": "It ends.<eos>"}]
+    found = ours(tmp_path, rows, MARKED, format="text", loss_on="all")
+    assert found == theirs(rows, MARKED)
+    for tokens, targets in found:
+        assert tokens[0] == tokenizer().bos_token_id and tokens[-1] == tokenizer().eos_token_id
+        assert targets == [False] + [True] * (len(tokens) - 1)

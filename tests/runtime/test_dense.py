@@ -1,0 +1,146 @@
+"""Llama 3, Qwen 2.5 and Qwen 3 in the runtime: the traced program, and the output head of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.errors import UserError
+from tests import tiny
+from tests.runtime import training
+
+MESH = {"fsdp": 4, "tp": 2}
+SIZES = {
+    "vocab_size": tiny.VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+MODEL_TYPES = {"llama3": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+"""By the name of the family."""
+
+
+def abstract(family: str, remat: str = "none", dtype: str = "float32", tied: bool = True) -> Any:
+    """A model with LoRA and shapes for values."""
+    from runtime.adapters import LoraSettings
+    from runtime.families import FAMILIES
+    from runtime.model import abstract_model
+    from runtime.settings import ModelSettings
+
+    config = {**SIZES, "model_type": MODEL_TYPES[family], "tie_word_embeddings": tied}
+    settings = ModelSettings(id="", family=family, dtype=dtype, remat=remat)
+    lora = LoraSettings(rank=4, alpha=8.0, targets=training.TARGETS)
+    return abstract_model(FAMILIES[family], FAMILIES[family].architecture(config), settings, lora, MESH)
+
+
+def traced(built: Any) -> str:
+    """The loss of a batch and its gradients in the adapters, as the trainer takes them: a program."""
+    import jax
+    from flax import nnx
+
+    from runtime.loss import batch_loss
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+
+    graph, adapters, rest = nnx.split(built.model, nnx.LoRAParam, ...)
+    one = training.batch(0)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+
+    def loss(model: Any) -> Any:
+        return batch_loss(built.forward, model, *(one[name] for name in names))
+
+    def gradients(adapters: Any, rest: Any) -> Any:
+        model = nnx.merge(graph, adapters, rest)
+        return nnx.value_and_grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(model)
+
+    with start(MeshSettings("cpu", 8, MESH)):
+        return str(jax.make_jaxpr(gradients)(adapters, rest))
+
+
+@pytest.mark.parametrize("family", MODEL_TYPES)
+def test_rematerialisation_is_switched_on_with_every_adapter_in_place(family: str) -> None:
+    """Attention and feed-forward of each of the two layers, or each layer; Llama's config is frozen."""
+    counts = {}
+    for policy in ("none", "block", "decoder"):
+        built = abstract(family, remat=policy)
+        counts[policy] = len(re.findall(r"checkpoint\[|remat2?\[", traced(built)))
+        built.provider.check_used()
+    assert counts == {"none": 0, "block": 4, "decoder": 2}
+
+
+@pytest.mark.parametrize("family", MODEL_TYPES)
+def test_activations_are_constrained_on_the_cpu(family: str) -> None:
+    text = traced(abstract(family))
+    # The embedding; per layer q, k, v, the attention's output and the feed-forward block.
+    assert text.count("sharding_constraint") >= 1 + 2 * 5
+    assert "PartitionSpec('fsdp', None, 'tp', None)" in text or "P('fsdp', None, 'tp'" in text
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("family", MODEL_TYPES)
+def test_the_residual_stream_stays_in_bfloat16(
+    family: str, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With float32 adapters, whose deltas would widen it; and the stored weights are as narrow."""
+    import jax
+
+    built = abstract(family, dtype="bfloat16", tied=tied)
+    layer = built.forward.family.tunix_module().DecoderLayer
+    block, seen = layer.block, []
+
+    def spy(self: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = block(self, x, *args, **kwargs)
+        seen.append((x.dtype.name, out[1].dtype.name))
+        return out
+
+    monkeypatch.setattr(layer, "block", spy)
+    traced(built)
+    assert seen[:2] == [("bfloat16", "bfloat16")] * 2
+    from flax import nnx
+
+    kinds = {
+        (type(variable).__name__, str(variable.get_raw_value().dtype))
+        for variable in jax.tree.leaves(nnx.state(built.model), is_leaf=lambda x: isinstance(x, nnx.Variable))
+    }
+    assert kinds == {("Param", "bfloat16"), ("LoRAParam", "float32")}
+
+
+def rewrite(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) -> None:
+    """Changes a checkpoint's config.json, and leaves tensors out."""
+    from safetensors.numpy import load_file, save_file
+
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: x for name, x in tensors.items() if name not in drop}, folder / "model.safetensors")
+
+
+def test_a_head_that_the_config_promises_is_missed(tmp_path: Path) -> None:
+    from runtime.checkpoint import BaseCheckpoint
+
+    tiny.make_llama(tmp_path / "base")
+    BaseCheckpoint.open(tmp_path / "base").verify()
+    rewrite(tmp_path / "base", {}, drop=("lm_head.weight",))
+    with pytest.raises(UserError, match=r"lm_head\.weight is missing; config\.json promises it"):
+        BaseCheckpoint.open(tmp_path / "base").verify()
+
+
+def test_a_head_beside_a_tied_embedding_is_not_read(tmp_path: Path) -> None:
+    """As in transformers: some checkpoints hold the embedding once more under the head's name."""
+    from runtime.checkpoint import BaseCheckpoint
+
+    tiny.make_qwen3(tmp_path / "base", tie_word_embeddings=False)
+    rewrite(tmp_path / "base", {"tie_word_embeddings": True})
+    base = BaseCheckpoint.open(tmp_path / "base")
+    base.verify()
+    _, built = training.build(tmp_path / "base", MESH, remat="none")
+    head = built.forward.head(built.model)
+    assert head.tied
+    np.testing.assert_array_equal(np.asarray(head.weight), base.read("model.embed_tokens.weight"))

@@ -1,0 +1,248 @@
+"""Full fine-tuning: twenty steps against transformers, resuming, and the way back to Hugging Face's names."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import merge
+from runtime.checkpoint import BaseCheckpoint
+from runtime.settings import ModelSettings
+from tests import tiny
+from tests.runtime import training
+from tests.runtime.runs import write_lock
+from tests.runtime.test_merge_parity import torch_logits
+from tests.runtime.test_parity import losses, reference_logits
+
+MESH = {"fsdp": 4, "tp": 2}
+STEPS = 20
+SIZES = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+MODELS = {
+    "gemma4": lambda folder: tiny.make_gemma4(folder, shards=3, **SIZES),
+    "llama3": lambda folder: tiny.make_llama(folder, num_hidden_layers=2),
+}
+RATE = 1e-3
+
+
+class Case:
+    """A run over all parameters in Tunix, and the same in transformers."""
+
+    def __init__(self, family: str, folder: Path) -> None:
+        self.folder = folder
+        self.reference = MODELS[family](folder / "base")
+        self.base = BaseCheckpoint.open(folder / "base")
+        mesh, self.built = training.build(folder / "base", MESH, full=True)
+        with mesh:
+            self.trainer = training.trainer(
+                self.built, mesh, folder / "run", rule(), 1, every_steps=STEPS // 2
+            )
+            training.fit(self.trainer, folder / "run", STEPS, lambda step: RATE, 1)
+        write_lock(folder / "run", self.base, None)
+        self.model = ModelSettings(id=str(folder / "base"), family=family)
+        self.by_torch, self.torch_losses = self.train_torch()
+
+    def train_torch(self) -> tuple[Any, list[float]]:
+        import torch
+
+        model = self.load("base")
+        weights = [p for name, p in model.named_parameters() if "vision" not in name]
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("vision" not in name)
+        optimizer = torch.optim.AdamW(weights, lr=RATE, weight_decay=0.01)
+        found = []
+        for step in range(STEPS):
+            one = training.batch(step)
+            chosen = torch.log_softmax(reference_logits(model, one)[:, :-1].float(), -1)
+            targets = torch.tensor(one["tokens"][:, 1:]).long()
+            nll = -chosen.gather(-1, targets[..., None])[..., 0]
+            loss = (nll * torch.tensor(one["loss_mask"][:, 1:])).sum() / float(one["norm"])
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            found.append(float(loss))
+        return model, found
+
+    def load(self, name: str) -> Any:
+        model, info = type(self.reference).from_pretrained(
+            self.folder / name, dtype="float32", output_loading_info=True
+        )
+        assert not any(info.values()), "every tensor is known, present and of its shape"
+        return model
+
+
+def rule() -> Any:
+    import optax
+
+    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=0.01))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The runs are the same program."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    import jax
+
+    @functools.cache
+    def of(family: str) -> Case:
+        with jax.default_matmul_precision("highest"):
+            return Case(family, tmp_path_factory.mktemp(family))
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def case(cases: Callable[[str], Case]) -> Case:
+    return cases("gemma4")
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_twenty_steps_are_those_of_transformers(family: str, cases: Callable[[str], Case]) -> None:
+    case = cases(family)
+    found = losses(case.folder / "run")["loss"]
+    difference = np.abs(np.array(found) - case.torch_losses).max()
+    print(f"\n{family}: losses differ by {difference:.1e}, from {found[0]:.2f} to {found[-1]:.2f}")
+    assert difference <= 1e-4
+
+
+def rows() -> dict[str, np.ndarray]:
+    from runtime.verify import token_rows
+
+    return token_rows(500, 8)  # beyond are the image and audio placeholders, which transformers replaces
+
+
+def run_merge(case: Case, folder: Path, dtype: str, *argv: str, adapter: bool = False) -> int:
+    return merge.main(
+        folder,
+        case.model,
+        checkpoint=str(case.folder / "run"),
+        output="merged",
+        dtype=dtype,
+        adapter=adapter,
+        argv=list(argv),
+    )
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_the_way_back_to_hugging_face(
+    family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The merged folder in transformers against Tunix's trained model, and `--verify` without torch."""
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+    from runtime.verify import logits
+
+    case = cases(family)
+    assert run_merge(case, case.folder, "float32", "--verify") == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].startswith("verified: max logits difference ")
+    assert "the trained weights change logits by" in out
+    one = rows()
+    merged = torch_logits(case.load("merged"), one)
+    ours = logits(case.built, one, start(MeshSettings("cpu", 8, MESH)))
+    theirs = torch_logits(case.by_torch, one)
+    moved = np.abs(merged - torch_logits(case.reference, one)).max()
+    from_tunix, from_torch = (float(np.abs(merged - other).max()) for other in (ours, theirs))
+    print(f"\n{family}: merged and Tunix {from_tunix:.1e}, and torch {from_torch:.1e}; moved {moved:.1f}")
+    assert from_tunix <= 5e-5
+    assert from_torch <= 5e-3, "twenty steps of Adam apart"
+    assert moved > 1
+
+
+def test_what_was_not_trained_is_the_bases_byte_for_byte(case: Case) -> None:
+    if not (case.folder / "merged").is_dir():
+        assert run_merge(case, case.folder, "float32") == 0
+    merged = BaseCheckpoint.open(case.folder / "merged")
+    assert merged.files == case.base.files and len(merged.files) > 1
+    same = {
+        name for name in case.base.tensors if bytes(merged.bytes_of(name)) == bytes(case.base.bytes_of(name))
+    }
+    text = {name for name in case.base.tensors if name.startswith(case.base.prefix)}
+    assert same == {
+        name for name in case.base.tensors if name not in text or name.endswith("layer_scalar")
+    }, "the vision tower and the buffers"
+    note = json.loads((case.folder / "merged" / merge.NOTE).read_text())
+    assert (note["step"], note["tensors"]) == (STEPS, len(case.base.tensors) - len(same))
+
+
+def test_bfloat16_and_no_peft_adapter(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_merge(case, tmp_path, "bfloat16", adapter=True) == 1
+    assert "has no LoRA that a PEFT adapter could hold" in capsys.readouterr().err
+    assert run_merge(case, tmp_path, "bfloat16", "--verify") == 0
+    assert "rounded to bfloat16" in capsys.readouterr().out
+
+
+def test_resuming_is_exact(case: Case, tmp_path: Path) -> None:
+    """From the tenth step's checkpoint, parameters, moments and buffers included."""
+    import shutil
+
+    from flax import nnx
+
+    folder = tmp_path / "run"
+    shutil.copytree(case.folder / "run", folder)
+    shutil.rmtree(folder / str(STEPS))
+    mesh, built = training.build(case.folder / "base", MESH, full=True)
+    with mesh:
+        trainer = training.trainer(built, mesh, folder, rule(), 1, every_steps=STEPS // 2)
+        assert trainer.train_steps == STEPS // 2
+        training.fit(trainer, folder, STEPS, lambda step: RATE, 1)
+    for ours, theirs in ((built.model, case.built.model), (trainer.optimizer, case.trainer.optimizer)):
+        expected = dict(nnx.state(theirs).flat_state())
+        found = dict(nnx.state(ours).flat_state())
+        assert found.keys() == expected.keys()
+        for path, variable in found.items():
+            assert np.array_equal(variable.get_raw_value(), expected[path].get_raw_value()), path
+
+
+def test_moments_lie_as_their_parameters_do(case: Case) -> None:
+    from flax import nnx
+
+    split = 0
+    for path, variable in nnx.state(case.trainer.optimizer, nnx.optimizer.OptState).flat_state():
+        if path[-2:] == ("down_proj", "kernel"):
+            assert tuple(variable.get_raw_value().sharding.spec) == ("tp", "fsdp"), path
+            split += 1
+    assert split == 2 * SIZES["num_hidden_layers"], "mu and nu; a single micro-batch accumulates nothing"
+
+
+def test_arrays_that_the_checkpoint_does_not_fill_are_not_trained(tmp_path: Path) -> None:
+    """Gemma 4's layers that share keys and values have arrays of their own in Tunix, which nothing reads."""
+    from flax import nnx
+
+    from runtime.model import Frozen, abstract_model
+
+    tiny.make_gemma4(
+        tmp_path / "base",
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+        num_kv_shared_layers=1,
+        attention_k_eq_v=False,
+    )
+    base = BaseCheckpoint.open(tmp_path / "base")
+    settings = ModelSettings(id="", family="gemma4", dtype="float32")
+    built = abstract_model(base.family, base.architecture, settings, None, MESH)
+    frozen = {
+        ".".join(map(str, path)) for path, node in nnx.iter_graph(built.model) if isinstance(node, Frozen)
+    }
+    assert {path for path in frozen if "skip_scale" not in path} == {
+        "layers.2.attn.kv_einsum.w",
+        "layers.2.attn._key_norm.scale",
+    }

@@ -1,0 +1,187 @@
+"""What is particular to Gemma 2 and to Gemma 4's smaller models: windows in packed rows, shared keys and
+values, experts, norms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.runtime import training
+
+MESH = {"fsdp": 4, "tp": 2}
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "gemma2": tiny.make_gemma2,
+    "gemma4-e2b": lambda folder: tiny.make_gemma4(folder, **tiny.GEMMA4_E2B),
+    "gemma4-experts": lambda folder: tiny.make_gemma4(folder, **tiny.GEMMA4_EXPERTS),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A checkpoint's folder by its kind."""
+
+    @cache
+    def make(kind: str) -> Path:
+        place = tmp_path_factory.mktemp(kind)
+        KINDS[kind](place)
+        return place
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def highest() -> Any:
+    import jax
+
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_row_is_as_its_samples_alone(kind: str, folder: Callable[[str], Path]) -> None:
+    """Rows are longer than the window, so that one made from positions would let samples see too little."""
+    mesh, built = training.build(folder(kind), MESH, remat="none")
+    packed, rows = training.packed_batch(), training.ROWS
+    names = ("tokens", "positions", "segment_ids")
+    # The packed rows, and after them each of their samples in a row of its own.
+    both = {name: np.concatenate([packed[name], np.zeros_like(packed[name]).repeat(2, 0)]) for name in names}
+    places = []
+    for sample in range(2 * rows):
+        mine = np.flatnonzero(packed["segment_ids"][sample // 2] == 1 + sample % 2)
+        both["tokens"][rows + sample, : len(mine)] = packed["tokens"][sample // 2, mine]
+        both["positions"][rows + sample, : len(mine)] = np.arange(len(mine))
+        both["segment_ids"][rows + sample, : len(mine)] = 1
+        places.append(mine)
+    found = training.logits(built, mesh, both)
+    for sample, mine in enumerate(places):
+        together, alone = found[sample // 2, mine], found[rows + sample, : len(mine)]
+        assert np.abs(together - alone).max() < 1e-5 * np.abs(alone).max()
+
+
+def expert_weights(experts: int, hidden: int, features: int) -> tuple[Any, dict[str, Any]]:
+    """transformers' router and experts with random weights, and these in Tunix's layout."""
+    import torch
+    import transformers
+    from transformers.models.gemma4 import modeling_gemma4
+
+    config = transformers.Gemma4TextConfig(
+        hidden_size=hidden, num_experts=experts, top_k_experts=2, moe_intermediate_size=features
+    )
+    config._experts_implementation = "eager"
+    block = torch.nn.ModuleList(
+        [modeling_gemma4.Gemma4TextRouter(config), modeling_gemma4.Gemma4TextExperts(config)]
+    )
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.3)
+    router, mixture = (dict(one.named_parameters()) for one in block)
+    gate_up = mixture["gate_up_proj"].reshape(experts, 2, features, hidden)
+    arrays = {
+        "router_logits": router["proj.weight"].T,
+        "router_scale": router["scale"],
+        "per_expert_scale": router["per_expert_scale"],
+        "gating_einsum": gate_up,
+        "linear": mixture["down_proj"].swapaxes(1, 2),
+    }
+    return block, {name: value.detach().numpy() for name, value in arrays.items()}
+
+
+@pytest.mark.parametrize("axes", [None, MESH], ids=["one device", "4x2"])
+def test_experts_and_their_gradients_are_those_of_transformers(axes: dict[str, int] | None) -> None:
+    """The router reads another tensor than the experts. Full fine-tuning needs the weights' gradients."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    from runtime.experts import mixture
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+
+    experts, hidden, features = 6, 16, 8
+    block, arrays = expert_weights(experts, hidden, features)
+    x, residual, upstream = np.random.default_rng(0).standard_normal((3, 8, 5, hidden)).astype(np.float32)
+
+    def out(x: Any, residual: Any, arrays: dict[str, Any]) -> Any:
+        variables = {name: SimpleNamespace(value=value) for name, value in arrays.items()}
+        sizes = {"features": hidden, "hidden_dim": features, "num_experts_per_datapoint": 2}
+        moe = SimpleNamespace(config=SimpleNamespace(dtype=jnp.float32), **sizes, **variables)
+        return jnp.sum(mixture(moe, x, residual) * upstream), mixture(moe, x, residual)
+
+    both = jax.jit(jax.grad(out, argnums=(0, 1, 2), has_aux=True))
+    if axes is None:
+        (to_x, to_residual, to_arrays), found = both(x, residual, arrays)
+    else:
+        with start(MeshSettings("cpu", 8, axes)):
+            (to_x, to_residual, to_arrays), found = both(x, residual, arrays)
+
+    inputs, read = (torch.tensor(value.reshape(-1, hidden), requires_grad=True) for value in (x, residual))
+    _, weights, choices = block[0](read)
+    expected = block[1](inputs, choices, weights)
+    (expected * torch.tensor(upstream.reshape(-1, hidden))).sum().backward()
+    pairs = [
+        (found, expected.detach()),
+        (to_x, inputs.grad),
+        (to_residual, read.grad),
+        (to_arrays["router_logits"].T, block[0].proj.weight.grad),
+        (to_arrays["per_expert_scale"], block[0].per_expert_scale.grad),
+        (to_arrays["gating_einsum"], block[1].gate_up_proj.grad),
+        (to_arrays["linear"].swapaxes(1, 2), block[1].down_proj.grad),
+    ]
+    for ours, theirs in pairs:
+        reference = theirs.numpy()
+        assert np.abs(reference).max() > 0.1
+        assert (
+            np.abs(np.asarray(ours).reshape(reference.shape) - reference).max()
+            < 1e-5 * np.abs(reference).max()
+        )
+
+
+def test_a_device_computes_the_experts_of_its_own_rows_alone() -> None:
+    """Sorted over the whole batch, as Tunix does it, every device would compute all rows."""
+    import jax
+    import jax.numpy as jnp
+
+    from runtime.experts import mixture
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+
+    _, arrays = expert_weights(6, 16, 8)
+    variables = {name: SimpleNamespace(value=jnp.asarray(value)) for name, value in arrays.items()}
+    sizes = {"features": 16, "hidden_dim": 8, "num_experts_per_datapoint": 2}
+    moe = SimpleNamespace(config=SimpleNamespace(dtype=jnp.float32), **sizes, **variables)
+    x = jnp.ones((8, 5, 16))
+    with start(MeshSettings("cpu", 8, MESH)):
+        text = str(jax.make_jaxpr(lambda x: mixture(moe, x, x))(x))
+    products = re.findall(r"(f32\[[\d,]+\]) = ragged_dot", text)
+    # 8 rows of 5 tokens over 4 devices, 2 experts for each token; 8 features of an expert over 2 devices.
+    assert products == ["f32[20,8]", "f32[20,16]"]
+
+
+def test_bfloat16_norms_are_those_of_transformers() -> None:
+    """To the bit: 1 + scale in bfloat16 would drop most of a small scale."""
+    import jax.numpy as jnp
+    import torch
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
+
+    from runtime.norms import offset_rms_norm
+
+    random = np.random.default_rng(0)
+    x, scale = random.standard_normal((8, 32)), random.standard_normal(32) * 0.01
+    norm = Gemma2RMSNorm(32).bfloat16()
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor(scale))
+        expected = norm(torch.tensor(x).bfloat16()).float().numpy()
+    ours = SimpleNamespace(scale=SimpleNamespace(value=jnp.asarray(scale, jnp.bfloat16)))
+    found = offset_rms_norm(ours, jnp.asarray(x, jnp.bfloat16))
+    assert found.dtype == jnp.bfloat16
+    assert np.abs(np.asarray(found, np.float32) - expected).max() <= 2**-7, "one rounding of a value up to 2"
+    assert (np.asarray(found, np.float32) == expected).mean() > 0.98

@@ -1,0 +1,321 @@
+"""Each optimizer's chain, as train.py states it: sharded as on one device, resumed exactly, as in PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.settings import CheckpointSettings, TrainSettings
+from tests.runtime import training
+
+MESH = {"fsdp": 4, "tp": 2}
+RATE = 1e-2
+SHAPES = {
+    "matrix": ((256, 128), ("fsdp", "tp")),
+    "heads": ((8, 128, 16), ("tp", "fsdp", None)),
+    "norm": ((130,), ("tp",)),
+}
+
+
+def chain(name: str, rate: Any = RATE) -> Any:
+    import optax
+
+    decay = 0.01
+    rules: dict[str, Callable[[], Any]] = {
+        "adamw": lambda: optax.adamw(rate, b1=0.9, b2=0.999, eps=1e-5, weight_decay=decay),
+        "lion": lambda: optax.lion(rate, b1=0.9, b2=0.99, weight_decay=decay),
+        "sgd": lambda: optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate, momentum=0.9)),
+        "adafactor": lambda: optax.chain(
+            optax.scale_by_factored_rms(),
+            optax.clip_by_block_rms(1.0),
+            optax.add_decayed_weights(decay),
+            optax.scale_by_learning_rate(rate),
+        ),
+    }
+    return optax.chain(optax.clip_by_global_norm(1.0), rules[name]())
+
+
+NAMES = ("adamw", "lion", "sgd", "adafactor")
+
+
+def start() -> Any:
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+
+    return start(MeshSettings("cpu", 8, MESH))
+
+
+def toy(mesh: Any, dtype: str = "float32") -> Any:
+    """A model of three parameters, sharded as its metadata says, with the fields of runtime.model.Built."""
+    import jax
+    from flax import nnx
+    from tunix.utils import env_utils
+
+    from runtime.sharding import named
+
+    env_utils.setup_sharding_environment()  # as Tunix's models do
+    random = np.random.default_rng(0)
+    model = nnx.Module()
+    for name, (shape, spec) in SHAPES.items():
+        value = random.standard_normal(shape).astype(np.float32) * 0.1
+        variable = nnx.Param(jax.device_put(value.astype(jax.numpy.dtype(dtype)), named(mesh, spec)))
+        variable.set_metadata(out_sharding=spec)
+        setattr(model, name, variable)
+    return SimpleNamespace(model=model, adapters=(), provider=None, forward=None)
+
+
+def loss(model: Any, tokens: Any) -> Any:
+    """Of every parameter, and of a batch's tokens."""
+    import jax.numpy as jnp
+
+    x = tokens.astype(jnp.float32)[:, : training.LENGTH] / 500.0
+    heads = jnp.einsum("bt,ndt->bnd", x, model.heads[...].astype(jnp.float32))
+    out = heads.mean(1) @ model.matrix[...].astype(jnp.float32).T
+    return ((out - 1.0) ** 2).mean() + (model.norm[...].astype(jnp.float32) ** 2 * x.mean()).sum()
+
+
+def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 2) -> Any:
+    from runtime.trainer import Trainer
+
+    class Toy(Trainer):
+        def _loss(self, model: Any, inputs: Any) -> Any:
+            return loss(model, inputs["tokens"])
+
+    settings = TrainSettings(
+        epochs=None, steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99
+    )
+    checkpoint = CheckpointSettings(str(folder), every_steps=2, keep=3)
+    return Toy(built, rule, settings, checkpoint, mesh, str(folder), accumulation)
+
+
+def run(folder: Path, rule: Any, until: int, accumulation: int = 2, dtype: str = "float32") -> Any:
+    mesh = start()
+    with mesh:
+        built = toy(mesh, dtype)
+        one = trainer(built, mesh, folder, rule, accumulation)
+        training.fit(one, folder, until, lambda step: RATE, accumulation)
+    return one
+
+
+def arrays(module: Any) -> dict[str, np.ndarray]:
+    from flax import nnx
+
+    return {
+        ".".join(map(str, path)): np.asarray(variable.get_raw_value())
+        for path, variable in nnx.state(module).flat_state()
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A run and its continuation are the same program."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Any, Path]]:
+    """A run of four steps with an optimizer, and its folder; made once."""
+
+    @functools.cache
+    def run_of(name: str) -> tuple[Any, Path]:
+        folder = tmp_path_factory.mktemp(name)
+        return run(folder, chain(name), 4), folder
+
+    return run_of
+
+
+def resumed(folder: Path, rule: Any, target: Path, *options: Any) -> Any:
+    """A run that goes on from another one's second step to the fourth."""
+    shutil.copytree(folder, target)
+    shutil.rmtree(target / "4")
+    return run(target, rule, 4, *options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sharded_steps_are_those_of_plain_arrays(name: str, whole: Callable[[str], tuple[Any, Path]]) -> None:
+    import jax
+    import optax
+
+    found, before = arrays(whole(name)[0].model), arrays(toy(start()).model)
+    rule, params = chain(name), dict(before)
+    state = rule.init(params)
+    gradient = jax.jit(jax.grad(lambda params, tokens: loss(SimpleNamespace(**params), tokens)))
+    for step in range(4):
+        parts = [gradient(params, training.batch(2 * step + i)["tokens"]) for i in (0, 1)]
+        updates, state = rule.update(jax.tree.map(lambda a, b: (a + b) / 2, *parts), state, params)
+        params = optax.apply_updates(params, updates)
+    for path, array in params.items():
+        assert np.abs(before[path] - array).max() > 1e-4, "the steps move it"
+        np.testing.assert_allclose(found[path], array, atol=2e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resuming_is_exact(name: str, whole: Callable[[str], tuple[Any, Path]], tmp_path: Path) -> None:
+    run, folder = whole(name)
+    parts = resumed(folder, chain(name), tmp_path / "parts")
+    for left, right in ((run.model, parts.model), (run.optimizer, parts.optimizer)):
+        expected, found = arrays(left), arrays(right)
+        assert expected.keys() == found.keys()
+        for path, array in expected.items():
+            assert np.array_equal(array, found[path]), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_state_is_sharded_where_it_has_a_parameters_shape(
+    name: str, whole: Callable[[str], tuple[Any, Path]]
+) -> None:
+    from flax import nnx
+
+    seen: dict[str, int] = {}
+    for path, variable in nnx.state(whole(name)[0].optimizer).flat_state():
+        array, leaf = variable.get_raw_value(), str(path[-1])
+        if leaf in SHAPES and array.shape == SHAPES[leaf][0]:
+            parts = [MESH.get(axis or "", 1) for axis in SHAPES[leaf][1]]
+            local = tuple(n // part for n, part in zip(array.shape, parts, strict=True))
+            assert array.addressable_shards[0].data.shape == local, path
+            seen[leaf] = seen.get(leaf, 0) + 1
+        else:
+            assert array.sharding.is_fully_replicated, path
+    # Beside the accumulated gradient: two moments, one, the running sum, or one where nothing is factored.
+    expected = {"adamw": 3, "lion": 2, "sgd": 2, "adafactor": 2}[name]
+    factored = {"matrix"} if name == "adafactor" else set()
+    assert seen == {leaf: expected - (leaf in factored) for leaf in SHAPES}
+
+
+def test_small_updates_of_bfloat16_weights_add_up() -> None:
+    """A hundred steps of 1/4000 of a weight: lost one by one, a fortieth in all on float32 copies."""
+    import jax.numpy as jnp
+    import optax
+
+    from runtime.optimizers import master_weights
+
+    params = {"w": jnp.full((8,), 1.0, jnp.bfloat16)}
+    gradient = {"w": jnp.full((8,), 1.0, jnp.bfloat16)}
+
+    def after(rule: Any) -> float:
+        weights, state = params, rule.init(params)
+        for _ in range(100):
+            updates, state = rule.update(gradient, state, weights)
+            weights = optax.apply_updates(weights, updates)
+        assert weights["w"].dtype == jnp.bfloat16
+        return float(weights["w"][0])
+
+    assert after(optax.sgd(2.5e-4)) == 1.0
+    assert after(master_weights(optax.sgd(2.5e-4))) == float(jnp.bfloat16(0.975))
+
+
+def test_master_weights_of_float32_are_the_rule_itself(
+    whole: Callable[[str], tuple[Any, Path]], tmp_path: Path
+) -> None:
+    import optax
+
+    from runtime.optimizers import master_weights
+
+    master = arrays(run(tmp_path, master_weights(chain("adamw")), 4).model)
+    for path, array in arrays(whole("adamw")[0].model).items():
+        np.testing.assert_allclose(master[path], array, atol=1e-7, err_msg=path)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        rule = master_weights(optax.sgd(1.0))
+        rule.update({"w": np.zeros(2)}, rule.init({"w": np.zeros(2)}))
+
+
+def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
+    """Which is sharded as they are, and saved with them."""
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from runtime.optimizers import master_weights
+
+    rule = master_weights(chain("adamw"))
+    one = run(tmp_path / "whole", rule, 4, 2, "bfloat16")
+    state = nnx.state(one.optimizer).flat_state()
+    masters = {str(path[-1]): node.get_raw_value() for path, node in state if "master" in path}
+    assert masters.keys() == SHAPES.keys()
+    weights = arrays(one.model)
+    for name, master in masters.items():
+        assert master.dtype == jnp.float32 and weights[name].dtype == jnp.bfloat16
+        assert np.array_equal(np.asarray(master.astype(jnp.bfloat16)), weights[name])
+        assert not np.array_equal(np.asarray(master), weights[name]), "it holds more than they do"
+        assert tuple(master.sharding.spec) == tuple(SHAPES[name][1])
+    parts = resumed(tmp_path / "whole", rule, tmp_path / "parts", 2, "bfloat16")
+    for path, array in arrays(one.optimizer).items():
+        assert np.array_equal(array, arrays(parts.optimizer)[path]), path
+
+
+def test_a_bfloat16_state_keeps_its_type(tmp_path: Path) -> None:
+    """Gradients are float32 whatever the weights are; without a master copy the moments are bfloat16."""
+    import jax.numpy as jnp
+
+    one = run(tmp_path, chain("adamw"), 2, accumulation=1, dtype="bfloat16")
+    found = {k: a.dtype for k, a in arrays(one.optimizer).items() if k.split(".")[-1] in SHAPES}
+    assert list(found.values()) == [jnp.dtype("bfloat16")] * 6, found
+
+
+@pytest.fixture(scope="module")
+def torch_arrays() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(1)
+    return {
+        "matrix": random.standard_normal((256, 130)).astype(np.float32),
+        "vector": random.standard_normal(130).astype(np.float32),
+    }
+
+
+def gradients_of(arrays: dict[str, np.ndarray]) -> Iterator[dict[str, np.ndarray]]:
+    random = np.random.default_rng(2)
+    for step in range(5):
+        yield {
+            name: (random.standard_normal(array.shape) * 10.0 ** (-step)).astype(np.float32)
+            for name, array in arrays.items()
+        }
+
+
+def torch_rule(name: str, weights: list[Any]) -> Any:
+    import torch
+
+    if name == "adamw":
+        return torch.optim.AdamW(weights, lr=RATE, eps=1e-5, weight_decay=0.01)
+    if name == "sgd":
+        return torch.optim.SGD(weights, lr=RATE, momentum=0.9, weight_decay=0.01)
+    from transformers.optimization import Adafactor
+
+    return Adafactor(weights, lr=RATE, weight_decay=0.01, scale_parameter=False, relative_step=False)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor"])
+def test_the_rule_is_pytorchs(name: str, torch_arrays: dict[str, np.ndarray]) -> None:
+    """Adafactor's is transformers', without its own learning rates."""
+    import optax
+    import torch
+
+    weights = {key: torch.nn.Parameter(torch.tensor(value)) for key, value in torch_arrays.items()}
+    optimizer = torch_rule(name, list(weights.values()))
+    rule = chain(name)
+    params: Any = dict(torch_arrays)
+    state = rule.init(params)
+    for gradients in gradients_of(torch_arrays):
+        for key, gradient in gradients.items():
+            weights[key].grad = torch.tensor(gradient)
+        torch.nn.utils.clip_grad_norm_(list(weights.values()), 1.0)
+        optimizer.step()
+        updates, state = rule.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    difference = max(np.abs(weights[key].detach().numpy() - params[key]).max() for key in params)
+    moved = min(np.abs(torch_arrays[key] - params[key]).max() for key in params)
+    print(f"\n{name}: {difference:.1e} of {moved:.1e}")
+    assert difference <= 2e-6
+    assert moved > 1e-3

@@ -1,0 +1,341 @@
+"""DPO and ORPO against TRL's trainers with PEFT, and against Tunix's, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.runtime import training
+from tests.runtime.test_lora import randomise
+from tests.runtime.test_parity import split
+
+MESH = {"fsdp": 4, "tp": 2}
+BETA, SMOOTHING = 0.3, 0.1
+PAIRS = [
+    {"prompt": "What does the baker do?", "chosen": " She bakes.", "rejected": " No one knows it at all."},
+    {"prompt": "Name a river.", "chosen": " The Seine flows through Paris.", "rejected": " Stone."},
+    {"prompt": "Add two and three", "chosen": ": five", "rejected": ": the answer is seven"},
+    {"prompt": "Rain?", "chosen": " It falls on the roof and sings.", "rejected": " Rain rain rain."},
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    """A folder, transformers' model and its tokenizer."""
+    from transformers import AutoTokenizer
+
+    from compiler.miniature_tokenizer import write_tokenizer
+
+    folder = tmp_path_factory.mktemp("tiny") / "llama"
+    model = tiny.make_llama(folder, vocab_size=512)
+    write_tokenizer(folder, "llama3")
+    return folder, model, AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def built(checkpoint: tuple[Path, Any, Any]) -> tuple[Any, Any]:
+    """Our model on a mesh, with adapters that are not zero."""
+    import jax
+
+    with jax.default_matmul_precision("highest"):
+        mesh, built = training.build(checkpoint[0], MESH, remat="none")
+        randomise(built)
+    return mesh, built
+
+
+def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, folder: Path) -> Any:
+    """TRL's trainer of the same model with the same adapters."""
+    import peft
+    import torch
+    import transformers
+    from datasets import Dataset
+
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, lora_dropout=0.0, target_modules=list(training.TARGETS), task_type="CAUSAL_LM"
+    )
+    # Nothing but the first step's loss is asked of it.
+    arguments: dict[str, Any] = {
+        "output_dir": str(folder),
+        "beta": BETA,
+        "per_device_train_batch_size": len(PAIRS),
+        "report_to": "none",
+        "max_length": 64,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_dropout": True,
+    }
+    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint[0], dtype=torch.float32)
+    model = peft.get_peft_model(base, config)
+    data = Dataset.from_list(PAIRS)
+    if objective == "dpo":
+        from trl import DPOConfig, DPOTrainer
+
+        trainer = DPOTrainer(
+            model,
+            args=DPOConfig(**arguments, loss_type="sigmoid"),
+            train_dataset=data,
+            processing_class=checkpoint[2],
+        )
+    else:
+        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+        trainer = ORPOTrainer(
+            model, args=ORPOConfig(**arguments), train_dataset=data, processing_class=checkpoint[2]
+        )
+    weights = {
+        name[name.index("layers.") :].removesuffix(".default.weight"): parameter
+        for name, parameter in trainer.model.named_parameters()
+        if "lora_" in name
+    }
+    with torch.no_grad():
+        for name, pair in split(built).items():
+            for letter, value in zip("AB", pair, strict=True):
+                weights[f"{name}.lora_{letter}"].copy_(torch.tensor(value))
+    return trainer
+
+
+def interleaved(chosen: Mapping[str, Any], rejected: Mapping[str, Any], rows: int = 8) -> dict[str, Any]:
+    """TRL's halves of a batch as our rows, padded to `rows` of 64 tokens."""
+    out = {}
+    for name in ("tokens", "segment_ids", "loss_mask"):
+        whole = np.zeros((rows, 64), np.int32)
+        for start, half in ((0, chosen[name]), (1, rejected[name])):
+            for i, row in enumerate(half):
+                whole[2 * i + start, : len(row)] = row
+        out[name] = whole
+    out["positions"] = np.tile(np.arange(64, dtype=np.int32), (rows, 1))
+    out["loss_mask"] = out["loss_mask"].astype(bool)
+    out["norm"] = np.float32(len(PAIRS))
+    out["index"] = np.int32(0)
+    return out
+
+
+COMPILED: dict[tuple[str, float], tuple[Any, Any]] = {}
+
+
+def compiled(built: Any, objective: str, smoothing: float) -> tuple[Any, Any]:
+    """The loss, metrics and gradient of a batch as a function, and the state that it takes."""
+    key = (objective, smoothing)
+    if key not in COMPILED:
+        COMPILED[key] = differentiated(built, objective, smoothing)
+    return COMPILED[key]
+
+
+def differentiated(built: Any, objective: str, smoothing: float) -> tuple[Any, Any]:
+    import jax
+    from flax import nnx
+
+    from runtime.preference import preference_loss
+
+    graph, state = nnx.split(built.model)
+
+    @jax.jit
+    def step(state: Any, inputs: Any) -> Any:
+        def loss(model: Any) -> Any:
+            reference = built.provider.switched_off()
+            return preference_loss(built.forward, model, inputs, objective, BETA, smoothing, reference)
+
+        wanted = nnx.DiffState(0, nnx.LoRAParam)
+        return nnx.value_and_grad(loss, argnums=wanted, has_aux=True)(nnx.merge(graph, state))
+
+    return step, state
+
+
+def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, smoothing: float = 0.0) -> Any:
+    """The loss, its metrics, and the gradient of each projection's A and B."""
+    import jax
+
+    from runtime.sharding import shard_rows
+
+    step, state = compiled(built, objective, smoothing)
+    with mesh, jax.default_matmul_precision("highest"):
+        (value, metrics), gradient = step(state, shard_rows(batch, mesh))
+    found = {name: float(number) for name, number in metrics.items()}
+    arrays = {
+        ".".join(map(str, path)): np.asarray(variable.get_raw_value())
+        for path, variable in gradient.flat_state()
+    }
+    by_name = {}
+    for adapter in built.adapters:
+        by_name |= adapter.split(arrays[adapter.a_path], arrays[adapter.b_path])
+    return float(value), found, by_name
+
+
+def collated(trainer: Any) -> tuple[Any, dict[str, Any]]:
+    """A batch of all pairs as TRL makes it, and as our rows."""
+    inputs = next(iter(trainer.get_train_dataloader()))
+    if "input_ids" in inputs:
+        halves = [
+            {"tokens": ids, "segment_ids": mask, "loss_mask": completion}
+            for ids, mask, completion in zip(
+                *(
+                    inputs[name].numpy().reshape(2, len(PAIRS), -1)
+                    for name in ("input_ids", "attention_mask", "completion_mask")
+                ),
+                strict=True,
+            )
+        ]
+    else:
+        halves = []
+        for kind in ("chosen", "rejected"):
+            ids = inputs[f"{kind}_input_ids"].numpy()
+            mask = inputs[f"{kind}_attention_mask"].numpy()
+            halves.append(
+                {
+                    "tokens": ids * mask,
+                    "segment_ids": mask,
+                    "loss_mask": inputs[f"{kind}_labels"].numpy() != -100,
+                }
+            )
+    return inputs, interleaved(*halves)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+def test_loss_and_gradient_are_trls(
+    objective: str, checkpoint: tuple[Path, Any, Any], built: tuple[Any, Any], tmp_path: Path
+) -> None:
+    mesh, ours_built = built
+    trainer = trl_trainer(objective, checkpoint, ours_built, tmp_path)
+    inputs, batch = collated(trainer)
+    assert batch["loss_mask"][: 2 * len(PAIRS)].any(1).all()
+    trainer.model.train()
+    expected = trainer.compute_loss(trainer.model, inputs)
+    expected.backward()
+    gradients = {
+        name[name.index("layers.") :].removesuffix(".default.weight"): parameter.grad.numpy()
+        for name, parameter in trainer.model.named_parameters()
+        if parameter.grad is not None
+    }
+    value, metrics, found = ours(mesh, ours_built, batch, objective)
+    difference = max(
+        np.abs(found[name.rpartition(".lora_")[0]]["AB".index(name[-1])] - gradient).max()
+        for name, gradient in gradients.items()
+    )
+    largest = max(np.abs(gradient).max() for gradient in gradients.values())
+    print(
+        f"\n{objective}: loss differs by {abs(value - float(expected)):.1e} of {float(expected):.2f}, "
+        f"gradients by {difference:.1e} of {largest:.1f}"
+    )
+    assert len(gradients) == 2 * len(found)
+    assert abs(value - float(expected)) <= 1e-4
+    assert difference <= 1e-4 * max(1.0, largest)
+    if objective == "dpo":
+        logged = {name: np.mean(values) for name, values in trainer._metrics["train"].items() if values}
+        assert metrics["rewards_accuracy"] == pytest.approx(logged["rewards/accuracies"])
+        assert metrics["rewards_margin"] == pytest.approx(logged["rewards/margins"], abs=1e-3)
+
+
+def test_label_smoothing_takes_some_preferences_for_mistaken(built: tuple[Any, Any]) -> None:
+    """A preference that is mistaken with probability s costs 1 - s of its loss and s of its reverse's."""
+    mesh, ours_built = built
+    batch = batch_of_pairs()
+    reverse = {name: np.array(value) for name, value in batch.items()}
+    for name in ("tokens", "segment_ids", "loss_mask"):
+        reverse[name] = (
+            reverse[name].reshape(-1, 2, reverse[name].shape[-1])[:, ::-1].reshape(batch[name].shape)
+        )
+    smooth, _, _ = ours(mesh, ours_built, batch, "dpo", SMOOTHING)
+    plain, mistaken = (ours(mesh, ours_built, one, "dpo")[0] for one in (batch, reverse))
+    assert abs(plain - mistaken) > 0.1
+    assert smooth == pytest.approx((1 - SMOOTHING) * plain + SMOOTHING * mistaken, abs=1e-5)
+
+
+def batch_of_pairs() -> dict[str, Any]:
+    batch = training.batch(0)
+    batch["norm"] = np.float32(training.ROWS / 2)
+    return batch
+
+
+@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+def test_a_pair_that_fills_a_batch_up_counts_for_nothing(objective: str, built: tuple[Any, Any]) -> None:
+    mesh, ours_built = built
+    batch = batch_of_pairs()
+    half = {name: np.array(value) for name, value in batch.items()}
+    for name in ("tokens", "segment_ids", "loss_mask"):
+        half[name][4:] = 0
+    half["norm"] = np.float32(2)
+    twice = {name: np.array(value) for name, value in half.items()}
+    for name in ("tokens", "segment_ids", "loss_mask", "positions"):
+        twice[name][4:] = half[name][:4]
+    twice["norm"] = np.float32(4)
+    assert ours(mesh, ours_built, half, objective)[0] == pytest.approx(
+        ours(mesh, ours_built, twice, objective)[0], abs=1e-5
+    )
+
+
+def write_pairs(folder: Path, rows: list[dict[str, Any]]) -> None:
+    import json
+
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def prepared(folder: Path, tokenizer: Any, **options: Any) -> Any:
+    from runtime.data import prepare
+    from runtime.settings import DataSettings, TrainSettings
+
+    data = DataSettings(
+        train=("pairs.jsonl",),
+        max_length=options.pop("max_length", 64),
+        format="preference",
+        loss_on="completion",
+        max_invalid_ratio=1.0,
+        shuffle_seed=None,
+    )
+    train = TrainSettings(epochs=1, steps=None, global_batch_size=4, micro_batch_size=1, objective="dpo")
+    return prepare(data, train, 4, tokenizer, folder, vocabulary=512)
+
+
+def test_pairs_are_tokenised_as_trl_does(
+    checkpoint: tuple[Path, Any, Any], built: tuple[Any, Any], tmp_path: Path
+) -> None:
+    write_pairs(tmp_path, PAIRS)
+    found = prepared(tmp_path, checkpoint[2]).micro_batch(0)
+    trainer = trl_trainer("dpo", checkpoint, built[1], tmp_path)
+    expected = {}
+    for row in trainer.train_dataset:
+        for kind in ("chosen", "rejected"):
+            expected[tuple(row["prompt_ids"] + row[f"{kind}_ids"])] = len(row["prompt_ids"])
+    assert found["tokens"].shape == (8, 64)
+    assert float(found["norm"]) == 4
+    for i, row in enumerate(found["tokens"]):
+        ids = tuple(row[found["segment_ids"][i] > 0].tolist())
+        assert expected[ids] == int(found["loss_mask"][i].argmax()), "the completion begins where TRL's does"
+        assert found["loss_mask"][i].sum() == len(ids) - expected[ids]
+
+
+def test_a_pair_is_left_out_whole_and_named_once(checkpoint: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    long = {"prompt": "Name a river.", "chosen": " Rhine.", "rejected": " and on" * 100}
+    write_pairs(tmp_path, [PAIRS[0], long, PAIRS[1], PAIRS[2]])
+    whole = prepared(tmp_path, checkpoint[2])
+    report = whole.report.train
+    assert (report.read, report.kept, report.overlong.count) == (4, 3, 1)
+    assert report.overlong.first[0].origin == "pairs.jsonl:2"
+    assert whole.total_steps == 1
+    batch = whole.micro_batch(0)
+    assert (batch["segment_ids"].any(1)).tolist() == [True] * 6 + [False] * 2
+    assert float(batch["norm"]) == 3
+    assert whole.origins(0) == [f"pairs.jsonl:{line}" for line in (1, 1, 3, 3, 4, 4)]
+
+
+def test_conversations_with_an_implicit_prompt(checkpoint: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    question = {"role": "user", "content": "Name a river."}
+    write_pairs(
+        tmp_path,
+        [
+            {
+                "chosen": [question, {"role": "assistant", "content": "Rhine"}],
+                "rejected": [question, {"role": "assistant", "content": "Stone"}],
+            }
+        ],
+    )
+    batch = prepared(tmp_path, checkpoint[2]).micro_batch(0)
+    text = [
+        checkpoint[2].decode(row[mask]) for row, mask in zip(batch["tokens"], batch["loss_mask"], strict=True)
+    ]
+    assert text[:2] == ["Rhine<|eot_id|>", "Stone<|eot_id|>"]

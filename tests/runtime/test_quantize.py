@@ -1,0 +1,327 @@
+"""QLoRA: what is stored, what is computed with it, and the memory that it saves."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.checkpoint import BaseCheckpoint
+from tests import tiny
+from tests.runtime import training
+
+MESH = {"fsdp": 4, "tp": 2}
+SIZES: dict[str, Any] = {
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+    "global_head_dim": 64,
+}
+NF4 = [
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+]
+"""Appendix E of the QLoRA paper (arXiv 2305.14314); bitsandbytes has the same table."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma4") / "model"
+    tiny.make_gemma4(folder, **SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The dequantised models are one program."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module")
+def built(model: Path) -> Callable[[str | None], Any]:
+    """The model, its weights stored as "nf4", "int8" or, for None, in float32; made once."""
+    return functools.cache(lambda kind: training.build(model, MESH, quantize=kind, targets=("q_proj",))[1])
+
+
+@pytest.fixture(autouse=True)
+def highest() -> Any:
+    import jax
+
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def start(axes: dict[str, int]) -> Any:
+    from runtime.mesh import start
+    from runtime.settings import MeshSettings
+
+    return start(MeshSettings("cpu", 8, axes))
+
+
+def variables(built: Any) -> dict[str, Any]:
+    from flax import nnx
+
+    return {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(built.model)
+        if isinstance(node, nnx.Variable)
+    }
+
+
+def replaced(model: Path, quantized: Any) -> Any:
+    """The model with each quantised weight replaced by what it stands for, in the model's dtype."""
+    import jax
+
+    plain = training.build(model, MESH, targets=("q_proj",))[1]
+    stored, own = variables(quantized), variables(plain)
+    for path in quantized.quantized:
+        weight = own[path].get_raw_value()
+        own[path].set_raw_value(jax.device_put(np.asarray(stored[path].get_value()), weight.sharding))
+    return plain
+
+
+def reference_nf4(weight: np.ndarray) -> np.ndarray:
+    """What bitsandbytes makes of a weight [out, in]: blocks of 64 of the flattened tensor."""
+    blocks = weight.reshape(-1, 64).astype(np.float64)
+    scale = np.abs(blocks).max(1, keepdims=True)
+    codes = np.abs((blocks / scale)[..., None] - np.array(NF4)).argmin(-1)
+    return (np.array(NF4)[codes] * scale).reshape(weight.shape)
+
+
+def test_nf4_is_the_papers_in_blocks_as_bitsandbytes(model: Path, built: Callable[[str | None], Any]) -> None:
+    """Held against the Hugging Face tensors themselves, every linear layer of them."""
+    base = BaseCheckpoint.open(model)
+    stored = variables(built("nf4"))
+    parameters = {p.path: p for p in built("nf4").parameters}
+    sites = {site.weight for site in base.family.sites(base.architecture)}
+    assert built("nf4").quantized.keys() == sites, "adapted or not"
+    assert len(built("nf4").adapters) == 2
+    worst = 0.0
+    for path in sites:
+        found = np.asarray(stored[path].get_value())
+        parts = [
+            reference_nf4(base.read_source(s)).reshape(s.reshape).transpose(s.transpose)
+            for s in parameters[path].sources
+        ]
+        expected = np.stack(parts) if len(parts) > 1 else parts[0]
+        worst = max(worst, np.abs(found - expected).max() / np.abs(expected).max())
+    print(f"\nlargest relative difference from bitsandbytes' layout: {worst:.1e}")
+    assert worst <= 1e-6
+    others = {path for path, variable in stored.items() if "lora" not in path} - sites
+    assert {str(stored[path].get_raw_value().dtype) for path in others} == {"float32"}
+
+
+def test_dequantising_is_qwixs_to_the_bit() -> None:
+    import jax.numpy as jnp
+    import qwix
+
+    from runtime.quantize import dequantize
+
+    weight = jnp.asarray(np.random.default_rng(0).standard_normal((96, 40)), jnp.float32)
+    codes = qwix.quantize(weight, "nf4", channelwise_axes=(1,), tiled_axes={0: 32})
+    assert len(np.unique(np.asarray(codes.qvalue))) == 16
+    assert np.array_equal(dequantize(codes, jnp.float32), qwix.dequantize(codes))
+    assert np.array_equal(dequantize(codes, jnp.bfloat16), qwix.dequantize(codes).astype(jnp.bfloat16))
+
+
+def test_int8_errs_by_at_most_half_a_step_of_its_channel(built: Callable[[str | None], Any]) -> None:
+    plain = variables(built(None))
+    for path, variable in variables(built("int8")).items():
+        how = built("int8").quantized.get(path)
+        if how is None:
+            continue
+        weight = np.asarray(plain[path].get_raw_value())
+        raw = variable.get_raw_value()
+        contract = tuple(i for i, block in enumerate(how.blocks) if block > 1)
+        assert raw.scale.shape == tuple(1 if i in contract else n for i, n in enumerate(weight.shape))
+        step = np.abs(weight).max(contract, keepdims=True) / 127.5
+        np.testing.assert_allclose(np.asarray(raw.scale), step, rtol=1e-6)
+        error = np.abs(np.asarray(variable.get_value()) - weight) / step
+        assert 0.4 < error.max() <= 0.5 + 1e-4, path
+
+
+def test_no_block_is_split_over_devices() -> None:
+    from runtime.quantize import layout
+
+    def block(size: int, fsdp: int) -> int:
+        how = layout((size, 4), ("fsdp", None), (0,), "nf4", {"fsdp": fsdp})
+        assert how.scale_shape == (size // how.blocks[0], 4)
+        return how.blocks[0]
+
+    assert [block(5376, n) for n in (1, 4, 8)] == [64, 64, 56]
+    assert block(4 * 67, 4) == 67, "a part without a divisor is one block"
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_codes_and_scales_lie_as_their_weight_does(kind: str, built: Callable[[str | None], Any]) -> None:
+    for path, variable in variables(built(kind)).items():
+        how = built(kind).quantized.get(path)
+        if how is None:
+            continue
+        raw = variable.get_raw_value()
+        assert tuple(raw.qvalue.sharding.spec) == tuple(how.spec), path
+        local = raw.scale.addressable_shards[0].data.shape
+        split = [MESH.get(name or "", 1) for name in how.scale_spec]
+        assert local == tuple(n // parts for n, parts in zip(raw.scale.shape, split, strict=True)), path
+
+
+def rule() -> Any:
+    import optax
+
+    return optax.adamw(1e-2)
+
+
+def stepper(built: Any) -> Any:
+    """A compiled training step for models of this one's structure."""
+    import jax
+    import optax
+    from flax import nnx
+
+    from runtime.loss import batch_loss
+
+    one = training.batch(0)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+    graph = nnx.graphdef(built.model)
+
+    @jax.jit
+    def step(adapters: Any, state: Any, base: Any) -> Any:
+        def loss(adapters: Any) -> Any:
+            return batch_loss(built.forward, nnx.merge(graph, adapters, base), *(one[n] for n in names))
+
+        value, gradients = jax.value_and_grad(loss)(adapters)
+        updates, state = rule().update(gradients, state, adapters)
+        return optax.apply_updates(adapters, updates), state, value
+
+    return step
+
+
+def test_training_is_that_of_the_dequantised_base(model: Path, built: Callable[[str | None], Any]) -> None:
+    """Three steps from the same adapters: losses and adapters."""
+
+    def steps(step: Any, built: Any) -> tuple[list[float], dict[str, np.ndarray]]:
+        from flax import nnx
+
+        _, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
+        state, losses = rule().init(adapters), []
+        for _ in range(3):
+            adapters, state, value = step(adapters, state, base)
+            losses.append(float(value))
+        arrays = {".".join(map(str, p)): np.asarray(v.get_raw_value()) for p, v in adapters.flat_state()}
+        return losses, arrays
+
+    with start(MESH):
+        losses, found = steps(stepper(built("nf4")), built("nf4"))
+        plain_step = stepper(built(None))
+        expected_losses, expected = steps(plain_step, replaced(model, built("nf4")))
+        plain = steps(plain_step, built(None))[0]
+    difference = max(np.abs(found[path] - expected[path]).max() for path in expected)
+    apart = np.abs(np.subtract(losses, expected_losses)).max()
+    effect = abs(losses[0] - plain[0])
+    print(f"\nlosses {apart:.1e}, adapters {difference:.1e}; quantising moves the loss by {effect:.1e}")
+    assert max(apart, difference) <= 1e-5
+    assert effect > 1e-3
+    assert losses[2] < losses[0], "the adapters are trained"
+    assert all(array.any() for array in found.values())
+
+
+def test_the_backward_pass_keeps_no_dequantised_weight(built: Callable[[str | None], Any]) -> None:
+    """Without rematerialisation a plain model's weights are residuals; of quantised ones the codes are."""
+    kept = {kind: residuals(built(kind)) for kind in (None, "nf4")}
+    weight = (SIZES["hidden_size"], SIZES["intermediate_size"])
+    assert (weight, "float32") in kept[None]
+    assert (weight, "uint4") in kept["nf4"]
+    assert (weight, "float32") not in kept["nf4"]
+
+
+def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
+    """Shapes and dtypes of what the backward pass is handed by the forward pass, nothing rematerialised."""
+    from flax import nnx
+    from jax._src.ad_checkpoint import saved_residuals
+
+    from runtime.loss import batch_loss
+    from runtime.model import _rematerialise
+
+    one = training.batch(0)
+    _rematerialise(built.model, "none")
+    graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+
+    def loss(adapters: Any) -> Any:
+        return batch_loss(built.forward, nnx.merge(graph, adapters, base), *(one[n] for n in names))
+
+    with start(MESH):
+        found = saved_residuals(loss, adapters)
+    _rematerialise(built.model, "decoder")
+    return {(aval.shape, str(aval.dtype)) for aval, _ in found}
+
+
+def arguments_of(program: Any, state: Any) -> int:
+    """Bytes of the arguments of a compiled function on a device; the second compilation is from the cache."""
+    return program.lower(state).compile().memory_analysis().argument_size_in_bytes
+
+
+def test_logits_and_memory(model: Path, built: Callable[[str | None], Any]) -> None:
+    """Logits of the dequantised base, and a device's arguments in bytes, as the compiler counts them."""
+    import jax
+    from flax import nnx
+
+    one = training.batch(0)
+
+    def compiled(built: Any) -> Any:
+        graph = nnx.graphdef(built.model)
+
+        def logits(state: Any) -> Any:
+            model = nnx.merge(graph, state)
+            return built.forward.logits(model, one["tokens"], one["positions"], one["segment_ids"])
+
+        return jax.jit(logits)
+
+    with start(MESH):
+        plain, state = compiled(built(None)), nnx.state(built(None).model)
+        before, whole = np.asarray(plain(state)), arguments_of(plain, state)
+        for kind, expected in (("nf4", 4 + 32 / 64), ("int8", 8 + 32 / 256)):
+            program = compiled(built(kind))
+            state = nnx.state(built(kind).model)
+            found, arguments = np.asarray(program(state)), arguments_of(program, state)
+            difference = np.abs(
+                found - np.asarray(plain(nnx.state(replaced(model, built(kind)).model)))
+            ).max()
+            linear = sum(math.prod(how.shape) for how in built(kind).quantized.values())
+            bits = 32 - 8 * 8 * (whole - arguments) / linear  # 8 devices, each with its part
+            print(
+                f"\n{kind}: logits {difference:.1e}, moved by {np.abs(found - before).max():.2f} of "
+                f"{np.abs(before).max():.0f}; {arguments:,} bytes of arguments on a device, {whole:,} in "
+                f"float32; {bits:.2f} bits a weight"
+            )
+            assert difference <= 1e-5
+            assert np.abs(found - before).max() > 1e-2
+            assert bits == pytest.approx(expected, rel=0.05)

@@ -1,0 +1,97 @@
+"""What is recomputed changes what a step takes, and not what it computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.remat import POLICIES
+from tests import tiny
+from tests.runtime import training
+
+NAMES = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+TUNIX = ("block", "decoder")
+"""Policies that are Tunix's own; whole trainings under them are held against PEFT."""
+
+
+@pytest.fixture(scope="module", params=["gemma4", "llama"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A model with dropout, B not zero; its mesh."""
+    import jax
+
+    directory = tmp_path_factory.mktemp("model") / request.param
+    getattr(tiny, f"make_{request.param}")(directory, num_hidden_layers=1)
+    before = jax.config.jax_default_matmul_precision
+    jax.config.update("jax_default_matmul_precision", "highest")
+    mesh, model = training.build(directory, {"fsdp": 4, "tp": 2}, remat="none", dropout=0.1)
+    fill(model.model)
+    yield mesh, model
+    jax.config.update("jax_default_matmul_precision", before)
+
+
+def fill(model: Any) -> None:
+    """Random values for the adapters' B, which starts at zero."""
+    import jax
+    from flax import nnx
+
+    random = np.random.default_rng(0)
+    for path, variable in nnx.state(model, nnx.LoRAParam).flat_state():
+        if str(path[-1]).endswith("_b"):
+            old = variable.get_raw_value()
+            new = (0.1 * random.standard_normal(old.shape)).astype(old.dtype)
+            variable.set_raw_value(jax.device_put(new, old.sharding))
+
+
+def step(mesh: Any, built: Any, policy: str) -> Any:
+    """Loss and LoRA gradients under a policy, traced, with its arguments."""
+    import jax
+    from flax import nnx
+
+    from runtime.loss import batch_loss
+    from runtime.model import _rematerialise
+    from runtime.sharding import shard_rows
+
+    forward = replace(built.forward, settings=replace(built.forward.settings, remat=policy))
+    _rematerialise(built.model, policy)
+    graph, state = nnx.split(built.model)
+
+    def gradients(state: Any, one: Any) -> Any:
+        def loss_of(model: Any) -> Any:
+            with built.provider.training(0, one["index"]):
+                return batch_loss(forward, model, *(one[name] for name in NAMES))
+
+        of_adapters = nnx.DiffState(0, nnx.LoRAParam)
+        return nnx.value_and_grad(loss_of, argnums=of_adapters)(nnx.merge(graph, state))
+
+    with mesh:
+        arguments = state, shard_rows(training.packed_batch(), mesh)
+        return jax.jit(gradients).trace(*arguments), arguments
+
+
+def test_every_policy_computes_what_none_computes(built: Any) -> None:
+    import jax
+
+    expected: Any = None
+    products = {}
+    for policy in POLICIES:
+        traced, arguments = step(*built, policy)
+        # A CPU has no other memory than the host's: what is sent there stays where it is.
+        assert ("MemorySpace.Host" in str(traced.jaxpr)) == (policy == "offload_dots")
+        lowered = traced.lower()
+        products[policy] = len(re.findall(r"stablehlo\.dot_general", lowered.as_text()))
+        if policy in TUNIX:
+            continue
+        loss, gradients = lowered.compile()(*arguments)
+        found = [np.asarray(leaf) for leaf in (loss, *jax.tree.leaves(gradients))]
+        expected = expected or found
+        for one, other in zip(found, expected, strict=True):
+            assert np.abs(one - other).max() <= 1e-6 * np.abs(other).max(), policy
+    # Each keeps more than the one before it, and so recomputes less.
+    assert products["decoder"] > products["save_attention"] > products["save_dots"] > products["none"]
+    assert products["offload_dots"] == products["save_dots"]
+    assert products["decoder"] >= products["block"] > products["none"]

@@ -1,0 +1,456 @@
+"""What a run survives, and what it says: kills, signals, damaged checkpoints, a full disk, NaN."""
+
+from __future__ import annotations
+
+import errno
+import json
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.artifacts import (
+    STEPS,
+    assert_equal,
+    entries,
+    saved,
+    script,
+    steps,
+    train,
+    write_artifact,
+)
+from tests.runtime.lives import Life, Lives
+
+KILLS = 20
+SLOW = """
+import time
+
+from runtime import trainer
+
+quick = trainer.Trainer._step
+
+
+def slow(self, *arguments):
+    time.sleep({seconds} if self._train_steps else 0)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = slow
+"""
+"""Code of an artifact whose steps, but for the first, take their time."""
+
+POISONED = """
+import numpy as np
+
+from runtime import trainer
+
+clean = trainer.Trainer._step
+
+
+def poisoned(self, train_step, stream):
+    def spoil(batch):
+        return batch | {"norm": np.asarray(1.2e-38 if batch["index"] == 9 else batch["norm"], np.float32)}
+
+    return clean(self, train_step, map(spoil, stream))
+
+
+trainer.Trainer._step = poisoned
+"""
+"""Code of an artifact whose micro-batch 9, the second of step 5, has an infinite loss."""
+
+
+def error_of(life: Life, place: Path, output: str) -> list[str]:
+    """The lines of a life's one error, DIRECTORY standing for its checkpoints'."""
+    assert "Traceback" not in life.stderr, life.stderr
+    (start,) = [i for i, line in enumerate(life.stderr.splitlines()) if line.startswith("error: ")]
+    text = "\n".join(life.stderr.splitlines()[start:])
+    return text.replace(str(place / output / "checkpoints"), "DIRECTORY").splitlines()
+
+
+def begin(lives: Lives, place: Path, output: str, *options: str, artifact: str = "artifact") -> Life:
+    return lives.begin(*script(place, output, *options, artifact=artifact))
+
+
+def test_killed_twenty_times_at_random_moments(place: Path, lives: Lives) -> None:
+    """SIGKILL while the run starts, within steps and within saves; each time it is resumed.
+
+    Nothing that was saved before a kill is lost, and the last life ends with the very parameters, optimizer
+    state and metrics of a run that nobody disturbed.
+    """
+    write_artifact(place / "many", steps=24, every=1)
+    assert train(lives, place, "undisturbed", artifact="many").status == 0
+    folder, choose = place / "killed" / "checkpoints", random.Random(7)
+
+    def saving() -> set[tuple[str, int]]:
+        return {(path.name, path.stat().st_ino) for path in folder.glob("*.orbax-checkpoint-tmp")}
+
+    def within_a_save(before: set[tuple[str, int]]) -> bool:
+        try:
+            return bool(saving() - before)
+        except FileNotFoundError:  # it has got its final name in between
+            return False
+
+    newest, moments = 0, []
+    for _ in range(KILLS):
+        life = begin(lives, place, "killed", "--resume", artifact="many")
+        moment = choose.choice(["start", "step", "save"])
+        moments.append(moment)
+        if moment == "step":
+            life.until(lambda newest=newest: steps(folder)[-1:] > [newest])  # type: ignore[misc]
+            time.sleep(choose.uniform(0.0, 0.3))
+        elif moment == "save":
+            before = saving()
+            life.until(lambda before=before: within_a_save(before))  # type: ignore[misc]
+            time.sleep(choose.uniform(0.0, 0.05))
+        else:
+            time.sleep(choose.uniform(0.0, 3.0))
+        life.send(signal.SIGKILL)
+        assert life.wait() == -signal.SIGKILL, f"the run ended before it was killed\n{life.stderr}"
+        assert "damaged" not in life.stderr and "Traceback" not in life.stderr
+        if "continuing after" in life.stderr:
+            assert f"continuing after step {newest} of 24" in life.stderr, "a saved step was lost"
+        assert steps(folder)[-1:] >= [newest][: newest > 0]
+        newest = (steps(folder) or [0])[-1]
+    assert set(moments) == {"start", "step", "save"}
+    assert 0 < newest < 24
+    last = train(lives, place, "killed", "--resume", artifact="many")
+    assert last.status == 0, last.stderr
+    assert f"continuing after step {newest} of 24" in last.stderr
+    assert_equal(place, "undisturbed", "killed", 24)
+    assert entries(folder) == entries(place / "undisturbed" / "checkpoints")
+    assert not list(folder.glob("*.orbax-checkpoint-tmp")), "what kills left in part is removed"
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_within_a_slow_step_saves_that_step(
+    place: Path, lives: Lives, whole: subprocess.CompletedProcess[str], signum: int, status: int
+) -> None:
+    """No checkpoint is due at that step: it is the signal's own."""
+    name = signal.Signals(signum).name
+    write_artifact(place / f"slow-{name}", every=100, prelude=SLOW.format(seconds=1.5))
+    life = begin(lives, place, name, artifact=f"slow-{name}")
+    assert life.until(lambda: "step 1/10: loss" in life.stderr)
+    time.sleep(random.Random(3).uniform(0.2, 1.2))
+    life.send(signum)
+    assert life.wait() == status, life.stderr
+    folder = place / name / "checkpoints"
+    assert steps(folder) == [2]
+    assert "stopping after this step; once more to stop at once" in life.stderr
+    assert life.stderr.splitlines()[-1] == (
+        f"stopped by {name}; kept: the checkpoint of step 2 in {folder}; --resume continues from it"
+    )
+    assert "Traceback" not in life.stderr
+    last = train(lives, place, name, "--resume", artifact=f"slow-{name}")
+    assert last.status == 0, last.stderr
+    assert_equal(place, "whole", name, STEPS)
+
+
+def test_a_second_signal_stops_at_once(place: Path, lives: Lives) -> None:
+    write_artifact(place / "stuck", every=1, prelude=SLOW.format(seconds=600))
+    life = begin(lives, place, "stuck", artifact="stuck")
+    folder = place / "stuck" / "checkpoints"
+    assert life.until(lambda: steps(folder) == [1])
+    life.send(signal.SIGTERM)
+    assert life.until(lambda: "once more to stop at once" in life.stderr)
+    begun = time.monotonic()
+    life.send(signal.SIGTERM)
+    assert life.wait() == 143
+    assert time.monotonic() - begun < 30
+    assert life.stderr.splitlines()[-1] == (
+        f"stopped by SIGTERM; kept: the checkpoint of step 1 in {folder}; --resume continues from it"
+    )
+
+
+def flip(path: Path, place: int) -> None:
+    """Flips one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+def data_file(step: Path, item: str = "model_params") -> Path:
+    """The largest file of arrays of a step."""
+    return max((step / item).rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def truncate(step: Path) -> None:
+    path = data_file(step)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def drop_line(step: Path) -> None:
+    sums = step / "model_params" / "SHA256SUMS"
+    sums.write_text("".join(sums.read_text().splitlines(keepends=True)[1:]))
+
+
+def change_data_state(step: Path) -> None:
+    path = step / "_CHECKPOINT_METADATA"
+    path.write_text(path.read_text().replace('"micro_batch": 20', '"micro_batch": 22'))
+
+
+def empty(step: Path) -> None:
+    shutil.rmtree(step)
+    step.mkdir()
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "flipped bit": (
+        lambda step: flip(data_file(step), 1000),
+        "the content of model_params/FILE is not what was saved",
+    ),
+    "flipped bit of the optimizer": (
+        lambda step: flip(data_file(step, "optimizer_state"), 1000),
+        "the content of optimizer_state/FILE is not what was saved",
+    ),
+    "truncated file": (truncate, "the content of model_params/FILE is not what was saved"),
+    "missing file": (lambda step: data_file(step).unlink(), "model_params/FILE is missing"),
+    "missing manifest of the arrays": (
+        lambda step: (step / "model_params" / "manifest.ocdbt").unlink(),
+        "model_params/manifest.ocdbt is missing",
+    ),
+    "missing tree": (lambda step: shutil.rmtree(step / "optimizer_state"), "optimizer_state is missing"),
+    "empty folder": (empty, "its folder is empty"),
+    "missing metadata": (
+        lambda step: (step / "_CHECKPOINT_METADATA").unlink(),
+        "_CHECKPOINT_METADATA is missing",
+    ),
+    "metadata cut off": (
+        lambda step: (step / "_CHECKPOINT_METADATA").write_text("{"),
+        "_CHECKPOINT_METADATA is damaged",
+    ),
+    "state of the data changed": (change_data_state, "_CHECKPOINT_METADATA is damaged"),
+    "missing checksums": (
+        lambda step: (step / "model_params" / "SHA256SUMS").unlink(),
+        "model_params/SHA256SUMS is missing",
+    ),
+    "checksums cut off": (drop_line, "model_params/SHA256SUMS does not list _METADATA"),
+    "file that nobody saved": (
+        lambda step: (step / "model_params" / "d" / "more").write_text("x"),
+        "model_params/SHA256SUMS does not list d/more",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_step_is_passed_over_for_the_one_before(
+    place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path, kind: str
+) -> None:
+    from runtime import saving
+
+    directory = tmp_path / "checkpoints"
+    shutil.copytree(place / "whole" / "checkpoints", directory)
+    assert saving.find(str(directory)).step == 10
+    file = str(data_file(directory / "10").relative_to(directory / "10" / "model_params"))
+    other = str(data_file(directory / "10", "optimizer_state").relative_to(directory / "10/optimizer_state"))
+    change, reason = DAMAGE[kind]
+    change(directory / "10")
+    found = saving.find(str(directory))
+    assert found.step == 8 and found.data is not None and found.data["micro_batch"] == 16
+    ((step, why),) = found.damaged
+    assert (step, why.replace(file, "FILE").replace(other, "FILE")) == (10, reason)
+
+
+def test_any_flipped_bit_is_noticed(
+    place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    """Orbax restores most of these without a word."""
+    from runtime import saving
+
+    step = tmp_path / "checkpoints" / "10"
+    shutil.copytree(place / "whole" / "checkpoints" / "10", step)
+    choose, noticed = random.Random(1), 0
+    for item in ("model_params", "optimizer_state"):
+        for path in sorted((step / item).rglob("*")):
+            if path.is_file() and path.name != "commit_success.txt" and path.stat().st_size:
+                before = path.read_bytes()
+                flip(path, choose.randrange(len(before)))
+                assert saving.examine(saving.epath.Path(step))[0] is not None, path
+                path.write_bytes(before)
+                noticed += 1
+    assert noticed > 15
+    assert saving.examine(saving.epath.Path(step))[0] is None
+
+
+def test_resuming_passes_over_a_damaged_step_and_keeps_it(
+    place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
+) -> None:
+    """It is renamed; training goes on from the one before it, and comes to what it came to before."""
+    folder = place / "damaged" / "checkpoints"
+    shutil.copytree(place / "whole" / "checkpoints", folder)
+    (folder / "corrupt-10").mkdir()
+    file = data_file(folder / "10")
+    flip(file, 1000)
+    kept = file.read_bytes()
+    life = train(lives, place, "damaged", "--resume")
+    assert life.status == 0, life.stderr
+    inside = file.relative_to(folder / "10")
+    assert (
+        f"note: the checkpoint of step 10 is damaged (the content of {inside} is not what was saved); "
+        "it is now corrupt-10-2, and training continues from step 8\n"
+    ) in life.stderr
+    assert "continuing after step 8 of 10" in life.stderr
+    assert (folder / "corrupt-10-2" / inside).read_bytes() == kept
+    assert steps(folder) == [8, 10]
+    assert_equal(place, "whole", "damaged", STEPS)
+    assert entries(folder) == entries(place / "whole" / "checkpoints")
+
+
+def test_no_step_that_is_whole(place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]) -> None:
+    folder = place / "ruined" / "checkpoints"
+    shutil.copytree(place / "whole" / "checkpoints", folder)
+    for step in (8, 10):
+        empty(folder / str(step))
+    life = train(lives, place, "ruined", "--resume")
+    assert life.status == 1
+    assert error_of(life, place, "ruined") == [
+        "error: DIRECTORY: none of its checkpoints is whole: step 10: its folder is empty; "
+        "step 8: its folder is empty",
+        "  = help: bring one back from a copy, or begin again without --resume in another --output",
+    ]
+    assert steps(folder) == [8, 10], "nothing is renamed when nothing can be continued"
+    refused = train(lives, place, "ruined")
+    assert refused.status == 1
+    assert "already holds checkpoints, the newest of step 10" in refused.stderr
+
+
+def test_a_disk_that_takes_no_more(
+    place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
+) -> None:
+    """From the second save on the system refuses to write files of more than 8 KiB."""
+    write_artifact(place / "cramped", every=2, prelude=SLOW.format(seconds=0.5))
+    life = begin(lives, place, "cramped", artifact="cramped")
+    folder = place / "cramped" / "checkpoints"
+    assert life.until(lambda: steps(folder) == [2])
+    resource.prlimit(life.pid, resource.RLIMIT_FSIZE, (8192, 8192))
+    assert life.wait() == 1, life.stderr
+    assert error_of(life, place, "cramped") == [
+        "error: DIRECTORY: a checkpoint could not be written: File too large; kept: the checkpoint of step 2",
+        "  = help: make room or give the directory's rights, and continue with --resume",
+    ]
+    assert steps(folder) == [2], "what is there in part does not look like a checkpoint"
+    last = train(lives, place, "cramped", "--resume", artifact="cramped")
+    assert last.status == 0, last.stderr
+    assert "continuing after step 2 of 10" in last.stderr
+    assert_equal(place, "whole", "cramped", STEPS)
+
+
+def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end, and at the next save at the latest; the checkpoint before it stays the newest."""
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+
+    from runtime import manifest, saving
+    from runtime.errors import UserError
+
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    model.kernel = nnx.LoRAParam(jnp.ones((2, 3)))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
+
+    def full(folder: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    message = (
+        f"{tmp_path}: a checkpoint could not be written: No space left on device; "
+        "kept: the checkpoint of step 1"
+    )
+    manager = saving.Checkpoints(str(tmp_path), keep=3)
+    manager.write(1, model, optimizer, True, {"next": 1})
+    manager._checkpoint_manager.wait_until_finished()
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "write", full)
+        manager.write(2, model, optimizer, True, {"next": 2})
+        with pytest.raises(UserError) as caught:
+            manager.write(3, model, optimizer, True, {"next": 3})
+        assert str(caught.value) == message
+    again = saving.Checkpoints(str(tmp_path), keep=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "write", full)
+        again.write(2, model, optimizer, True, {"next": 2})
+        with pytest.raises(UserError) as caught:
+            again.finish()
+        assert str(caught.value) == message
+    found = saving.find(str(tmp_path))
+    assert (found.step, found.data, found.damaged) == (1, {"next": 1}, ())
+
+
+def test_metrics_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.errors import UserError
+    from runtime.metrics import Metrics
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    metrics = Metrics(tmp_path, None, tensorboard=True)
+    metrics.log("train", 1, {"loss": 1.0})
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError) as caught:
+        metrics.flush()
+    assert str(caught.value) == (
+        f"{tmp_path / 'metrics.jsonl'}: the metrics cannot be written: No space left on device"
+    )
+    metrics.close()
+
+
+def test_a_loss_that_is_not_finite_names_its_rows(
+    place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
+) -> None:
+    write_artifact(place / "poisoned", prelude=POISONED)
+    life = train(lives, place, "poisoned", artifact="poisoned")
+    assert life.status == 1
+    error = error_of(life, place, "poisoned")
+    start = "error: step 5: the loss is inf; micro-batch 9 holds "
+    assert error[0].startswith(start) and error[0].endswith("; kept: the checkpoint of step 4")
+    rows = error[0].removeprefix(start).rpartition(";")[0].split(", ")
+    assert len(rows) == 4 and len(set(rows)) == 4
+    assert all(int(row.removeprefix("train.jsonl:")) in range(1, 51) for row in rows)
+    assert error[1:] == [
+        "  = help: look at these rows, then lower train.optimizer.learning_rate or set max_grad_norm"
+    ]
+    folder = place / "poisoned" / "checkpoints"
+    assert steps(folder) == [2, 4]
+    last = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][-1]
+    assert (last["step"], last["loss"]) == (5, "Infinity")
+    clean = {path: array for path, array in saved(place, "poisoned", 4).items()}
+    assert clean.keys() == saved(place, "whole", 10).keys()
+
+
+def test_merging_a_damaged_step_names_the_one_before(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from etils import epath
+
+    from runtime import manifest
+    from runtime.checkpoint import BaseCheckpoint
+    from runtime.errors import UserError
+    from runtime.trained import load_trained
+    from tests.runtime import runs
+
+    base = BaseCheckpoint.open(place / "model")
+    runs.save_run(tmp_path, base, runs.lora_section(), steps=(2, 4, 6))
+    for step in (2, 4, 6):
+        manifest.write(epath.Path(tmp_path) / str(step) / "model_params")
+    assert load_trained(tmp_path, "latest", base).step == 6
+    file = data_file(tmp_path / "6")
+    flip(file, 1000)
+    empty(tmp_path / "4")
+    with pytest.raises(UserError) as caught:
+        load_trained(tmp_path, "latest", base)
+    inside = file.relative_to(tmp_path / "6")
+    assert str(caught.value) == (
+        f"{tmp_path}: the checkpoint of step 6 is damaged (the content of {inside} is not what was saved)"
+    )
+    assert caught.value.help == "--step 2 is the newest whole one before it"
+    assert load_trained(tmp_path, "2", base).step == 2
+    empty(tmp_path / "6")
+    assert load_trained(tmp_path, "latest", base).step == 2
+    assert capsys.readouterr().err == "".join(
+        f"note: {tmp_path}/{step} holds no checkpoint; step 2 is taken\n" for step in (4, 6)
+    )

@@ -1,0 +1,106 @@
+"""Tracing a training step takes time that grows with its layers, and not with their square.
+
+The square came from jax describing where a traced value came from, which walks every operation so far: it
+does so for each question that a value has no answer to, such as its sharding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma4": {
+        "model_type": "gemma4_text",
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "final_logit_softcapping": 30.0,
+    },
+    "llama": {"model_type": "llama", "rope_theta": 1e4, "rms_norm_eps": 1e-5, "tie_word_embeddings": False},
+}
+SIZES = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "sliding_window": 8,
+}
+
+
+def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """How often jax walks back through a trace of model and step, and the trace's number of operations."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+    from jax._src.interpreters import partial_eval
+
+    from runtime.adapters import LoraSettings
+    from runtime.families import family_of
+    from runtime.model import abstract_model
+    from runtime.settings import ModelSettings
+    from tests.runtime import training
+
+    walks = 0
+    (frame,) = {
+        kind
+        for kind in vars(partial_eval).values()
+        if isinstance(kind, type) and "find_progenitors" in vars(kind)
+    }
+    walk = frame.find_progenitors
+
+    def counted(*args: Any) -> Any:
+        nonlocal walks
+        walks += 1
+        return walk(*args)
+
+    monkeypatch.setattr(frame, "find_progenitors", counted)
+    config = {**SIZES, **CONFIGS[name], "num_hidden_layers": layers}
+    if name == "gemma4":
+        config["layer_types"] = ["sliding_attention"] * (layers - 1) + ["full_attention"]
+    family = family_of(config)
+    settings = ModelSettings(id="none", family=family.name, remat=remat)
+    lora = LoraSettings(rank=2, alpha=2.0, targets=training.TARGETS, dropout=0.1)
+    axes = {"fsdp": 8, "tp": 1}
+    built = abstract_model(family, family.architecture(config), settings, lora, axes)
+    graph, state = nnx.split(built.model)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+
+    def step(state: Any, one: Any) -> Any:
+        from runtime.loss import batch_loss
+
+        model = nnx.merge(graph, state)
+        optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.LoRAParam)
+
+        def loss_of(model: Any) -> Any:
+            assert built.provider is not None
+            with built.provider.training(0, one["index"]):
+                return batch_loss(built.forward, model, *(one[name] for name in names))
+
+        loss, gradients = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, nnx.LoRAParam))(model)
+        optimizer.update(model, gradients)
+        return loss, nnx.state(model, nnx.LoRAParam)
+
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), training.batch(0))
+    jaxpr = jax.make_jaxpr(step)(state, one)
+    monkeypatch.setattr(frame, "find_progenitors", walk)
+    return walks, str(jaxpr).count("\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [("gemma4", "decoder"), ("gemma4", "none"), ("gemma4", "save_dots"), ("llama", "decoder")],
+)
+def test_a_deeper_model_is_not_walked_through_more_often(
+    name: str, remat: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shallow, few = descriptions(name, 2, remat, monkeypatch)
+    deep, many = descriptions(name, 4, remat, monkeypatch)
+    assert many > 1.3 * few
+    assert shallow == deep <= 4
