@@ -174,7 +174,7 @@ def _gemma2(a: Gemma2Architecture, text: Mapping[str, Any], tp: int) -> dict[str
         "model_type": "gemma2",
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "query_pre_attn_scalar": share * text["head_dim"],
+        "query_pre_attn_scalar": round(share * text["head_dim"]),
         "attn_logit_softcapping": a.attention_softcap,
         "final_logit_softcapping": a.softcap,
         "rope_parameters": {"rope_type": "default", "rope_theta": a.theta},

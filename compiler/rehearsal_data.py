@@ -40,8 +40,8 @@ def row_of(messages: Sequence[dict[str, str]], format: str) -> dict[str, Any]:
     if format == "instruction":
         return {"instruction": prompt, "input": "", "output": answer}
     if format == "prompt_completion":
-        return {"prompt": f"{prompt} ", "completion": answer}
+        return {"prompt": prompt, "completion": f" {answer}"}
     if format == "preference":
         worse = " ".join(reversed(answer.split()))
-        return {"prompt": f"{prompt} ", "chosen": answer, "rejected": worse}
+        return {"prompt": prompt, "chosen": f" {answer}", "rejected": f" {worse}"}
     return {"text": f"{prompt} {answer}"}

@@ -313,9 +313,10 @@ MESH: dict[str, Code] = {
         "activations in every layer.",
         "Put the devices on fsdp where the global batch size allows it.",
     ),
-    "E0219": Code(
+    "W0219": Code(
         "offloading on a CPU",
-        "A CPU has no memory apart from the host's to offload activations to.",
+        "A CPU has no memory apart from the host's to offload activations to: they are kept, as with "
+        "save_dots.",
         "`remat.policy: save_dots`.",
     ),
 }

@@ -25,9 +25,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     accelerator = facts.accelerator
     if facts.recipe.remat.policy == "offload_dots" and accelerator and accelerator.platform == "cpu":
         yield Diagnostic(
-            "E0219",
+            "W0219",
             f"remat.policy offload_dots moves activations to the host's memory, and {accelerator.name} has "
-            "no other",
+            "no other: it does what save_dots does",
             "remat.policy",
             "policy: save_dots",
         )

@@ -1,23 +1,15 @@
-"""`make bench`: what the command costs, each figure beside a baseline measured in the same run.
-
-Writes docs/benchmarks.md. The baseline of every command is the same interpreter importing the
-libraries that the compiler stands on, since that part is theirs.
-"""
+"""What the command costs, beside a baseline measured in the same run."""
 
 from __future__ import annotations
 
-import datetime
-import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 RUNS = 15
 LIBRARIES = ("pydantic", "jinja2", "ruamel.yaml", "typer", "rich")
 
@@ -33,17 +25,8 @@ def seconds(command: list[str]) -> list[float]:
     return out
 
 
-def processor() -> str:
-    """The processor's name as Linux gives it, else as Python does."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def main() -> int:
+def section() -> str:
+    """The command's part of docs/benchmarks.md."""
     recipe = str(Path(sys.executable).with_name("recipe"))
     flagship = "recipes/gemma4-31b-v5p8.yaml"
     imports = "import " + ", ".join(LIBRARIES)
@@ -64,27 +47,12 @@ def main() -> int:
         figures = (min(times), median, max(times))
         cells = [name, *(f"{figure:.3f}" for figure in figures), f"{median / baseline:.2f}", verdict]
         rows.append(f"| {' | '.join(cells)} |")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES)
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
-    text = f"""# Benchmarks
-
-Written by `make bench`. Measured on {today}: {processor()}, {os.cpu_count()} cores, Python
-{platform.python_version()}, recipec {metadata.version("recipec")}, {versions}.
-
-## The command
+    return f"""## The command
 
 Wall-clock seconds of the whole process, {RUNS} runs each. The ratio is the median against the
-baseline's, measured in the same run.
+baseline's, the same interpreter importing the libraries that the compiler stands on, measured in the same run.
 
 | | min | median | max | ratio | target (median) |
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 """
-    (ROOT / "docs").mkdir(exist_ok=True)
-    (ROOT / "docs" / "benchmarks.md").write_text(text)
-    print(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from compiler import __version__, pins
 
-DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "tensorboardX": "tensorboardx"}
+DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google": "protobuf"}
 """Packages whose import has another name than their distribution."""
 
 

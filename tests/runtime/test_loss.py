@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from runtime import loss
-from tests import bench_step, tiny
+from tests import tiny
+from tests.bench import step
 from tests.runtime import training
 
 NAMES = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
@@ -308,8 +309,9 @@ def test_full_fine_tuning_sees_the_embeddings_gradient_from_both_its_uses(
     assert max(largest(*pair) for pair in pairs) < 3e-6
 
 
+@pytest.mark.e2e
 def test_temporaries_at_a_full_vocabulary_are_a_quarter_of_tunix() -> None:
-    found = bench_step.measure_temporaries()
+    found = step.measure_temporaries()
     assert found["tunix"] > 2 * 2**30
     assert found["recipec"] <= found["tunix"] / 4, found
 

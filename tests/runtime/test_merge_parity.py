@@ -227,3 +227,9 @@ def test_verify_says_so_when_there_is_nothing_to_see(
         )
         assert status == 0
         assert words in capsys.readouterr().out
+
+
+def test_every_family_is_merged() -> None:
+    from runtime.families import FAMILIES
+
+    assert {name.partition("-")[0] for name in CASES} == set(FAMILIES)

@@ -86,7 +86,7 @@ def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 
 
     class Toy(Trainer):
         def _loss(self, model: Any, inputs: Any) -> Any:
-            return loss(model, inputs["tokens"])
+            return loss(model, inputs["tokens"]), {}
 
     settings = TrainSettings(
         epochs=None, steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99

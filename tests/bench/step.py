@@ -1,6 +1,6 @@
 """Memory of the compiled training step, against Tunix's own loss: no training, no weights.
 
-Run as a script it prints one line of JSON.
+python -m tests.bench.step [FSDP TP DTYPE]    one line of JSON
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 VOCABULARY = 262_144
@@ -141,5 +140,5 @@ def _step(built: Any, mesh: Any, loss: Callable[..., Any], batch: Mapping[str, A
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-    print(json.dumps(measure_temporaries()))
+    fsdp, tp, dtype = sys.argv[1:] or ("8", "1", "float32")
+    print(json.dumps(measure_temporaries({"fsdp": int(fsdp), "tp": int(tp)}, dtype)))

@@ -4,7 +4,7 @@ Both start from the same JSON-lines file, tokenizer and chat template with gener
 packed rows and their masks. TRL's part is what its SFTTrainer does to a data set before it trains, with as
 many processes as there are cores and nothing cached.
 
-    python -m tests.bench_data [--conversations N] [--rounds N]
+    python -m tests.bench.data [--conversations N] [--rounds N]
 """
 
 from __future__ import annotations
