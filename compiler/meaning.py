@@ -247,7 +247,8 @@ def _cache(program: Program) -> list[str]:
     where = directory if "://" in directory else f"OUTPUT/{directory}"
     return [
         f"tokenised data under {where}/data, compiled programs under {where}/xla; either is found again "
-        "only when all that made it is the same, and may be removed at any time"
+        "only when all that made it is the same, and may be removed at any time",
+        "compiled programs are run as they are found: keep the folder as safe as the scripts",
     ]
 
 

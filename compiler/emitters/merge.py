@@ -28,6 +28,7 @@ def emit_merge(program: Program) -> str:
         "merge.py",
         title=docstring(f"{_purpose(program)} {recipe.model.id}."),
         about=about(program),
+        adapters=program.lora is not None,
         chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
         constants=[assignment(name, value) for name, value in constants.items()],
     )

@@ -46,6 +46,7 @@ def emit_readme(program: Program) -> str:
         compiler=compiler_name(),
         kind=kind(program),
         full=program.lora is None,
+        transform=recipe.data.transform and recipe.data.transform.partition(":")[0],
         model=recipe.model.id,
         revision=recipe.model.revision,
         accelerator=accelerator,

@@ -1,0 +1,38 @@
+"""Writes the weights that train.py makes in the format of meta-llama/Llama-3.2-1B-Instruct.
+
+Made by recipec from the recipe all-weights: edit recipe.yaml and build again.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.merge import main
+from runtime.settings import ModelSettings
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="meta-llama/Llama-3.2-1B-Instruct",
+    family="llama3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="decoder",
+)
+CHECKPOINT = "checkpoints"
+OUTPUT = "merged"
+DTYPE = "bfloat16"
+ADAPTER = False
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            ARTIFACT,
+            MODEL,
+            checkpoint=CHECKPOINT,
+            output=OUTPUT,
+            dtype=DTYPE,
+            adapter=ADAPTER,
+        )
+    )

@@ -1,0 +1,101 @@
+"""Full fine-tuning of meta-llama/Llama-3.2-1B-Instruct on v6e-8.
+
+Made by recipec from the recipe all-weights: edit recipe.yaml and build again.
+"""
+
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.optimizers import master_weights
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    Source,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="meta-llama/Llama-3.2-1B-Instruct",
+    family="llama3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="decoder",
+)
+MESH = MeshSettings(platform="tpu", devices=8, axes={"fsdp": 8, "tp": 1})
+DATA = DataSettings(
+    train=(
+        Source("hf://owner/instructions", split="train[:90%]", config="en"),
+        Source("gs://bucket/more.parquet", weight=0.5),
+    ),
+    format="instruction",
+    fields={"instruction": "question", "output": "answer"},
+    transform=f"{ARTIFACT / 'rows/prepare.py'}:clean",
+    loss_on="completion",
+    max_length=3072,
+    overlong="drop",
+    max_invalid_ratio=0.02,
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=1,
+    steps=None,
+    global_batch_size=8,
+    micro_batch_size=1,
+    loss_normalization="tokens",
+    seed=0,
+    log_every=10,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=100, keep=3)
+CACHE = "gs://bucket/cache"
+
+LEARNING_RATE = 1e-5
+WEIGHT_DECAY = 0.01
+MAX_GRAD_NORM = 1.0
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    return optax.constant_schedule(LEARNING_RATE)
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return master_weights(
+        optax.chain(
+            optax.clip_by_global_norm(MAX_GRAD_NORM),
+            optax.scale_by_factored_rms(),
+            optax.clip_by_block_rms(1.0),
+            optax.add_decayed_weights(WEIGHT_DECAY),
+            optax.scale_by_learning_rate(schedule),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            None,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+            cache=CACHE,
+        )
+    )
