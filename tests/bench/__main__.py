@@ -9,6 +9,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -146,6 +147,14 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
+TITLES = {
+    "commands": "The command",
+    "throughput": "Training on a CPU",
+    "temporaries": "Memory of the loss",
+    "data": "Tokenising and packing",
+    "ahead": "Gemma 4 31B on v5p:2x2x1, compiled without one",
+}
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "commands": commands.section,
     "throughput": throughput,
@@ -156,22 +165,32 @@ SECTIONS: dict[str, Callable[[], str]] = {
 
 
 def main(chosen: list[str]) -> int:
-    parts = []
+    page = ROOT / "docs" / "benchmarks.md"
+    texts = _sections(page.read_text(encoding="utf-8")) if chosen else {}
     for name in chosen or SECTIONS:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
-        parts.append(SECTIONS[name]())
-        print(parts[-1], flush=True)
-    if chosen:
-        return 0
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        texts[name] = f"{SECTIONS[name]().rstrip()}\n\nMeasured on {today}.\n"
+        print(texts[name], flush=True)
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
-    today = datetime.datetime.now(datetime.UTC).date().isoformat()
     head = f"""# Benchmarks
 
-Written by `make bench`. Measured on {today}: {processor()}, {os.cpu_count()} cores, Python
-{platform.python_version()}, recipec {metadata.version("recipec")}, {versions}. No GPU was at hand.
+Written by `make bench`: {processor()}, {os.cpu_count()} cores, Python {platform.python_version()}, recipec
+{metadata.version("recipec")}, {versions}. No GPU was at hand.
 """
-    (ROOT / "docs" / "benchmarks.md").write_text("\n".join([head, *parts]), encoding="utf-8")
+    page.write_text("\n".join([head, *(texts[name] for name in SECTIONS if name in texts)]), encoding="utf-8")
     return 0
+
+
+def _sections(text: str) -> dict[str, str]:
+    """The page's sections by name, as far as it has them."""
+    parts = re.split(r"(?m)^(?=## )", text)[1:]
+    return {
+        name: f"{part.rstrip()}\n"
+        for name, title in TITLES.items()
+        for part in parts
+        if part.startswith(f"## {title}\n")
+    }
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import sys
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from compiler import catalog
 from compiler.archive import pack
 from compiler.artifact import write
@@ -34,6 +36,7 @@ except SystemExit as done:
 """Runs a script as if it were called by itself, and says which runtime it used."""
 
 
+@pytest.mark.e2e
 def test_an_unpacked_archive_trains_and_merges(root: Path, tmp_path: Path) -> None:
     recipe = root / "recipes" / "quickstart.yaml"
     program = lower(load(recipe)).program

@@ -185,12 +185,12 @@ def test_packed_samples_are_as_alone_in_transformers(
 @pytest.mark.parametrize(
     ("kind", "axes"),
     [
-        ("gemma4-multimodal-sharded", MESHES[0]),
+        pytest.param("gemma4-multimodal-sharded", MESHES[0], marks=pytest.mark.e2e),
         ("gemma4-multimodal-sharded", MESHES[1]),
         ("gemma4-e2b", MESHES[1]),
         ("gemma4-experts", MESHES[0]),
         ("gemma2", MESHES[1]),
-        ("gemma3", MESHES[1]),
+        pytest.param("gemma3", MESHES[1], marks=pytest.mark.e2e),
         ("gemma3-fused-qkv", MESHES[0]),
         ("llama3", MESHES[1]),
         ("qwen2", MESHES[0]),

@@ -28,7 +28,6 @@ from tests.runtime.artifacts import (
 )
 from tests.runtime.lives import Life, Lives
 
-KILLS = 20
 SLOW = """
 import time
 
@@ -78,7 +77,8 @@ def begin(lives: Lives, place: Path, output: str, *options: str, artifact: str =
     return lives.begin(*script(place, output, *options, artifact=artifact))
 
 
-def test_killed_twenty_times_at_random_moments(place: Path, lives: Lives) -> None:
+@pytest.mark.parametrize("kills", [6, pytest.param(20, marks=pytest.mark.e2e)])
+def test_killed_at_random_moments(kills: int, place: Path, lives: Lives) -> None:
     """SIGKILL while the run starts, within steps and within saves; each time it is resumed.
 
     Nothing that was saved before a kill is lost, and the last life ends with the very parameters, optimizer
@@ -98,7 +98,7 @@ def test_killed_twenty_times_at_random_moments(place: Path, lives: Lives) -> Non
             return False
 
     newest, moments = 0, []
-    for _ in range(KILLS):
+    for _ in range(kills):
         life = begin(lives, place, "killed", "--resume", artifact="many")
         moment = choose.choice(["start", "step", "save"])
         moments.append(moment)
@@ -118,7 +118,7 @@ def test_killed_twenty_times_at_random_moments(place: Path, lives: Lives) -> Non
             assert f"continuing after step {newest} of 24" in life.stderr, "a saved step was lost"
         assert steps(folder)[-1:] >= [newest][: newest > 0]
         newest = (steps(folder) or [0])[-1]
-    assert set(moments) == {"start", "step", "save"}
+    assert set(moments) == {"start", "step", "save"} or kills < 20
     assert 0 < newest < 24
     last = train(lives, place, "killed", "--resume", artifact="many")
     assert last.status == 0, last.stderr
