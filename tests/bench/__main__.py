@@ -22,7 +22,7 @@ from tests.bench import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIBTPU = "libtpu==0.0.42.1"
-CONVERSATIONS = 4000
+CONVERSATIONS = 3000
 PACKAGES = ("pydantic", "jax", "google-tunix", "qwix", "transformers", "trl", "datasets")
 
 
