@@ -9,7 +9,7 @@ from compiler import catalog
 from compiler.artifact import difference
 from compiler.emit import emit
 from compiler.explain import leaves
-from compiler.meaning import weight_bytes
+from compiler.meaning import scales, weight_bytes
 from compiler.steps import run_length
 from compiler.wording import flow, in_layers, plural, split_layer
 from spec.paths import join
@@ -96,9 +96,9 @@ def _lora(a: Program, b: Program) -> Iterator[str]:
     if a.trainable_parameters != b.trainable_parameters:
         factor = b.trainable_parameters / a.trainable_parameters
         yield f"trained parameters {a.trainable_parameters:,} -> {b.trainable_parameters:,} ({factor:.3g}x)"
-    old, new = a.lora.alpha / a.lora.rank, b.lora.alpha / b.lora.rank
+    old, new = scales(a), scales(b)
     if old != new:
-        yield f"the adapters' scale alpha / rank {old:g} -> {new:g}"
+        yield f"the adapters' {old} -> {new}"
     before, after = _projections(a), _projections(b)
     for name in dict.fromkeys([*before, *after]):
         gained = sorted(set(after.get(name, ())) - set(before.get(name, ())))

@@ -132,7 +132,7 @@ def _lora(program: Program) -> list[str]:
     held = sum(math.prod(x.a_shape) + math.prod(x.b_shape) - x.trained_size for x in program.adapters)
     out = [
         f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
-        f"{arrays:,} arrays, {_scale(program)}",
+        f"{arrays:,} arrays, {scales(program)}",
         f"adapters and optimizer state in {lora.dtype}: "
         f"{3 * (trained + held) * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
     ]
@@ -144,13 +144,11 @@ def _lora(program: Program) -> list[str]:
     return out
 
 
-def _scale(program: Program) -> str:
+def scales(program: Program) -> str:
     """What adapters' products are multiplied by."""
-    lora = program.lora
-    assert lora is not None
-    by = "sqrt(rank)" if lora.rslora else "rank"
-    scales = sorted({part.scale for adapter in program.adapters for part in adapter.projections})
-    return f"scale alpha / {by} = {listing(f'{scale:g}' for scale in scales)}"
+    by = "sqrt(rank)" if program.lora and program.lora.rslora else "rank"
+    found = sorted({part.scale for adapter in program.adapters for part in adapter.projections})
+    return f"scale alpha / {by} = {listing(f'{scale:g}' for scale in found)}"
 
 
 def _adapters(program: Program) -> list[str]:

@@ -33,7 +33,7 @@ def shrink(
     step = math.lcm(8, *(axes or {}).values())
     tp = (axes or {}).get("tp", 1)
     hidden, head_dim = _multiple(64, step), _multiple(16, step)
-    layers = _period(architecture.layer_types)
+    layers = period(architecture.layer_types)
     layers = layers if len(layers) > 1 else 2 * layers
     text: dict[str, Any] = {
         "vocab_size": _multiple(VOCABULARY, step),
@@ -236,7 +236,7 @@ def _gemma3(a: Gemma3Architecture, text: Mapping[str, Any], tp: int) -> dict[str
     }
 
 
-def _period(layer_types: Sequence[str]) -> tuple[str, ...]:
+def period(layer_types: Sequence[str]) -> tuple[str, ...]:
     """The shortest run of layers whose repetition is the whole pattern."""
     for length in range(1, len(layer_types) + 1):
         if all(kind == layer_types[i % length] for i, kind in enumerate(layer_types)):

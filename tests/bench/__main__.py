@@ -13,15 +13,15 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests import libtpu
 from tests.bench import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LIBTPU = "libtpu==0.0.42.1"
 CONVERSATIONS = 3000
 PACKAGES = ("pydantic", "jax", "google-tunix", "qwix", "transformers", "trl", "datasets")
 
@@ -32,9 +32,7 @@ def throughput() -> str:
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder))
     ratio = found["recipec"] / found["tunix"]
-    return f"""## Training on a CPU
-
-Real tokens a second (padding not counted) of a generated train.py, against Tunix's stock path on the same samples:
+    return f"""Real tokens a second (padding not counted) of a generated train.py, against Tunix's stock path on the same samples:
 one CPU device, float32, a Gemma 4 of six layers with a vocabulary of 32,768, LoRA on every projection, the same rows,
 accumulation and rematerialisation. Lengths are a published run's divided by twelve: mean {MEAN:.0f}, 99th percentile
 {P99:.0f}, at most {CAP} tokens. A scaled-down run, and no measurement of a TPU.
@@ -56,9 +54,7 @@ def temporaries() -> str:
             f"| {axes[0]} x {axes[1]}, {dtype} | {found['tunix'] / 2**20:,.0f} | {found['recipec'] / 2**20:,.0f} | "
             f"{ratio:.2f} | at most 0.25: {met} |"
         )
-    return f"""## Memory of the loss
-
-Temporaries of the compiled LoRA step on one of eight virtual CPU devices, MiB, at a vocabulary of 262,144 (2 layers,
+    return f"""Temporaries of the compiled LoRA step on one of eight virtual CPU devices, MiB, at a vocabulary of 262,144 (2 layers,
 hidden size 256, 8 rows of 512 tokens): Tunix's default loss, and this project's in chunks. In bfloat16 XLA's CPU
 backend makes float32 copies of the output head, which a TPU does not.
 
@@ -73,9 +69,7 @@ def data() -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), CONVERSATIONS, 3)
-    return f"""## Tokenising and packing
-
-{CONVERSATIONS:,} conversations, mean 922 tokens, a byte-level BPE of 32,000 tokens, a chat template with generation
+    return f"""{CONVERSATIONS:,} conversations, mean 922 tokens, a byte-level BPE of 32,000 tokens, a chat template with generation
 markers; TRL's SFTTrainer preparation with a process for each core, against this project's, alternating.
 
 {found.text()}. Target: at least TRL's speed: {"met" if found.ratio >= 1 else "missed"}.
@@ -83,23 +77,19 @@ markers; TRL's SFTTrainer preparation with a process for each core, against this
 
 
 def ahead() -> str:
-    folder = ROOT / "build" / "libtpu"
-    if not (folder / "libtpu").exists():
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), LIBTPU]
-        subprocess.run(install, check=True)
     names = ("published", "gemma4-31b-paper", "gemma4-31b-v5p8")
+    environment = libtpu.environment()
     found = {
-        name: _json([sys.executable, "-W", "ignore", "-m", "tests.bench.ahead", name], LIBTPU=str(folder))
+        name: _json([sys.executable, "-W", "ignore", "-m", "tests.bench.ahead", name], environment)
         for name in names
     }
     flagship = found["gemma4-31b-v5p8"]["milliseconds_per_token"]
     rows = []
     for name in names:
         one = found[name]
-        memory = f"{one['argument_gib'] + one['temporary_gib']:.1f}" if "argument_gib" in one else ""
         cells = [
             {"published": "as it was published, by Tunix alone"}.get(name, f"recipes/{name}.yaml"),
-            memory,
+            f"{one['gib']:.1f}",
             f"{one['seconds']:.3f}",
             f"{one['kernel_seconds']:.3f}",
             f"{one['tokens']:,.0f}",
@@ -108,9 +98,7 @@ def ahead() -> str:
         ]
         rows.append(f"| {' | '.join(cells)} |")
     against = found["gemma4-31b-paper"]["milliseconds_per_token"] / flagship
-    return f"""## Gemma 4 31B on v5p:2x2x1, compiled without one
-
-Estimates, of libtpu's compiler (lowest effort) and its cost model: forward and backward pass of a micro-batch, from
+    return f"""Estimates, of libtpu's compiler (lowest effort) and its cost model: forward and backward pass of a micro-batch, from
 compiles of 6 and 12 layers extrapolated to 60. Nothing was measured on a TPU. The cost model counts splash attention's
 kernels as nothing; they are added from their shapes, at half of the chip's peak. GiB are a device's arguments, with
 the optimizer's state, and temporaries; the chip has 95. The published run's samples have 922 tokens on average, padded
@@ -126,10 +114,8 @@ faster than what was published.
 """
 
 
-def _json(command: list[str], **environment: str) -> Any:
-    done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment}, check=True, capture_output=True, text=True
-    )
+def _json(command: list[str], environment: Mapping[str, str] | None = None) -> Any:
+    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -147,21 +133,14 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
-TITLES = {
-    "commands": "The command",
-    "throughput": "Training on a CPU",
-    "temporaries": "Memory of the loss",
-    "data": "Tokenising and packing",
-    "ahead": "Gemma 4 31B on v5p:2x2x1, compiled without one",
+SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
+    "commands": ("The command", commands.section),
+    "throughput": ("Training on a CPU", throughput),
+    "temporaries": ("Memory of the loss", temporaries),
+    "data": ("Tokenising and packing", data),
+    "ahead": ("Gemma 4 31B on v5p:2x2x1, compiled without one", ahead),
 }
-
-SECTIONS: dict[str, Callable[[], str]] = {
-    "commands": commands.section,
-    "throughput": throughput,
-    "temporaries": temporaries,
-    "data": data,
-    "ahead": ahead,
-}
+"""Title and contents of each section of the page, by the name that the command line takes."""
 
 
 def main(chosen: list[str]) -> int:
@@ -170,7 +149,8 @@ def main(chosen: list[str]) -> int:
     for name in chosen or SECTIONS:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        texts[name] = f"{SECTIONS[name]().rstrip()}\n\nMeasured on {today}.\n"
+        title, measure = SECTIONS[name]
+        texts[name] = f"## {title}\n\n{measure().rstrip()}\n\nMeasured on {today}.\n"
         print(texts[name], flush=True)
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     head = f"""# Benchmarks
@@ -187,7 +167,7 @@ def _sections(text: str) -> dict[str, str]:
     parts = re.split(r"(?m)^(?=## )", text)[1:]
     return {
         name: f"{part.rstrip()}\n"
-        for name, title in TITLES.items()
+        for name, (title, _) in SECTIONS.items()
         for part in parts
         if part.startswith(f"## {title}\n")
     }

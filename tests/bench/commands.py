@@ -47,9 +47,7 @@ def section() -> str:
         figures = (min(times), median, max(times))
         cells = [name, *(f"{figure:.3f}" for figure in figures), f"{median / baseline:.2f}", verdict]
         rows.append(f"| {' | '.join(cells)} |")
-    return f"""## The command
-
-Wall-clock seconds of the whole process, {RUNS} runs each. The ratio is the median against the
+    return f"""Wall-clock seconds of the whole process, {RUNS} runs each. The ratio is the median against the
 baseline's, the same interpreter importing the libraries that the compiler stands on, measured in the same run.
 
 | | min | median | max | ratio | target (median) |

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tests.bench.placing import batch, placed
+
 VOCABULARY = 262_144
 ROWS, LENGTH = 8, 512
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -52,7 +54,6 @@ def measure_temporaries(
         {"tunix": ..., "recipec": ...}.
     """
     import jax
-    import jax.numpy as jnp
     from tunix.sft import peft_trainer
 
     from runtime.forward import attention_mask
@@ -73,19 +74,10 @@ def measure_temporaries(
         names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
         return batch_loss(built.forward, model, *(batch[name] for name in names))
 
-    shape = (ROWS, LENGTH)
-    ids = jax.ShapeDtypeStruct(shape, jnp.int32)
-    batch = {
-        "tokens": ids,
-        "positions": ids,
-        "segment_ids": ids,
-        "loss_mask": jax.ShapeDtypeStruct(shape, bool),
-        "norm": jax.ShapeDtypeStruct((), jnp.float32),
-    }
     found = {}
     for loss in (tunix, recipec):
         with mesh:
-            compiled = _step(built, mesh, loss, batch).compile()
+            compiled = _step(built, mesh, loss).compile()
         found[loss.__name__] = compiled.memory_analysis().temp_size_in_bytes
     return found
 
@@ -102,12 +94,11 @@ def _abstract(axes: Mapping[str, int], dtype: str) -> Any:
     return abstract_model(family, family.architecture(CONFIG), settings, lora, axes)
 
 
-def _step(built: Any, mesh: Any, loss: Callable[..., Any], batch: Mapping[str, Any]) -> Any:
+def _step(built: Any, mesh: Any, loss: Callable[..., Any]) -> Any:
     """A lowered step: AdamW on the adapters, the batch's rows split over fsdp."""
     import jax
     import optax
     from flax import nnx
-    from jax.sharding import NamedSharding, PartitionSpec
 
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
     optimizer = optax.adamw(1e-4)
@@ -117,24 +108,9 @@ def _step(built: Any, mesh: Any, loss: Callable[..., Any], batch: Mapping[str, A
         updates, state = optimizer.update(gradients, state, adapters)
         return optax.apply_updates(adapters, updates), state, value
 
-    def placed(tree: Any) -> Any:
-        specs = nnx.get_partition_spec(tree)
-        return jax.tree.map(
-            lambda leaf, spec: jax.ShapeDtypeStruct(
-                leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec or PartitionSpec())
-            ),
-            tree,
-            specs,
-        )
-
-    def row(leaf: Any) -> Any:
-        spec = PartitionSpec("fsdp") if leaf.shape else PartitionSpec()
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
-
-    adapters, base = placed(adapters), placed(base)
+    adapters, base = placed(adapters, mesh), placed(base, mesh)
     state = jax.eval_shape(optimizer.init, adapters)
-    donated = jax.jit(step, donate_argnums=(0, 2))
-    return donated.lower(adapters, base, state, jax.tree.map(row, dict(batch)))
+    return jax.jit(step, donate_argnums=(0, 2)).lower(adapters, base, state, batch(ROWS, LENGTH, mesh))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def test_nothing(changed: Callable[..., str]) -> None:
         (["lora.rank=32"], ["trained parameters 489,717,760 -> 244,858,880 (0.5x)"]),
         (["lora.targets=[q_proj, v_proj]"], ["k_proj loses its adapter in each of its 60 layers"]),
         (["lora.layers=[5, 11]"], ["q_proj loses its adapter in its layers 0-4, 6-10, 12-59"]),
-        (["lora.alpha=128"], ["scale alpha / rank 1 -> 2"]),
+        (["lora.alpha=128"], ["scale alpha / rank = 1 -> scale alpha / rank = 2"]),
         (["model.id=google/gemma-3-27b-it"], ["another model: Gemma 4 31B -> Gemma 3 27B"]),
         (["mesh.accelerator=v6e-4"], ["trained on v5p-8: 4 chips", "-> v6e-4: 4 chips"]),
         (["train.steps=100"], ["length 1 epoch -> 100 steps"]),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,27 +10,16 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+from tests import libtpu
 
-LIBTPU = "libtpu==0.0.42.1"
-"""What jax[tpu]==0.10.2 asks for: 0.7 GB, kept in build/."""
+pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="session")
 def compiled(root: Path) -> dict[str, Any]:
     """What tests/e2e/tpu_compile.py found, by kernel and topology."""
-    folder = root / "build" / "libtpu"
-    if importlib.util.find_spec("libtpu") is None and not (folder / "libtpu").exists():
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), LIBTPU]
-        subprocess.run(install, check=True)
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    environment |= {
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "PYTHONPATH": os.pathsep.join((str(root), str(folder))),
-    }
     command = [sys.executable, str(root / "tests" / "e2e" / "tpu_compile.py")]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True, timeout=600)
+    done = subprocess.run(command, env=libtpu.environment(), text=True, capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     return found

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from spec import codes
-from spec.codes import CODES, GROUPS, page
+from spec.codes import CODES, GROUPS, RETIRED, page
 
 CODE = re.compile(r"\b[EWN]\d{4}\b")
 
@@ -33,6 +33,11 @@ def test_no_code_is_registered_twice(root: Path) -> None:
     source = Path(codes.__file__).read_text(encoding="utf-8")
     registered = re.findall(r'^    "([EWN]\d{4})": Code\(', source, re.M)
     assert sorted(registered) == sorted(CODES)
+
+
+def test_no_retired_code_is_used_again() -> None:
+    assert not set(RETIRED) & set(CODES)
+    assert all(CODE.fullmatch(code) for code in RETIRED)
 
 
 def test_every_code_is_given_somewhere_and_every_given_one_is_registered(root: Path) -> None:

@@ -1,0 +1,28 @@
+"""libtpu, whose compiler needs no TPU, for the tests and measurements that compile ahead of time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from compiler import pins
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "libtpu"
+
+
+def environment() -> dict[str, str]:
+    """Of a process that finds libtpu before it imports jax; installs it (0.7 GB) where there is none."""
+    if find_spec("libtpu") is None and not (FOLDER / "libtpu").exists():
+        wanted = f"libtpu=={pins.sets()['train-tpu']['transitive']['libtpu']}"
+        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(FOLDER), wanted]
+        subprocess.run(install, check=True)
+    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    return inherited | {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "PYTHONPATH": os.pathsep.join((str(ROOT), str(FOLDER))),
+    }
