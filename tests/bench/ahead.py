@@ -108,7 +108,7 @@ def _compile(program: Any, architecture: Any) -> Figures:
 
     def step(adapters: Any, base: Any, batch: Mapping[str, Any]) -> Any:
         def loss(model: Any) -> Any:
-            return batch_loss(built.forward, model, *batch.values())
+            return batch_loss(built.forward, model, **batch)
 
         wanted = nnx.DiffState(0, nnx.LoRAParam)
         return nnx.value_and_grad(loss, argnums=wanted)(nnx.merge(graph, adapters, base))
