@@ -222,6 +222,11 @@ def _outputs(a: Program, b: Program) -> Iterator[str]:
         )
     if a.recipe.merge.dtype != b.recipe.merge.dtype:
         yield f"merged weights in {a.recipe.merge.dtype} -> {b.recipe.merge.dtype}"
+    if a.recipe.merge.quantization != b.recipe.merge.quantization:
+        yield (
+            f"merged linear weights quantised to {a.recipe.merge.quantization or 'none'} -> "
+            f"{b.recipe.merge.quantization or 'none'}"
+        )
 
 
 def _serve(a: Program, b: Program) -> Iterator[str]:

@@ -263,11 +263,19 @@ def _checkpoint(program: Program) -> list[str]:
 def _merge(program: Program) -> list[str]:
     merge = program.recipe.merge
     where = merge.output if "://" in merge.output else f"OUTPUT/{merge.output}"
+    split = (
+        "split as the base is"
+        if merge.max_shard_size == "base"
+        else f"files of {merge.max_shard_size} at most"
+    )
+    kind = (
+        f"{merge.quantization} linear weights, the rest {merge.dtype}" if merge.quantization else merge.dtype
+    )
     if program.lora is None:
-        return [f"the trained weights under the base's own names and files, in {merge.dtype}, under {where}"]
+        return [f"the trained weights under the base's own names, in {kind}, {split}, under {where}"]
     adapter = ", and a PEFT adapter beside it" if merge.adapter else ""
     return [
-        f"the base's own files with the adapters added in, in {merge.dtype}, under {where}{adapter}; rank "
+        f"the base's tensors with the adapters added in, in {kind}, {split}, under {where}{adapter}; rank "
         "and alpha are read from the checkpoint's record"
     ]
 

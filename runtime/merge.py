@@ -1,64 +1,75 @@
-"""Merges what was trained into its base checkpoint, and writes adapters as a PEFT adapter.
+"""Merges what was trained into its base checkpoint, and writes adapters as a PEFT adapter: merge.py.
 
 W[out, in] += scale * (B[out, rank] @ A[rank, in]), in float32, cast once; after full fine-tuning the
-trained tensors take the base's place. The output has the base's files, tensor names and order, metadata,
-index and side files; tensors that were not trained are the base's byte for byte. One tensor is worked on
-at a time, in blocks of rows.
+trained tensors take the base's place. Tensors that were not trained are the base's byte for byte. A merge
+that was stopped is continued by the same command, after the last file that is whole.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
-import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from runtime.checkpoint import DTYPES, INDEX, BaseCheckpoint, Header, locate_model
+from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
 from runtime.errors import UserError, guarded
-from runtime.full import Replacement, TrainedWeights
-from runtime.output import check_vacant, whole_folder
-from runtime.peft_export import write_adapter
-from runtime.progress import Progress
-from runtime.safetensors_writer import CODES, TensorFile, encode_header
+from runtime.export.card import adapter_card, model_card
+from runtime.export.estimate import estimated_seconds
+from runtime.export.folder import OutputFolder, output_folder
+from runtime.export.journal import JOURNAL, RECORD, Files, Journal, begin, finished
+from runtime.export.known import BaseSums, known_hashes
+from runtime.export.plan import Plan, plan_merge
+from runtime.export.quantized import Quantization, quantization
+from runtime.export.record import MergeSettings, Trained, identity, merge_record
+from runtime.export.writer import Sink, write_shards
+from runtime.locate import open_base
+from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
+from runtime.progress import duration
+from runtime.safetensors_reader import DTYPES
 from runtime.settings import ModelSettings
+from runtime.staging import staged
 from runtime.trained import LATEST, LOCK, Delta, TrainedAdapters, load_trained
 
-NOTE = "merge.json"
-"""What the merged folder was made of."""
+CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
 """Where transformers and vLLM look for a template first, before tokenizer_config.json."""
-BLOCK_ELEMENTS = 1 << 24
-"""Elements of a weight that are merged at a time: 64 MiB in float32."""
-COPY_BYTES = 1 << 26
+NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")
+"""Side files of a base that are not its output's."""
 SPARE_BYTES = 64 << 20
 """Left free on the disk besides the weights, for side files."""
 
-Change = Delta | Replacement
-"""What training did to a tensor."""
-
 
 @dataclass(frozen=True)
-class Merged:
-    """What a merge wrote.
+class Job:
+    """One merge: what goes in, and where it goes.
 
     Attributes:
-        merged, kept: numbers of tensors that training changed, and that are the base's bytes.
-        size: bytes of the weights.
-        recast: numbers of changed tensors whose element type is not the base's, by its old name.
+        base, model: the base checkpoint, and the recipe's `model` section.
+        trained: what was trained.
+        settings: what is written.
+        plan: of the weights.
+        quantization: as the plan has it.
+        identity: of the merge, see `runtime.export.record.identity`.
+        target: folder of the merged weights.
+        adapter: folder of the PEFT adapter, None for none.
     """
 
-    merged: int
-    kept: int
-    size: int
-    recast: Mapping[str, int]
+    base: BaseCheckpoint
+    model: ModelSettings
+    trained: Trained
+    settings: MergeSettings
+    plan: Plan
+    quantization: Quantization | None
+    identity: Mapping[str, Any]
+    target: OutputFolder
+    adapter: OutputFolder | None
 
 
 def main(
@@ -69,6 +80,8 @@ def main(
     output: str,
     dtype: str,
     adapter: bool,
+    max_shard_size: str = "5GB",
+    quantization: str | None = None,
     chat_template: str | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
@@ -79,17 +92,16 @@ def main(
         model: the base.
         checkpoint, output: `checkpoint.directory` and `merge.output` of the recipe; relative ones are
             relative to --output, by default the artifact's folder.
-        dtype: of the merged weights, "bfloat16" or "float32".
         adapter: whether the PEFT adapter is written as well, beside the merged folder.
-        chat_template: the recipe's own, None where it trained with the tokenizer's. A model is served
-            with the template that it was trained with, so it takes the place of the base's.
+        dtype, max_shard_size, quantization, chat_template: see `MergeSettings`.
         argv: arguments, sys.argv's when None.
     """
     arguments = parse_arguments(artifact, argv)
+    settings = MergeSettings(dtype, max_shard_size, quantization, chat_template)
     try:
-        return guarded(lambda: run(arguments, model, checkpoint, output, dtype, adapter, chat_template))
+        return guarded(lambda: run(arguments, model, checkpoint, output, settings, adapter))
     except KeyboardInterrupt:
-        print("\ninterrupted: no output was written that is not whole", file=sys.stderr)
+        print("\ninterrupted: the same command goes on after the files that are whole", file=sys.stderr)
         return 130
 
 
@@ -100,22 +112,27 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
         description="Merges what a checkpoint was trained to into the base model's safetensors.",
         allow_abbrev=False,
     )
-    parser.add_argument("--checkpoint", metavar="DIR", help="folder of the run's checkpoints, local or gs://")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="folder of the run's checkpoints, or an address such as gs://..."
+    )
     parser.add_argument(
         "--step", default=LATEST, metavar="N", help="latest (default), best (lowest eval loss), or a step"
     )
-    parser.add_argument("--model", metavar="DIR", help="folder of the base checkpoint")
+    parser.add_argument(
+        "--model", metavar="DIR", help="folder of the base checkpoint, or an address such as gs://..."
+    )
     parser.add_argument(
         "--output",
-        type=Path,
-        default=artifact,
+        default=str(artifact),
         metavar="DIR",
-        help="working folder, as given to train.py (default: this script's folder)",
+        help="working folder, as given to train.py, or an address (default: this script's folder)",
     )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be written, and stop")
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="then compare the merged model's logits with those of what was trained",
+        help="then check the files, compare tensors with another computation of them, and logits with those "
+        "of what was trained",
     )
     return parser.parse_args(argv)
 
@@ -125,187 +142,229 @@ def run(
     model: ModelSettings,
     checkpoint: str,
     output: str,
-    dtype: str,
+    settings: MergeSettings,
     adapter: bool,
-    chat_template: str | None = None,
 ) -> int:
     """Merges, exports and, when asked, verifies.
 
     Raises:
-        UserError: when an input is missing or does not fit, or the output is there already.
+        UserError: when an input is missing or does not fit, or the output holds something else.
     """
-    started = time.monotonic()
     if not arguments.verify:
         # Adapters are read on the host: do not occupy the TPU, nor need one.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    target = _local(arguments.output, output)
-    adapter_target = target.with_name(f"{target.name}-adapter")
-    directory = arguments.checkpoint or _under(arguments.output, checkpoint)
-    base = BaseCheckpoint.open(locate_model(model, arguments.model))
+    with staged(arguments.checkpoint or under(arguments.output, checkpoint), arguments.step) as directory:
+        job = _job(arguments, model, directory, under(arguments.output, output), settings, adapter)
+        if arguments.dry_run:
+            print(described(job))
+            return 0
+        with job.target.locked():
+            record = finished(job.target, job.identity)
+            if record is not None and (job.adapter is None or finished(job.adapter, job.identity)):
+                print(f"{job.target.name}: holds this merge already")
+            else:
+                record = merge(job)
+        if arguments.verify:
+            from runtime.verify import verify_merge
+
+            return verify_merge(
+                job.base, job.trained, Path(job.target.name), job.model, settings.dtype, record
+            )
+    return 0
+
+
+def _job(
+    arguments: argparse.Namespace,
+    model: ModelSettings,
+    directory: str,
+    target: str,
+    settings: MergeSettings,
+    adapter: bool,
+) -> Job:
+    base = open_base(model, arguments.model)
     base.verify()
     trained = load_trained(directory, arguments.step, base)
-    note: dict[str, Any] = {
-        "base": model.id,
-        "revision": model.revision,
-        "step": trained.step,
-        "dtype": dtype,
-    }
-    if isinstance(trained, TrainedAdapters):
-        note |= {"rank": trained.settings.rank, "alpha": trained.settings.alpha}
-    elif adapter:
+    if adapter and not isinstance(trained, TrainedAdapters):
         raise UserError(
             f"{directory}: the run trained all weights: it has no LoRA that a PEFT adapter could hold",
             "set merge.adapter to false",
         )
-    if arguments.verify and _is_merge_of(target, note, trained):
-        print(f"{target}: holds this merge already")
-    else:
-        for folder in (target, *([adapter_target] if adapter else [])):
-            check_vacant(folder)
-        changes = trained.changes(base)
-        _check_space(target, base, changes, dtype)
-        try:
-            with whole_folder(target) as partial:
-                result = merge_checkpoint(base, changes, partial, dtype)
-                _write_json(partial / NOTE, {**note, "tensors": result.merged})
-                (partial / LOCK).write_bytes(trained.lock)
-                if chat_template is not None:
-                    (partial / CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
-                if adapter and isinstance(trained, TrainedAdapters):
-                    with whole_folder(adapter_target) as adapter_partial:
-                        write_adapter(adapter_partial, base, model, trained.settings, trained.deltas())
-                        (adapter_partial / LOCK).write_bytes(trained.lock)
-        except OSError as error:
-            raise UserError(f"{target}: cannot be written: {error.strerror or error}") from error
-        for old, count in result.recast.items():
-            print(f"note: {count} merged tensors are {dtype}; the base has them as {DTYPES[old].name}")
-        if isinstance(trained, TrainedAdapters) and trained.settings.quantize is not None:
-            print(
-                f"note: the adapters were trained on {trained.settings.quantize} weights; they are merged "
-                "into the base as it is"
-            )
-        if trained.no_op:
-            print(f"warning: the adapters of step {trained.step} are all zero; the output equals the base")
-        print(
-            f"merged: {target} step={trained.step} tensors={result.merged} kept={result.kept} "
-            f"size={readable_size(result.size)} seconds={time.monotonic() - started:.1f}"
-            + (f" adapter={adapter_target}" if adapter else "")
+    if arguments.verify and "://" in target:
+        raise UserError(
+            f"{target}: --verify reads the merged files from a local disk",
+            "merge to a folder with --verify, and copy it to the bucket",
         )
-    if arguments.verify:
-        from runtime.verify import verify_merge
-
-        return verify_merge(base, trained, target, model, dtype)
-    return 0
-
-
-def merge_checkpoint(
-    base: BaseCheckpoint, changes: Mapping[str, Change], folder: Path, dtype: str | None = None
-) -> Merged:
-    """Writes the base with its changes into an empty folder.
-
-    Args:
-        changes: by the full name of the tensor.
-        dtype: of the tensors that change; their own in the base when None.
-
-    Raises:
-        UserError: when a change has no tensor, or one of another shape.
-    """
-    check_changes(base, changes)
-    remaining = dict(changes)
-    size = 0
-    recast: dict[str, int] = {}
-    with Progress("merging", base.total_bytes) as progress:
-        for file, header in base.headers.items():
-            raw, sizes = output_header(header, changes, dtype)
-            with TensorFile(folder / file, raw) as sink:
-                for name, tensor in header.tensors.items():
-                    change = remaining.pop(name, None)
-                    if change is None:
-                        _copy(base, name, sink)
-                    else:
-                        code = code_of(dtype) if dtype else tensor.dtype
-                        if code != tensor.dtype:
-                            recast[tensor.dtype] = recast.get(tensor.dtype, 0) + 1
-                        for block in changed_blocks(base.read(name), change, DTYPES[code]):
-                            sink.write(block)
-                    base.release(name)
-                    progress.advance(tensor.end - tensor.start)
-            written = (folder / file).stat().st_size
-            if written != 8 + len(raw) + sum(sizes):
-                raise AssertionError(f"{file}: {written} bytes written, {8 + len(raw) + sum(sizes)} expected")
-            size += written
-    if remaining:
-        raise AssertionError(f"changes without a tensor: {sorted(remaining)}")
-    _write_index(base, folder, changes, dtype)
-    for name in base.side_files:
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(base.directory / name, folder / name)
-    return Merged(len(changes), len(base.tensors) - len(changes), size, recast)
+    encoding = quantization(settings.quantization)
+    return Job(
+        base,
+        model,
+        trained,
+        settings,
+        plan_merge(base, trained.changes(base), settings.dtype, settings.max_shard_size, encoding),
+        encoding,
+        identity(base, directory, trained, settings),
+        output_folder(target),
+        output_folder(f"{target.rstrip('/')}-adapter") if adapter else None,
+    )
 
 
-def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """A changed tensor, in blocks of rows.
-
-    Args:
-        weight: the base's.
-    """
-    if isinstance(change, Delta):
-        yield from merged_blocks(weight, change, dtype)
-        return
-    trained = change.read()
-    rows = max(1, BLOCK_ELEMENTS // max(1, trained.size // max(1, len(trained))))
-    for start in range(0, len(trained), rows):
-        yield np.ascontiguousarray(trained[start : start + rows].astype(dtype, copy=False))
-
-
-def merged_blocks(weight: np.ndarray, delta: Delta, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """weight + scale * b @ a, computed in float32 and cast once, in blocks of rows."""
-    a = delta.a.astype(np.float32, copy=False)
-    b = delta.b.astype(np.float32, copy=False) * np.float32(delta.scale)
-    rows = max(1, BLOCK_ELEMENTS // weight.shape[1])
-    for start in range(0, weight.shape[0], rows):
-        block = b[start : start + rows] @ a
-        block += weight[start : start + rows].astype(np.float32, copy=False)
-        yield block.astype(dtype, copy=False)
-
-
-def check_changes(base: BaseCheckpoint, changes: Mapping[str, Change]) -> None:
-    """Checks that each change has its tensor in the base.
+def merge(job: Job) -> dict[str, Any]:
+    """Writes the folders, and says so; gives the record.
 
     Raises:
-        UserError: naming the first that has not.
+        UserError: when a folder holds something else, or cannot be written.
     """
-    for name, change in changes.items():
-        tensor = base.tensors.get(name)
-        if tensor is None:
-            raise UserError(f"{base.directory}: no {name}, which an adapter was trained for")
-        if tensor.shape != change.shape:
-            raise UserError(
-                f"{base.directory / tensor.file}: {name} has shape {list(tensor.shape)}; "
-                f"its adapter was trained for {list(change.shape)}"
-            )
+    started = time.monotonic()
+    known = known_hashes(job.base.directory) if isinstance(job.base.directory, Path) else {}
+    names = {shard.file for shard in job.plan.shards} | set(job.base.side_files)
+    journal = begin(job.target, job.identity, names | {CARD, CHAT_TEMPLATE, CONFIG, INDEX, LOCK, RECORD})
+    try:
+        _check_space(job, journal)
+        sums = BaseSums(known, job.base.name) if known else None
+        try:
+            write_shards(job.plan, job.base, journal, job.quantization, sums)
+            if sums is not None:
+                sums.close()
+        except UserError:  # a base file is damaged: so is what was made of it
+            for file in list(journal.files):
+                journal.folder.remove(file)
+            journal.end()
+            raise
+        if job.adapter is not None:
+            _write_adapter(job, job.adapter)
+        record = _write_small_files(job, journal, known)
+    except OSError as error:
+        whole = sum(shard.file in journal.files for shard in job.plan.shards)
+        raise UserError(
+            f"{job.target.name}: cannot be written: {error.strerror or error}; {whole} of "
+            f"{len(job.plan.shards)} weight files are whole",
+            "make room or give the right to write, and run the same command again: it goes on after them",
+        ) from error
+    _report(job, time.monotonic() - started)
+    return record
 
 
-def output_header(
-    header: Header, changed: Mapping[str, Change], dtype: str | None
-) -> tuple[bytes, list[int]]:
-    """A file's header in the output, and the size of each tensor; the base's own where no type changes."""
-    entries = {}
-    for name, tensor in header.tensors.items():
-        code, size = tensor.dtype, tensor.end - tensor.start
-        if name in changed and dtype and code_of(dtype) != code:
-            size = size // DTYPES[code].itemsize * DTYPES[code_of(dtype)].itemsize
-            code = code_of(dtype)
-        entries[name] = (code, tensor.shape, size)
-    sizes = [size for _, _, size in entries.values()]
-    if all(entries[name][0] == tensor.dtype for name, tensor in header.tensors.items()):
-        return header.raw, sizes
-    return encode_header(entries, header.metadata), sizes
+def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> dict[str, Any]:
+    """Everything but the weights: what makes the folder loadable comes last."""
+    config: dict[str, Any] = json.loads(job.base.side_file(CONFIG))
+    if job.quantization is not None:
+        names = {piece.name for piece in job.plan.pieces if piece.quantized}
+        config["quantization_config"] = job.quantization.config(job.base, names)
+        last = {CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
+    else:
+        last = {CONFIG: job.base.side_file(CONFIG)}
+    if job.plan.index is not None:
+        last[INDEX] = job.plan.index
+    small = {name: job.base.side_file(name) for name in job.base.side_files if name not in NOT_CARRIED}
+    small[LOCK] = job.trained.lock
+    if job.settings.chat_template is not None:
+        small[CHAT_TEMPLATE] = job.settings.chat_template.encode()
+    files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
+    files |= {name: _entry(data) for name, data in (small | last).items()}
+    record = _record(job, files, known)
+    small[CARD] = model_card(record, job.trained.record, _base_card(job.base)).encode()
+    record["files"] = dict(sorted({**files, CARD: _entry(small[CARD])}.items()))
+    for name, data in {**small, RECORD: _json(record), **last}.items():
+        journal.folder.write(name, data)
+    journal.end()
+    return record
 
 
-def code_of(dtype: str) -> str:
-    """Safetensors' name of an element type: "BF16" for "bfloat16"."""
-    return next(code for kind, code in CODES.items() if kind.name == dtype)
+def _write_adapter(job: Job, folder: OutputFolder) -> None:
+    assert isinstance(job.trained, TrainedAdapters)
+    deltas = job.trained.deltas()
+    with folder.locked():
+        if finished(folder, job.identity) is not None:
+            return
+        journal = begin(folder, job.identity, {WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG})
+        with folder.create(WEIGHTS) as file, Sink(file) as sink:
+            write_weights(sink, job.base, deltas)
+        config = adapter_config(job.base, job.model, job.trained.settings, deltas)
+        files: Files = {
+            WEIGHTS: {"size": sink.size, "sha256": sink.sha256},
+            LOCK: _entry(job.trained.lock),
+            ADAPTER_CONFIG: _entry(config_bytes(config)),
+        }
+        record = _record(job, files, {})
+        card = adapter_card(record, job.trained.record, config).encode()
+        record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
+        folder.write(LOCK, job.trained.lock)
+        folder.write(CARD, card)
+        folder.write(RECORD, _json(record))
+        folder.write(ADAPTER_CONFIG, config_bytes(config))
+        journal.end()
+
+
+def _record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
+    return merge_record(job.identity, job.base, job.model, job.trained, job.settings, job.plan, files, known)
+
+
+def _base_card(base: BaseCheckpoint) -> str | None:
+    if CARD not in base.side_files:
+        return None
+    return base.side_file(CARD).decode("utf-8", "replace")
+
+
+def described(job: Job) -> str:
+    """What a merge would write, for --dry-run."""
+    base, plan, trained, folder = job.base, job.plan, job.trained, job.target
+    lora = f", LoRA of rank {trained.settings.rank}" if isinstance(trained, TrainedAdapters) else ""
+    changed = f"{plan.merged:,} tensors changed by training, {plan.copied:,} as the base has them"
+    if plan.quantized:
+        changed += f", {plan.quantized:,} in {job.settings.quantization}"
+    free = folder.free()
+    seconds = estimated_seconds(plan, base, job.quantization)
+    lines = {
+        "base": f"{base.name}: {readable_size(base.total_bytes)}, {_files(len(base.headers))}, "
+        f"{len(base.tensors):,} tensors",
+        "trained": f"step {trained.step}{lora}",
+        "output": f"{folder.name}: {readable_size(plan.size)}, {_files(len(plan.shards))}; {changed}",
+        "adapter": f"{job.adapter.name}: {readable_size(_adapter_bytes(job))}" if job.adapter else None,
+        "disk": f"{readable_size(needed(job))} needed, "
+        + (f"{readable_size(free)} free" if free is not None else "free space not known"),
+        "time": f"about {duration(max(1.0, seconds))}: an estimate at this machine's pace, its disk apart",
+    }
+    return "\n".join(f"{name:8} {line}" for name, line in lines.items() if line)
+
+
+def needed(job: Job, written: Files | None = None) -> int:
+    """Bytes that a merge still writes, with some to spare."""
+    rest = sum(shard.size for shard in job.plan.shards if shard.file not in (written or {}))
+    return SPARE_BYTES + rest + (_adapter_bytes(job) if job.adapter else 0)
+
+
+def _adapter_bytes(job: Job) -> int:
+    deltas = (piece.change for piece in job.plan.pieces if isinstance(piece.change, Delta))
+    return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
+
+
+def _check_space(job: Job, journal: Journal) -> None:
+    need, free = needed(job, journal.files), job.target.free()
+    if free is not None and free < need:
+        if not journal.files:
+            journal.end()
+        raise UserError(
+            f"{job.target.name}: needs {readable_size(need)}, {readable_size(free)} are free",
+            "make room, or choose a folder on another disk with --output",
+        )
+
+
+def _report(job: Job, seconds: float) -> None:
+    plan, trained, dtype = job.plan, job.trained, job.settings.dtype
+    for old, count in plan.recast.items():
+        print(f"note: {count} merged tensors are {dtype}; the base has them as {DTYPES[old].name}")
+    if isinstance(trained, TrainedAdapters) and trained.settings.quantize is not None:
+        print(
+            f"note: the adapters were trained on {trained.settings.quantize} weights; they are merged into "
+            "the base as it is"
+        )
+    if trained.no_op:
+        print(f"warning: the adapters of step {trained.step} are all zero; the output equals the base")
+    print(
+        f"merged: {job.target.name} step={trained.step} tensors={plan.merged} kept={plan.copied} "
+        f"size={readable_size(plan.size)} seconds={seconds:.1f}"
+        + (f" adapter={job.adapter.name}" if job.adapter else "")
+    )
 
 
 def readable_size(size: int) -> str:
@@ -313,65 +372,22 @@ def readable_size(size: int) -> str:
     return f"{size / 1e9:.1f}GB" if size >= 10**9 else f"{size / 1e6:.1f}MB"
 
 
-def _copy(base: BaseCheckpoint, name: str, sink: TensorFile) -> None:
-    data = base.bytes_of(name)
-    for start in range(0, len(data), COPY_BYTES):
-        sink.write(data[start : start + COPY_BYTES])
-
-
-def _write_index(
-    base: BaseCheckpoint, folder: Path, changed: Mapping[str, Change], dtype: str | None
-) -> None:
-    if base.index is None:
-        return
-    shutil.copyfile(base.directory / base.index, folder / base.index)
-    sizes = [sum(output_header(header, changed, dtype)[1]) for header in base.headers.values()]
-    data = sum(header.size - header.data_start for header in base.headers.values())
-    if sum(sizes) == data:
-        return
-    index = json.loads((folder / INDEX).read_text())
-    index.setdefault("metadata", {})["total_size"] = sum(sizes)
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _check_space(target: Path, base: BaseCheckpoint, changed: Mapping[str, Change], dtype: str) -> None:
-    deltas = [change for change in changed.values() if isinstance(change, Delta)]
-    need = SPARE_BYTES + sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
-    need += sum(sum(output_header(header, changed, dtype)[1]) for header in base.headers.values())
-    folder = target.parent
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < need:
-        raise UserError(
-            f"{target}: needs {readable_size(need)}, {readable_size(free)} are free",
-            "make room, or choose a folder on another disk with --output",
-        )
-
-
-def _is_merge_of(target: Path, note: Mapping[str, Any], trained: TrainedAdapters | TrainedWeights) -> bool:
-    """Whether a folder holds the output of this very merge."""
-    try:
-        found = json.loads((target / NOTE).read_text())
-        lock = (target / LOCK).read_bytes()
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and lock == trained.lock and note.items() <= found.items()
-
-
-def _under(working: Path, path: str) -> str:
+def under(working: str, path: str) -> str:
     """A path of the recipe: as it is when absolute or an address, else below the working folder."""
-    return path if "://" in path else str(working / Path(path).expanduser())
+    if "://" in path or Path(path).expanduser().is_absolute():
+        return path
+    if "://" in working:
+        return f"{working.rstrip('/')}/{path}"
+    return str(Path(working).expanduser() / path)
 
 
-def _local(working: Path, path: str) -> Path:
-    if "://" in path:
-        raise UserError(
-            f"{path}: the merge writes to a local disk",
-            "set merge.output to a folder, and copy it from there",
-        )
-    return Path(_under(working, path))
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+def _entry(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

@@ -9,16 +9,39 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runtime.adapters import LoraSettings, Value, means
 from runtime.checkpoint import BaseCheckpoint
-from runtime.safetensors_writer import write_arrays
+from runtime.safetensors_writer import Writable, write_arrays
 from runtime.settings import ModelSettings
 from runtime.trained import Delta
 
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 WRAPPER = "base_model.model."
 """What PEFT puts before the names of the model that it wraps."""
 RENAMED = {"language_model.model.": "model.language_model."}
 """Prefixes of older checkpoints, and the modules that transformers 5 loads them into."""
+
+
+def adapter_arrays(base: BaseCheckpoint, deltas: Mapping[str, Delta]) -> list[tuple[str, np.ndarray]]:
+    """The tensors of adapter_model.safetensors, by PEFT's names.
+
+    Args:
+        deltas: by module name without prefix ("layers.0.self_attn.q_proj").
+    """
+    prefix = module_prefix(base)
+    return [
+        (f"{WRAPPER}{prefix}{name}.lora_{which}.weight", matrix)
+        for name, delta in deltas.items()
+        for which, matrix in (("A", delta.a), ("B", delta.b))
+    ]
+
+
+def write_weights(file: Writable, base: BaseCheckpoint, deltas: Mapping[str, Delta]) -> None:
+    """Writes adapter_model.safetensors."""
+    write_arrays(file, adapter_arrays(base, deltas), {"format": "pt"})
 
 
 def write_adapter(
@@ -27,22 +50,16 @@ def write_adapter(
     model: ModelSettings,
     settings: LoraSettings,
     deltas: Mapping[str, Delta],
-) -> int:
-    """Writes a PEFT adapter into a folder; returns the bytes of its weights.
+) -> None:
+    """Writes a PEFT adapter into a folder: its weights and adapter_config.json."""
+    with (folder / WEIGHTS).open("xb") as file:
+        write_weights(file, base, deltas)
+    (folder / ADAPTER_CONFIG).write_bytes(config_bytes(adapter_config(base, model, settings, deltas)))
 
-    Args:
-        deltas: by module name without prefix ("layers.0.self_attn.q_proj").
-    """
-    prefix = module_prefix(base)
-    arrays = [
-        (f"{WRAPPER}{prefix}{name}.lora_{which}.weight", matrix)
-        for name, delta in deltas.items()
-        for which, matrix in (("A", delta.a), ("B", delta.b))
-    ]
-    size = write_arrays(folder / "adapter_model.safetensors", arrays, {"format": "pt"})
-    config = adapter_config(base, model, settings, deltas)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return size
+
+def config_bytes(config: Mapping[str, Any]) -> bytes:
+    """adapter_config.json as it is written."""
+    return (json.dumps(config, indent=2) + "\n").encode()
 
 
 def adapter_config(

@@ -147,7 +147,7 @@ def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettin
     for key in sorted(trained.keys() & found.keys()):
         if trained[key] != found[key]:
             raise UserError(
-                f"{base.directory}: its {key} is {_short(found[key])}; the run trained a model with "
+                f"{base.name}: its {key} is {_short(found[key])}; the run trained a model with "
                 f"{_short(trained[key])}",
                 "give the base checkpoint of the run with --model",
             )

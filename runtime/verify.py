@@ -1,10 +1,12 @@
-"""Holds a merge against what was trained, in Tunix, by logits: `merge.py --verify`. No torch.
+"""Holds a merge against what was trained: `merge.py --verify`. No torch.
 
-Everything is computed in float32, on a few fixed rows of tokens: the base with its adapters, or all the
-weights of a run without LoRA, which is what was trained; the base with the merge rule applied in memory and
-not rounded, which tells whether the rule is right; and the merged checkpoint read from its files, which is
-what will be served. Adapters that were trained on quantised weights are merged into the weights as they
-were before, and compared with them on those.
+First the files are hashed, then tensors are compared with another computation of them
+(runtime.export.sampling), and then, where there is memory for it, the model's logits with those of what
+was trained, in Tunix. Logits are computed in float32, on a few fixed rows of tokens: of the base with its
+adapters, or of all the weights of a run without LoRA, which is what was trained; of the base with the merge
+rule applied in memory and not rounded, which tells whether the rule is right; and of the merged checkpoint
+read from its files, which is what will be served. Adapters that were trained on quantised weights are merged
+into the weights as they were before, and compared with them on those.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import numpy as np
 
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
+from runtime.export.arithmetic import Change, changed_blocks
+from runtime.export.sampling import UNUSABLE, Sampled, check_files, check_tensors
 from runtime.full import TrainedWeights
-from runtime.merge import Change, changed_blocks
 from runtime.settings import MeshSettings, ModelSettings
 from runtime.trained import TrainedAdapters
 
@@ -45,6 +48,13 @@ ROUNDING = 3.0
 """Allowed effect of a merged type's rounding, in its spacings times the root of the layers. Seen in tiny
 models: 0.2 for Gemma 3, 0.9 to 1.7 for Llama 3 and Qwen, whose blocks' outputs are not normalised, the more
 the larger the adapters' part is."""
+
+
+SPARE = 1 << 30
+"""Bytes of memory for the interpreter, the compiler and what a layer computes on the way."""
+
+MEMORY = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -86,20 +96,58 @@ def verify_merge(
     folder: Path,
     model: ModelSettings,
     dtype: str,
+    record: Mapping[str, Any],
 ) -> int:
-    """Compares and reports, with the figures in the last line; returns the exit status.
+    """Checks files, then tensors, then logits, and reports each, with the figures of logits in the last line;
+    returns the exit status.
+
+    Logits are left out, which a note says, where the machine has less memory than `logits_bytes`, and of
+    weights that are quantised, which have been held against the float64 values already.
 
     Args:
         folder: of the merged checkpoint.
         model: the recipe's `model` section.
         dtype: of the merged tensors.
+        record: content of the folder's merge.json.
 
     Raises:
         UserError: when the merge is not what was trained.
     """
+    hashed = check_files(folder, record)
+    print(f"files: {hashed.files}, {readable(hashed.size)}, are those that were written (SHA-256)")
+    sampled = check_tensors(base, trained, folder, dtype)
+    print(f"tensors: {described(sampled)}")
+    if trained.no_op:
+        print(f"warning: the adapters of step {trained.step} are all zero: the merged model is the base")
+    reason = None
+    if record.get("quantization") is not None:
+        reason = f"the merged weights are {record['quantization']}"
+    else:
+        mesh = start_mesh(trained.record)
+        if mesh.devices.flat[0].platform == "cpu":
+            need, available = logits_bytes(base, trained), available_memory()
+            if available is not None and need > available:
+                reason = f"they need about {readable(need)}, {readable(available)} are available"
+    if reason is not None:
+        print(f"note: logits are not compared: {reason}")
+        print(f"verified: {hashed.files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
+        return 0
     merged = BaseCheckpoint.open(folder)
     merged.verify()
-    found = compare(base, trained, merged, model, dtype, start_mesh(trained.record))
+    return _report(folder, trained, compare(base, trained, merged, model, dtype, mesh))
+
+
+def described(sampled: Sampled) -> str:
+    """What was compared of the tensors, as part of a line."""
+    return (
+        f"{sampled.trained:,} of {sampled.trained_of:,} trained ones are right in {sampled.elements:,} "
+        f"elements: largest difference from float64 {sampled.largest:.1e}, all within one rounding, "
+        f"{sampled.off:,} not the nearest number; {sampled.kept:,} of {sampled.kept_of:,} others are the "
+        "base's"
+    )
+
+
+def _report(folder: Path, trained: TrainedAdapters | TrainedWeights, found: Comparison) -> int:
     if not found.rule <= found.rule_tolerance:
         raise UserError(
             f"{folder}: the merge rule is not what was trained: logits differ by {found.rule:.1e}, "
@@ -110,23 +158,58 @@ def verify_merge(
         raise UserError(
             f"{folder}: is not what was trained: logits differ by {found.merged:.1e}, "
             f"allowed are {found.merged_tolerance:.1e}",
-            "remove the folder and merge again; if it stays so, do not use the merged checkpoint",
+            UNUSABLE,
         )
     what = "the adapters" if isinstance(trained, TrainedAdapters) else "the trained weights"
-    if trained.no_op:
-        print(f"warning: the adapters of step {trained.step} are all zero: the merged model is the base")
-    elif found.effect <= found.merged:
+    if not trained.no_op and found.effect <= found.merged:
         print(
-            f"warning: rounding to {dtype} moves logits by {found.merged:.1e}, {what} by "
+            f"warning: rounding to {found.dtype} moves logits by {found.merged:.1e}, {what} by "
             f"{found.effect:.1e}: little of what was trained is in the merged model"
         )
-    elif found.moved == 0:
-        raise UserError(f"{folder}: equals the base, though {what} do not")
+    elif not trained.no_op and found.moved == 0:
+        raise UserError(f"{folder}: equals the base, though {what} do not", UNUSABLE)
     line = f"verified: max logits difference {found.rule:.1e} (tolerance {found.rule_tolerance:.1e})"
-    if SPACING[dtype]:
-        line += f", rounded to {dtype} {found.merged:.1e} (tolerance {found.merged_tolerance:.1e})"
+    if SPACING[found.dtype]:
+        line += f", rounded to {found.dtype} {found.merged:.1e} (tolerance {found.merged_tolerance:.1e})"
     print(f"{line}; {what} change logits by {found.effect:.1e} of {found.largest:.1e}")
     return 0
+
+
+def logits_bytes(base: BaseCheckpoint, trained: TrainedAdapters | TrainedWeights) -> int:
+    """Memory that comparing logits takes on a CPU, in bytes.
+
+    Models are in memory one at a time, in float32: 4 bytes for each element of Tunix's arrays and of the
+    adapters; four times the largest array in float32, while it is read, changed and laid out as Tunix has
+    it; four times the logits of all rows, of which the softcap makes copies and two models' are kept; and
+    SPARE. On a TPU the model is in the devices' memory, which is not asked for here.
+    """
+    parameters = [math.prod(p.shape) for p in base.family.parameters(base.architecture)]
+    adapters = 0
+    if isinstance(trained, TrainedAdapters):
+        adapters = sum(a.size + b.size for a, b in trained.arrays.values())
+    logits = len(LENGTHS) * max(LENGTHS) * base.architecture.vocab_size
+    return 4 * (sum(parameters) + adapters + 4 * max(parameters) + 4 * logits) + SPARE
+
+
+def available_memory() -> int | None:
+    """Bytes that programs can still take without swapping; None where the system does not say."""
+    try:
+        lines = MEMORY.read_text(encoding="ascii").splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+    try:  # a container may be given less than its machine has
+        limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return max(0, min(free, limit + int(stat["inactive_file"])))
+    except (OSError, KeyError, ValueError):
+        return free
+
+
+def readable(size: int) -> str:
+    """Bytes as "62.5 GB" or "4.1 MB"."""
+    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
 
 
 def compare(

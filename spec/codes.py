@@ -700,8 +700,8 @@ PATHS: dict[str, Code] = {
     ),
     "E0705": Code(
         "output outside the run's folder",
-        "checkpoint.directory or merge.output is absolute, climbs out by `..`, or is an address other than "
-        "gs://.",
+        "checkpoint.directory, cache.directory or merge.output is absolute or climbs out by `..`; or one of the "
+        "first two is an address other than gs://.",
         "A relative folder; --output of train.py and merge.py says what it is relative to.",
     ),
     "E0706": Code(
@@ -779,16 +779,6 @@ UNAVAILABLE: dict[str, Code] = {
         "from them.",
         "Nothing: they are kept in recipe.lock.json.",
     ),
-    "E0917": Code(
-        "merging into a bucket",
-        "merge.output is an address.",
-        "A local folder, copied to the bucket afterwards.",
-    ),
-    "N0918": Code(
-        "max_shard_size",
-        "merge.max_shard_size is set, and the merge keeps the base's split into files.",
-        "Nothing, or leave it out.",
-    ),
     "E0919": Code(
         "dpo with full fine-tuning",
         "The reference model of dpo is the one that training starts from: with LoRA the model without its "
@@ -797,7 +787,10 @@ UNAVAILABLE: dict[str, Code] = {
     ),
 }
 
-RETIRED = ("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913")
+RETIRED = (
+    *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
+    *("E0917", "N0918"),
+)
 """Codes of earlier versions, of what is available now; none is used again."""
 
 CODES: dict[str, Code] = {

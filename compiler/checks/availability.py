@@ -12,7 +12,6 @@ from spec.diagnostics import Diagnostic
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _training(facts)
     yield from _attention(facts)
-    yield from _merge(facts)
     yield from _unused(facts)
 
 
@@ -52,24 +51,6 @@ def _attention(facts: Facts) -> Iterator[Diagnostic]:
             f"splash attention is a kernel of the TPU, and {accelerator.name} is a CPU",
             "model.attention",
             "attention: dot",
-        )
-
-
-def _merge(facts: Facts) -> Iterator[Diagnostic]:
-    merge = facts.recipe.merge
-    if "://" in merge.output:
-        yield Diagnostic(
-            "E0917",
-            f"`{merge.output}`: merging straight into a bucket is not in this version",
-            "merge.output",
-            "output: merged, and copy the folder to the bucket afterwards",
-        )
-    if merge.max_shard_size != type(merge)().max_shard_size:
-        yield Diagnostic(
-            "N0918",
-            "max_shard_size has no effect in this version: the merged weights keep the base's split into "
-            "files",
-            "merge.max_shard_size",
         )
 
 

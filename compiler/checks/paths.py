@@ -70,7 +70,7 @@ def _outputs(facts: Facts) -> Iterator[Diagnostic]:
     if recipe.cache.directory is not None:
         outputs.append(("cache.directory", recipe.cache.directory))
     for where, path in outputs:
-        if path.startswith("gs://"):
+        if path.startswith("gs://") or (where == "merge.output" and "://" in path):
             continue
         if escapes(path) or "://" in path:
             yield Diagnostic(

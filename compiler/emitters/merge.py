@@ -21,8 +21,11 @@ def emit_merge(program: Program) -> str:
         "CHECKPOINT": recipe.checkpoint.directory,
         "OUTPUT": recipe.merge.output,
         "DTYPE": recipe.merge.dtype,
+        "MAX_SHARD_SIZE": recipe.merge.max_shard_size,
         "ADAPTER": recipe.merge.adapter and program.lora is not None,
     }
+    if recipe.merge.quantization is not None:
+        constants["QUANTIZATION"] = recipe.merge.quantization
     template = template_file(program)
     return render(
         "merge.py",
@@ -30,6 +33,7 @@ def emit_merge(program: Program) -> str:
         about=about(program),
         adapters=program.lora is not None,
         chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
+        quantization=recipe.merge.quantization,
         constants=[assignment(name, value) for name, value in constants.items()],
     )
 

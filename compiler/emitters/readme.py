@@ -33,7 +33,9 @@ def emit_readme(program: Program) -> str:
     large = size > LARGE_MODEL and not cpu
     # Two copies of a large model go to the RAM disk: the base and the merged weights.
     work = f"/dev/shm/{program.name}" if large else program.name
-    merged = f"{work}/{recipe.merge.output.rstrip('/')}"
+    merged = recipe.merge.output.rstrip("/")
+    if "://" not in merged:
+        merged = f"{work}/{merged}"
     merge_flags = f" --output {work}" if large else ""
     if large and "://" not in recipe.checkpoint.directory:
         merge_flags += f" --checkpoint {shell_word(f'{program.name}/{recipe.checkpoint.directory}')}"

@@ -202,15 +202,23 @@ class Merge(Section):
     """How the adapters are written back into the checkpoint."""
 
     output: str = field(
-        "A folder below the artifact's output folder, or a gs:// address.", "merged", min_length=1
+        "A folder below the artifact's output folder, or an address that fsspec writes to.",
+        "merged",
+        min_length=1,
+        example="gs://bucket/merged",
     )
     dtype: Literal["bfloat16", "float32"] = field("Type of the merged weights.", "bfloat16")
+    quantization: Literal["fp8", "int8"] | None = field(
+        "Type of the linear weights of attention and MLP instead, with a scale for each output channel, as "
+        "compressed-tensors; null keeps them in `dtype`.",
+        None,
+    )
     max_shard_size: str = field(
-        "Largest size of one safetensors file, as a number with KB, MB or GB (powers of ten); it matters "
-        "only where the base's own split is not kept.",
+        "Largest size of one safetensors file, as a number with KB, MB or GB (powers of ten); `base` keeps "
+        "the base's own split into files.",
         "5GB",
         unit="bytes",
-        pattern=r"^[1-9][0-9]*(\.[0-9]+)?[KMG]B$",
-        form="a number directly followed by KB, MB or GB",
+        pattern=r"^(base|[1-9][0-9]*(\.[0-9]+)?[KMG]B)$",
+        form="a number directly followed by KB, MB or GB, or base",
     )
     adapter: bool = field("Write a PEFT adapter too.", True)

@@ -76,6 +76,12 @@ markers; TRL's SFTTrainer preparation with a process for each core, against this
 """
 
 
+def merging() -> str:
+    from tests.bench.merging import section
+
+    return section()
+
+
 def ahead() -> str:
     names = ("published", "gemma4-31b-paper", "gemma4-31b-v5p8")
     environment = libtpu.environment()
@@ -138,6 +144,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "throughput": ("Training on a CPU", throughput),
     "temporaries": ("Memory of the loss", temporaries),
     "data": ("Tokenising and packing", data),
+    "merging": ("Merging", merging),
     "ahead": ("Gemma 4 31B on v5p:2x2x1, compiled without one", ahead),
 }
 """Title and contents of each section of the page, by the name that the command line takes."""

@@ -12,6 +12,10 @@ import numpy as np
 
 from runtime.adapters import Adapter, build_adapters, lora_settings
 from runtime.checkpoint import BaseCheckpoint
+from runtime.export import journal, writer
+from runtime.export.arithmetic import Change
+from runtime.export.folder import LocalFolder
+from runtime.export.plan import AS_BASE, Plan, plan_merge
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -83,6 +87,25 @@ def save_run(
     manager.close()
     write_lock(directory, base, section, mesh)
     return adapters
+
+
+def write_merged(
+    base: BaseCheckpoint,
+    changes: Mapping[str, Change],
+    folder: Path,
+    dtype: str | None = None,
+    max_shard_size: str = AS_BASE,
+) -> Plan:
+    """Writes the base with its changes, without a run's record: the weights, their index and config.json."""
+    plan = plan_merge(base, changes, dtype, max_shard_size)
+    with LocalFolder(folder).locked():
+        kept = journal.begin(LocalFolder(folder), {}, {shard.file for shard in plan.shards})
+        writer.write_shards(plan, base, kept)
+        kept.folder.write("config.json", base.side_file("config.json"))
+        if plan.index is not None:
+            kept.folder.write("model.safetensors.index.json", plan.index)
+        kept.end()
+    return plan
 
 
 def write_lock(

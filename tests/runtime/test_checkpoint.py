@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.checkpoint import INDEX, BaseCheckpoint, locate_model
+from runtime.checkpoint import INDEX, BaseCheckpoint
 from runtime.errors import UserError
+from runtime.locate import locate_model, open_base
 from runtime.safetensors_writer import write_arrays
 from runtime.settings import ModelSettings
 from tests import tiny
@@ -49,8 +50,8 @@ def rewrite(path: Path, change: Callable[[dict[str, np.ndarray]], None]) -> None
 
     arrays = load_file(path)
     change(arrays)
-    path.unlink()
-    write_arrays(path, arrays.items(), {"format": "pt"})
+    with path.open("wb") as file:
+        write_arrays(file, arrays.items(), {"format": "pt"})
 
 
 def test_every_tensor_reads_as_safetensors_reads_it(folder: Path) -> None:
@@ -196,7 +197,8 @@ def test_other_layouts(tmp_path: Path) -> None:
     assert f"no {INDEX}" in message(lambda: BaseCheckpoint.open(tmp_path))
     (tmp_path / "weights.safetensors").rename(tmp_path / "pytorch_model.bin")
     assert "another format" in message(lambda: BaseCheckpoint.open(tmp_path))
-    write_arrays(tmp_path / "model.safetensors", [("x", np.zeros(2, np.float32))], {})
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        write_arrays(file, [("x", np.zeros(2, np.float32))], {})
     assert "no text embedding" in message(lambda: BaseCheckpoint.open(tmp_path))
 
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +16,15 @@ from runtime import merge
 from runtime.adapters import Adapter, LoraSettings, build_adapters
 from runtime.checkpoint import INDEX, BaseCheckpoint
 from runtime.errors import UserError
+from runtime.export import arithmetic
+from runtime.export.arithmetic import changed_blocks
+from runtime.export.plan import shard_bytes
 from runtime.families import family_of
-from runtime.merge import merge_checkpoint, merged_blocks
 from runtime.peft_export import select_modules
 from runtime.settings import ModelSettings
 from runtime.trained import Delta, choose_step, load_trained, saved_steps
 from tests import tiny
-from tests.runtime.runs import ALL, lora_section, random_arrays, save_run, write_lock
+from tests.runtime.runs import ALL, lora_section, random_arrays, save_run, write_lock, write_merged
 
 MODEL = ModelSettings(id="./base", family="gemma4")
 
@@ -116,7 +114,7 @@ def test_deltas_are_those_of_the_fused_arrays(kind: str, targets: tuple[str, ...
     assert seen == {name for name in shapes if name.rpartition(".")[2] in targets}
 
 
-def test_merge_rule_blocks_and_rounding() -> None:
+def test_merge_rule_blocks_and_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     import ml_dtypes
 
     random = np.random.default_rng(0)
@@ -125,12 +123,9 @@ def test_merge_rule_blocks_and_rounding() -> None:
     delta = Delta(a.astype(np.float32), b.astype(np.float32), 0.5)
     exact = weight.astype(np.float64) + 0.5 * (b @ a)
     for elements in (1, 100, 1 << 20):
-        merge_elements, merge.BLOCK_ELEMENTS = merge.BLOCK_ELEMENTS, elements
-        try:
-            wide = np.concatenate(list(merged_blocks(weight, delta, np.dtype("float32"))))
-            narrow = np.concatenate(list(merged_blocks(weight, delta, weight.dtype)))
-        finally:
-            merge.BLOCK_ELEMENTS = merge_elements
+        monkeypatch.setattr(arithmetic, "BLOCK_ELEMENTS", elements)
+        wide = np.concatenate(list(changed_blocks(weight, delta, np.dtype("float32"))))
+        narrow = np.concatenate(list(changed_blocks(weight, delta, weight.dtype)))
         np.testing.assert_allclose(wide, exact, rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(narrow, wide.astype(ml_dtypes.bfloat16))
 
@@ -158,7 +153,8 @@ def trained(base: BaseCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def run_merge(base: BaseCheckpoint, run: Path, work: Path, *argv: str, **settings: Any) -> int:
-    values = {"checkpoint": str(run), "output": "merged", "dtype": "float32", "adapter": True, **settings}
+    values = {"checkpoint": str(run), "output": "merged", "dtype": "float32", "adapter": True}
+    values |= {"max_shard_size": "base", **settings}
     return merge.main(
         work, MODEL, argv=["--model", str(base.directory), "--output", str(work), *argv], **values
     )
@@ -187,17 +183,91 @@ def test_output_is_the_base_but_for_the_adapted_tensors(
             assert np.abs(after - before).max() > 1e-2
         else:
             assert base.bytes_of(name) == out.bytes_of(name)
-    for name in (INDEX, *base.side_files):
+    for name in {INDEX, *base.side_files}:
         assert (out.directory / name).read_bytes() == (base.directory / name).read_bytes()
     assert {"chat_template.jinja", "tokenizer.json", "additional_chat_templates/tools.jinja"} < set(
         base.side_files
     )
     extra = {path.name for path in out.directory.iterdir()} - {p.name for p in base.directory.iterdir()}
-    assert extra == {"merge.json", "recipe.lock.json"}
+    assert extra == {"merge.json", "recipe.lock.json", "README.md"}
     assert (out.directory / "recipe.lock.json").read_bytes() == (trained / "recipe.lock.json").read_bytes()
-    note = json.loads((out.directory / "merge.json").read_text())
-    assert (note["step"], note["rank"], note["alpha"], note["tensors"]) == (10, 3, 6.0, 41)
+    record = json.loads((out.directory / "merge.json").read_text())
+    assert (record["checkpoint"]["step"], record["lora"]["rank"], record["lora"]["alpha"]) == (10, 3, 6.0)
+    assert record["tensors"] == {"merged": 41, "kept": len(base.tensors) - 41, "quantized": 0}
+    written = {str(path.relative_to(out.directory)) for path in out.directory.rglob("*") if path.is_file()}
+    assert record["files"].keys() == written - {"merge.json"}
+    for name, entry in record["files"].items():
+        content = (out.directory / name).read_bytes()
+        assert entry == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["merged", "merged-adapter"]
+
+
+@pytest.mark.parametrize("size", ["100KB", "1.5MB", "5GB"])
+def test_shards_are_at_most_as_large_as_asked_and_hold_the_same_tensors(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path, size: str
+) -> None:
+    from safetensors import safe_open
+
+    assert run_merge(base, trained, tmp_path, max_shard_size=size, adapter=False) == 0
+    assert run_merge(base, trained, tmp_path, output="as-base", adapter=False) == 0
+    out, same = BaseCheckpoint.open(tmp_path / "merged"), BaseCheckpoint.open(tmp_path / "as-base")
+    out.verify()
+    assert list(out.tensors) == list(base.tensors), "in the base's order"
+    assert all(out.bytes_of(name) == same.bytes_of(name) for name in base.tensors)
+    limit = shard_bytes(size)
+    assert all(
+        sum(t.end - t.start for t in header.tensors.values()) <= limit or len(header.tensors) == 1
+        for header in out.headers.values()
+    )
+    if size == "5GB":
+        assert out.files == ("model.safetensors",) and not (out.directory / INDEX).exists()
+        return
+    count = len(out.files)
+    assert count > 1 and out.files[0] == f"model-00001-of-{count:05d}.safetensors"
+    index = json.loads((out.directory / INDEX).read_text())
+    assert index["weight_map"] == {name: tensor.file for name, tensor in out.tensors.items()}
+    assert index["metadata"]["total_size"] == sum(t.end - t.start for t in out.tensors.values())
+    for file in out.files:
+        with safe_open(out.directory / file, "numpy") as reference:
+            assert reference.metadata() == {"format": "pt"}
+
+
+def test_dry_run_writes_nothing(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_merge(base, trained, tmp_path, "--dry-run", max_shard_size="1MB") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["base", "trained", "output", "adapter", "disk", "time"]
+    assert f"3 files, {len(base.tensors)} tensors" in lines[0]
+    assert "41 tensors changed by training" in lines[2]
+    assert list(tmp_path.iterdir()) == []
+    assert run_merge(base, trained, tmp_path, max_shard_size="1MB") == 0
+    files = list((tmp_path / "merged").glob("*.safetensors"))
+    assert f"merged: {sum(file.stat().st_size for file in files) / 1e6:.1f}MB, {len(files)} files" in lines[2]
+
+
+def test_addresses_in_and_out(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+    """Base, checkpoint and output where fsspec reads and writes: the same bytes as on a local disk."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(base.directory), "/merging/base", recursive=True)
+    memory.put(str(trained), "/merging/run", recursive=True)
+    assert run_merge(base, trained, tmp_path) == 0
+    values = {"dtype": "float32", "adapter": True, "max_shard_size": "base", "output": "merged"}
+    arguments = ["--model", "memory://merging/base", "--output", "memory://merging/out"]
+    try:
+        assert merge.main(tmp_path, MODEL, argv=arguments, checkpoint="memory://merging/run", **values) == 0
+        for folder in ("merged", "merged-adapter"):
+            for path in (tmp_path / folder).rglob("*"):
+                if path.is_file():
+                    name = f"/merging/out/{folder}/{path.relative_to(tmp_path / folder)}"
+                    assert memory.cat(name) == path.read_bytes(), name
+        assert sorted(memory.find("/merging/out")) == sorted(
+            f"/merging/out/{path.relative_to(tmp_path)}" for path in tmp_path.rglob("*") if path.is_file()
+        )
+    finally:
+        memory.rm("/merging", recursive=True)
 
 
 def test_template_that_was_trained_with_takes_the_place_of_the_base_s(
@@ -254,12 +324,11 @@ def test_subsets(base: BaseCheckpoint, section: dict[str, Any], tmp_path: Path) 
     run = load_trained(tmp_path / "run", "4", base)
     assert run.deltas().keys() == {part.name for adapter in adapters for part in adapter.projections}
     assert {delta.scale for delta in run.deltas().values()} == {full["alpha"] / full["rank"]}
-    (tmp_path / "out").mkdir()
-    result = merge_checkpoint(base, run.changes(base), tmp_path / "out")
+    plan = write_merged(base, run.changes(base), tmp_path / "out")
     out = BaseCheckpoint.open(tmp_path / "out")
     changed = {name for name in base.tensors if base.bytes_of(name) != out.bytes_of(name)}
     assert changed == {f"{base.prefix}{name}.weight" for name in run.deltas()}
-    assert result.merged == len(changed) and result.kept == len(base.tensors) - len(changed)
+    assert plan.merged == len(changed) and plan.copied == len(base.tensors) - len(changed)
 
 
 def test_steps(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
@@ -322,117 +391,9 @@ def test_values_that_are_not_finite(base: BaseCheckpoint, tmp_path: Path) -> Non
 def test_delta_without_its_weight(base: BaseCheckpoint, tmp_path: Path) -> None:
     delta = Delta(np.zeros((2, 64), np.float32), np.zeros((3, 2), np.float32), 1.0)
     name = f"{base.prefix}layers.5.self_attn.v_proj.weight"
-    assert f"no {name}" in message(lambda: merge_checkpoint(base, {name: delta}, tmp_path))
+    assert f"no {name}" in message(lambda: write_merged(base, {name: delta}, tmp_path))
     name = f"{base.prefix}layers.5.self_attn.k_proj.weight"
-    assert "was trained for [3, 64]" in message(lambda: merge_checkpoint(base, {name: delta}, tmp_path))
-
-
-def test_output_that_is_there_is_not_touched(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("merged", "merged-adapter"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "mine").write_text("x")
-        assert run_merge(base, trained, tmp_path) == 1
-        assert "is not empty" in capsys.readouterr().err
-        assert [path.name for path in (tmp_path / name).iterdir()] == ["mine"]
-        shutil.rmtree(tmp_path / name)
-    (tmp_path / "merged").mkdir()
-    assert run_merge(base, trained, tmp_path) == 0, "an empty folder is no obstacle"
-    assert run_merge(base, trained, tmp_path, output="gs://bucket/merged") == 1
-
-
-def test_ctrl_c_is_no_traceback(
-    base: BaseCheckpoint,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def interrupt(*arguments: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(merge.TensorFile, "write", interrupt)
-    assert run_merge(base, trained, tmp_path) == 130
-    assert "interrupted" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_disk_that_is_full(
-    base: BaseCheckpoint,
-    trained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from collections import namedtuple
-
-    usage = namedtuple("usage", "total used free")
-    with monkeypatch.context() as patch:
-        patch.setattr(merge.shutil, "disk_usage", lambda path: usage(1, 1, 1000))
-        assert run_merge(base, trained, tmp_path) == 1
-    assert "0.0MB are free" in capsys.readouterr().err
-    written = 0
-
-    def fill_up(self: Any, chunk: Any) -> None:
-        nonlocal written
-        written += 1
-        if written > 30:
-            raise OSError(28, "No space left on device")
-        self.file.write(chunk)
-
-    monkeypatch.setattr(merge.TensorFile, "write", fill_up)
-    assert run_merge(base, trained, tmp_path) == 1
-    assert "No space left on device" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_killed_in_the_middle(
-    base: BaseCheckpoint, root: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    """Nothing that looks like an output is left, and the next merge goes through."""
-    script = f"""
-        import time
-        from pathlib import Path
-        import numpy as np
-        from runtime import merge
-        from runtime.checkpoint import BaseCheckpoint
-        from runtime.output import whole_folder
-        from runtime.trained import Delta
-
-        write = merge.TensorFile.write
-        def slow(self, chunk):
-            write(self, chunk)
-            time.sleep(0.05)
-        merge.TensorFile.write = slow
-        base = BaseCheckpoint.open(Path({str(base.directory)!r}))
-        delta = Delta(np.ones((1, 64), np.float32), np.ones((128, 1), np.float32), 1.0)
-        with whole_folder(Path({str(tmp_path / "merged")!r})) as partial:
-            print("writing", flush=True)
-            name = base.prefix + "layers.0.mlp.up_proj.weight"
-            merge.merge_checkpoint(base, {{name: delta}}, partial)
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.stdout is not None and process.stdout.readline() == b"writing\n"
-    time.sleep(0.3)
-    process.send_signal(number)
-    assert process.wait(20) != 0
-    left = [path.name for path in tmp_path.iterdir()]
-    assert left == ([".merged.partial"] if number == signal.SIGKILL else [])
-    delta = Delta(np.ones((1, 64), np.float32), np.ones((128, 1), np.float32), 1.0)
-    with merge.whole_folder(tmp_path / "merged") as partial:
-        merge_checkpoint(base, {f"{base.prefix}layers.0.mlp.up_proj.weight": delta}, partial)
-        assert "another process is writing it" in message(
-            lambda: merge.whole_folder(tmp_path / "merged").__enter__()
-        )
-    BaseCheckpoint.open(tmp_path / "merged").verify()
-    assert [path.name for path in tmp_path.iterdir()] == ["merged"]
+    assert "was trained for [3, 64]" in message(lambda: write_merged(base, {name: delta}, tmp_path))
 
 
 TEXT = {f"model.layers.{i}.self_attn.{n}_proj" for i in range(12) for n in "qkvo"}

@@ -3,6 +3,9 @@ PEFT, by float32 logits. And `merge.py --verify`, which makes the same compariso
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -58,25 +61,50 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gemma4-one-global-head": (
         tiny.make_gemma4,
         {"num_global_key_value_heads": 1},
-        {"targets": ["k_proj", "v_proj"], "layers": [1, 5]},
+        {"targets": ["k_proj", "v_proj"], "layers": [1, 5], "rslora": True, "rank_pattern": [["v_proj", 2]]},
     ),
-    "gemma4-text": (tiny.make_gemma4, {"multimodal": False}, {"kv": "shared"}),
-    "gemma4-e2b": (tiny.make_gemma4, {**tiny.GEMMA4_E2B, "audio": True}, {}),
-    "gemma4-experts": (tiny.make_gemma4, tiny.GEMMA4_EXPERTS, {}),
-    "gemma2": (tiny.make_gemma2, {"shards": 2}, {}),
-    "gemma3": (tiny.make_gemma3, {}, {}),
-    "gemma3-multimodal": (make_gemma3_multimodal, {}, {"targets": ["k_proj", "down_proj"]}),
-    "gemma3-fused-qkv": (tiny.make_gemma3, {"num_key_value_heads": 8}, {"targets": ["q_proj", "v_proj"]}),
-    "llama3": (tiny.make_llama, {"shards": 3}, {}),
+    "gemma4-text": (tiny.make_gemma4, {"multimodal": False}, {"kv": "shared", "quantize": "int8"}),
+    "gemma4-e2b": (
+        tiny.make_gemma4,
+        {**tiny.GEMMA4_E2B, "audio": True},
+        {"alpha_pattern": [[r"model\.language_model\.layers\.[1-3]\..*", 4.0]], "layers": "1-4"},
+    ),
+    "gemma4-experts": (tiny.make_gemma4, tiny.GEMMA4_EXPERTS, {"rslora": True}),
+    "gemma2": (
+        tiny.make_gemma2,
+        {"shards": 2},
+        {"rank_pattern": [["down_proj", 5], [r"layers\.0\..*", 2]], "alpha_pattern": [["q_proj", 3.0]]},
+    ),
+    "gemma3": (tiny.make_gemma3, {}, {"quantize": "nf4"}),
+    "gemma3-multimodal": (
+        make_gemma3_multimodal,
+        {},
+        {"targets": ["k_proj", "down_proj"], "rslora": True, "alpha_pattern": [[r"[13]\.mlp.*", 2.5]]},
+    ),
+    "gemma3-fused-qkv": (
+        tiny.make_gemma3,
+        {"num_key_value_heads": 8},
+        {"targets": ["q_proj", "v_proj"], "rank_pattern": [["v_proj", 5]]},
+    ),
+    "llama3": (
+        tiny.make_llama,
+        {"shards": 3},
+        {"alpha": 3.0, "rslora": True, "rank_pattern": [["[kv]_proj", 2]]},
+    ),
     "qwen2": (tiny.make_qwen2, {"shards": 2}, {"targets": ["k_proj", "o_proj", "up_proj"], "layers": [1]}),
-    "qwen3": (tiny.make_qwen3, {}, {}),
+    "qwen3": (tiny.make_qwen3, {}, {"quantize": "nf4", "alpha_pattern": [["o_proj|up_proj", 1.5]]}),
 }
+"""A model, its sizes, and the recipe's `lora` section; ranks and alphas are recorded as pairs."""
+BOTH_MESHES = ("gemma4-multimodal-sharded", "llama3")
 
 
 class Case:
     """A base, random adapters, and the outputs of merging them."""
 
-    def __init__(self, folder: Path, make: Any, sizes: dict[str, Any], section: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, make: Any, sizes: dict[str, Any], section: dict[str, Any], name: str = ""
+    ) -> None:
+        self.name = name
         self.reference = make(folder / "base", **sizes)
         self.base = BaseCheckpoint.open(folder / "base")
         save_run(folder / "run", self.base, lora_section(**section))
@@ -91,7 +119,7 @@ class Case:
 
 @pytest.fixture(scope="module", params=list(CASES))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    return Case(tmp_path_factory.mktemp(request.param), *CASES[request.param])
+    return Case(tmp_path_factory.mktemp(request.param), *CASES[request.param], name=request.param)
 
 
 def torch_logits(model: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
@@ -127,7 +155,8 @@ def test_merged_model_and_adapter_against_tunix(case: Case) -> None:
 
     rows = token_rows(case.base.architecture.vocab_size, 8)
     rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
-    merged = torch_logits(load(case, case.folder / "merged"), rows)
+    model = load(case, case.folder / "merged")
+    merged = torch_logits(model, rows)
 
     adapter = case.folder / "merged-adapter"
     wrapped = peft.get_peft_model(
@@ -144,9 +173,11 @@ def test_merged_model_and_adapter_against_tunix(case: Case) -> None:
     adapted = torch_logits(wrapped, rows)
 
     settings = replace(case.model, dtype="float32", remat="none")
-    for axes in ({"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}):
+    # Merged are the weights as they were, into which adapters of quantised ones were trained.
+    lora = replace(case.trained.settings, quantize=None)
+    for axes in ({"fsdp": 4, "tp": 2}, {"fsdp": 8, "tp": 1})[: 2 if case.name in BOTH_MESHES else 1]:
         mesh = start(MeshSettings("cpu", 8, axes))
-        built = build(case.base, settings, case.trained.settings, mesh)
+        built = build(case.base, settings, lora, mesh)
         set_adapters(built, case.trained, mesh)
         expected = logits(built, rows, mesh)
         differences = [float(np.abs(found - expected).max()) for found in (merged, adapted)]
@@ -155,6 +186,18 @@ def test_merged_model_and_adapter_against_tunix(case: Case) -> None:
         assert max(differences) <= LIMIT
     effect = np.abs(merged - torch_logits(case.reference, rows)).max()
     assert effect > 0.1, "the adapters do something"
+    assert_merged_as_by_peft(case, model.state_dict(), wrapped.merge_and_unload().state_dict())
+
+
+def assert_merged_as_by_peft(case: Case, merged: dict[str, Any], by_peft: dict[str, Any]) -> None:
+    """Each tensor is what PEFT makes of the base by adapter_config.json, and the base's where that has none."""
+    before = case.reference.state_dict()
+    assert merged.keys() == by_peft.keys()
+    differences = {name: float((merged[name] - by_peft[name]).abs().max()) for name in merged}
+    assert max(differences.values()) <= 1e-6, max(differences, key=lambda name: differences[name])
+    changed = {name for name in merged if not merged[name].equal(before[name])}
+    assert len(changed) == len(case.trained.deltas())
+    assert all(merged[name].equal(by_peft[name]) for name in merged.keys() - changed)
 
 
 def run_verify(case: Case, folder: Path, dtype: str) -> int:
@@ -177,7 +220,9 @@ def test_verify(case: Case, dtype: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert run_verify(case, folder, dtype) == 0
     out = capsys.readouterr().out
     assert ("holds this merge already" in out) == merged_already
-    assert out.splitlines()[-1].startswith("verified: max logits difference ")
+    *_, files, tensors, last = (line for line in out.splitlines() if not line.startswith("warning"))
+    assert files.startswith("files: ") and tensors.startswith("tensors: ")
+    assert last.startswith("verified: max logits difference ")
     assert ("rounded to bfloat16" in out) == (dtype == "bfloat16")
 
 
@@ -186,28 +231,90 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return Case(tmp_path_factory.mktemp("small"), tiny.make_gemma3, {"num_hidden_layers": 2}, {})
 
 
-def test_verify_finds_a_wrong_file(small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the comparison of tensors see nothing."""
+    from runtime import verify
+    from runtime.export.sampling import Sampled
+
+    monkeypatch.setattr(verify, "check_tensors", lambda *arguments: Sampled())
+
+
+def test_verify_finds_a_wrong_file_by_its_hash_and_by_its_tensors_and_by_its_logits(
+    small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run_verify(small, tmp_path, "bfloat16") == 0
-    file = tmp_path / "merged" / "model.safetensors"
-    tensor = BaseCheckpoint.open(tmp_path / "merged").tensors["model.layers.1.mlp.up_proj.weight"]
+    file, name = tmp_path / "merged" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensor = BaseCheckpoint.open(tmp_path / "merged").tensors[name]
     data = bytearray(file.read_bytes())
     data[tensor.start : tensor.end] = bytes(reversed(data[tensor.start : tensor.end]))
     file.write_bytes(data)
     assert run_verify(small, tmp_path, "bfloat16") == 1
+    assert f"{file}: is not what was written: its SHA-256 is" in capsys.readouterr().err
+
+    record = json.loads((tmp_path / "merged" / "merge.json").read_text())
+    record["files"][file.name]["sha256"] = hashlib.sha256(data).hexdigest()
+    (tmp_path / "merged" / "merge.json").write_text(json.dumps(record))
+    assert run_verify(small, tmp_path, "bfloat16") == 1
+    assert f"{file}: {name} is not what was trained" in capsys.readouterr().err
+
+    blind(monkeypatch)
+    assert run_verify(small, tmp_path, "bfloat16") == 1
     assert "is not what was trained: logits differ by" in capsys.readouterr().err
 
 
-def test_verify_finds_a_wrong_rule(
+def test_verify_finds_a_wrong_rule_by_tensors_and_by_logits(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deltas = TrainedAdapters.deltas
 
-    def doubled(self: TrainedAdapters) -> dict[str, Any]:
+    def enlarged(self: TrainedAdapters) -> dict[str, Any]:
         return {name: replace(delta, scale=1.001 * delta.scale) for name, delta in deltas(self).items()}
 
-    monkeypatch.setattr(TrainedAdapters, "deltas", doubled)
+    monkeypatch.setattr(TrainedAdapters, "deltas", enlarged)
     assert run_verify(small, tmp_path, "bfloat16") == 1
-    assert "the merge rule is not what was trained" in capsys.readouterr().err
+    assert "q_proj.weight is not what was trained" in capsys.readouterr().err
+    blind(monkeypatch)
+    assert run_verify(small, tmp_path, "bfloat16") == 1
+    assert "the merge rule is not what was trained: logits differ by" in capsys.readouterr().err
+
+
+def test_verify_leaves_logits_out_where_memory_is_short(
+    small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runtime import verify
+
+    def too_large(*arguments: object) -> None:
+        raise MemoryError("the model was built")
+
+    monkeypatch.setattr(verify, "compare", too_large)
+    monkeypatch.setattr(verify, "available_memory", lambda: 10**9)
+    assert run_verify(small, tmp_path, "bfloat16") == 0
+    *_, files, tensors, note, last = capsys.readouterr().out.splitlines()
+    count = len(list((tmp_path / "merged").iterdir())) - 1
+    assert re.fullmatch(rf"files: {count}, .* MB, are those that were written \(SHA-256\)", files)
+    assert tensors.startswith("tensors: 14 of 14 trained ones are right in ")
+    assert re.fullmatch(
+        r"note: logits are not compared: they need about 1\.\d GB, 1\.0 GB are available", note
+    )
+    assert last == f"verified: {count} files and {len(small.base.tensors)} tensors, not logits"
+    monkeypatch.setattr(verify, "available_memory", lambda: None)
+    with pytest.raises(MemoryError):
+        run_verify(small, tmp_path, "bfloat16")
+
+
+def test_memory_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime import verify
+
+    monkeypatch.setattr(verify, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(verify, "CGROUP", tmp_path)
+    assert verify.available_memory() is None
+    (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:   80 kB\n")
+    assert verify.available_memory() == 80 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    assert verify.available_memory() == 80 * 1024
+    for name, text in (("max", "50000\n"), ("current", "40000\n"), ("stat", "anon 1\ninactive_file 7000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert verify.available_memory() == 17_000, "a container's limit, less what cannot be dropped"
 
 
 def test_verify_says_so_when_there_is_nothing_to_see(

@@ -1,0 +1,404 @@
+"""Merging at full size: a generated merge.py against `cp -r` of the same files and against PEFT, in one run.
+
+The base is synthetic, with the tensor shapes of Gemma 4 31B and one period of its layers; the run whose
+adapters are merged never ran. Each measurement is a process of its own, begun when nothing waits to be
+written and none of the base's files is in the page cache.
+
+Needs 27 GB of disk where temporary files are, and 16 GB of memory, which are PEFT's.
+
+    python -m tests.bench.merging [--sizes 1x4096 2x4096] [--rounds N]    layers and vocabulary of each base
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MODEL = "google/gemma-4-31B-it"
+RECIPE = "recipes/gemma4-31b-v5p8.yaml"
+"""Whose merge.py is measured: bfloat16, files of at most 5 GB, the PEFT adapter beside them."""
+RANK = 64
+SHARD = 3_000_000_000
+"""Bytes of tensors in a file of the base, at most."""
+WHOLE = 62.5
+"""GB of Gemma 4 31B."""
+
+SIZES = ((2, 32_768), (4, 32_768), (6, 262_144))
+"""Layers and vocabulary of each size that is merged, the last of which is compared with the others."""
+ROUNDS = 3
+SLOWEST, FASTER, MEMORY = 1.8, 2.0, 1.5
+"""Targets: times the seconds of `cp -r`; times faster than PEFT; GB above the interpreter."""
+
+SETTLE = 3
+"""Seconds of rest before each measurement: a virtual machine's host may take freed memory back, and the first
+touch of it then costs more than if it had just been used."""
+POLL = 0.02
+"""Seconds between two looks at a process's memory."""
+
+PEFT = """
+import sys
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+base, adapter, output = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
+merged.save_pretrained(output, max_shard_size="5GB")
+"""
+INTERPRETER = f"import time, numpy, jax, orbax.checkpoint; time.sleep({10 * POLL})"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a process and its children took.
+
+    Attributes:
+        seconds: from start to end.
+        anonymous: most bytes at a time that are no file's pages.
+        resident: most bytes at a time, mapped files included.
+    """
+
+    seconds: float
+    anonymous: int
+    resident: int
+
+
+@dataclass(frozen=True)
+class Size:
+    """Rounds of one size of base.
+
+    Attributes:
+        layers, vocabulary: of the base.
+        size: bytes of the base's weights.
+        adapters: bytes of the adapters that are merged.
+        copies, synced: of `cp -r`, and of `cp -r` until the copy is on the disk; may be empty.
+        merges: of merge.py.
+        peft: of PEFT, None where it was not asked for.
+    """
+
+    layers: int
+    vocabulary: int
+    size: int
+    adapters: int
+    copies: list[Run]
+    synced: list[Run]
+    merges: list[Run]
+    peft: Run | None
+
+
+def section(sizes: Sequence[tuple[int, int]] = SIZES, rounds: int = ROUNDS) -> str:
+    """The merge's part of docs/benchmarks.md.
+
+    Args:
+        sizes: layers and vocabulary of each base, two of them at least, the largest last.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        interpreter = watched([sys.executable, "-c", INTERPRETER], Path(folder))
+        found = []
+        for number, (layers, vocabulary) in enumerate(sizes):
+            last = number == len(sizes) - 1
+            found.append(measure(Path(folder, str(number)), layers, vocabulary, rounds, against=last))
+    return text(found, interpreter)
+
+
+def text(sizes: Sequence[Size], interpreter: Run) -> str:
+    """Of the last size the comparison, of all of them how the merge grows."""
+    whole = sizes[-1]
+    assert whole.peft is not None
+    copy, synced, merge, peft = map(seconds, (whole.copies, whole.synced, whole.merges, [whole.peft]))
+    rows = []
+    for what, runs, taken, target in (
+        ("`cp -r` (baseline)", whole.copies, copy, ""),
+        ("`cp -r` and `sync -f` of the copy", whole.synced, synced, ""),
+        ("merge.py", whole.merges, merge, f"at most {SLOWEST}: {_verdict(merge <= SLOWEST * copy)}"),
+        ("PEFT", [whole.peft], peft, ""),
+    ):
+        each = ", ".join(f"{run.seconds:.1f}" for run in runs)
+        rows.append(
+            f"| {what} | {taken:.1f} | {each} | {whole.size / taken / 1e9:.2f} | {taken / copy:.2f} | {target} |"
+        )
+    anonymous, resident = _above(whole.merges, interpreter)
+    theirs = _above([whole.peft], interpreter)
+    growth = []
+    for one in sizes:
+        taken = seconds(one.merges)
+        figures = (
+            one.size / 1e9,
+            one.adapters / 1e9,
+            taken,
+            one.size / taken / 1e9,
+            *_above(one.merges, interpreter),
+        )
+        growth.append(f"| {' | '.join(f'{figure:.2f}' for figure in figures)} |")
+    gigabytes = [one.size / 1e9 for one in sizes]
+    time_line = line(gigabytes, [seconds(one.merges) for one in sizes])
+    memory_line = line(gigabytes, [_above(one.merges, interpreter)[1] for one in sizes])
+    return f"""A generated merge.py on a synthetic base of {whole.size / 1e9:.1f} GB in bfloat16: {MODEL}'s tensor shapes, its
+vocabulary of {whole.vocabulary:,} and {whole.layers} of its 60 layers, in files of at most {SHARD / 1e9:.0f} GB; LoRA of rank {RANK} on all seven
+projections; output in files of at most 5 GB, with the PEFT adapter. Whole processes, imports included, one after the
+other in {len(whole.merges)} rounds, PEFT once: the median's seconds, each round's, GB of the base a second. Before each, what was
+written before is deleted and on the disk, and the base's files are dropped from the page cache. The merge's files are
+synced when it ends; those of `cp -r` and PEFT need not be. PEFT {metadata.version("peft")}: from_pretrained in bfloat16,
+merge_and_unload, save_pretrained; its weights and the merge's were compared, and agree but for the last bit.
+
+| | seconds | rounds | GB/s | ratio | target |
+|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+Against PEFT the merge is {peft / merge:.2f} times as fast; target at least {FASTER:.0f}: {_verdict(peft >= FASTER * merge)}. Against the synced copy its
+ratio is {merge / synced:.2f}.
+
+Peak memory above that of an interpreter that imports numpy, jax and orbax ({interpreter.resident / 1e9:.2f} GB), looked at every {POLL * 1000:.0f} ms:
+resident {resident:.2f} GB, the base's mapped pages included, of which {anonymous:.2f} GB are not a file's. Target, of the
+former, at most {MEMORY} GB: {_verdict(resident <= MEMORY)}. PEFT's: {theirs[1]:.2f} and {theirs[0]:.2f} GB.
+
+How the merge grows, with bases of {", ".join(str(one.layers) for one in sizes)} layers; memory above the interpreter's:
+
+| base, GB | adapters, GB | seconds | GB/s | not a file's, GB | resident, GB |
+|---|---|---|---|---|---|
+{chr(10).join(growth)}
+
+A line through them has {time_line[1]:.2f} s a GB and {time_line[0]:.1f} s besides. Memory is that of the blocks in flight, which does not grow,
+and of the adapters, which have a rank's numbers for each layer: {memory_line[0]:.2f} GB and {memory_line[1]:.3f} GB a GB of the base. By these
+lines, and not measured, all of {WHOLE} GB would take {time_line[0] + time_line[1] * WHOLE:,.0f} s and {memory_line[0] + memory_line[1] * WHOLE:.1f} GB.
+"""
+
+
+def measure(folder: Path, layers: int, vocabulary: int, rounds: int, against: bool) -> Size:
+    """Merges a base of so many layers, some times; the folder is made, and gone at the end.
+
+    Args:
+        against: whether copies are measured too, before each merge, and PEFT, at the end.
+
+    Raises:
+        AssertionError: the merge's weights are not PEFT's.
+    """
+    folder.mkdir()
+    base, run, script = folder / "base", folder / "run", folder / "generated" / Path(RECIPE).stem / "merge.py"
+    write_base(base, layers, vocabulary)
+    adapters = _save_run(run, base)
+    recipe = Path(sys.executable).with_name("recipe")
+    subprocess.run(
+        [recipe, "build", RECIPE, "-o", folder / "generated"], cwd=ROOT, check=True, capture_output=True
+    )
+    work, copied, theirs = folder / "work", folder / "copy", folder / "peft"
+    merge = [sys.executable, script, "--model", base, "--checkpoint", run, "--output", work]
+    copy = ["cp", "-r", "--reflink=never", base, copied]
+    synced = ["sh", "-c", '"$@" && sync -f "$0"', copied, *copy]
+    found = Size(layers, vocabulary, _weights(base), adapters, [], [], [], None)
+    for number in range(rounds):
+        shutil.rmtree(work, ignore_errors=True)
+        for command, runs in ((copy, found.copies), (synced, found.synced)) if against else ():
+            runs.append(watched(command, folder, base))
+            shutil.rmtree(copied)
+        found.merges.append(watched(merge, folder, base))
+        print(
+            f"{found.size / 1e9:.1f} GB, round {number + 1}: {found.merges[-1]}", file=sys.stderr, flush=True
+        )
+    if against:
+        adapter = work / "merged-adapter"
+        peft = watched([sys.executable, "-c", PEFT, base, adapter, theirs], folder, base)
+        check_same(work / "merged", theirs)
+        found = replace(found, peft=peft)
+    shutil.rmtree(folder)
+    return found
+
+
+def watched(command: Sequence[str | Path], folder: Path, source: Path | None = None) -> Run:
+    """Runs a command to its end.
+
+    Args:
+        folder: for what it prints.
+        source: of files that are dropped from the page cache before.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    os.sync()
+    time.sleep(SETTLE)
+    for path in source.iterdir() if source else ():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
+    anonymous = resident = 0
+    with (folder / "log").open("w+") as log:
+        start = time.perf_counter()
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        while True:
+            try:
+                process.wait(POLL)
+                break
+            except subprocess.TimeoutExpired:
+                pass
+            seen = [_memory(pid) for pid in _family(process.pid)]
+            anonymous = max(anonymous, sum(one.get("RssAnon", 0) + one.get("RssShmem", 0) for one in seen))
+            # The first process's own mark also knows of what came and went between two looks.
+            resident = max(resident, sum(one.get("VmRSS", 0) for one in seen), seen[0].get("VmHWM", 0))
+        taken = time.perf_counter() - start
+        if process.returncode:
+            log.seek(0)
+            raise RuntimeError(f"{command[:2]}: exit status {process.returncode}\n{log.read()[-4000:]}")
+    return Run(taken, anonymous, resident)
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and those that it started, and they."""
+    yield pid
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except OSError:  # the thread has ended
+            continue
+        for child in children:
+            yield from _family(int(child))
+
+
+def _memory(pid: int) -> dict[str, int]:
+    """Bytes by their names in /proc/PID/status; nothing of a process that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): int(number) * 1024 for name, number, _ in fields}
+
+
+def config(layers: int, vocabulary: int) -> dict[str, Any]:
+    """config.json of the model's last layers alone, at most 6, text only."""
+    from compiler.miniature_config import complete
+
+    models = json.loads((ROOT / "compiler" / "data" / "models.json").read_text(encoding="utf-8"))
+    text = models[MODEL]["config"]["text_config"]
+    return complete(
+        {
+            **text,
+            "num_hidden_layers": layers,
+            "layer_types": (["sliding_attention"] * 5 + ["full_attention"])[-layers:],
+            "vocab_size": vocabulary,
+            "vocab_size_per_layer_input": vocabulary,
+            "tie_word_embeddings": True,
+        }
+    )
+
+
+def write_base(folder: Path, layers: int, vocabulary: int) -> None:
+    """Writes config.json, and weights that repeat 64 MiB of random numbers, each tensor from a place of its own."""
+    from runtime.families import family_of
+    from runtime.safetensors_writer import encode_header
+
+    settings = config(layers, vocabulary)
+    family = family_of(settings)
+    tensors = [
+        (source.full_name("model."), source.shape, 2 * math.prod(source.shape))
+        for parameter in family.parameters(family.architecture(settings))
+        for source in parameter.sources
+    ]
+    files: list[list[tuple[str, tuple[int, ...], int]]] = [[]]
+    for tensor in tensors:
+        if files[-1] and sum(size for _, _, size in files[-1]) + tensor[2] > SHARD:
+            files.append([])
+        files[-1].append(tensor)
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    values = (random.standard_normal(1 << 25, dtype=np.float32) * np.float32(0.02)).astype(ml_dtypes.bfloat16)
+    noise = memoryview(values.view(np.uint8))
+    weight_map = {}
+    for number, file in enumerate(files, start=1):
+        name = f"model-{number:05}-of-{len(files):05}.safetensors"
+        with (folder / name).open("wb") as stream:
+            header = encode_header({t: ("BF16", shape, size) for t, shape, size in file}, {"format": "pt"})
+            stream.write(len(header).to_bytes(8, "little") + header)
+            for tensor, _, size in file:
+                weight_map[tensor] = name
+                place = 2 * int(random.integers(len(values)))
+                while size:
+                    block = noise[place : place + size]
+                    stream.write(block)
+                    size, place = size - len(block), 0
+    index = {"metadata": {"total_size": sum(size for *_, size in tensors)}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def _save_run(folder: Path, base: Path) -> int:
+    """Writes a checkpoint of random adapters for the base; returns their bytes."""
+    from runtime.checkpoint import BaseCheckpoint
+    from tests.runtime.runs import lora_section, save_run
+
+    section = lora_section(rank=RANK, alpha=float(RANK))
+    # Deltas of about a tenth of the weights: more than a rounding, and not all that is left.
+    adapters = save_run(folder, BaseCheckpoint.open(base), section, scale=0.02)
+    return 4 * sum(math.prod(one.a_shape) + math.prod(one.b_shape) for one in adapters)
+
+
+def _weights(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def check_same(ours: Path, theirs: Path, rows: int = 64) -> None:
+    """Compares so many rows of every tensor of two checkpoints, evenly spread.
+
+    Raises:
+        AssertionError: they have other tensors, or values that differ by more than a rounding.
+    """
+    from runtime.checkpoint import BaseCheckpoint
+
+    one, other = BaseCheckpoint.open(ours), BaseCheckpoint.open(theirs)
+    assert set(one.tensors) == set(other.tensors), set(one.tensors) ^ set(other.tensors)
+    for name in one.tensors:
+        step = max(1, math.prod(one.tensors[name].shape[:1]) // rows)
+        a, b = (np.atleast_1d(found.read(name))[::step].astype(np.float32) for found in (one, other))
+        assert np.all(np.abs(a - b) <= 1e-6 + 2.0**-7 * np.abs(b)), f"{name} is not what PEFT makes of it"
+
+
+def seconds(runs: Iterable[Run]) -> float:
+    """The median's."""
+    return statistics.median(run.seconds for run in runs)
+
+
+def _above(runs: Iterable[Run], interpreter: Run) -> tuple[float, float]:
+    """The largest anonymous and resident memory of some runs, in GB above the interpreter's."""
+    runs = list(runs)
+    anonymous, resident = (max(run.anonymous for run in runs), max(run.resident for run in runs))
+    return (anonymous - interpreter.anonymous) / 1e9, (resident - interpreter.resident) / 1e9
+
+
+def line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Least squares: the value at 0, and the slope."""
+    slope, start = np.polyfit(x, y, 1)
+    return float(start), float(slope)
+
+
+def _verdict(met: bool) -> str:
+    return "met" if met else "missed"
+
+
+def main(arguments: Iterable[str] | None = None) -> None:
+    """Prints the section, of smaller bases."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="+", default=["1x4096", "2x4096"], metavar="LAYERSxVOCABULARY")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args(None if arguments is None else list(arguments))
+    sizes = [tuple(map(int, size.split("x"))) for size in options.sizes]
+    print(section([(layers, vocabulary) for layers, vocabulary in sizes], options.rounds))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""Model cards: their text (`pytest --update` rewrites tests/runtime/cards), and what the hub reads of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from runtime.export.card import adapter_card, carried, model_card
+from tests import tiny
+from tests.runtime import chats
+
+CARDS = Path(__file__).parent / "cards"
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+BASE_CARD = """---
+license: gemma
+license_link: https://ai.google.dev/gemma/terms
+library_name: keras
+pipeline_tag: text-generation
+language: [en, no, de]
+extra_gated_heading: Access Gemma on Hugging Face
+tags: [gemma, google, 3, gemma]
+base_model: google/gemma-3-270m
+---
+
+# Gemma 3 model card
+"""
+CONFIG = {"r": 16, "lora_alpha": 32, "target_modules": TARGETS, "rank_pattern": {}, "alpha_pattern": {}}
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """merge.json of a merge with LoRA."""
+    return {
+        "merge": 1,
+        "base": {"id": "google/gemma-3-270m-it", "revision": "ac82b4e8", "files": {}},
+        "checkpoint": {"step": 400, "sha256": "ab" * 32},
+        "dtype": "bfloat16",
+        "quantization": None,
+        "max_shard_size": "5GB",
+        "lora": {
+            "rank": 16,
+            "alpha": 32.0,
+            "rslora": True,
+            "rank_pattern": {},
+            "alpha_pattern": {},
+            "targets": TARGETS,
+            "quantize": None,
+        },
+        "tensors": {"merged": 72, "kept": 164, "quantized": 0},
+        "recipe": {"name": "helpdesk", "sha256": "cd" * 32},
+        "files": {
+            "config.json": {"size": 1352, "sha256": "01" * 32},
+            "model-00001-of-00002.safetensors": {"size": 335544320, "sha256": "23" * 32},
+            "model-00002-of-00002.safetensors": {"size": 200568904, "sha256": "45" * 32},
+        },
+        **changes,
+    }
+
+
+def lock(**changes: Any) -> dict[str, Any]:
+    """A recipe.lock.json; `changes` are sections of the recipe."""
+    source = {"config": None, "split": None, "weight": 1.0}
+    recipe: dict[str, Any] = {
+        "recipe": 1,
+        "name": "helpdesk",
+        "model": {"id": "google/gemma-3-270m-it", "revision": "ac82b4e8", "tokenizer": None},
+        "mesh": {"accelerator": "v5e-8", "axes": {"fsdp": 8, "tp": 1}},
+        "lora": {
+            "rank": 16,
+            "alpha": 32.0,
+            "dropout": 0.05,
+            "targets": TARGETS,
+            "layers": "6-17",
+            "rslora": True,
+            "quantize": None,
+            "rank_pattern": {},
+            "alpha_pattern": {},
+        },
+        "data": {
+            "train": [
+                {**source, "path": "/home/somebody/tickets/train.jsonl"},
+                {**source, "path": "hf://owner/answers@main", "split": "train[:90%]", "weight": 0.5},
+            ],
+            "eval": [{**source, "path": "gs://bucket/eval.parquet"}],
+            "format": "chat",
+            "max_length": 2048,
+            "packing": True,
+        },
+        "train": {
+            "objective": "sft",
+            "epochs": 2,
+            "steps": None,
+            "global_batch_size": 8,
+            "optimizer": {"name": "adamw", "learning_rate": 1e-4, "weight_decay": 0.0},
+            "schedule": {"name": "cosine", "warmup_steps": 100},
+        },
+        "checkpoint": {"directory": "/mnt/disks/runs/helpdesk", "every_steps": 100},
+        "serve": {"tensor_parallel_size": 8, "max_model_len": 16384},
+        **changes,
+    }
+    return {
+        "lock": 1,
+        "compiler": "recipec 0.1.0",
+        "name": "helpdesk",
+        "recipe": recipe,
+        "packages": {"train": {"jax[tpu]": "0.10.2", "google-tunix": "0.1.7", "absl-py": "2.5.1"}},
+        "runtime": "ef" * 32,
+    }
+
+
+def merged_lora() -> str:
+    return model_card(record(), lock(), BASE_CARD, {"loss": 1.23456, "eval_loss": 1.3})
+
+
+def merged_all_weights() -> str:
+    model = {"id": "~/models/llama-base/", "revision": None}
+    preferences = {
+        "objective": "dpo",
+        "beta": 0.1,
+        "steps": 1500,
+        "global_batch_size": 32,
+        "optimizer": {"name": "adafactor", "learning_rate": 5e-7},
+    }
+    made = record(lora=None, base={**model, "files": {}}, quantization="fp8")
+    return model_card(made, lock(model=model, lora=None, train=preferences, serve=None), None)
+
+
+def adapter() -> str:
+    return adapter_card(record(), lock(), CONFIG, BASE_CARD)
+
+
+def adapter_of_patterns() -> str:
+    patterns = {"rank_pattern": {"(q|k)_proj": 8}, "alpha_pattern": {"o_proj": 48.0}}
+    pairs = {name: [list(pair) for pair in pattern.items()] for name, pattern in patterns.items()}
+    section = {"rank": 16, "alpha": 32.0, "targets": TARGETS, "layers": "all", "quantize": "nf4", **pairs}
+    model = {"id": "/models/gemma-base", "revision": None}
+    made = record(base=model, lora={**record()["lora"], "rslora": False, "quantize": "nf4", **patterns})
+    return adapter_card(made, lock(model=model, lora=section), {**CONFIG, **patterns})
+
+
+@pytest.mark.parametrize("make", [merged_lora, merged_all_weights, adapter, adapter_of_patterns])
+def test_cards_as_they_are_read(make: Callable[[], str], update: bool) -> None:
+    golden = CARDS / f"{make.__name__.replace('_', '-')}.md"
+    text = make()
+    if update:
+        golden.write_text(text)
+    assert text == golden.read_text()
+    assert "None" not in text and "somebody" not in text and "/mnt" not in text and "/models" not in text
+
+
+def loaded(text: str, folder: Path) -> dict[str, Any]:
+    (folder / "README.md").write_text(text)
+    return ModelCard.load(folder / "README.md").data.to_dict()
+
+
+def test_what_the_hub_reads(tmp_path: Path) -> None:
+    shared = {
+        "base_model": "google/gemma-3-270m-it",
+        "pipeline_tag": "text-generation",
+        "license": "gemma",
+        "license_link": "https://ai.google.dev/gemma/terms",
+        "language": ["en", "de"],
+        "datasets": ["owner/answers"],
+    }
+    assert loaded(merged_lora(), tmp_path) == {
+        **shared,
+        "base_model_relation": "finetune",
+        "library_name": "transformers",
+        "tags": ["gemma", "google"],
+    }
+    assert loaded(adapter(), tmp_path) == {
+        **shared,
+        "base_model_relation": "adapter",
+        "library_name": "peft",
+        "tags": ["lora", "gemma", "google"],
+    }
+
+
+def test_a_base_that_the_hub_does_not_have_is_no_base_model(tmp_path: Path) -> None:
+    """The hub would look for a repository of that name."""
+    for text, library in ((merged_all_weights(), "transformers"), (adapter_of_patterns(), "peft")):
+        found = loaded(text, tmp_path)
+        assert found["library_name"] == library
+        assert not {"base_model", "base_model_relation"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        None,
+        "",
+        "# No metadata\n---\nlicense: mit\n---\n",
+        "---\nlicense: mit\n",
+        "---\nlicense: [mit\n---\n",
+        "---\n- license\n---\n",
+        "---\n1: 2\n---\n",
+        "---\nlicense: 2024-01-01\ntags: gemma\nlanguage: no\n---\n",
+        "---\n" + "[" * 1200 + "\n---\n",
+        "---\nlicense: mit\nx: " + "y" * 10_000_000 + "\n---\n",
+        "\0\n" * 1000,
+    ],
+    ids=lambda card: repr(card)[:24],
+)
+def test_cards_of_which_nothing_can_be_carried_over(card: str | None, tmp_path: Path) -> None:
+    assert carried(card) == {}
+    assert loaded(model_card(record(), lock(), card), tmp_path)["library_name"] == "transformers"
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "---\nlicense: mit\n---\n" + "text\n" * 1_000_000,
+        "---\r\nlicense: mit\r\n---\r\n# Windows\r\n",
+        "---\nlicense: mit\nmodel-index: nothing that could be one\n---\n",
+    ],
+    ids=["huge", "windows", "model-index"],
+)
+def test_cards_that_are_odd_but_can_be_read(card: str) -> None:
+    assert carried(card) == {"license": "mit"}
+
+
+def test_hardly_anything_recorded(tmp_path: Path) -> None:
+    """The records of older versions, and of tests."""
+    bare = {"base": {"id": "a/b"}, "lora": None, "dtype": "float32"}
+    assert loaded(model_card(bare, {"recipe": {"lora": None}}, None), tmp_path)["base_model"] == "a/b"
+    assert loaded(adapter_card(bare, {}, {}), tmp_path)["base_model"] == "a/b"
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^(`{{3,}}){language}\n(.*?)\n\1$", text, re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "qwen3-8b-dpo-v5e8", "gemma3-270m-cpu"])
+def test_the_recipe_of_a_card_is_the_recipe(name: str, root: Path, tmp_path: Path) -> None:
+    """It can be built again."""
+    from spec.load import load
+
+    sets = ["lora.rank_pattern={q_proj: 8, '[kv]_proj': 2}"]
+    recipe = load(root / "recipes" / f"{name}.yaml", sets).recipe
+    assert recipe is not None
+    resolved = recipe.model_dump(mode="json", exclude={"extends"})
+    recorded = json.loads(json.dumps(resolved, sort_keys=True))
+    recorded["lora"]["rank_pattern"] = [["q_proj", 8], ["[kv]_proj", 2]]
+    text = model_card(record(), {"recipe": recorded}, None)
+    (tmp_path / "recipe.yaml").write_text(blocks(text, "yaml")[0][1])
+    found = load(tmp_path / "recipe.yaml").recipe
+    assert found is not None
+    assert found.model_dump(mode="json", exclude={"extends"}) == resolved
+    assert list(found.lora.rank_pattern) == ["q_proj", "[kv]_proj"], "the first that matches holds"
+
+
+def test_code_in_a_recipe_does_not_end_its_block() -> None:
+    template = "{# ```python #}{{ messages }}\n```\n# Not a title\n"
+    text = model_card(record(), lock(data={"train": [], "chat_template": template}), None)
+    assert "```" in blocks(text, "yaml")[0][1]
+
+
+def test_the_code_that_a_card_shows_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """For transformers and PEFT: on a tiny model, with the folders' names put in."""
+    import peft
+
+    model = tiny.make_gemma3(tmp_path / "merged", num_hidden_layers=1)
+    chats.tokenizer().save_pretrained(tmp_path / "merged")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    for data in ({"format": "chat"}, {"format": "text"}):
+        (code,) = blocks(model_card(record(), lock(data=data), None), "python")
+        code = code[1].replace("path/to/helpdesk", str(tmp_path / "merged"))
+        exec(code.replace("max_new_tokens=256", "max_new_tokens=2"), {})
+        assert capsys.readouterr().out
+    made = record(base={"id": "/somewhere/merged", "revision": None})
+    (code,) = blocks(adapter_card(made, lock(), CONFIG), "python")
+    code = code[1].replace("path/to/helpdesk-adapter", str(tmp_path / "adapter"))
+    scope: dict[str, Any] = {}
+    exec(code.replace("path/to/merged", str(tmp_path / "merged")), scope)
+    assert isinstance(scope["model"], peft.PeftModel)
+
+
+def test_what_vllm_would_scale_wrongly_is_not_shown() -> None:
+    assert "--max-lora-rank 16" in adapter() and "--revision ac82b4e8" in adapter()
+    assert "vllm serve" not in adapter_of_patterns()

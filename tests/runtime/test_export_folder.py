@@ -1,0 +1,283 @@
+"""The folder that a merge writes: files are whole or not there, and refusals say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from runtime.errors import UserError
+from runtime.export.folder import LocalFolder, OutputFolder, RemoteFolder, output_folder, stale
+from tests.conftest import ROOT
+
+
+class Bucket(MemoryFileSystem):
+    """An object store: an object appears when its file is closed, whole, and a folder is never made.
+
+    Attributes:
+        broken: raised by the next part of an upload.
+        discarded: paths of uploads that were given up.
+    """
+
+    broken: Exception | None = None
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(global_store=False, **options)
+        self.discarded: list[str] = []
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        raise AssertionError("would make a bucket")
+
+    def _open(self, path: str, mode: str = "rb", block_size: Any = None, **options: Any) -> Any:
+        if mode == "rb":
+            return super()._open(path, mode)
+        return Upload(self, path, mode, block_size=4)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        super()._open(path, "wb", data=value)
+
+
+class Upload(AbstractBufferedFile):  # type: ignore[misc]
+    def _initiate_upload(self) -> None:
+        self.parts: list[bytes] = []
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        if self.fs.broken is not None:
+            raise self.fs.broken
+        self.parts.append(self.buffer.getvalue())
+        if final:
+            self.fs.pipe_file(self.path, b"".join(self.parts))
+        return True
+
+    def discard(self) -> None:
+        self.fs.discarded.append(self.path)
+
+
+@pytest.fixture(params=["local", "file://", "memory://", "bucket"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OutputFolder]:
+    """A folder that does not exist yet, two levels below one that may."""
+    if request.param == "bucket":
+        yield RemoteFolder("s3://bucket/a/b", Bucket(skip_instance_cache=True), "bucket/a/b")
+        return
+    if request.param == "memory://":
+        yield output_folder(f"memory://{tmp_path.name}/a/b/")
+        fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+        return
+    yield output_folder(f"{'file://' if request.param == 'file://' else ''}{tmp_path}/a/b")
+
+
+def refusal(action: Callable[[], object]) -> UserError:
+    with pytest.raises(UserError) as caught:
+        action()
+    return caught.value
+
+
+def test_what_is_written_is_read_back(folder: OutputFolder) -> None:
+    with folder.locked():
+        assert folder.names() == [] and folder.size("x") is None
+        with folder.create("below/large.bin") as file:
+            for part in (b"one, ", memoryview(b"two, "), b"three"):
+                file.write(part)
+        folder.write("small.json", b"{}")
+        folder.write("small.json", b"{1}")
+    assert folder.names() == ["below/large.bin", "small.json"]
+    assert folder.read("below/large.bin") == b"one, two, three" and folder.read("small.json") == b"{1}"
+    assert folder.size("below/large.bin") == 15 and folder.size("below") in (None, folder.size("below"))
+    assert folder.sha256("below/large.bin") == hashlib.sha256(b"one, two, three").hexdigest()
+    with pytest.raises(FileNotFoundError):
+        folder.read("absent")
+    folder.remove("small.json")
+    folder.remove("small.json")
+    assert folder.names() == ["below/large.bin"]
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, UserError])
+def test_nothing_is_left_of_a_file_whose_writing_failed(
+    folder: OutputFolder, kind: type[BaseException]
+) -> None:
+    folder.write("other", b"kept")
+    with pytest.raises(kind), folder.create("new") as file:
+        file.write(b"a part of it")
+        raise kind("enough")
+    assert folder.names() == ["other"]
+
+
+def test_the_file_that_was_there_stays_when_its_successor_fails(folder: OutputFolder) -> None:
+    folder.write("file", b"first")
+    with pytest.raises(ValueError, match="enough"), folder.create("file") as file:
+        file.write(b"second, and longer")
+        raise ValueError("enough")
+    assert folder.read("file") == b"first"
+
+
+def test_no_one_sees_a_file_before_it_is_whole(folder: OutputFolder) -> None:
+    with folder.create("new") as file:
+        file.write(b"a part of it")
+        assert folder.size("new") is None
+        assert stale(folder.names()) == folder.names()
+    assert folder.names() == ["new"]
+
+
+def test_a_bucket_that_breaks_off_is_an_os_error_and_leaves_nothing() -> None:
+    bucket = Bucket(skip_instance_cache=True)
+    folder = RemoteFolder("gs://bucket/out", bucket, "bucket/out")
+
+    def write() -> None:
+        with folder.create("shard") as file:
+            file.write(b"the first part")
+            bucket.broken = RuntimeError("503 Service Unavailable")
+            file.write(b"the second part")
+
+    with pytest.raises(OSError, match="RuntimeError: 503"):
+        write()
+    bucket.broken = None
+    assert folder.names() == [] and bucket.discarded == ["/bucket/out/shard"]
+
+
+def test_a_bucket_that_refuses_the_last_part_says_what_it_takes() -> None:
+    bucket = Bucket(skip_instance_cache=True)
+    folder = RemoteFolder("gs://bucket/out", bucket, "bucket/out")
+
+    def write() -> None:
+        with folder.create("shard") as file:
+            bucket.broken = PermissionError("403: Forbidden")
+            file.write(b"x")
+
+    error = refusal(write)
+    assert "gs://bucket/out cannot be opened: 403" in error.message and "may write it" in str(error.help)
+    assert folder.names() == []
+
+
+def test_what_a_killed_process_left_is_told_apart() -> None:
+    names = [".env", ".model.safetensors.partial", "a.partial", "below/.x.partial", "model.safetensors"]
+    assert stale(names) == [".model.safetensors.partial", "below/.x.partial"]
+
+
+def test_a_killed_process_leaves_a_file_that_is_known_for_stale(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib
+from runtime.export.folder import LocalFolder
+with LocalFolder(pathlib.Path({str(tmp_path)!r})).create("shard") as file:
+    file.write(b"half")
+    file.flush()
+    os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
+    names = LocalFolder(tmp_path).names()
+    assert names and stale(names) == names
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with LocalFolder(tmp_path / "out").locked():
+        error = refusal(lambda: LocalFolder(tmp_path / "out").locked().__enter__())
+        assert "another process is writing it" in error.message and error.help
+    with LocalFolder(tmp_path / "out").locked():
+        pass
+
+
+def test_file_systems_without_locks_are_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with LocalFolder(tmp_path / "out").locked():
+        LocalFolder(tmp_path / "out").write("x", b"")
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        folder = LocalFolder(path)
+        assert folder.names() == [] and folder.size("x") is None and folder.free()
+        for action in (lambda f=folder: f.locked().__enter__(), lambda f=folder: f.write("x", b"")):
+            error = refusal(action)
+            assert "is a file, not a folder" in error.message and "--output" in str(error.help)
+
+
+@contextlib.contextmanager
+def without_rights() -> Iterator[None]:
+    """Takes root's rights away, where this process has them."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def readable() -> Iterator[Path]:
+    """A folder that everyone may read and no one but root may write."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "there").write_bytes(b"kept")
+        folder.chmod(0o555)
+        yield folder
+        folder.chmod(0o755)
+
+
+def test_a_folder_that_may_not_be_written(readable: Path) -> None:
+    with without_rights():
+        for action in (
+            lambda: LocalFolder(readable / "new").locked().__enter__(),
+            lambda: LocalFolder(readable).write("journal", b""),
+            lambda: LocalFolder(readable).create("shard").__enter__(),
+            lambda: LocalFolder(readable).remove("there"),
+        ):
+            error = refusal(action)
+            assert "cannot be written: Permission denied" in error.message
+            assert str(readable) in error.message and "--output" in str(error.help)
+    assert LocalFolder(readable).names() == ["there"]
+
+
+def test_a_disk_that_fills_up_with_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    folder = LocalFolder(tmp_path)
+    error = refusal(lambda: folder.write("journal", b"{}"))
+    assert "No space left on device" in error.message and "run the same command again" in str(error.help)
+    assert folder.names() == []
+
+
+def test_addresses_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gcsfs", "s3fs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert refusal(lambda: output_folder("gs://bucket/out")).help == "pip install gcsfs"
+    assert refusal(lambda: output_folder("s3://bucket/out")).help == "pip install s3fs"
+    assert "nowhere" in refusal(lambda: output_folder("nowhere://bucket/out")).message
+    archive = output_folder("data://out")
+    error = refusal(lambda: archive.write("x", b""))
+    assert "data://out: cannot be written" in error.message and error.help
+
+
+def test_several_files_at_once(folder: OutputFolder) -> None:
+    def write(number: int) -> None:
+        with folder.create(f"{number}") as file:
+            barrier.wait()
+            file.write(bytes([number]) * 10)
+
+    barrier = threading.Barrier(4)
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [folder.read(str(number)) for number in range(4)] == [bytes([n]) * 10 for n in range(4)]

@@ -1,0 +1,232 @@
+"""Hashes of a base's files: where they are found, and that a file of another content is found out."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import UserError
+from runtime.export.known import PIECE, BaseSums, known_hashes
+
+FILE = "model.safetensors"
+CONTENT = bytes(range(256)) * 5
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+OTHER = "0" * 64
+
+
+def in_cache(root: Path) -> Path:
+    """As huggingface_hub lays out its cache; the large file's blob in the store that repositories share."""
+    repo = root / "models--owner--tiny"
+    snapshot, blobs, store = repo / "snapshots" / ("a" * 40), repo / "blobs", root / "blobs" / "12"
+    for folder in (snapshot, blobs, store):
+        folder.mkdir(parents=True)
+    (store / ("12" * 32)).write_bytes(CONTENT)
+    (blobs / DIGEST).symlink_to(f"../../blobs/12/{'12' * 32}")
+    (snapshot / FILE).symlink_to(f"../../blobs/{DIGEST}")
+    (blobs / ("b" * 40)).write_bytes(b"small")
+    (snapshot / "small.safetensors").symlink_to(f"../../blobs/{'b' * 40}")
+    return snapshot
+
+
+def downloaded(root: Path) -> Path:
+    """By huggingface_hub's own hand: a large file, and one that git holds."""
+    from huggingface_hub._local_folder import write_download_metadata
+
+    for name, content, etag in ((FILE, CONTENT, DIGEST), ("small.safetensors", b"small", "b" * 40)):
+        (root / name).write_bytes(content)
+        write_download_metadata(root, name, "a" * 40, etag)
+    return root
+
+
+def with_sums(root: Path) -> Path:
+    (root / FILE).write_bytes(CONTENT)
+    (root / "other.safetensors").write_bytes(CONTENT)
+    (root / "SHA256SUMS").write_text(
+        f"# a comment\n\n{DIGEST.upper()} *./{FILE}\n"
+        f"SHA256 (other.safetensors) = {DIGEST}\n{OTHER}  gone.safetensors\n"
+    )
+    return root
+
+
+def merged(root: Path) -> Path:
+    (root / FILE).write_bytes(CONTENT)
+    files = {FILE: {"size": len(CONTENT), "sha256": DIGEST}, "config.json": {"size": 2, "sha256": OTHER}}
+    (root / "merge.json").write_text(json.dumps({"merge": 1, "files": files}))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (in_cache, {FILE: DIGEST}),
+        (downloaded, {FILE: DIGEST}),
+        (with_sums, {FILE: DIGEST, "other.safetensors": DIGEST}),
+        (merged, {FILE: DIGEST}),
+    ],
+)
+def test_where_hashes_are_known(
+    make: Callable[[Path], Path], expected: dict[str, str], tmp_path: Path
+) -> None:
+    found = known_hashes(make(tmp_path))
+    assert found == expected
+    assert json.loads(json.dumps(found)) == copy.deepcopy(found) == expected
+
+
+def test_a_folder_that_links_into_the_cache(tmp_path: Path) -> None:
+    snapshot = in_cache(tmp_path / "hub")
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / FILE).symlink_to(snapshot / FILE)
+    assert known_hashes(folder) == {FILE: DIGEST}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        (".cache/huggingface/download/model.safetensors.metadata", "commit\n"),
+        (".cache/huggingface/download/model.safetensors.metadata", "commit\nW/nothing\n1\n"),
+        ("merge.json", '["of another program"]'),
+        ("merge.json", '{"base": "google/gemma-3-270m-it", "tensors": 126}'),
+        ("SHA256SUMS", f"{OTHER}  weights.gguf\n"),
+    ],
+)
+def test_what_says_nothing_about_the_weights_is_passed_over(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(CONTENT)
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(content)
+    assert known_hashes(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("SHA256SUMS", b"<html>not found</html>\n", "SHA256SUMS:1: not a line of sha256sum"),
+        ("SHA256SUMS", f"{DIGEST}  {FILE}\n{DIGEST[:40]}".encode(), "SHA256SUMS:2: not a line of sha256sum"),
+        (
+            "SHA256SUMS",
+            f"{DIGEST}  {FILE}\n{OTHER}  {FILE}\n".encode(),
+            "SHA256SUMS:2: a second hash of model",
+        ),
+        ("SHA256SUMS", b"\xff\xfe\x00", "SHA256SUMS: not text"),
+        ("merge.json", b'{"merge": 1, "files": {"mod', "merge.json: not JSON"),
+        ("merge.json", b'{"merge": 1}', "its list of files is damaged"),
+        ("merge.json", b'{"merge": 1, "files": {"model.safetensors": {}}}', "its list of files is damaged"),
+        (
+            "merge.json",
+            b'{"merge": 1, "files": {"model.safetensors": {"sha256": "00"}}}',
+            "its list of files is damaged",
+        ),
+    ],
+)
+def test_damaged_lists_of_hashes_are_not_passed_over(
+    name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / FILE).write_bytes(CONTENT)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        known_hashes(tmp_path)
+    assert words in caught.value.message
+    assert caught.value.help
+
+
+def test_hashes_that_contradict_each_other(tmp_path: Path) -> None:
+    downloaded(tmp_path)
+    (tmp_path / "SHA256SUMS").write_text(f"{DIGEST}  {FILE}\n")
+    assert known_hashes(tmp_path) == {FILE: DIGEST}
+    (tmp_path / "SHA256SUMS").write_text(f"{OTHER}  {FILE}\n")
+    with pytest.raises(
+        UserError, match=r"model.safetensors.metadata and SHA256SUMS know it by different hashes"
+    ):
+        known_hashes(tmp_path)
+
+
+def feed(sums: BaseSums, file: str, content: bytes, block: int = 100) -> None:
+    for start in range(0, len(content), block):
+        sums.feed(file, memoryview(content)[start : start + block])
+    sums.finish_file(file, len(content))
+
+
+def test_files_of_the_right_content() -> None:
+    large = CONTENT * (2 * PIECE // len(CONTENT) + 1)  # hashed in three pieces
+    known = {"a.safetensors": DIGEST, "b.safetensors": hashlib.sha256(large).hexdigest()}
+    sums = BaseSums(known, "base")
+    feed(sums, "a.safetensors", CONTENT)
+    feed(sums, "unknown.safetensors", b"whatever")
+    feed(sums, "b.safetensors", large, len(large))
+    assert sums.close() == known
+
+
+def test_interrupted_files_get_no_verdict() -> None:
+    sums = BaseSums({FILE: DIGEST}, "base")
+    sums.feed(FILE, CONTENT[:10])
+    assert sums.close() == {}
+
+
+def test_nothing_known_starts_nothing() -> None:
+    before = threading.active_count()
+    sums = BaseSums({}, "base")
+    feed(sums, FILE, CONTENT)
+    assert threading.active_count() == before
+    assert sums.close() == {}
+
+
+@pytest.mark.parametrize(
+    ("make", "source", "help"),
+    [
+        (in_cache, "Hugging Face's cache", f"{'12' * 32}, and the next run downloads it again"),
+        (
+            downloaded,
+            ".cache/huggingface/download/model.safetensors.metadata",
+            "remove it and download it again",
+        ),
+        (with_sums, "SHA256SUMS", "download the checkpoint again"),
+        (merged, "merge.json", "download the checkpoint again"),
+    ],
+)
+def test_a_flipped_bit(make: Callable[[Path], Path], source: str, help: str, tmp_path: Path) -> None:
+    folder = make(tmp_path)
+    content = bytearray((folder / FILE).read_bytes())
+    content[700] ^= 4
+    (folder / FILE).write_bytes(content)
+    sums = BaseSums(known_hashes(folder), "base")
+    feed(sums, FILE, bytes(content))
+    with pytest.raises(UserError) as caught:
+        sums.close()
+    found = hashlib.sha256(content).hexdigest()[:12]
+    assert caught.value.message == (
+        f"base/{FILE}: is not the file that its hash names: {source} says {DIGEST[:12]}..., "
+        f"its content has {found}..."
+    )
+    assert caught.value.help is not None and help in caught.value.help
+
+
+def test_a_wrong_file_is_heard_of_while_the_next_is_read() -> None:
+    """And however much follows, nobody waits for ever."""
+    sums = BaseSums({"a.safetensors": OTHER, "b.safetensors": DIGEST}, "base")
+    feed(sums, "a.safetensors", CONTENT)
+    with pytest.raises(UserError, match=r"a\.safetensors: is not the file"):
+        for _ in range(1_000_000):
+            sums.feed("b.safetensors", CONTENT)
+    with pytest.raises(UserError, match=r"a\.safetensors: is not the file"):
+        sums.close()
+
+
+def test_giving_up_waits_for_no_verdict() -> None:
+    sums = BaseSums({FILE: OTHER}, "base")
+    sums.feed(FILE, CONTENT)
+    sums.abandon()
+    assert not any(thread.name == "base-sums" for thread in threading.enumerate())
+
+
+def test_bytes_that_were_not_fed_are_not_taken_for_damage() -> None:
+    sums = BaseSums({FILE: DIGEST}, "base")
+    sums.feed(FILE, CONTENT[8:])
+    with pytest.raises(AssertionError, match="1272 of 1280 bytes were fed"):
+        sums.finish_file(FILE, len(CONTENT))
+    sums.abandon()

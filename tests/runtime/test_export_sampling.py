@@ -1,0 +1,387 @@
+"""A merged folder against an independent computation of it: right ones pass, and each kind of wrong one does
+not, with a message that says what is wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from runtime.checkpoint import INDEX, BaseCheckpoint
+from runtime.errors import UserError
+from runtime.export import sampling
+from runtime.export.sampling import Sampled, check_files, check_tensors
+from runtime.full import Replacement, TrainedWeights
+from runtime.trained import TrainedAdapters, load_trained
+from tests import tiny
+from tests.runtime.runs import lora_section, save_run
+
+SINGLE = "model.safetensors"
+UP = "model.layers.1.mlp.up_proj.weight"
+K, V = (f"model.layers.1.self_attn.{letter}_proj.weight" for letter in "kv")
+Trained = TrainedAdapters | TrainedWeights
+
+
+def merged_tensors(base: BaseCheckpoint, trained: Trained, dtype: str) -> dict[str, np.ndarray]:
+    """A merge in float32, cast once."""
+    out = {}
+    changes = trained.changes(base)
+    for name in base.tensors:
+        weight, change = base.read(name), changes.get(name)
+        if change is None:
+            out[name] = weight
+        elif isinstance(change, Replacement):
+            out[name] = np.ascontiguousarray(change.read().astype(dtype))
+        else:
+            b = change.b.astype(np.float32) * np.float32(change.scale)
+            out[name] = (weight.astype(np.float32) + b @ change.a.astype(np.float32)).astype(dtype)
+    return out
+
+
+def write_folder(folder: Path, base: BaseCheckpoint, tensors: Mapping[str, np.ndarray]) -> Path:
+    """A merged folder of one file, with the record of its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(tensors), folder / SINGLE)
+    (folder / "config.json").write_bytes(base.side_file("config.json"))
+    write_record(folder)
+    return folder
+
+
+def write_record(folder: Path) -> dict[str, Any]:
+    """Writes the merge.json of the files as they are."""
+    files = {
+        path.name: {"size": path.stat().st_size, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+        for path in sorted(folder.iterdir())
+        if path.name != "merge.json"
+    }
+    record = {"merge": 1, "quantization": None, "files": files}
+    (folder / "merge.json").write_text(json.dumps(record))
+    return record
+
+
+@dataclass(frozen=True)
+class Case:
+    """A base, a run of random adapters, and their merge in bfloat16."""
+
+    base: BaseCheckpoint
+    trained: TrainedAdapters
+    tensors: Mapping[str, np.ndarray]
+
+    @classmethod
+    def make(cls, folder: Path, make: Any, sizes: Mapping[str, Any], section: Mapping[str, Any]) -> Case:
+        make(folder / "base", **sizes)
+        base = BaseCheckpoint.open(folder / "base")
+        save_run(folder / "run", base, lora_section(**section))
+        trained = load_trained(folder / "run", "latest", base)
+        assert isinstance(trained, TrainedAdapters)
+        return cls(base, trained, merged_tensors(base, trained, "bfloat16"))
+
+    def check(self, folder: Path, tensors: Mapping[str, np.ndarray], **options: Any) -> Sampled:
+        """Checks a folder of tensors, whose record says what is in it."""
+        write_folder(folder, self.base, tensors)
+        return check_tensors(self.base, self.trained, folder, "bfloat16", **options)
+
+    def message(self, folder: Path, **tensors: np.ndarray) -> str:
+        """What is said of the merge with some other tensors."""
+        return message(lambda: self.check(folder, {**self.tensors, **tensors}))
+
+
+def message(action: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        action()
+    assert caught.value.help, "says what to do"
+    return caught.value.message
+
+
+PATTERNS = {"rank_pattern": {"k_proj": 2, "down_proj": 5}, "alpha_pattern": {r"layers\.0\..*v_proj": 1.0}}
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "gemma4-multimodal-rslora-patterns": (
+        tiny.make_gemma4,
+        {"shards": 3},
+        {"rslora": True, **PATTERNS},
+    ),
+    "gemma4-text-shared-bfloat16": (
+        tiny.make_gemma4,
+        {"multimodal": False, "num_global_key_value_heads": 1},
+        {"kv": "shared", "dtype": "bfloat16"},
+    ),
+    "gemma3-fused-qkv": (tiny.make_gemma3, {"num_key_value_heads": 8}, PATTERNS),
+    "gemma3-fused-qkv-shared": (
+        tiny.make_gemma3,
+        {"num_key_value_heads": 8},
+        {"targets": ["q_proj", "v_proj", "o_proj"], "kv": "shared"},
+    ),
+    "gemma2": (tiny.make_gemma2, {"num_hidden_layers": 2}, {"targets": ["v_proj", "gate_proj"]}),
+    "llama": (tiny.make_llama, {}, {"rslora": True, "layers": [1]}),
+    "qwen3": (tiny.make_qwen3, {}, {"quantize": "nf4"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_right_merge_passes(name: str, tmp_path: Path) -> None:
+    case = Case.make(tmp_path, *CASES[name])
+    for dtype, largest in (("bfloat16", 0.05), ("float32", 1e-5)):
+        tensors = merged_tensors(case.base, case.trained, dtype)
+        folder = write_folder(tmp_path / dtype, case.base, tensors)
+        found = check_tensors(case.base, case.trained, folder, dtype)
+        changes = case.trained.changes(case.base)
+        assert found.trained == found.trained_of == len(changes)
+        assert found.kept == found.kept_of == len(case.base.tensors) - len(changes)
+        assert found.elements == sum(change.shape[0] * change.shape[1] for change in changes.values())
+        assert 0 < found.largest < largest
+        assert 0 < found.share <= 1
+    assert found.off > 0, "float32 arithmetic is not float64's"
+
+
+@pytest.mark.parametrize("family", ["gemma4", "qwen2"])
+def test_full_fine_tuning_passes_and_a_wrong_element_does_not(family: str, tmp_path: Path) -> None:
+    make = {"gemma4": tiny.make_gemma4, "qwen2": tiny.make_qwen2}[family]
+    make(tmp_path / "base", **(tiny.GEMMA4_EXPERTS if family == "gemma4" else {}))
+    base = BaseCheckpoint.open(tmp_path / "base")
+    random = np.random.default_rng(0)
+    parameters = tuple(p for p in base.family.parameters(base.architecture) if p.trainable)
+    arrays = {p.path: random.standard_normal(p.shape).astype(np.float32) for p in parameters}
+    trained = TrainedWeights(1, {}, b"", parameters, arrays.__getitem__)
+    tensors = merged_tensors(base, trained, "bfloat16")
+    found = check_tensors(base, trained, write_folder(tmp_path / "a", base, tensors), "bfloat16")
+    assert found.trained == sum(len(p.sources) for p in parameters) and found.off == 0
+    for name in ("layers.1.self_attn.k_proj.weight", "layers.1.self_attn.o_proj.weight"):
+        full = base.prefix + name
+        wrong = tensors[full].copy()
+        wrong[:4] = wrong[:4][::-1]
+        folder = write_folder(tmp_path / "b", base, {**tensors, full: wrong})
+        text = message(lambda folder=folder: check_tensors(base, trained, folder, "bfloat16"))
+        assert f"{full} is not what was trained" in text and "first [0, 0]" in text
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("case")
+    return Case.make(folder, tiny.make_gemma3, {"num_hidden_layers": 2}, {"layers": [1]})
+
+
+def test_one_element_that_is_the_next_number_is_found(case: Case, tmp_path: Path) -> None:
+    wrong = case.tensors[UP].copy()
+    wrong.view(np.uint16)[7, 5] += 1
+    text = case.message(tmp_path, **{UP: wrong})
+    assert f"{SINGLE}: {UP} is not what was trained: 1 of {wrong.size:,} compared elements" in text
+    assert "first [7, 5]: " in text and "it holds" not in text
+
+
+def test_a_cast_that_cuts_off_is_found(case: Case, tmp_path: Path) -> None:
+    change, weight = case.trained.changes(case.base)[UP], case.base.read(UP)
+    exact = (weight + change.scale * (change.b @ change.a)).astype(np.float32)
+    cut = (exact.view(np.uint32) >> 16).astype(np.uint16).view(ml_dtypes.bfloat16)
+    assert "is not what was trained" in case.message(tmp_path, **{UP: cut})
+
+
+def test_k_and_v_exchanged_are_found(case: Case, tmp_path: Path) -> None:
+    text = case.message(tmp_path / "whole", **{K: case.tensors[V], V: case.tensors[K]})
+    assert f"{K} is not what was trained" in text
+    changes = case.trained.changes(case.base)
+    k, v = (changes[name].scale * changes[name].b @ changes[name].a for name in (K, V))
+    exchanged = {
+        name: (case.base.read(name) + delta).astype(ml_dtypes.bfloat16) for name, delta in ((K, v), (V, k))
+    }
+    text = case.message(tmp_path / "deltas", **exchanged)
+    assert f"{K} is not what was trained" in text and "it holds" not in text
+
+
+@pytest.mark.parametrize(("times", "said"), [(2.0, "2.00"), (0.5, "0.50"), (0.0, "0.00"), (-1.0, "-1.00")])
+def test_a_wrong_scale_is_found_and_told(case: Case, times: float, said: str, tmp_path: Path) -> None:
+    change, weight = case.trained.changes(case.base)[UP], case.base.read(UP)
+    scaled = weight + np.float32(times * change.scale) * (change.b @ change.a)
+    text = case.message(tmp_path, **{UP: scaled.astype(ml_dtypes.bfloat16)})
+    assert text.endswith(f"; it holds {said} times the trained change")
+
+
+def test_the_scale_of_another_rank_is_found(case: Case, tmp_path: Path) -> None:
+    """The check reads rank and alpha anew, so that a wrong Projection.scale in the merge shows."""
+    adapters = tuple(
+        replace(adapter, projections=tuple(replace(p, scale=2 * p.scale) for p in adapter.projections))
+        for adapter in case.trained.adapters
+    )
+    wrong = replace(case.trained, adapters=adapters)
+    tensors = merged_tensors(case.base, wrong, "bfloat16")
+    folder = write_folder(tmp_path, case.base, tensors)
+    text = message(lambda: check_tensors(case.base, wrong, folder, "bfloat16"))
+    assert "it holds 2.00 times the trained change" in text
+
+
+def test_an_untouched_tensor_is_the_base_s_to_the_last_bit(case: Case, tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.q_norm.weight"
+    wrong = case.tensors[name].copy()
+    wrong.view(np.uint8)[-1] ^= 0x80
+    text = case.message(tmp_path, **{name: wrong})
+    assert f"{SINGLE}: {name} was not trained, and does not have the base's bytes" in text
+
+
+def test_files_are_those_of_the_record(case: Case, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, case.base, case.tensors)
+    record = json.loads((folder / "merge.json").read_text())
+    hashed = check_files(folder, record)
+    assert (hashed.files, hashed.size) == (
+        2,
+        sum((folder / name).stat().st_size for name in (SINGLE, "config.json")),
+    )
+    whole = (folder / SINGLE).read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    (folder / SINGLE).write_bytes(flipped)
+    text = message(lambda: check_files(folder, record))
+    assert f"{folder / SINGLE}: is not what was written: its SHA-256 is " in text
+    (folder / SINGLE).write_bytes(whole[:-1])
+    assert f"has {len(whole) - 1:,} bytes, merge.json says {len(whole):,}" in message(
+        lambda: check_files(folder, record)
+    )
+    (folder / SINGLE).unlink()
+    assert "is missing; merge.json lists it" in message(lambda: check_files(folder, record))
+    assert "merge.json lists no files" in message(lambda: check_files(folder, {"merge": 1}))
+
+
+def test_names_types_and_shapes_are_the_base_s(case: Case, tmp_path: Path) -> None:
+    without = {name: array for name, array in case.tensors.items() if name != UP}
+    assert f"holds no {UP}, which the base has" in message(lambda: case.check(tmp_path / "0", without))
+    text = case.message(tmp_path / "1", more=np.zeros(2, np.float32))
+    assert "holds more, which the base does not have" in text
+    text = case.message(tmp_path / "2", **{UP: case.tensors[UP].astype(np.float32)})
+    assert f"{UP} is of type float32, expected bfloat16" in text
+    shape = list(case.tensors[UP].shape)
+    text = case.message(tmp_path / "3", **{UP: case.tensors[UP].T.copy()})
+    assert f"{UP} has shape {shape[::-1]}, the base's has {shape}" in text
+
+
+def test_two_files_and_their_index(case: Case, tmp_path: Path) -> None:
+    def check() -> object:
+        return check_tensors(case.base, case.trained, tmp_path, "bfloat16")
+
+    names = list(case.tensors)
+    files = {f"model-{part + 1:05d}-of-00002.safetensors": names[part::2] for part in (0, 1)}
+    for file, group in files.items():
+        save_file({name: case.tensors[name] for name in group}, tmp_path / file)
+    assert f"several safetensors files and no {INDEX}" in message(check)
+    weight_map = {name: file for file, group in files.items() for name in group}
+    size = sum(array.nbytes for array in case.tensors.values())
+
+    def index(weight_map: Mapping[str, str], size: int) -> None:
+        value = {"metadata": {"total_size": size}, "weight_map": weight_map}
+        (tmp_path / INDEX).write_text(json.dumps(value))
+
+    index(weight_map, size)
+    check()
+    index(weight_map, size + 1)
+    assert f"total_size is {size + 1}, the tensors have {size} bytes" in message(check)
+    one, other = files
+    index({**weight_map, names[0]: other}, size)
+    assert f"has {names[0]} in {other}; it is in {one}" in message(check)
+    index({name: file for name, file in weight_map.items() if name != names[0]}, size)
+    assert f"has {names[0]} in no file; it is in {one}" in message(check)
+    shutil.copy(tmp_path / one, tmp_path / "left-over.safetensors")
+    assert "is in both left-over.safetensors and " in message(check)
+    (tmp_path / one).write_bytes(b"\xff" * 100)
+    assert f"{one}: cannot be read" in message(check)
+
+
+def encoded(weight: np.ndarray, kind: str, rows: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A weight in float8 or int8, and its scale: one, or one for each row."""
+    dtype, largest = (ml_dtypes.float8_e4m3fn, 448.0) if kind == "fp8" else (np.int8, 127.0)
+    wide = weight.astype(np.float32)
+    scale = np.abs(wide).max(axis=1 if rows else None, keepdims=True).astype(np.float32) / np.float32(largest)
+    scaled = np.clip(wide / scale, -largest, largest)
+    return (scaled if kind == "fp8" else np.rint(scaled)).astype(dtype), scale if rows else scale.reshape(1)
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["row-scales", "one-scale"])
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_quantised_weights_are_within_half_a_step(case: Case, kind: str, rows: bool, tmp_path: Path) -> None:
+    untouched = UP.replace("layers.1", "layers.0")
+    wide = merged_tensors(case.base, case.trained, "float32")
+    tensors = dict(case.tensors)
+    for name in (UP, untouched):
+        tensors[name], tensors[f"{name}_scale"] = encoded(wide[name], kind, rows)
+    found = case.check(tmp_path / "right", tensors)
+    assert found.share <= 1
+    for name in (UP, untouched):
+        wrong = tensors[name].copy()
+        wrong.view(np.uint8)[3, 4] ^= 1
+        text = message(lambda name=name, wrong=wrong: case.check(tmp_path / "a", {**tensors, name: wrong}))
+        assert f"{name} is not what was trained: 1 of" in text and "first [3, 4]" in text
+        half = tensors[f"{name}_scale"] / 2
+        text = message(
+            lambda name=name, half=half: case.check(tmp_path / "b", {**tensors, f"{name}_scale": half})
+        )
+        assert f"{name} is not what was trained" in text
+    del tensors[f"{UP}_scale"]
+    assert f"{UP} is of type" in message(lambda: case.check(tmp_path / "c", tensors))
+
+
+def test_of_a_large_tensor_rows_of_all_its_parts_are_compared() -> None:
+    for shape in ((21504, 5376), (5376, 21504), (262144, 5376), (128, 1408, 2816), (70, 1 << 16)):
+        rows = sampling.sample_rows(shape, np.random.default_rng(3))
+        width = int(np.prod(shape[1:]))
+        assert (np.diff(rows) > 0).all() and rows[0] >= 0 and rows[-1] < shape[0]
+        assert 8 <= len(rows) <= 256
+        gaps = np.diff([-1, *rows, shape[0]])
+        parts = min(64, len(rows))
+        assert gaps.max() <= 2 * shape[0] / parts + 1, "no larger stretch goes unseen"
+        blocks = sampling.sampled_blocks(shape, np.random.default_rng(3))
+        assert np.array_equal(np.concatenate(blocks), rows)
+        assert max(len(block) * width for block in blocks) <= max(sampling.BLOCK_ELEMENTS, width)
+
+
+def test_a_wrong_block_of_a_large_tensor_is_found(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "WHOLE", 1 << 10)
+    monkeypatch.setattr(sampling, "ROWS", 16)
+    monkeypatch.setattr(sampling, "STRATA", 16)
+    monkeypatch.setattr(sampling, "BLOCK_ELEMENTS", 1 << 8)
+    found = case.check(tmp_path, case.tensors)
+    size = sum(case.tensors[name].size for name in case.trained.changes(case.base))
+    assert 0 < found.elements < size / 4
+    embedding = "model.embed_tokens.weight"
+    for name in (UP, embedding):
+        for seed in range(4):
+            wrong = case.tensors[name].copy()
+            length = len(wrong) // 8
+            wrong[3 * length : 4 * length] += np.ones((), wrong.dtype)
+            text = message(
+                lambda name=name, wrong=wrong, seed=seed: case.check(
+                    tmp_path, {**case.tensors, name: wrong}, seed=seed
+                )
+            )
+            assert f"{name} " in text
+
+
+def test_a_limited_sample_has_every_kind_of_tensor_of_every_kind_of_layer(tmp_path: Path) -> None:
+    tiny.make_gemma4(tmp_path / "base")
+    base = BaseCheckpoint.open(tmp_path / "base")
+    names = list(base.tensors)
+    layers = base.architecture.layer_types
+    chosen = sampling.choose(names, base, 0, np.random.default_rng(0))
+    for letter in "qkvo":
+        found = {
+            int(name.removeprefix(base.prefix).split(".")[1])
+            for name in chosen
+            if name.startswith(base.prefix) and name.endswith(f"self_attn.{letter}_proj.weight")
+        }
+        if letter != "v":
+            assert {0, len(layers) - 1} <= found
+        assert {layers[layer] for layer in found} == set(layers) - (
+            {"full_attention"} if letter == "v" else set()
+        )
+    assert any("vision" in name for name in chosen) and len(chosen) < len(names)
+    assert chosen == sampling.choose(names, base, 0, np.random.default_rng(1)), "those are always taken"
+    more = sampling.choose(names, base, len(chosen) + 5, np.random.default_rng(0))
+    assert chosen < more and len(more) == len(chosen) + 5
+    assert more != sampling.choose(names, base, len(chosen) + 5, np.random.default_rng(1))
+    assert sampling.choose(names, base, None, np.random.default_rng(0)) == set(names)

@@ -1,0 +1,223 @@
+"""A base checkpoint at an address is what the same folder is on this machine, without a copy of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from compiler import catalog
+from compiler.miniature import write_checkpoint
+from compiler.miniature_config import complete
+from runtime import addresses, safetensors_reader
+from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.errors import UserError
+from runtime.locate import locate_model, open_base
+from runtime.settings import ModelSettings
+from tests.conftest import ROOT
+
+MEMORY = fsspec.filesystem("memory")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Gemma 4 in three files, with a side folder and what is no part of a checkpoint."""
+    target = tmp_path_factory.mktemp("remote") / "model"
+    config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
+    write_checkpoint(target, config, shards=3)
+    (target / "additional_chat_templates").mkdir()
+    (target / "additional_chat_templates" / "tools.jinja").write_text("{{ tools }}")
+    (target / "original").mkdir()
+    (target / "original" / "params.json").write_text("{}")
+    (target / ".gitattributes").write_text("*.safetensors filter=lfs")
+    (target / "training_args.bin").write_bytes(b"x")
+    return target
+
+
+@pytest.fixture
+def uploaded(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
+    """Puts a folder into fsspec's memory, and gives its address."""
+    root = f"/{tmp_path.parent.name}-{tmp_path.name}"
+
+    def upload(folder: Path) -> str:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                MEMORY.pipe_file(f"{root}/{path.relative_to(folder)}", path.read_bytes())
+        return f"memory:/{root}"
+
+    yield upload
+    if MEMORY.exists(root):
+        MEMORY.rm(root, recursive=True)
+
+
+def refusal(action: Callable[[], object]) -> UserError:
+    with pytest.raises(UserError) as caught:
+        action()
+    return caught.value
+
+
+@pytest.mark.parametrize("header_at_once", [safetensors_reader.HEAD, 16])
+def test_every_tensor_and_side_file_is_that_of_the_local_folder(
+    folder: Path,
+    uploaded: Callable[[Path], str],
+    monkeypatch: pytest.MonkeyPatch,
+    header_at_once: int,
+) -> None:
+    local = BaseCheckpoint.open(folder)
+    # Small pieces, so that a tensor takes several rounds of several requests.
+    monkeypatch.setattr(addresses, "PIECE", 1000)
+    monkeypatch.setattr(addresses, "AT_ONCE", 3)
+    monkeypatch.setattr(safetensors_reader, "HEAD", header_at_once)
+    remote = BaseCheckpoint.open(uploaded(folder))
+    remote.verify()
+    assert remote.directory is None and local.directory == folder
+    assert remote.headers == local.headers and list(remote.tensors) == list(local.tensors)
+    assert (
+        remote.side_files == local.side_files and "additional_chat_templates/tools.jinja" in local.side_files
+    )
+    assert not {"original/params.json", ".gitattributes", "training_args.bin"} & set(local.side_files)
+    assert remote.config == local.config and remote.prefix == local.prefix and remote.index == INDEX
+    for name in local.tensors:
+        assert remote.bytes_of(name) == local.bytes_of(name) and remote.bytes_of(name).readonly
+        np.testing.assert_array_equal(remote.read(name), local.read(name))
+        remote.release(name)
+    for name in (*local.side_files, INDEX):
+        assert remote.side_file(name) == local.side_file(name) == (folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("where", ["local", "memory"])
+def test_a_part_of_a_tensor(folder: Path, uploaded: Callable[[Path], str], where: str) -> None:
+    base = BaseCheckpoint.open(folder if where == "local" else uploaded(folder))
+    name = base.prefix + "embed_tokens.weight"
+    whole = bytes(base.bytes_of(name))
+    assert len(whole) > 5000
+    assert base.bytes_of(name, 100) == whole[100:]
+    assert base.bytes_of(name, 100, 5000) == whole[100:5000]
+    assert base.bytes_of(name, len(whole) - 3, len(whole) + 50) == whole[-3:]
+    assert base.bytes_of(name, 7, 7) == b""
+
+
+def test_threads_may_read_at_once(folder: Path, uploaded: Callable[[Path], str]) -> None:
+    local, remote = BaseCheckpoint.open(folder), BaseCheckpoint.open(uploaded(folder))
+    differ: list[str] = []
+
+    def compare(names: list[str]) -> None:
+        differ.extend(name for name in names if remote.bytes_of(name) != local.bytes_of(name))
+
+    names = list(local.tensors)
+    threads = [threading.Thread(target=compare, args=(names[i::4],)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert differ == []
+
+
+def test_file_addresses_are_mapped_as_local_folders_are(folder: Path) -> None:
+    base = BaseCheckpoint.open(f"file://{folder}")
+    assert base.directory == folder and base.name == str(folder)
+
+
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "nothing of it": lambda folder: shutil.rmtree(folder),
+    "no config": lambda folder: (folder / CONFIG).unlink(),
+    "config cut off": lambda folder: (folder / CONFIG).write_text("{"),
+    "a missing file": lambda folder: shard(folder).unlink(),
+    "an empty file": lambda folder: shard(folder).write_bytes(b""),
+    "within the length": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:5]),
+    "within the header": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:100]),
+    "the last byte": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes()[:-1]),
+    "bytes too many": lambda folder: shard(folder).write_bytes(shard(folder).read_bytes() + b"xx"),
+    "a Git LFS pointer": lambda folder: shard(folder).write_text(
+        "version https://git-lfs.github.com/spec/v1"
+    ),
+    "a web page": lambda folder: (folder / "tokenizer.json").write_text("<!DOCTYPE html>"),
+    "another index": lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": "../a"}}'),
+    "another format": lambda folder: [
+        path.rename(path.with_suffix(".bin")) for path in folder.glob("model*")
+    ],
+}
+
+
+def shard(folder: Path) -> Path:
+    """The second of the weight files."""
+    return folder / "model-00002-of-00003.safetensors"
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_broken_is_named_as_in_a_local_folder(
+    folder: Path, tmp_path: Path, uploaded: Callable[[Path], str], what: str
+) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    BROKEN[what](copy)
+    here = refusal(lambda: BaseCheckpoint.open(copy))
+    address = uploaded(copy)
+    there = refusal(lambda: BaseCheckpoint.open(address))
+    assert here.message.startswith(str(copy)) and there.message.startswith(address)
+    assert (there.message.removeprefix(address), there.help) == (
+        here.message.removeprefix(str(copy)),
+        here.help,
+    )
+
+
+def test_a_file_that_is_cut_off_after_it_was_opened(folder: Path, uploaded: Callable[[Path], str]) -> None:
+    address = uploaded(folder)
+    base = BaseCheckpoint.open(address)
+    name = list(base.headers[shard(folder).name].tensors)[-1]
+    path = f"{address}/{shard(folder).name}"
+    MEMORY.pipe_file(path, MEMORY.cat_file(path)[:-1])
+    error = refusal(lambda: base.read(name))
+    assert error.message.startswith(f"{path}: cannot be read: ends before byte") and error.help
+    MEMORY.rm_file(path)
+    assert "no such file" in refusal(lambda: base.read(name)).message
+
+
+def test_an_address_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    for address, package in (("gs://bucket/model", "gcsfs"), ("s3://bucket/model", "s3fs")):
+        assert refusal(lambda a=address: BaseCheckpoint.open(a)).help == f"pip install {package}"
+    assert "nowhere://x" in refusal(lambda: BaseCheckpoint.open("nowhere://x")).message
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise PermissionError("403: Forbidden")
+
+    monkeypatch.setattr(type(MEMORY), "ls", refused)
+    error = refusal(lambda: BaseCheckpoint.open("memory://model"))
+    assert "memory://model cannot be opened: 403" in error.message and "credentials" in str(error.help)
+
+
+def test_merging_reads_an_address_in_place_and_training_copies_it(
+    folder: Path, tmp_path: Path, uploaded: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    address = uploaded(folder)
+    model = ModelSettings(id=address, family="gemma4")
+    assert open_base(model).name == address and not (tmp_path / "cache").exists()
+    assert open_base(model, folder).directory == folder
+    assert open_base(ModelSettings(id="some/model", family="gemma4"), address).name == address
+    assert open_base(ModelSettings(id=str(folder), family="gemma4")).directory == folder
+    copied = locate_model(model)
+    assert copied.is_relative_to(tmp_path / "cache")
+    assert BaseCheckpoint.open(copied).headers == BaseCheckpoint.open(folder).headers
+
+
+def test_training_from_a_bucket_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    error = refusal(lambda: locate_model(ModelSettings(id="s3://bucket/model", family="gemma4")))
+    assert error.help == "pip install s3fs"
+
+
+def test_reading_a_checkpoint_needs_no_jax() -> None:
+    code = "import sys, runtime.locate, runtime.export.folder; print('jax' in sys.modules, 'fsspec' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
