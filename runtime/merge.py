@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
 from runtime.errors import UserError, guarded
 from runtime.export.card import adapter_card, model_card
 from runtime.export.estimate import estimated_seconds
-from runtime.export.folder import OutputFolder, output_folder
-from runtime.export.journal import JOURNAL, RECORD, Files, Journal, begin, finished
-from runtime.export.known import BaseSums, known_hashes
+from runtime.export.folder import OutputFolder, output_folder, refused
+from runtime.export.journal import JOURNAL, RECORD, Files, Journal, begin, examine, finished
+from runtime.export.known import BaseSums, DamagedBase, known_hashes
 from runtime.export.plan import Plan, plan_merge
 from runtime.export.quantized import Quantization, quantization
 from runtime.export.record import MergeSettings, Trained, identity, merge_record
@@ -42,6 +43,8 @@ CHAT_TEMPLATE = "chat_template.jinja"
 """Where transformers and vLLM look for a template first, before tokenizer_config.json."""
 NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")
 """Side files of a base that are not its output's."""
+ADAPTER_FILES = (WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG)
+GOES_ON = "the same command goes on after the files that are whole"
 SPARE_BYTES = 64 << 20
 """Left free on the disk besides the weights, for side files."""
 
@@ -99,9 +102,12 @@ def main(
     arguments = parse_arguments(artifact, argv)
     settings = MergeSettings(dtype, max_shard_size, quantization, chat_template)
     try:
+        if arguments.import_adapter:
+            return guarded(lambda: import_peft(arguments, model, artifact, checkpoint))
         return guarded(lambda: run(arguments, model, checkpoint, output, settings, adapter))
     except KeyboardInterrupt:
-        print("\ninterrupted: the same command goes on after the files that are whole", file=sys.stderr)
+        done = "nothing was imported" if arguments.import_adapter else GOES_ON
+        print(f"\ninterrupted: {done}", file=sys.stderr)
         return 130
 
 
@@ -127,6 +133,12 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
         metavar="DIR",
         help="working folder, as given to train.py, or an address (default: this script's folder)",
     )
+    parser.add_argument(
+        "--import-adapter",
+        metavar="DIR",
+        help="write a PEFT adapter (a folder, or an address) as step 0 of the run, for train.py --resume; "
+        "nothing is merged",
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be written, and stop")
     parser.add_argument(
         "--verify",
@@ -134,7 +146,21 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
         help="then check the files, compare tensors with another computation of them, and logits with those "
         "of what was trained",
     )
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.import_adapter and (arguments.verify or arguments.dry_run or arguments.step != LATEST):
+        parser.error("--import-adapter merges nothing: --step, --verify and --dry-run do not go with it")
+    return arguments
+
+
+def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: Path, checkpoint: str) -> int:
+    """Writes a PEFT adapter as step 0 of the run, for `train.py --resume`; returns the exit status."""
+    from runtime.peft_import import import_adapter
+
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    base = open_base(model, arguments.model)
+    base.verify()
+    directory = arguments.checkpoint or under(arguments.output, checkpoint)
+    return import_adapter(arguments.import_adapter, base, artifact, directory)
 
 
 def run(
@@ -158,12 +184,7 @@ def run(
         if arguments.dry_run:
             print(described(job))
             return 0
-        with job.target.locked():
-            record = finished(job.target, job.identity)
-            if record is not None and (job.adapter is None or finished(job.adapter, job.identity)):
-                print(f"{job.target.name}: holds this merge already")
-            else:
-                record = merge(job)
+        record = merge(job)
         if arguments.verify:
             from runtime.verify import verify_merge
 
@@ -208,40 +229,66 @@ def _job(
     )
 
 
-def merge(job: Job) -> dict[str, Any]:
-    """Writes the folders, and says so; gives the record.
+def merge(job: Job) -> Mapping[str, Any]:
+    """Writes the folders that are not there yet, and says so; gives the record.
 
     Raises:
         UserError: when a folder holds something else, or cannot be written.
     """
     started = time.monotonic()
-    known = known_hashes(job.base.directory) if isinstance(job.base.directory, Path) else {}
-    names = {shard.file for shard in job.plan.shards} | set(job.base.side_files)
-    journal = begin(job.target, job.identity, names | {CARD, CHAT_TEMPLATE, CONFIG, INDEX, LOCK, RECORD})
-    try:
-        _check_space(job, journal)
-        sums = BaseSums(known, job.base.name) if known else None
-        try:
-            write_shards(job.plan, job.base, journal, job.quantization, sums)
-            if sums is not None:
-                sums.close()
-        except UserError:  # a base file is damaged: so is what was made of it
-            for file in list(journal.files):
-                journal.folder.remove(file)
-            journal.end()
-            raise
-        if job.adapter is not None:
-            _write_adapter(job, job.adapter)
-        record = _write_small_files(job, journal, known)
-    except OSError as error:
-        whole = sum(shard.file in journal.files for shard in job.plan.shards)
-        raise UserError(
-            f"{job.target.name}: cannot be written: {error.strerror or error}; {whole} of "
-            f"{len(job.plan.shards)} weight files are whole",
-            "make room or give the right to write, and run the same command again: it goes on after them",
-        ) from error
+    with job.target.locked():
+        record = finished(job.target, job.identity)
+        if record is None:
+            examine(job.target, job.identity, _planned(job))
+        # Both folders are looked at before the first byte: hours later is too late to refuse one.
+        with job.adapter.locked() if job.adapter else nullcontext():
+            adapter = job.adapter
+            if adapter is not None and finished(adapter, job.identity) is not None:
+                adapter = None
+            if adapter is not None:
+                examine(adapter, job.identity, ADAPTER_FILES)
+            if record is not None and adapter is None:
+                print(f"{job.target.name}: holds this merge already")
+                return record
+            if record is None:
+                record = _write(job, adapter)
+            elif adapter is not None:
+                _write_adapter(job, adapter)
     _report(job, time.monotonic() - started)
     return record
+
+
+def _planned(job: Job) -> set[str]:
+    """Names of all that a merge writes into its folder."""
+    names = {shard.file for shard in job.plan.shards} | {CARD, CONFIG, LOCK, RECORD}
+    names |= {name for name in job.base.side_files if name not in NOT_CARRIED}
+    names |= {INDEX} if job.plan.index is not None else set()
+    return names | ({CHAT_TEMPLATE} if job.settings.chat_template is not None else set())
+
+
+def _write(job: Job, adapter: OutputFolder | None) -> dict[str, Any]:
+    """The folder, and the adapter's where it is not there yet."""
+    known = known_hashes(job.base.directory) if isinstance(job.base.directory, Path) else {}
+    journal = begin(job.target, job.identity, _planned(job))
+    _check_space(job, journal)
+    sums = BaseSums(known, job.base.name) if known else None
+    try:
+        write_shards(job.plan, job.base, journal, job.quantization, sums)
+        if sums is not None:
+            sums.close()
+    except DamagedBase:
+        journal.discard(_planned(job))  # what was made of it is damaged as well
+        raise
+    except OSError as error:
+        reason = refused(job.target.name, "written", error)
+        state = f"{len(journal.files)} of {len(job.plan.shards)} weight files are whole"
+        raise UserError(f"{reason.message}; {state}", reason.help) from error
+    finally:
+        if sums is not None:
+            sums.abandon()
+    if adapter is not None:
+        _write_adapter(job, adapter)
+    return _write_small_files(job, journal, known)
 
 
 def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> dict[str, Any]:
@@ -273,26 +320,26 @@ def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> 
 def _write_adapter(job: Job, folder: OutputFolder) -> None:
     assert isinstance(job.trained, TrainedAdapters)
     deltas = job.trained.deltas()
-    with folder.locked():
-        if finished(folder, job.identity) is not None:
-            return
-        journal = begin(folder, job.identity, {WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG})
+    journal = begin(folder, job.identity, ADAPTER_FILES)
+    try:
         with folder.create(WEIGHTS) as file, Sink(file) as sink:
             write_weights(sink, job.base, deltas)
-        config = adapter_config(job.base, job.model, job.trained.settings, deltas)
-        files: Files = {
-            WEIGHTS: {"size": sink.size, "sha256": sink.sha256},
-            LOCK: _entry(job.trained.lock),
-            ADAPTER_CONFIG: _entry(config_bytes(config)),
-        }
-        record = _record(job, files, {})
-        card = adapter_card(record, job.trained.record, config).encode()
-        record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
-        folder.write(LOCK, job.trained.lock)
-        folder.write(CARD, card)
-        folder.write(RECORD, _json(record))
-        folder.write(ADAPTER_CONFIG, config_bytes(config))
-        journal.end()
+    except OSError as error:
+        raise refused(folder.name, "written", error) from error
+    config = adapter_config(job.base, job.model, job.trained.settings, deltas)
+    files: Files = {
+        WEIGHTS: {"size": sink.size, "sha256": sink.sha256},
+        LOCK: _entry(job.trained.lock),
+        ADAPTER_CONFIG: _entry(config_bytes(config)),
+    }
+    record = _record(job, files, {})
+    card = adapter_card(record, job.trained.record, config).encode()
+    record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
+    folder.write(LOCK, job.trained.lock)
+    folder.write(CARD, card)
+    folder.write(RECORD, _json(record))
+    folder.write(ADAPTER_CONFIG, config_bytes(config))
+    journal.end()
 
 
 def _record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:

@@ -58,9 +58,10 @@ def _copy(address: str, system: Any, root: str, folder: Path, which: str) -> Non
     sizes = _files(address, system, root)
     # The choice is made among empty folders of the same names, so that it is made as everywhere else.
     for name in sizes:
-        step, _, rest = name.partition("/")
-        if step.isdigit() and rest:
-            (folder / step / (ITEM if rest.startswith(f"{ITEM}/") else "")).mkdir(parents=True, exist_ok=True)
+        number, _, rest = name.partition("/")
+        if number.isdigit() and rest:
+            item = ITEM if rest.startswith(f"{ITEM}/") else ""
+            (folder / number / item).mkdir(parents=True, exist_ok=True)
     _get(address, system, root, folder, [name for name in (LOCK, METRICS) if name in sizes])
     step = choose_step(folder, which)
     before = [other for other in step_folders(folder) if other < step]

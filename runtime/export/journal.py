@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.errors import UserError
-from runtime.export.folder import OutputFolder, stale
+from runtime.export.folder import PARTIAL, OutputFolder, stale
 from runtime.progress import Progress
 
 JOURNAL = "merge.partial.json"
@@ -47,8 +47,16 @@ class Journal:
         value = {"identity": dict(self.identity), "files": self.files}
         self.folder.write(JOURNAL, _encoded(value))
 
+    def discard(self, planned: Collection[str]) -> None:
+        """Leaves nothing of the merge; killed on the way, a second run takes none of it for whole."""
+        self.files = {}
+        self.save()
+        for name in planned:
+            self.folder.remove(name)
+        self.end()
+
     def end(self) -> None:
-        """Says that the folder is whole."""
+        """Says that the folder is whole, or empty."""
         self.folder.remove(JOURNAL)
 
 
@@ -75,41 +83,65 @@ def begin(folder: OutputFolder, identity: Mapping[str, Any], planned: Collection
         planned: names of all files that the merge writes.
 
     Raises:
+        UserError: as `examine`.
+    """
+    files, partial = examine(folder, identity, planned)
+    for name in partial:
+        folder.remove(name)
+    journal = Journal(folder, identity, _whole(folder, files))
+    journal.save()
+    return journal
+
+
+def examine(
+    folder: OutputFolder, identity: Mapping[str, Any], planned: Collection[str]
+) -> tuple[Files, list[str]]:
+    """What a merge finds in a folder that it has not finished: files that are whole, and stale ones.
+
+    Raises:
         UserError: when the folder holds anything else.
     """
     names = folder.names()
-    if not names:
-        journal = Journal(folder, identity, {})
-        journal.save()
-        return journal
-    partial = stale(names)
-    files: Files = {}
-    if JOURNAL in names:
-        found = _parsed(folder.read(JOURNAL))
-        if found is None or found.get("identity") != identity:
-            what = _difference((found or {}).get("identity") or {}, identity)
-            raise UserError(
-                f"{folder.name}: holds another merge that was begun and not finished ({what})",
-                "finish that one, or remove the folder, or choose another with --output",
-            )
-        files = found.get("files", {})
-    else:
+    if JOURNAL not in names:
         # A kill between the first file's temporary name and its final one leaves nothing else.
-        if set(names) - set(partial):
-            raise UserError(
-                f"{folder.name}: is not empty", "remove it, or choose another folder with --output"
-            )
+        if set(names) - {f".{JOURNAL}{PARTIAL}"}:
+            raise _occupied(folder, names, identity)
+        return {}, names
+    found = _parsed(folder.read(JOURNAL)) or {}
+    if found.get("identity") != identity:
+        raise UserError(
+            f"{folder.name}: holds another merge that was begun and not finished "
+            f"({_difference(found.get('identity'), identity)})",
+            "finish that one, or remove the folder, or choose another with --output",
+        )
+    partial = [name for name in stale(names) if _begun(name) in {JOURNAL, *planned}]
     foreign = sorted(set(names) - {JOURNAL} - set(planned) - set(partial))
     if foreign:
         raise UserError(
             f"{folder.name}: holds {foreign[0]}, which is no part of a merge",
             "move it away, or choose another folder with --output",
         )
-    for name in partial:
-        folder.remove(name)
-    journal = Journal(folder, identity, _whole(folder, files))
-    journal.save()
-    return journal
+    return found.get("files", {}), partial
+
+
+def _occupied(folder: OutputFolder, names: Collection[str], identity: Mapping[str, Any]) -> UserError:
+    """The error of a folder that no merge is writing."""
+    what = "is not empty"
+    record = (_parsed(folder.read(RECORD)) if RECORD in names else None) or {}
+    if record.get("identity") == identity:
+        broken = next(name for name, entry in record["files"].items() if folder.size(name) != entry["size"])
+        size = folder.size(broken)
+        what = f"holds this merge, but {broken} is "
+        what += "missing" if size is None else f"{size} bytes, not {record['files'][broken]['size']}"
+    elif isinstance(record.get("identity"), dict):
+        what = f"holds another merge ({_difference(record['identity'], identity)})"
+    return UserError(f"{folder.name}: {what}", "remove it, or choose another folder with --output")
+
+
+def _begun(name: str) -> str:
+    """The file that a stale one was to become."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/" * bool(folder) + last.removeprefix(".").removesuffix(PARTIAL)
 
 
 def _whole(folder: OutputFolder, files: Files) -> Files:
@@ -123,9 +155,11 @@ def _whole(folder: OutputFolder, files: Files) -> Files:
     return out
 
 
-def _difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
+    if not isinstance(found, dict):
+        return "it cannot be read"
     keys = [key for key in sorted(found.keys() | wanted.keys()) if found.get(key) != wanted.get(key)]
-    return ", ".join(f"another {key}" for key in keys) or "it cannot be read"
+    return ", ".join(f"another {key}" for key in keys)
 
 
 def _encoded(value: Mapping[str, Any]) -> bytes:

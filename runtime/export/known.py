@@ -13,7 +13,8 @@ import os
 import queue
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.contradictions import AGAIN
@@ -184,6 +185,15 @@ def _text(path: Path) -> str:
         raise UserError(f"{path}: not text", AGAIN) from error
 
 
+@dataclass(frozen=True)
+class _Block:
+    """Bytes of a file, or its end, and whom to tell."""
+
+    file: str
+    data: memoryview | None = None
+    done: Callable[[], object] | None = None
+
+
 class BaseSums:
     """Holds the files of a base against their known hashes, on a thread of its own, while they are read.
 
@@ -197,17 +207,20 @@ class BaseSums:
     def __init__(self, known: Mapping[str, str], name: str) -> None:
         self._known = dict(known)
         self._name = name
-        self._blocks: queue.Queue[tuple[str, memoryview | None] | None] = queue.Queue(AHEAD)
+        self._blocks: queue.Queue[_Block | None] = queue.Queue(AHEAD)
         self._thread: threading.Thread | None = None
         self._off = threading.Event()
         self._error: BaseException | None = None
         self._fed: dict[str, int] = {}
         self._computed: dict[str, str] = {}
 
-    def feed(self, file: str, data: memoryview | bytes) -> None:
+    def feed(self, file: str, data: memoryview | bytes, done: Callable[[], object] | None = None) -> None:
         """Takes the next bytes of a file: all of it has to come, its header included, in order.
 
-        The bytes must stay as they are until they are hashed.
+        Args:
+            data: stays as it is until it is hashed.
+            done: called after that, on the thread: what is mapped from a file takes up memory from being
+                hashed on, even if it was released before.
 
         Raises:
             UserError: when a file that was finished before is not the one that its hash names.
@@ -216,7 +229,7 @@ class BaseSums:
             return
         view = memoryview(data).cast("B")
         self._fed[file] = self._fed.get(file, 0) + len(view)
-        self._put((file, view))
+        self._put(_Block(file, view, done))
 
     def finish_file(self, file: str, size: int | None = None) -> None:
         """Says that all of a file was fed; the comparison is made when the thread comes to it.
@@ -232,7 +245,7 @@ class BaseSums:
         fed = self._fed.pop(file, 0)
         if size is not None and fed != size:
             raise AssertionError(f"{file}: {fed} of {size} bytes were fed")
-        self._put((file, None))
+        self._put(_Block(file))
 
     def close(self) -> dict[str, str]:
         """Waits for the thread; gives the sha256 of the files that were finished.
@@ -255,7 +268,7 @@ class BaseSums:
             self._thread.join()
             self._thread = None
 
-    def _put(self, block: tuple[str, memoryview | None]) -> None:
+    def _put(self, block: _Block) -> None:
         self._raise()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="base-sums", daemon=True)
@@ -273,29 +286,35 @@ class BaseSums:
             if self._error is not None or self._off.is_set():
                 continue
             try:
-                self._take(digests, *block)
+                self._take(digests, block)
+                if block.done is not None:
+                    block.done()
             except BaseException as error:  # it is raised where the caller hears it
                 self._error = error
 
-    def _take(self, digests: dict[str, hashlib._Hash], file: str, data: memoryview | None) -> None:
-        digest = digests.setdefault(file, hashlib.sha256())
-        if data is not None:
-            for piece in _pieces(data):
+    def _take(self, digests: dict[str, hashlib._Hash], block: _Block) -> None:
+        digest = digests.setdefault(block.file, hashlib.sha256())
+        if block.data is not None:
+            for piece in _pieces(block.data):
                 if self._off.is_set():
                     return
                 digest.update(piece)
             return
-        del digests[file]
-        found, expected = digest.hexdigest(), self._known[file]
+        del digests[block.file]
+        found, expected = digest.hexdigest(), self._known[block.file]
         if found != expected:
-            raise mismatch(f"{self._name}/{file}", expected, found)
-        self._computed[file] = found
+            raise mismatch(f"{self._name}/{block.file}", expected, found)
+        self._computed[block.file] = found
 
 
-def mismatch(path: str, expected: str, found: str) -> UserError:
+class DamagedBase(UserError):
+    """A base file whose content is not what its hash says: nothing that was made of it counts."""
+
+
+def mismatch(path: str, expected: str, found: str) -> DamagedBase:
     """The error of a base file whose content is not what its hash says."""
     known = expected if isinstance(expected, KnownHash) else KnownHash(expected)
-    return UserError(
+    return DamagedBase(
         f"{path}: is not the file that its hash names: {known.source} says {known[:12]}..., "
         f"its content has {found[:12]}...",
         known.help,

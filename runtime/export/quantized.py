@@ -9,6 +9,7 @@ routers, experts, the output head and whatever sees or hears stay as they are.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -130,10 +131,10 @@ def ignored(base: BaseCheckpoint, quantised: Collection[str]) -> list[str]:
         if name in quantised or len(tensor.shape) < 2:
             continue
         if name.startswith(base.prefix):
-            path = re.sub(r"^layers\.\d+\.", "", name.removeprefix(base.prefix))
-        else:
-            path = name.removeprefix("model.")
-        parts.add(path.split(".")[0])
+            path = re.sub(r"^layers\.\d+\.", "", name.removeprefix(base.prefix)).split(".")
+        else:  # "model.vision_tower.x", or "language_model.lm_head.weight" beside "language_model.model."
+            path = list(itertools.dropwhile(base.prefix.split(".").__contains__, name.split(".")))
+        parts.add(path[0])
     return [rf"re:(.*\.)?{re.escape(part)}(\..*)?$" for part in sorted(parts)]
 
 

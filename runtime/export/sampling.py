@@ -533,6 +533,8 @@ def _check_values(
         weight = base_rows(base, name, rows).astype(np.float64)
         exact, slack = (weight, 0.0) if expected is None else expected.value(rows, weight)
         stored = merged.rows(name, rows)
+        if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
+            raise UserError(f"{merged.path(name)}: {name} holds values that are not finite", UNUSABLE)
         if merged.quantized(name):
             scale = _scales(merged, name, rows)
             found = stored.astype(np.float64) * scale

@@ -193,8 +193,12 @@ class Sink:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._flushed.close()
-        self._hashed.close()
+        for behind in (self._flushed, self._hashed):
+            behind.close()
+        if kind is None:
+            # A disk tells of a failed write once: the fsync that follows would not hear of it again.
+            for behind in (self._flushed, self._hashed):
+                behind.check()
         self.sha256 = self._digest.hexdigest()
 
     def write(self, chunk: Chunk | bytes) -> None:
@@ -220,6 +224,10 @@ class _Behind:
     def put(self, item: Any) -> None:
         """Adds an item; raises what the work on an earlier one raised."""
         self._items.put(item)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what the work on an earlier item raised."""
         if self._error is not None:
             raise self._error
 
@@ -233,7 +241,7 @@ class _Behind:
             if self._error is None:
                 try:
                     work(item)
-                except Exception as error:  # raised again by the next put
+                except Exception as error:  # raised where the caller hears it
                     self._error = error
 
 
@@ -268,17 +276,20 @@ class _Feed:
         """The next tensor."""
         if self._sums is None:
             return
-        file = self._base.tensors[piece.name].file
-        if file != self._file:
+        base, tensor = self._base, self._base.tensors[piece.name]
+        if tensor.file != self._file:
             self.end()
-            self._file = file
-            self._sums.feed(file, prefix(self._base.headers[file].raw))
-        size = self._base.tensors[piece.name].end - self._base.tensors[piece.name].start
+            self._file = tensor.file
+            self._sums.feed(tensor.file, prefix(base.headers[tensor.file].raw))
+        size = tensor.end - tensor.start
         for start in range(0, size, COPY_BYTES):
-            self._sums.feed(file, self._base.bytes_of(piece.name, start, min(start + COPY_BYTES, size)))
+            end = min(start + COPY_BYTES, size)
+            # Hashing maps the pages again that were released after writing.
+            done = partial(base.release, piece.name) if end == size or end % RELEASE_BYTES == 0 else None
+            self._sums.feed(tensor.file, base.bytes_of(piece.name, start, end), done)
 
     def end(self) -> None:
         """No more of the current file comes."""
         if self._sums is not None and self._file is not None:
-            self._sums.finish_file(self._file)
+            self._sums.finish_file(self._file, self._base.headers[self._file].size)
         self._file = None

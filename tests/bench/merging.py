@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ ROUNDS = 3
 SLOWEST, FASTER, MEMORY = 1.8, 2.0, 1.5
 """Targets: times the seconds of `cp -r`; times faster than PEFT; GB above the interpreter."""
 
-SETTLE = 3
+SETTLE = 10
 """Seconds of rest before each measurement: a virtual machine's host may take freed memory back, and the first
 touch of it then costs more than if it had just been used."""
 POLL = 0.02
@@ -62,6 +62,19 @@ model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
 merged = PeftModel.from_pretrained(model, adapter).merge_and_unload()
 merged.save_pretrained(output, max_shard_size="5GB")
 """
+DIRECT = """
+mkdir "$2"
+for file in "$1"/*; do
+    dd if="$file" of="$2/${file##*/}" bs=16M iflag=direct oflag=direct status=none || exit 1
+done
+"""
+NAMES = {
+    "cp": "`cp -r` (baseline)",
+    "synced": "`cp -r`, then `sync -f` of the copy",
+    "direct": "`dd` of each file, both sides direct",
+    "merge": "merge.py",
+    "peft": "PEFT",
+}
 INTERPRETER = f"import time, numpy, jax, orbax.checkpoint; time.sleep({10 * POLL})"
 
 
@@ -88,19 +101,18 @@ class Size:
         layers, vocabulary: of the base.
         size: bytes of the base's weights.
         adapters: bytes of the adapters that are merged.
-        copies, synced: of `cp -r`, and of `cp -r` until the copy is on the disk; may be empty.
-        merges: of merge.py.
-        peft: of PEFT, None where it was not asked for.
+        runs: by what ran: "merge", and for a size that is compared those of NAMES.
     """
 
     layers: int
     vocabulary: int
     size: int
     adapters: int
-    copies: list[Run]
-    synced: list[Run]
-    merges: list[Run]
-    peft: Run | None
+    runs: dict[str, list[Run]]
+
+    @property
+    def merges(self) -> list[Run]:
+        return self.runs["merge"]
 
 
 def section(sizes: Sequence[tuple[int, int]] = SIZES, rounds: int = ROUNDS) -> str:
@@ -121,31 +133,22 @@ def section(sizes: Sequence[tuple[int, int]] = SIZES, rounds: int = ROUNDS) -> s
 def text(sizes: Sequence[Size], interpreter: Run) -> str:
     """Of the last size the comparison, of all of them how the merge grows."""
     whole = sizes[-1]
-    assert whole.peft is not None
-    copy, synced, merge, peft = map(seconds, (whole.copies, whole.synced, whole.merges, [whole.peft]))
+    taken = {name: seconds(runs) for name, runs in whole.runs.items()}
+    copy, merge, peft = taken["cp"], taken["merge"], taken["peft"]
+    targets = {"merge": f"at most {SLOWEST}: {_verdict(merge <= SLOWEST * copy)}"}
     rows = []
-    for what, runs, taken, target in (
-        ("`cp -r` (baseline)", whole.copies, copy, ""),
-        ("`cp -r` and `sync -f` of the copy", whole.synced, synced, ""),
-        ("merge.py", whole.merges, merge, f"at most {SLOWEST}: {_verdict(merge <= SLOWEST * copy)}"),
-        ("PEFT", [whole.peft], peft, ""),
-    ):
-        each = ", ".join(f"{run.seconds:.1f}" for run in runs)
-        rows.append(
-            f"| {what} | {taken:.1f} | {each} | {whole.size / taken / 1e9:.2f} | {taken / copy:.2f} | {target} |"
-        )
+    for name, label in NAMES.items():
+        median = taken[name]
+        each = ", ".join(f"{run.seconds:.1f}" for run in whole.runs[name])
+        cells = [label, f"{median:.1f}", each, f"{whole.size / median / 1e9:.2f}", f"{median / copy:.2f}"]
+        rows.append(f"| {' | '.join([*cells, targets.get(name, '')])} |")
     anonymous, resident = _above(whole.merges, interpreter)
-    theirs = _above([whole.peft], interpreter)
+    theirs = _above(whole.runs["peft"], interpreter)
     growth = []
     for one in sizes:
-        taken = seconds(one.merges)
-        figures = (
-            one.size / 1e9,
-            one.adapters / 1e9,
-            taken,
-            one.size / taken / 1e9,
-            *_above(one.merges, interpreter),
-        )
+        median = seconds(one.merges)
+        memory = _above(one.merges, interpreter)
+        figures = (one.size / 1e9, one.adapters / 1e9, median, one.size / median / 1e9, *memory)
         growth.append(f"| {' | '.join(f'{figure:.2f}' for figure in figures)} |")
     gigabytes = [one.size / 1e9 for one in sizes]
     time_line = line(gigabytes, [seconds(one.merges) for one in sizes])
@@ -153,17 +156,19 @@ def text(sizes: Sequence[Size], interpreter: Run) -> str:
     return f"""A generated merge.py on a synthetic base of {whole.size / 1e9:.1f} GB in bfloat16: {MODEL}'s tensor shapes, its
 vocabulary of {whole.vocabulary:,} and {whole.layers} of its 60 layers, in files of at most {SHARD / 1e9:.0f} GB; LoRA of rank {RANK} on all seven
 projections; output in files of at most 5 GB, with the PEFT adapter. Whole processes, imports included, one after the
-other in {len(whole.merges)} rounds, PEFT once: the median's seconds, each round's, GB of the base a second. Before each, what was
-written before is deleted and on the disk, and the base's files are dropped from the page cache. The merge's files are
-synced when it ends; those of `cp -r` and PEFT need not be. PEFT {metadata.version("peft")}: from_pretrained in bfloat16,
-merge_and_unload, save_pretrained; its weights and the merge's were compared, and agree but for the last bit.
+other in {len(whole.merges)} rounds, every other one in reverse, and PEFT once: the median's seconds, each round's, GB of the base a
+second. Before each, what was written before is on the disk, the base's files are dropped from the page cache, and the
+machine rests {SETTLE} s. The merge's files are synced and hashed when it ends; those of `cp -r` and of PEFT need not be on
+the disk. `dd` shows what the disk does without the page cache, whose pages cost time of their own, most of all in a
+virtual machine whose host takes unused memory back. PEFT {metadata.version("peft")}: from_pretrained in
+bfloat16, merge_and_unload, save_pretrained; samples of its weights and of the merge's are equal, but for a last bit.
 
 | | seconds | rounds | GB/s | ratio | target |
 |---|---|---|---|---|---|
 {chr(10).join(rows)}
 
-Against PEFT the merge is {peft / merge:.2f} times as fast; target at least {FASTER:.0f}: {_verdict(peft >= FASTER * merge)}. Against the synced copy its
-ratio is {merge / synced:.2f}.
+Against PEFT the merge is {peft / merge:.2f} times as fast; target at least {FASTER:.0f}: {_verdict(peft >= FASTER * merge)}. Against the synced
+copy its ratio is {merge / taken["synced"]:.2f}, against the direct one {merge / taken["direct"]:.2f}.
 
 Peak memory above that of an interpreter that imports numpy, jax and orbax ({interpreter.resident / 1e9:.2f} GB), looked at every {POLL * 1000:.0f} ms:
 resident {resident:.2f} GB, the base's mapped pages included, of which {anonymous:.2f} GB are not a file's. Target, of the
@@ -185,7 +190,7 @@ def measure(folder: Path, layers: int, vocabulary: int, rounds: int, against: bo
     """Merges a base of so many layers, some times; the folder is made, and gone at the end.
 
     Args:
-        against: whether copies are measured too, before each merge, and PEFT, at the end.
+        against: whether copies are measured too, in each round, and PEFT, at the end.
 
     Raises:
         AssertionError: the merge's weights are not PEFT's.
@@ -199,24 +204,25 @@ def measure(folder: Path, layers: int, vocabulary: int, rounds: int, against: bo
         [recipe, "build", RECIPE, "-o", folder / "generated"], cwd=ROOT, check=True, capture_output=True
     )
     work, copied, theirs = folder / "work", folder / "copy", folder / "peft"
-    merge = [sys.executable, script, "--model", base, "--checkpoint", run, "--output", work]
     copy = ["cp", "-r", "--reflink=never", base, copied]
-    synced = ["sh", "-c", '"$@" && sync -f "$0"', copied, *copy]
-    found = Size(layers, vocabulary, _weights(base), adapters, [], [], [], None)
+    commands: dict[str, list[str | Path]] = {
+        "cp": copy,
+        "synced": ["sh", "-c", '"$@" && sync -f "$0"', copied, *copy],
+        "direct": ["sh", "-c", DIRECT, "sh", base, copied],
+        "merge": [sys.executable, script, "--model", base, "--checkpoint", run, "--output", work],
+    }
+    names = list(commands) if against else ["merge"]
+    found = Size(layers, vocabulary, _weights(base), adapters, {name: [] for name in names})
     for number in range(rounds):
-        shutil.rmtree(work, ignore_errors=True)
-        for command, runs in ((copy, found.copies), (synced, found.synced)) if against else ():
-            runs.append(watched(command, folder, base))
-            shutil.rmtree(copied)
-        found.merges.append(watched(merge, folder, base))
-        print(
-            f"{found.size / 1e9:.1f} GB, round {number + 1}: {found.merges[-1]}", file=sys.stderr, flush=True
-        )
+        for name in reversed(names) if number % 2 else names:
+            shutil.rmtree(work if name == "merge" else copied, ignore_errors=True)
+            found.runs[name].append(watched(commands[name], folder, base))
+            print(f"{found.size / 1e9:.1f} GB: {name}: {found.runs[name][-1]}", file=sys.stderr, flush=True)
+    shutil.rmtree(copied, ignore_errors=True)
     if against:
-        adapter = work / "merged-adapter"
-        peft = watched([sys.executable, "-c", PEFT, base, adapter, theirs], folder, base)
+        peft = [sys.executable, "-c", PEFT, base, work / "merged-adapter", theirs]
+        found.runs["peft"] = [watched(peft, folder, base)]
         check_same(work / "merged", theirs)
-        found = replace(found, peft=peft)
     shutil.rmtree(folder)
     return found
 
@@ -232,10 +238,10 @@ def watched(command: Sequence[str | Path], folder: Path, source: Path | None = N
         RuntimeError: it failed.
     """
     os.sync()
-    time.sleep(SETTLE)
     for path in source.iterdir() if source else ():
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    time.sleep(SETTLE)
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
     anonymous = resident = 0
     with (folder / "log").open("w+") as log:

@@ -7,55 +7,21 @@ format of the training data. The figures go to build/e2e/gemma3-270m.json.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.gemma3 import Tuned
+
 pytestmark = pytest.mark.e2e
 
-RECIPE = "gemma3-270m-cpu"
 ANSWER = re.compile(r"ANSWER: \S[^|\n]* \| CONFIDENCE: (high|medium|low)")
 """The whole of a held-out question's answer; the turn has to end after it."""
 NEW_TOKENS = 32
 """The longest answer of the data has 25 tokens."""
-
-
-@pytest.fixture(scope="session")
-def checkpoint(root: Path) -> Path:
-    """Hugging Face folder of the base model; made once and kept in build/."""
-    directory = root / "build" / "gemma-3-270m"
-    run(root, "scripts/gemma3_270m.py", directory)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def questions(root: Path) -> list[str]:
-    """The held-out questions: what is evaluated on, and in no training sample."""
-    held_out, trained = (
-        [
-            json.loads(line)["messages"][0]["content"]
-            for line in (root / "recipes" / "data" / "gemma3-270m" / name).read_text("utf-8").splitlines()
-        ]
-        for name in ("eval.jsonl", "train.jsonl")
-    )
-    assert not set(held_out) & set(trained)
-    return held_out
-
-
-def run(root: Path, script: str | Path, *arguments: str | Path) -> str:
-    """Runs a Python script from the repository; its last line of output. Fails the test if it fails."""
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # not 8 devices
-    command = [sys.executable, str(script), *map(str, arguments)]
-    done = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True)
-    assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout.strip().rpartition("\n")[2]
 
 
 def load(directory: Path) -> tuple[Any, Any]:
@@ -141,28 +107,17 @@ def test_the_tokenizer_is_sentencepiece_with_offsets(checkpoint: Path, root: Pat
         assert encoded["offset_mapping"][-1][1] == len(text)
 
 
-def test_the_format_is_learnt(root: Path, checkpoint: Path, questions: list[str], tmp_path: Path) -> None:
+def test_the_format_is_learnt(root: Path, tuned: Tuned, questions: list[str]) -> None:
     """The artifact trains and merges; transformers answers in the format after the merge, and not before."""
-    started = time.monotonic()
-    generated = tmp_path / "generated"
-    run(root, "-m", "compiler.cli", "build", f"recipes/{RECIPE}.yaml", "-o", generated)
-    artifact = generated / RECIPE
-    places = ("--model", checkpoint, "--output", tmp_path / "run")
-    trained = run(root, artifact / "train.py", *places, "--data-dir", root / "recipes")
-    training_seconds = time.monotonic() - started
-    assert trained.startswith("done: steps=30 ")
-    merged = run(
-        root, artifact / "merge.py", *places, "--checkpoint", tmp_path / "run" / "checkpoints", "--verify"
-    )
-
-    before = answers(*load(checkpoint), questions)
-    after = answers(*load(tmp_path / "run" / "merged"), questions)
-    with_adapter = answers(*with_peft(checkpoint, tmp_path / "run" / "merged-adapter"), questions)
-    metrics = [json.loads(line) for line in (tmp_path / "run/checkpoints/metrics.jsonl").open()]
+    assert tuned.trained.startswith("done: steps=30 ")
+    before = answers(*load(tuned.base), questions)
+    after = answers(*load(tuned.run / "merged"), questions)
+    with_adapter = answers(*with_peft(tuned.base, tuned.run / "merged-adapter"), questions)
+    metrics = [json.loads(line) for line in (tuned.run / "checkpoints/metrics.jsonl").open()]
     figures = {
-        "trained": trained,
-        "merged": merged,
-        "training_seconds": round(training_seconds),
+        "trained": tuned.trained,
+        "merged": tuned.merged,
+        "training_seconds": round(tuned.seconds),
         "eval_loss": [round(row["eval_loss"], 4) for row in metrics if "eval_loss" in row],
         "in_format_before": in_format(before),
         "in_format_after": in_format(after),

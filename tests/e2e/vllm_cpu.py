@@ -51,7 +51,9 @@ def install() -> Path:
     """The environment's interpreter; installs the environment (3.5 GB) where it is not as it should be."""
     python = FOLDER / "bin" / "python"
     stamp = FOLDER / "installed"
-    wanted = hashlib.sha256("\0".join((sys.version, PINS.read_text(), VLLM, TORCHVISION)).encode()).hexdigest()
+    wanted = hashlib.sha256(
+        "\0".join((sys.version, PINS.read_text(), VLLM, TORCHVISION)).encode()
+    ).hexdigest()
     FOLDER.parent.mkdir(parents=True, exist_ok=True)
     with FOLDER.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -110,7 +112,9 @@ class Server:
 
 
 @contextmanager
-def serve(model: Path, name: str, *arguments: str, adapters: Mapping[str, Path] | None = None) -> Iterator[Server]:
+def serve(
+    model: Path, name: str, *arguments: str, adapters: Mapping[str, Path] | None = None
+) -> Iterator[Server]:
     """A server of one model in float32, by the names "base" and those of its adapters, until the block ends.
 
     Args:
@@ -164,9 +168,7 @@ def _when_it_answers(process: subprocess.Popen[bytes], url: str, log: Path) -> S
         with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
             return Server(url, seconds)
         time.sleep(0.5)
-    raise AssertionError(
-        f"no answer within {START_SECONDS} s\n{log.read_text(errors='replace')[-6000:]}"
-    )
+    raise AssertionError(f"no answer within {START_SECONDS} s\n{log.read_text(errors='replace')[-6000:]}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

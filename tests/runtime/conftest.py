@@ -1,4 +1,4 @@
-"""A small artifact and processes that run it, one of each for the tests that need them."""
+"""What several modules of tests share: a small artifact, processes that run it, compiled programs."""
 
 from __future__ import annotations
 
@@ -40,3 +40,17 @@ def lives(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Liv
     lives = Lives(artifacts.environment(place), tmp_path_factory.mktemp("lives"))
     yield lives
     lives.close()
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps what JAX compiles for a module of tests that run the same program again and again."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()

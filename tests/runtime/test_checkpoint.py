@@ -12,7 +12,7 @@ import pytest
 
 from runtime.checkpoint import INDEX, BaseCheckpoint
 from runtime.errors import UserError
-from runtime.locate import locate_model, open_base
+from runtime.locate import locate_model
 from runtime.safetensors_writer import write_arrays
 from runtime.settings import ModelSettings
 from tests import tiny

@@ -200,7 +200,7 @@ def test_a_base_that_the_hub_does_not_have_is_no_base_model(tmp_path: Path) -> N
         "---\n- license\n---\n",
         "---\n1: 2\n---\n",
         "---\nlicense: 2024-01-01\ntags: gemma\nlanguage: no\n---\n",
-        "---\n" + "[" * 1200 + "\n---\n",
+        "---\n" + "[" * 400 + "\n---\n",
         "---\nlicense: mit\nx: " + "y" * 10_000_000 + "\n---\n",
         "\0\n" * 1000,
     ],

@@ -162,6 +162,17 @@ def test_files_of_the_right_content() -> None:
     assert sums.close() == known
 
 
+def test_memory_is_given_back_after_it_is_hashed() -> None:
+    """Hashing brings back what of a mapped file was released before."""
+    sums = BaseSums({FILE: DIGEST}, "base")
+    done: list[int] = []
+    for number, start in enumerate(range(0, len(CONTENT), 100)):
+        sums.feed(FILE, CONTENT[start : start + 100], lambda number=number: done.append(number))
+    sums.finish_file(FILE)
+    assert sums.close() == {FILE: DIGEST}
+    assert done == list(range(13))
+
+
 def test_interrupted_files_get_no_verdict() -> None:
     sums = BaseSums({FILE: DIGEST}, "base")
     sums.feed(FILE, CONTENT[:10])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
-from runtime.export.quantized import FORMATS, quantization
+from runtime.export.quantized import FORMATS, ignored, quantization
 from tests import tiny
 
 NAMES = ("fp8", "int8")
@@ -214,6 +215,25 @@ def test_parts_are_ignored_under_the_names_of_every_loader(root: str, tmp_path: 
         assert is_ignored(name, ignore), name
     for name in ("self_attn.q_proj", "self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.down_proj"):
         assert not is_ignored(f"{root}layers.0.{name}", ignore), name
+
+
+def test_an_output_head_within_the_text_model_does_not_make_all_of_it_ignored() -> None:
+    base = SimpleNamespace(
+        prefix="language_model.model.",
+        tensors={
+            name: SimpleNamespace(shape=(2, 2))
+            for name in (
+                "language_model.lm_head.weight",
+                "language_model.model.embed_tokens.weight",
+                "language_model.model.layers.0.mlp.up_proj.weight",
+                "multi_modal_projector.mm_input_projection_weight",
+                "vision_tower.vision_model.embeddings.patch_embedding.weight",
+            )
+        },
+    )
+    patterns = ignored(cast(Any, base), ["language_model.model.layers.0.mlp.up_proj.weight"])
+    parts = ("embed_tokens", "lm_head", "multi_modal_projector", "vision_tower")
+    assert patterns == [rf"re:(.*\.)?{part}(\..*)?$" for part in parts]
 
 
 def test_config_says_what_loaders_read(tmp_path: Path) -> None:

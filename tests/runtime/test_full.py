@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ from runtime.settings import ModelSettings
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.runs import write_lock
-from tests.runtime.test_merge_parity import torch_logits
+from tests.runtime.test_merge_parity import make_gemma3_multimodal, torch_logits
 from tests.runtime.test_parity import losses, reference_logits
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""The runs are the same program."""
 
 MESH = {"fsdp": 4, "tp": 2}
 STEPS = 20
@@ -28,6 +31,20 @@ MODELS = {
     "llama3": lambda folder: tiny.make_llama(folder, num_hidden_layers=2),
 }
 RATE = 1e-3
+
+FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "gemma2": (tiny.make_gemma2, {"shards": 2}),
+    "gemma3": (tiny.make_gemma3, {"num_hidden_layers": 1, "num_key_value_heads": 1}),
+    "gemma3-fused-qkv": (tiny.make_gemma3, {"num_hidden_layers": 1, "num_key_value_heads": 8}),
+    "gemma3-multimodal": (make_gemma3_multimodal, {}),
+    "gemma4": (tiny.make_gemma4, {"multimodal": False, **SIZES}),
+    "gemma4-e2b": (tiny.make_gemma4, {**tiny.GEMMA4_E2B, "audio": True}),
+    "gemma4-experts": (tiny.make_gemma4, {**tiny.GEMMA4_EXPERTS, "shards": 3}),
+    "llama3": (tiny.make_llama, {"tie_word_embeddings": False}),
+    "qwen2": (tiny.make_qwen2, {"num_hidden_layers": 1}),
+    "qwen3": (tiny.make_qwen3, {"num_hidden_layers": 1, "tie_word_embeddings": False}),
+}
+"""Models whose weights go through a checkpoint of Tunix's without being trained."""
 
 
 class Case:
@@ -83,20 +100,6 @@ def rule() -> Any:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(RATE, weight_decay=0.01))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The runs are the same program."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    compilation_cache.reset_cache()
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-
-
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     import jax
@@ -137,6 +140,7 @@ def run_merge(case: Case, folder: Path, dtype: str, *argv: str, adapter: bool = 
         output="merged",
         dtype=dtype,
         adapter=adapter,
+        max_shard_size="base",
         argv=list(argv),
     )
 
@@ -167,6 +171,62 @@ def test_the_way_back_to_hugging_face(
     assert moved > 1
 
 
+def trained_elsewhere(base: BaseCheckpoint, folder: Path) -> dict[str, np.ndarray]:
+    """Writes a checkpoint like a base, with other random weights in its text model; returns those."""
+    import shutil
+
+    from safetensors.numpy import save_file
+
+    random = np.random.default_rng(1)
+    arrays = {name: np.array(base.read(name)) for name in base.tensors}
+    trained = {
+        source.full_name(base.prefix)
+        for parameter in base.family.parameters(base.architecture)
+        for source in parameter.sources
+        if not parameter.buffer
+    }
+    for name in trained:
+        arrays[name] = random.standard_normal(arrays[name].shape).astype(np.float32)
+    folder.mkdir()
+    shutil.copyfile(base.directory / "config.json", folder / "config.json")
+    save_file(arrays, folder / "model.safetensors")
+    return {name: arrays[name] for name in trained}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> None:
+    """Loaded into Tunix, saved by Tunix, and merged: every number under its old name, the rest untouched."""
+    from runtime.saving import Checkpoints
+
+    make, sizes = FAMILIES[name]
+    make(tmp_path / "base", **sizes)
+    base = BaseCheckpoint.open(tmp_path / "base")
+    trained = trained_elsewhere(base, tmp_path / "trained")
+    mesh, built = training.build(tmp_path / "trained", MESH, full=True)
+    checkpoints = Checkpoints(str(tmp_path / "run"), keep=1)
+    with mesh:
+        checkpoints.write(STEPS, built.model, None, lora_only=False, data={})
+        checkpoints.finish()
+    write_lock(tmp_path / "run", base, None)
+    model = ModelSettings(id=str(base.directory), family=base.family.name)
+    paths = {"checkpoint": str(tmp_path / "run"), "output": "merged"}
+    assert merge.main(tmp_path, model, **paths, dtype="float32", adapter=False, argv=[]) == 0
+    merged = BaseCheckpoint.open(tmp_path / "merged")
+    assert merged.tensors.keys() == base.tensors.keys()
+    for tensor in base.tensors:
+        expected = trained[tensor] if tensor in trained else base.read(tensor)
+        assert merged.read(tensor).tobytes() == expected.tobytes(), tensor
+    untrained = {tensor.removeprefix(base.prefix) for tensor in base.tensors.keys() - trained.keys()}
+    text = {tensor for tensor in untrained if tensor.startswith("layers.")}
+    assert all(tensor.endswith("layer_scalar") for tensor in text), "all of the text model but its buffers"
+
+
+def test_every_family_is_among_them() -> None:
+    from runtime.families import FAMILIES as ALL
+
+    assert {name.partition("-")[0] for name in FAMILIES} == set(ALL)
+
+
 def test_what_was_not_trained_is_the_bases_byte_for_byte(case: Case) -> None:
     if not (case.folder / "merged").is_dir():
         assert run_merge(case, case.folder, "float32") == 0
@@ -179,8 +239,10 @@ def test_what_was_not_trained_is_the_bases_byte_for_byte(case: Case) -> None:
     assert same == {
         name for name in case.base.tensors if name not in text or name.endswith("layer_scalar")
     }, "the vision tower and the buffers"
-    note = json.loads((case.folder / "merged" / merge.NOTE).read_text())
-    assert (note["step"], note["tensors"]) == (STEPS, len(case.base.tensors) - len(same))
+    record = json.loads((case.folder / "merged" / merge.RECORD).read_text())
+    assert (record["checkpoint"]["step"], record["lora"]) == (STEPS, None)
+    counts = {"merged": len(case.base.tensors) - len(same), "kept": len(same), "quantized": 0}
+    assert record["tensors"] == counts
 
 
 def test_bfloat16_and_no_peft_adapter(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,8 +256,6 @@ def test_resuming_is_exact(case: Case, tmp_path: Path) -> None:
     """From the tenth step's checkpoint, parameters, moments and buffers included."""
     import shutil
 
-    from flax import nnx
-
     folder = tmp_path / "run"
     shutil.copytree(case.folder / "run", folder)
     shutil.rmtree(folder / str(STEPS))
@@ -205,11 +265,9 @@ def test_resuming_is_exact(case: Case, tmp_path: Path) -> None:
         assert trainer.train_steps == STEPS // 2
         training.fit(trainer, folder, STEPS, lambda step: RATE, 1)
     for ours, theirs in ((built.model, case.built.model), (trainer.optimizer, case.trainer.optimizer)):
-        expected = dict(nnx.state(theirs).flat_state())
-        found = dict(nnx.state(ours).flat_state())
+        found, expected = training.arrays(ours), training.arrays(theirs)
         assert found.keys() == expected.keys()
-        for path, variable in found.items():
-            assert np.array_equal(variable.get_raw_value(), expected[path].get_raw_value()), path
+        assert all(np.array_equal(found[path], expected[path]) for path in found)
 
 
 def test_moments_lie_as_their_parameters_do(case: Case) -> None:

@@ -190,7 +190,7 @@ def test_merged_model_and_adapter_against_tunix(case: Case) -> None:
 
 
 def assert_merged_as_by_peft(case: Case, merged: dict[str, Any], by_peft: dict[str, Any]) -> None:
-    """Each tensor is what PEFT makes of the base by adapter_config.json, and the base's where that has none."""
+    """Each tensor is what PEFT makes of the base by adapter_config.json; the others are the base's."""
     before = case.reference.state_dict()
     assert merged.keys() == by_peft.keys()
     differences = {name: float((merged[name] - by_peft[name]).abs().max()) for name in merged}
@@ -246,7 +246,10 @@ def test_verify_finds_a_wrong_file_by_its_hash_and_by_its_tensors_and_by_its_log
     file, name = tmp_path / "merged" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
     tensor = BaseCheckpoint.open(tmp_path / "merged").tensors[name]
     data = bytearray(file.read_bytes())
-    data[tensor.start : tensor.end] = bytes(reversed(data[tensor.start : tensor.end]))
+    middle = (tensor.start + tensor.end) // 4 * 2
+    half = data[tensor.start : middle]
+    data[tensor.start : middle] = data[middle : 2 * middle - tensor.start]
+    data[middle : middle + len(half)] = half
     file.write_bytes(data)
     assert run_verify(small, tmp_path, "bfloat16") == 1
     assert f"{file}: is not what was written: its SHA-256 is" in capsys.readouterr().err

@@ -14,6 +14,10 @@ import pytest
 
 from runtime.settings import CheckpointSettings, TrainSettings
 from tests.runtime import training
+from tests.runtime.training import arrays
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""A run and its continuation are the same program."""
 
 MESH = {"fsdp": 4, "tp": 2}
 RATE = 1e-2
@@ -102,29 +106,6 @@ def run(folder: Path, rule: Any, until: int, accumulation: int = 2, dtype: str =
         one = trainer(built, mesh, folder, rule, accumulation)
         training.fit(one, folder, until, lambda step: RATE, accumulation)
     return one
-
-
-def arrays(module: Any) -> dict[str, np.ndarray]:
-    from flax import nnx
-
-    return {
-        ".".join(map(str, path)): np.asarray(variable.get_raw_value())
-        for path, variable in nnx.state(module).flat_state()
-    }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A run and its continuation are the same program."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    compilation_cache.reset_cache()
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ import pytest
 from runtime.checkpoint import BaseCheckpoint
 from tests import tiny
 from tests.runtime import training
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""The dequantised models are one program."""
 
 MESH = {"fsdp": 4, "tp": 2}
 SIZES: dict[str, Any] = {
@@ -50,20 +53,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma4") / "model"
     tiny.make_gemma4(folder, **SIZES)
     return folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The dequantised models are one program."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    compilation_cache.reset_cache()
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="module")

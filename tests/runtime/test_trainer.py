@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,9 @@ from runtime.errors import UserError
 from tests import tiny
 from tests.runtime import training
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""The tests' trainers are the same program."""
+
 MESH = {"fsdp": 4, "tp": 2}
 
 
@@ -22,20 +24,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma4") / "model"
     tiny.make_gemma4(folder, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
     return folder
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The tests' trainers are the same program."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    compilation_cache.reset_cache()
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    yield
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
 
 
 def chain(rate: Any) -> Any:

@@ -132,6 +132,16 @@ def adapters(built: Any) -> dict[str, np.ndarray]:
     }
 
 
+def arrays(module: Any) -> dict[str, np.ndarray]:
+    """All arrays of a model or of an optimizer by path."""
+    from flax import nnx
+
+    return {
+        ".".join(map(str, path)): np.asarray(variable.get_raw_value())
+        for path, variable in nnx.state(module).flat_state()
+    }
+
+
 def logits(built: Any, mesh: Any, one: Mapping[str, np.ndarray]) -> np.ndarray:
     """float32[B, T, V] of a batch."""
     import jax

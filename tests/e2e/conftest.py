@@ -1,0 +1,38 @@
+"""What is downloaded or trained once for all tests with real models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import gemma3
+
+
+@pytest.fixture(scope="session")
+def checkpoint(root: Path) -> Path:
+    """Hugging Face folder of Gemma 3 270M, the base model; made once and kept in build/."""
+    directory = root / "build" / "gemma-3-270m"
+    gemma3.run(root, "scripts/gemma3_270m.py", directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def questions(root: Path) -> list[str]:
+    """The held-out questions: what is evaluated on, and in no training sample."""
+    held_out, trained = (
+        [
+            json.loads(line)["messages"][0]["content"]
+            for line in (root / "recipes" / "data" / "gemma3-270m" / name).read_text("utf-8").splitlines()
+        ]
+        for name in ("eval.jsonl", "train.jsonl")
+    )
+    assert not set(held_out) & set(trained)
+    return held_out
+
+
+@pytest.fixture(scope="session")
+def tuned(root: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> gemma3.Tuned:
+    """Gemma 3 270M, fine-tuned and merged by its recipe's artifact."""
+    return gemma3.tune(root, checkpoint, tmp_path_factory.mktemp("gemma3-270m"))

@@ -1,0 +1,54 @@
+"""The real Gemma 3 270M, and its fine-tuning by the artifact of its recipe: what several tests look at."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+RECIPE = "gemma3-270m-cpu"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A run that is trained and merged.
+
+    Attributes:
+        base: Hugging Face folder that it started from.
+        run: its output folder, with checkpoints/, merged/ and merged-adapter/.
+        trained, merged: the last lines that train.py and merge.py printed.
+        seconds: that building and training took.
+    """
+
+    base: Path
+    run: Path
+    trained: str
+    merged: str
+    seconds: float
+
+
+def tune(root: Path, base: Path, folder: Path) -> Tuned:
+    """Builds the recipe into an empty folder, trains, and merges with --verify."""
+    started = time.monotonic()
+    generated = folder / "generated"
+    run(root, "-m", "compiler.cli", "build", f"recipes/{RECIPE}.yaml", "-o", generated)
+    artifact = generated / RECIPE
+    places = ("--model", base, "--output", folder / "run")
+    trained = run(root, artifact / "train.py", *places, "--data-dir", root / "recipes")
+    seconds = time.monotonic() - started
+    merged = run(
+        root, artifact / "merge.py", *places, "--checkpoint", folder / "run" / "checkpoints", "--verify"
+    )
+    return Tuned(base, folder / "run", trained, merged, seconds)
+
+
+def run(root: Path, script: str | Path, *arguments: str | Path) -> str:
+    """Runs a Python script from the repository; its last line of output. Fails the test if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # not 8 devices
+    command = [sys.executable, str(script), *map(str, arguments)]
+    done = subprocess.run(command, cwd=root, env=environment, text=True, capture_output=True)
+    assert done.returncode == 0, f"{script}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout.strip().rpartition("\n")[2]

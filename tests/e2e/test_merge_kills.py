@@ -1,0 +1,284 @@
+"""Merges of some hundred megabytes that are killed, interrupted and begun twice, as processes of their own."""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.errors import UserError
+from runtime.export.folder import PARTIAL
+from runtime.export.journal import JOURNAL, RECORD
+from tests.runtime import artifacts
+from tests.runtime.lives import ROOT, Life, Lives
+from tests.runtime.llama_bases import TINY, write_base
+from tests.runtime.runs import lora_section, save_run
+
+pytestmark = pytest.mark.e2e
+
+KILLS = 20
+SIZES = {
+    "vocab_size": 32_000,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+}
+"""320 MB in bfloat16."""
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, {root!r})
+
+from runtime.merge import main
+from runtime.settings import ModelSettings
+
+ARTIFACT = Path(__file__).resolve().parent
+MODEL = ModelSettings(id="./base", family="llama3")
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            ARTIFACT,
+            MODEL,
+            checkpoint={run!r},
+            output="merged",
+            dtype="bfloat16",
+            max_shard_size="40MB",
+            adapter=True,
+        )
+    )
+"""
+
+
+@dataclass
+class Merges:
+    """Starts merges of one base and one run, each into a working folder of its own."""
+
+    lives: Lives
+    place: Path
+    seconds: float = 0.0
+    """Of an undisturbed one, from its start to its end."""
+    phases: Counter[str] = field(default_factory=Counter)
+
+    def begin(self, work: str) -> Life:
+        return self.lives.begin(
+            self.place / "merge.py", "--model", self.place / "base", "--output", self.place / work
+        )
+
+    def finish(self, work: str) -> None:
+        """Runs the merge to its end, and checks that both folders are those of an undisturbed one."""
+        life = self.begin(work)
+        assert life.wait() == 0, life.stderr
+        assert "Traceback" not in life.stderr
+        for folder in ("merged", "merged-adapter"):
+            assert not differing(self.place / "whole" / folder, self.place / work / folder)
+
+
+@pytest.fixture(scope="module")
+def merges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merges]:
+    place = tmp_path_factory.mktemp("kills")
+    base = BaseCheckpoint.open(write_base(place / "base", TINY | SIZES, files=3, sums=True))
+    save_run(place / "run", base, lora_section(rank=16))
+    (place / "merge.py").write_text(SCRIPT.format(root=str(ROOT), run=str(place / "run")))
+    lives = Lives(artifacts.environment(place), tmp_path_factory.mktemp("lives"))
+    merges = Merges(lives, place)
+    try:
+        assert merges.begin("whole").wait() == 0
+        begun = time.monotonic()
+        merges.finish("again")
+        merges.seconds = time.monotonic() - begun
+        shutil.rmtree(place / "again")
+        yield merges
+    finally:
+        lives.close()
+        shutil.rmtree(place)
+
+
+def names(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def differing(one: Path, other: Path) -> set[str]:
+    """Names of the files that two folders do not have alike."""
+    both = names(one) & names(other)
+    _, unlike, unread = filecmp.cmpfiles(one, other, both, shallow=False)
+    return (names(one) ^ names(other)) | set(unlike) | set(unread)
+
+
+def noted(folder: Path) -> set[str]:
+    """The files that an unfinished folder's journal calls whole."""
+    journal = folder / JOURNAL
+    return set(json.loads(journal.read_bytes())["files"]) if journal.exists() else set()
+
+
+def phase(work: Path) -> str:
+    """What a merge was doing when it was stopped."""
+    merged, adapter = work / "merged", work / "merged-adapter"
+    if not (merged / JOURNAL).exists():
+        return "finished" if (merged / INDEX).exists() else "start, reading"
+    if any((merged / name).exists() for name in (RECORD, CONFIG, INDEX)):
+        return "record, config, index"
+    shards = set(json.loads((work.parent / "whole" / "merged" / INDEX).read_bytes())["weight_map"].values())
+    if noted(merged) != shards:
+        return f"shards, {len(noted(merged))} whole"
+    if (adapter / JOURNAL).exists() or not (adapter / RECORD).exists():
+        return "adapter"
+    return "small files"
+
+
+def check_stopped(merges: Merges, work: str) -> dict[str, tuple[int, int]]:
+    """Checks what a merge left: what is called whole is, and nobody takes the rest for a checkpoint.
+
+    Returns:
+        What tells whether the whole files are written anew, by their names.
+    """
+    merged, whole = merges.place / work / "merged", merges.place / "whole" / "merged"
+    kept = noted(merged)
+    assert all(filecmp.cmp(merged / name, whole / name, shallow=False) for name in kept)
+    try:
+        BaseCheckpoint.open(merged)
+    except UserError:
+        pass
+    else:
+        assert differing(merged, whole) <= {JOURNAL}
+    return {name: stamp(merged / name) for name in kept}
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    entry = path.stat()
+    return entry.st_ino, entry.st_mtime_ns
+
+
+def test_killed_at_random_moments(merges: Merges) -> None:
+    """The second run, or the one after a second kill, ends with the bytes of an undisturbed merge."""
+    choose, phases, kept_files, resumed = random.Random(0), Counter[str](), 0, 0
+    for number in range(KILLS):
+        work = f"kill-{number}"
+        merged = merges.place / work / "merged"
+        kept: dict[str, tuple[int, int]] = {}
+        for _ in range(2 if number % 4 == 3 else 1):
+            life = merges.begin(work)
+            if number % 2:  # while it writes, however long it took to begin
+                life.until(lambda merged=merged: (merged / JOURNAL).exists())
+                time.sleep(choose.uniform(0.0, 0.6) * merges.seconds)
+            else:
+                time.sleep(choose.uniform(0.0, 1.0) * merges.seconds)
+            life.send(signal.SIGKILL)
+            ended = life.wait()
+            assert ended in (0, -signal.SIGKILL), life.stderr
+            if ended:
+                assert all(stamp(merged / name) == entry for name, entry in kept.items())
+            phases[phase(merges.place / work)] += 1
+            kept = check_stopped(merges, work)
+        merges.finish(work)
+        assert all(stamp(merged / name) == entry for name, entry in kept.items()), "written again"
+        resumed += bool(kept)
+        kept_files += len(kept)
+        shutil.rmtree(merges.place / work)
+    print(f"\n{merges.seconds:.1f} s undisturbed; killed in {dict(sorted(phases.items()))}")
+    print(f"{resumed} of {KILLS} second runs kept {kept_files} whole shards")
+    assert phases["finished"] <= KILLS // 4, "most kills hit a merge that runs"
+    assert resumed >= 4
+
+
+@pytest.mark.parametrize(
+    "last, expected",
+    [
+        ("merged/.model-00002-of-00008.safetensors.partial", "shards, 1 whole"),
+        (f"merged-adapter/{JOURNAL}", "adapter"),
+        ("merged/recipe.lock.json", "small files"),
+        (f"merged/{RECORD}", "record, config, index"),
+    ],
+)
+def test_killed_in_every_phase(last: str, expected: str, merges: Merges) -> None:
+    """As soon as a file is there; the small ones are written within milliseconds, which few kills hit."""
+    hit = ""
+    for attempt in range(10):
+        work = f"aimed-{attempt}"
+        life = merges.begin(work)
+        path = merges.place / work / last
+        while not path.exists() and life.poll() is None:
+            spin = time.monotonic() + 0.01
+            while not path.exists() and time.monotonic() < spin:
+                pass
+        life.send(signal.SIGKILL)
+        life.wait()
+        hit = phase(merges.place / work)
+        kept = check_stopped(merges, work)
+        merges.finish(work)
+        assert all(stamp(merges.place / work / "merged" / name) == entry for name, entry in kept.items())
+        shutil.rmtree(merges.place / work)
+        if hit == expected:
+            return
+    pytest.fail(f"never killed in {expected}, at last in {hit}")
+
+
+def writing(merges: Merges, work: str) -> Life:
+    """A merge that has written two shards."""
+    life = merges.begin(work)
+    assert life.until(lambda: len(noted(merges.place / work / "merged")) >= 2)
+    return life
+
+
+@pytest.mark.parametrize(
+    "signum, status, words",
+    [(signal.SIGINT, 130, "the same command goes on"), (signal.SIGTERM, -signal.SIGTERM, "")],
+)
+def test_stopped_by_a_signal(signum: int, status: int, words: str, merges: Merges) -> None:
+    life = writing(merges, f"signal-{signum}")
+    life.send(signum)
+    assert life.wait() == status, life.stderr
+    assert words in life.stderr and "Traceback" not in life.stderr
+    merged = merges.place / f"signal-{signum}" / "merged"
+    if signum == signal.SIGINT:
+        assert not [name for name in names(merged) if name.endswith(PARTIAL)]
+    kept = check_stopped(merges, f"signal-{signum}")
+    assert len(kept) >= 2
+    merges.finish(f"signal-{signum}")
+    assert all(stamp(merged / name) == entry for name, entry in kept.items())
+
+
+def test_two_merges_into_one_folder(merges: Merges) -> None:
+    """The second is refused at once, whatever the first is doing, and the first comes to its end."""
+    first = writing(merges, "shared")
+    first.send(signal.SIGSTOP)
+    try:
+        merged = merges.place / "shared" / "merged"
+        before = {name: stamp(merged / name) for name in names(merged)}
+        second = merges.begin("shared")
+        assert second.wait() == 1
+        assert f"{merged}: another process is writing it" in second.stderr
+        assert "= help: wait for that one to end" in second.stderr and "Traceback" not in second.stderr
+        assert {name: stamp(merged / name) for name in names(merged)} == before
+    finally:
+        first.send(signal.SIGCONT)
+    assert first.wait() == 0, first.stderr
+    for folder in ("merged", "merged-adapter"):
+        assert not differing(merges.place / "whole" / folder, merges.place / "shared" / folder)
+
+
+def test_two_merges_begun_at_once(merges: Merges) -> None:
+    """Neither knows of the other: one of them writes."""
+    lives = [merges.begin("race") for _ in range(3)]
+    statuses = sorted(life.wait() for life in lives)
+    errors = "".join(life.stderr for life in lives)
+    assert statuses[0] == 0 and set(statuses) <= {0, 1}, errors
+    assert errors.count("another process is writing it") == statuses.count(1)
+    merges.finish("race")

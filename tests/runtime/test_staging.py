@@ -1,0 +1,176 @@
+"""Checkpoints at addresses that Orbax does not read: one step is copied, the one that is meant."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from compiler import catalog
+from compiler.miniature import write_checkpoint
+from compiler.miniature_config import complete
+from runtime import manifest
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.staging import staged
+from runtime.trained import TrainedAdapters, choose_step, load_trained
+from tests.runtime import runs
+
+MEMORY = fsspec.filesystem("memory")
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where copies are made, in this test alone."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder: steps 2, 4 and 10 are whole, 12 was begun; 4 has the lowest loss."""
+    folder = tmp_path / "run"
+    for step in (2, 4, 10):
+        tree = folder / str(step) / "model_params"
+        (tree / "d").mkdir(parents=True)
+        (tree / "d" / "data").write_text(f"parameters of {step}")
+        manifest.write(tree)
+        optimizer = folder / str(step) / "optimizer_state"
+        optimizer.mkdir()
+        (optimizer / "data").write_bytes(b"x" * 1000)
+    (folder / "12.orbax-checkpoint-tmp" / "model_params").mkdir(parents=True)
+    (folder / "12.orbax-checkpoint-tmp" / "model_params" / "data").write_bytes(b"x")
+    (folder / "14").mkdir()
+    (folder / "14" / "_METADATA").write_text("{}")
+    (folder / "recipe.lock.json").write_text("{}")
+    losses = {2: 3.0, 4: 1.0, 10: 2.0, 12: 0.5}
+    lines = [json.dumps({"step": step, "eval_loss": loss}) for step, loss in losses.items()]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def uploaded(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
+    """Puts a folder into fsspec's memory, and gives its address."""
+    root = f"/{tmp_path.parent.name}-{tmp_path.name}"
+
+    def upload(folder: Path) -> str:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                MEMORY.pipe_file(f"{root}/{path.relative_to(folder)}", path.read_bytes())
+        return f"memory:/{root}/"
+
+    yield upload
+    if MEMORY.exists(root):
+        MEMORY.rm(root, recursive=True)
+
+
+def refusal(action: Callable[[], object]) -> UserError:
+    with pytest.raises(UserError) as caught:
+        action()
+    return caught.value
+
+
+def stage(address: str, which: str) -> None:
+    with staged(address, which):
+        pass
+
+
+@pytest.mark.parametrize(("which", "step"), [("latest", 10), ("best", 4), ("2", 2)])
+def test_one_step_is_copied_the_one_that_is_meant(
+    run: Path, uploaded: Callable[[Path], str], temporary: Path, which: str, step: int
+) -> None:
+    with staged(uploaded(run), which) as directory:
+        copy = Path(directory)
+        assert choose_step(directory, which) == choose_step(run, which) == step
+        for name in ("recipe.lock.json", "metrics.jsonl"):
+            assert (copy / name).read_bytes() == (run / name).read_bytes()
+        files = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+        tree = {f"{step}/model_params/{name}" for name in ("d/data", "SHA256SUMS")}
+        assert files == {"recipe.lock.json", "metrics.jsonl"} | tree
+        assert manifest.damage(copy / str(step) / "model_params") is None
+    assert list(temporary.iterdir()) == []
+
+
+def test_local_folders_and_gs_are_given_as_they_are(run: Path, temporary: Path) -> None:
+    for directory, given in ((str(run), str(run)), (f"file://{run}", str(run)), ("gs://b/run", "gs://b/run")):
+        with staged(directory, "latest") as found:
+            assert found == given and list(temporary.iterdir()) == []
+
+
+def test_the_copy_goes_when_the_work_on_it_fails(
+    run: Path, uploaded: Callable[[Path], str], temporary: Path
+) -> None:
+    address = uploaded(run)
+
+    def work() -> None:
+        with staged(address, "latest") as directory:
+            raise UserError(f"{directory}/10: is odd", f"see {directory}")
+
+    error = refusal(work)
+    assert (error.message, error.help) == (f"{address}10: is odd", f"see {address.rstrip('/')}")
+    assert list(temporary.iterdir()) == []
+
+
+def test_steps_that_are_not_there_are_named_as_in_a_local_folder(
+    run: Path, uploaded: Callable[[Path], str]
+) -> None:
+    address = uploaded(run)
+    for which in ("3", "12", "14", "newest"):
+        here, there = refusal(lambda w=which: choose_step(run, w)), refusal(lambda w=which: stage(address, w))
+        assert there.message == here.message.replace(str(run), address.rstrip("/"))
+        assert there.help == here.help
+    assert (
+        "memory://none-such: no checkpoint" in refusal(lambda: stage("memory://none-such", "latest")).message
+    )
+
+
+def test_a_damaged_step_names_the_one_before_it(run: Path, uploaded: Callable[[Path], str]) -> None:
+    for step in (10, 2):
+        (run / str(step) / "model_params" / "d" / "data").write_bytes(b"other")
+    address = uploaded(run)
+    error = refusal(lambda: stage(address, "latest"))
+    assert error.message.startswith(f"{address.rstrip('/')}: the checkpoint of step 10 is damaged")
+    assert "--step 4" in str(error.help)
+    assert refusal(lambda: stage(address, "2")).help == "there is no earlier one"
+
+
+def test_a_copy_that_has_no_room_is_not_begun(
+    run: Path, uploaded: Callable[[Path], str], temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10))
+    error = refusal(lambda: stage(uploaded(run), "latest"))
+    assert str(temporary) in error.message and "TMPDIR" in str(error.help)
+
+
+def test_what_cannot_be_read_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    assert refusal(lambda: stage("s3://bucket/run", "latest")).help == "pip install s3fs"
+
+
+def test_a_run_at_an_address_loads_as_the_local_one(tmp_path: Path, uploaded: Callable[[Path], str]) -> None:
+    config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
+    config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    write_checkpoint(tmp_path / "model", config)
+    base = BaseCheckpoint.open(tmp_path / "model")
+    run = tmp_path / "trained"
+    runs.save_run(run, base, runs.lora_section(targets=["q_proj", "down_proj"]), steps=(1, 3))
+    here = load_trained(run, "1", base)
+    with staged(uploaded(run), "1") as directory:
+        there = load_trained(directory, "1", base)
+    assert isinstance(here, TrainedAdapters) and isinstance(there, TrainedAdapters)
+    assert (there.step, there.lock, there.settings) == (here.step, here.lock, here.settings)
+    assert there.arrays.keys() == here.arrays.keys() and not here.no_op
+    for name, pair in here.arrays.items():
+        for one, other in zip(there.arrays[name], pair, strict=True):
+            np.testing.assert_array_equal(one, other)
