@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from compiler import catalog
 from compiler import meaning_train as training
 from compiler.checks.mesh import BYTES
+from compiler.checks.serve import weight_size
 from compiler.steps import run_length
 from compiler.wording import grouped, listing, plural, quantity, ranges, split_layer, table, which_layers
 from runtime.adapters import Adapter, Projection
@@ -284,12 +285,7 @@ def _serve(program: Program) -> list[str]:
     serve, accelerator = program.recipe.serve, program.serve_accelerator
     if serve is None or accelerator is None:
         return []
-    gib = (
-        program.base_parameters
-        * (1 if serve.quantization == "fp8" else 2)
-        / serve.tensor_parallel_size
-        / 2**30
-    )
+    gib = program.base_parameters * weight_size(program.recipe) / serve.tensor_parallel_size / 2**30
     return [
         accelerator.describe(),
         f"{plural(serve.data_parallel_size, 'replica')}, each on "

@@ -592,7 +592,7 @@ SERVE: dict[str, Code] = {
     "E0604": Code(
         "no fp8 weights",
         "The chip's generation has no fp8; fp8 models do not run on v5e (tpu-inference issue 1262).",
-        "`quantization: null`, or v6e or tpu7x.",
+        "`quantization: null` in serve or merge, or v6e or tpu7x.",
     ),
     "E0605": Code(
         "fewer tokens than requests in a step",
@@ -670,6 +670,22 @@ SERVE: dict[str, Code] = {
         "vLLM accepts any name, and one made for other markup finds no tool calls.",
         "The parser that the message names.",
     ),
+    "E0620": Code(
+        "quantised twice",
+        "merge.quantization writes weights that name their own quantisation; vLLM refuses another by flag.",
+        "One of serve.quantization and merge.quantization.",
+    ),
+    "E0621": Code(
+        "quantised weights that the server does not run",
+        "tpu-inference's JAX model of the family does not run this format: int8 is not implemented there, "
+        "and some models have no scales.",
+        "The format that the message names, `quantization: null`, or vLLM's own model by MODEL_IMPL_TYPE.",
+    ),
+    "N0622": Code(
+        "quantised weights that were not tried",
+        "The server runs vLLM's own model on torchax, whose sources have the format; no run of it was seen.",
+        "Nothing.",
+    ),
 }
 
 PATHS: dict[str, Code] = {
@@ -700,8 +716,8 @@ PATHS: dict[str, Code] = {
     ),
     "E0705": Code(
         "output outside the run's folder",
-        "checkpoint.directory, cache.directory or merge.output is absolute or climbs out by `..`; or one of the "
-        "first two is an address other than gs://.",
+        "checkpoint.directory, cache.directory or merge.output is absolute or climbs out by `..`; or one of "
+        "the first two is an address other than gs://.",
         "A relative folder; --output of train.py and merge.py says what it is relative to.",
     ),
     "E0706": Code(

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from compiler.checks import availability, data, formats, lora, mesh, model, paths, serve, sharding, train
+from compiler.checks import (
+    availability,
+    data,
+    formats,
+    lora,
+    mesh,
+    model,
+    paths,
+    quantized,
+    serve,
+    sharding,
+    train,
+)
 from compiler.facts import Facts
 from spec.diagnostics import Diagnostic
 
@@ -14,6 +26,7 @@ CHECKS = (
     formats.check,
     data.check,
     train.check,
+    quantized.check,
     serve.check,
     paths.check,
     availability.check,

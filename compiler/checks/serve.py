@@ -14,7 +14,7 @@ from spec.diagnostics import Diagnostic
 from spec.paths import join
 
 if TYPE_CHECKING:
-    from spec.language import Serve
+    from spec.language import Recipe, Serve
 
 FLAGS = {
     "tensor-parallel-size": "tensor_parallel_size",
@@ -150,8 +150,7 @@ def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     if facts.model is None or accelerator is None or accelerator.hbm_gib is None:
         return
     numbers = sum(math.prod(p.shape) for p in facts.defaults if p.sources)
-    size = 1 if serve.quantization == "fp8" else 2
-    gib = numbers * size / serve.tensor_parallel_size / 2**30
+    gib = numbers * weight_size(facts.recipe) / serve.tensor_parallel_size / 2**30
     room = accelerator.hbm_gib / accelerator.devices_per_chip * MEMORY_SHARE
     if gib > room:
         yield Diagnostic(
@@ -162,6 +161,13 @@ def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "serve.tensor_parallel_size",
             "a larger tensor_parallel_size, a larger accelerator, or quantization: fp8 where it has fp8",
         )
+
+
+def weight_size(recipe: Recipe) -> int:
+    """Bytes of each of the served weights' numbers; the few that are never quantised are counted alike."""
+    assert recipe.serve is not None
+    merged = recipe.merge.quantization if recipe.serve.weights == "merged" else None
+    return 1 if recipe.serve.quantization or merged else 2
 
 
 def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:

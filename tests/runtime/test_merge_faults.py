@@ -28,7 +28,7 @@ from runtime.errors import UserError
 from runtime.export import folder as folders
 from runtime.export import record, writer
 from runtime.export.folder import LocalFolder, RemoteFolder, output_folder
-from runtime.export.journal import JOURNAL
+from runtime.export.journal import JOURNAL, Journal
 from runtime.peft_export import WEIGHTS
 from runtime.settings import ModelSettings
 from tests.runtime.llama_bases import TINY, contents, flip, rewrite, write_base, write_sums
@@ -143,7 +143,8 @@ class Disk:
         monkeypatch.setattr(Path, "open", open_file)
         monkeypatch.setattr(Path, "replace", replace_file)
         monkeypatch.setattr(Path, "unlink", unlink_file)
-        monkeypatch.setattr(os, "fsync", lambda descriptor: self.step(room=True))
+        if how != "killed":  # which finds the same before it as after it
+            monkeypatch.setattr(os, "fsync", lambda descriptor: self.step(room=True))
 
     def step(self, room: bool = False) -> None:
         number, self.done = self.done, self.done + 1
@@ -210,9 +211,22 @@ def noted(folder: Path) -> set[str]:
     return set(json.loads(journal.read_bytes())["files"]) if journal.exists() else set()
 
 
+def watch_journals(patched: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """The files that the journal of each folder was last seen to call whole, by the folder's name."""
+    saved: dict[str, set[str]] = {}
+    save = Journal.save
+
+    def note(self: Journal) -> None:
+        save(self)
+        saved[self.folder.name] = set(self.files)
+
+    patched.setattr(Journal, "save", note)
+    return saved
+
+
 @pytest.mark.parametrize(
     "how, every, size",
-    [("killed", 1, "4KB"), ("killed", 3, "5GB"), ("interrupted", 5, "4KB"), ("full", 5, "4KB")],
+    [("killed", 1, "4KB"), ("killed", 3, "5GB"), ("interrupted", 4, "4KB"), ("full", 3, "4KB")],
 )
 def test_stopped_at_any_operation(
     how: str, every: int, size: str, job: Callable[[Path, str], merge.Job], tmp_path: Path
@@ -220,25 +234,25 @@ def test_stopped_at_any_operation(
     """At every one of a merge's operations on files: the second run ends with an undisturbed one's bytes."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LocalFolder, "free", lambda self: None)
-        disk = Disk(patched)
+        disk = Disk(patched, None, how)
         merge.merge(job(tmp_path / "whole", size))
     whole, adapter = contents(tmp_path / "whole"), contents(tmp_path / "whole-adapter")
+    ends = {"killed": Killed, "interrupted": KeyboardInterrupt, "full": UserError}
     resumed = 0
-    for at in range(0, disk.done, every):
+    for at in range(0, disk.done - (how == "full"), every):  # the last one, a removal, needs no room
         target = tmp_path / f"{how}-{at}"
         stopped = job(target, size)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(LocalFolder, "free", lambda self: None)
             Disk(patched, at, how)
-            ends = {"killed": Killed, "interrupted": KeyboardInterrupt, "full": UserError}
-            # What only removes a file needs no room: a full disk lets the last operation be done.
-            with contextlib.suppress(*([UserError] if how == "full" and at >= disk.done - 2 else [])):
-                with pytest.raises(ends[how]) as caught:
-                    merge.merge(stopped)
-                if how == "full":
-                    assert "cannot be written: No space left on device" in caught.value.message
-                    assert "run the same command again" in str(caught.value.help)
+            saved = watch_journals(patched)
+            with pytest.raises(ends[how]) as caught:
+                merge.merge(stopped)
+            if isinstance(caught.value, UserError):
+                assert "cannot be written: No space left on device" in caught.value.message
+                assert "run the same command again" in str(caught.value.help)
         left = contents(target)
+        assert noted(target) >= saved.get(str(target), set()), "whole files stay"
         assert all(whole[name] == left[name] for name in noted(target))
         if loads(target):
             assert {name: data for name, data in left.items() if name != JOURNAL} == whole, at
@@ -411,7 +425,7 @@ def test_base_that_is_damaged_between_a_merge_and_its_continuation(
     assert run(tmp_path / "whole", base=base).status == 0
     file = base / "model-00001-of-00003.safetensors"
     tidied = 0
-    for at in range(40):
+    for at in range(0, 40, 2):
         target = tmp_path / f"merged-{at}"
         flip(file, -5)
         with pytest.MonkeyPatch.context() as patched:
@@ -419,7 +433,7 @@ def test_base_that_is_damaged_between_a_merge_and_its_continuation(
             patched.setattr(merge, "known_hashes", lambda folder: {})
             interrupt(target, run, after=CONFIG, base=base)
         with pytest.MonkeyPatch.context() as patched:
-            Disk(patched, at + 5)
+            Disk(patched, at + 3)
             with contextlib.suppress(Killed):
                 run(target, base=base).refused("is not the file that its hash names")
                 assert contents(target) == {}
@@ -434,7 +448,7 @@ def test_base_that_is_damaged_between_a_merge_and_its_continuation(
         assert contents(target) == contents(tmp_path / "whole"), at
     else:
         pytest.fail("the tidying up had no end")
-    assert tidied > 5
+    assert tidied > 2
 
 
 def test_base_that_cannot_be_read_for_a_while(

@@ -23,6 +23,7 @@ MODEL = ModelSettings(
 CHECKPOINT = "checkpoints"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
+MAX_SHARD_SIZE = "5GB"
 ADAPTER = False
 
 if __name__ == "__main__":
@@ -33,6 +34,7 @@ if __name__ == "__main__":
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,
+            max_shard_size=MAX_SHARD_SIZE,
             adapter=ADAPTER,
         )
     )

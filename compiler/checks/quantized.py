@@ -1,0 +1,61 @@
+"""Merged weights in eight bits: what vLLM-TPU loads of them, by model family and chip.
+
+The table is what tpu-inference 0.32.0 does. Its JAX models (Gemma 4, Qwen 3) load channel-wise fp8 and raise
+NotImplementedError for int8; its Qwen 2 loads fp8 and fails in the first forward pass; its Llama reads no
+scales. Gemma 2 and 3 go through vLLM's own models on torchax, as everything does with MODEL_IMPL_TYPE=vllm;
+those have both formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.facts import Facts
+from spec.diagnostics import Diagnostic
+
+LOADED: dict[str, tuple[str, ...]] = {"gemma4": ("fp8",), "qwen3": ("fp8",), "qwen2": (), "llama3": ()}
+"""Formats that the JAX model of a family runs; families that are not named have no JAX model."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    recipe, accelerator = facts.recipe, facts.serve_accelerator
+    serve, kind = recipe.serve, recipe.merge.quantization
+    if serve is None or kind is None or serve.weights != "merged":
+        return
+    where = "merge.quantization"
+    if serve.quantization is not None:
+        yield Diagnostic(
+            "E0620",
+            f"the merged weights are {kind} already: vLLM refuses --quantization {serve.quantization} with "
+            "them",
+            "serve.quantization",
+            "quantization: null in one of serve and merge",
+        )
+    if kind == "fp8" and accelerator is not None and not accelerator.fp8_matmul:
+        yield Diagnostic(
+            "E0604",
+            f"quantization fp8: {accelerator.generation} has no fp8, and vllm-tpu does not run fp8 weights "
+            "on it",
+            where,
+            "quantization: null, or serve on v6e or tpu7x",
+        )
+    if facts.model is None:
+        return
+    family, title = facts.model.family.name, facts.model.title
+    formats = LOADED.get(family)
+    torchax = serve.env.get("MODEL_IMPL_TYPE") == "vllm"
+    if formats is None or torchax:
+        yield Diagnostic(
+            "N0622",
+            f"vllm-tpu runs {title} by vLLM's own model on torchax; that it loads {kind} weights was read "
+            "in its sources and not tried",
+            where,
+        )
+    elif kind not in formats:
+        ways = [f"quantization: {formats[0]}"] if formats else ["quantization: null"]
+        yield Diagnostic(
+            "E0621",
+            f"vllm-tpu's own model of {title} does not run {kind} weights",
+            where,
+            f"{ways[0]}; or MODEL_IMPL_TYPE: vllm in serve.env, by which vLLM's own model is run, untried",
+        )
