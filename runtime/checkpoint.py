@@ -164,10 +164,14 @@ class BaseCheckpoint:
         """
         return self.store.read(name)
 
-    def release(self, name: str) -> None:
-        """Lets the system take back the memory of a tensor that was read and is not needed soon."""
+    def release(self, name: str, forget: bool = False) -> None:
+        """Lets the system take back the memory of a tensor that was read and is not needed soon.
+
+        Args:
+            forget: from its cache of the disk too, for what is read once.
+        """
         tensor = self.tensors[name]
-        self.store.release(tensor.file, tensor.start, tensor.end)
+        self.store.release(tensor.file, tensor.start, tensor.end, forget)
 
     def read_source(self, source: Source) -> np.ndarray:
         """The tensor of a source, as the file holds it (not yet in Tunix's layout).

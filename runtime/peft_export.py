@@ -25,23 +25,49 @@ RENAMED = {"language_model.model.": "model.language_model."}
 """Prefixes of older checkpoints, and the modules that transformers 5 loads them into."""
 
 
-def adapter_arrays(base: BaseCheckpoint, deltas: Mapping[str, Delta]) -> list[tuple[str, np.ndarray]]:
+def adapter_arrays(
+    base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+) -> list[tuple[str, np.ndarray]]:
     """The tensors of adapter_model.safetensors, by PEFT's names.
+
+    Where keys serve as values too, k_proj's are there once more under the name of v_proj: vLLM 0.32 keeps
+    that weight twice, and adds an adapter of k_proj to the keys alone. PEFT passes over the second name.
 
     Args:
         deltas: by module name without prefix ("layers.0.self_attn.q_proj").
     """
     prefix = module_prefix(base)
+    copies = {
+        values: deltas[keys]
+        for keys, values in keys_as_values(base, deltas)
+        if same_scale(settings, keys, values)
+    }
     return [
         (f"{WRAPPER}{prefix}{name}.lora_{which}.weight", matrix)
-        for name, delta in deltas.items()
+        for name, delta in {**deltas, **copies}.items()
         for which, matrix in (("A", delta.a), ("B", delta.b))
     ]
 
 
-def write_weights(file: Writable, base: BaseCheckpoint, deltas: Mapping[str, Delta]) -> None:
+def keys_as_values(base: BaseCheckpoint, modules: Iterable[str]) -> list[tuple[str, str]]:
+    """The k_proj among the modules that have no v_proj beside them, and what that would be called."""
+    pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
+    return [(keys, values) for keys, values in pairs if not base.has(f"{base.prefix}{values}.weight")]
+
+
+def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
+    """Whether two modules have one rank and one alpha: vLLM goes by the name that it reads."""
+    return (settings.rank_of(keys), settings.alpha_of(keys)) == (
+        settings.rank_of(values),
+        settings.alpha_of(values),
+    )
+
+
+def write_weights(
+    file: Writable, base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+) -> None:
     """Writes adapter_model.safetensors."""
-    write_arrays(file, adapter_arrays(base, deltas), {"format": "pt"})
+    write_arrays(file, adapter_arrays(base, settings, deltas), {"format": "pt"})
 
 
 def write_adapter(
@@ -53,7 +79,7 @@ def write_adapter(
 ) -> None:
     """Writes a PEFT adapter into a folder: its weights and adapter_config.json."""
     with (folder / WEIGHTS).open("xb") as file:
-        write_weights(file, base, deltas)
+        write_weights(file, base, settings, deltas)
     (folder / ADAPTER_CONFIG).write_bytes(config_bytes(adapter_config(base, model, settings, deltas)))
 
 

@@ -24,7 +24,7 @@ from runtime.checkpoint import BaseCheckpoint
 from runtime.checkpoint_files import Files, files_of
 from runtime.errors import UserError
 from runtime.peft_config import AGAIN, CONFIG, MERGE, PeftConfig, parse_config
-from runtime.peft_export import WEIGHTS, WRAPPER, plain
+from runtime.peft_export import WEIGHTS, WRAPPER, keys_as_values, plain
 from runtime.record import LOCK, read_record, write_record
 from runtime.safetensors_reader import DTYPES, Tensor, read_header
 from runtime.trained import absolute, recorded_lora, step_folders
@@ -113,6 +113,7 @@ def import_adapter(adapter: Path | str, base: BaseCheckpoint, artifact: Path, di
             f"{artifact / LOCK}: the recipe trains all weights, and has no place for an adapter",
             _BUILD.format(f"lora: {{rank: {found.config.rank}, alpha: {plain(found.config.alpha)}}}"),
         )
+    found = without_copies(found, base)
     adapters = build_adapters(base.family, base.architecture, settings)
     check_modules(found, adapters, base, settings)
     check_scales(found, adapters, settings)
@@ -194,6 +195,23 @@ def open_adapter(address: Path | str) -> PeftAdapter:
     }
     tensors = {module: (pair["A"], pair["B"]) for module, pair in pairs.items()}
     return PeftAdapter(path, config, full_names, tensors, files, digests)
+
+
+def without_copies(found: PeftAdapter, base: BaseCheckpoint) -> PeftAdapter:
+    """The adapter without what our export writes twice for vLLM: k_proj's A and B under v_proj's name.
+
+    Only where the base has no such v_proj, and where they are the same: anything else stays, to be refused.
+    """
+    copies = {
+        values
+        for keys, values in keys_as_values(base, found.tensors)
+        if values in found.tensors
+        and all(
+            np.array_equal(found.read(ours), found.read(copy))
+            for ours, copy in zip(found.tensors[keys], found.tensors[values], strict=True)
+        )
+    }
+    return replace(found, tensors={name: pair for name, pair in found.tensors.items() if name not in copies})
 
 
 def check_modules(

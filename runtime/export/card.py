@@ -237,9 +237,9 @@ model = PeftModel.from_pretrained(base, "path/to/{name}-adapter")
 
 
 def _serving_adapter(name: str, base: Base, config: Mapping[str, Any]) -> Iterator[str]:
-    """Not where alphas or ranks differ: vLLM scales every module by lora_alpha and r."""
-    rank = next((rank for rank in ADAPTER_RANKS if rank >= int(config.get("r") or 0)), None)
-    if rank is None or config.get("rank_pattern") or config.get("alpha_pattern"):
+    largest = max([int(config.get("r") or 0), *(config.get("rank_pattern") or {}).values()])
+    rank = next((rank for rank in ADAPTER_RANKS if rank >= largest), None)
+    if rank is None:
         return
     options = ["--enable-lora", f"--max-lora-rank {rank}", f"--lora-modules {name}=path/to/{name}-adapter"]
     if base.revision:

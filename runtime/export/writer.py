@@ -93,6 +93,7 @@ def shard_chunks(
 ) -> Iterator[Chunk]:
     """The bytes of a shard's tensors, in order."""
     pieces = {piece.name: piece for piece in shard.pieces}
+    forget = feed is None or not feed.hashes  # what is hashed is read once more
     made = in_order(pool, ((name, job) for name, piece in pieces.items() for job in _jobs(piece, base)))
     for name, blocks in itertools.groupby(made, key=lambda item: item[0]):
         piece = pieces[name]
@@ -103,13 +104,13 @@ def shard_chunks(
             written += chunk.nbytes
             held += chunk.nbytes
             if held >= RELEASE_BYTES:
-                base.release(name)
+                base.release(name, forget)
                 held = 0
         if written != piece.size:
             raise AssertionError(f"{piece.name}: {written} bytes made, {piece.size} planned")
         if feed is not None:
             feed.piece(piece)
-        base.release(name)
+        base.release(name, forget)
 
 
 def in_order(
@@ -272,6 +273,10 @@ class _Feed:
         self._sums = sums
         self._file: str | None = None
 
+    @property
+    def hashes(self) -> bool:
+        return self._sums is not None
+
     def piece(self, piece: Piece) -> None:
         """The next tensor."""
         if self._sums is None:
@@ -285,7 +290,9 @@ class _Feed:
         for start in range(0, size, COPY_BYTES):
             end = min(start + COPY_BYTES, size)
             # Hashing maps the pages again that were released after writing.
-            done = partial(base.release, piece.name) if end == size or end % RELEASE_BYTES == 0 else None
+            done = (
+                partial(base.release, piece.name, True) if end == size or end % RELEASE_BYTES == 0 else None
+            )
             self._sums.feed(tensor.file, base.bytes_of(piece.name, start, end), done)
 
     def end(self) -> None:

@@ -25,7 +25,7 @@ from runtime.settings import ModelSettings
 from tests import tiny
 from tests.e2e import vllm_cpu
 from tests.e2e.gemma3 import Tuned
-from tests.runtime.runs import ALL, lora_section, save_run
+from tests.runtime.runs import lora_section, save_run
 
 pytestmark = pytest.mark.e2e
 
@@ -135,10 +135,7 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Merged:
     base = folder / "base"
     make_gemma4(base)
     opened = BaseCheckpoint.open(base)
-    # k_proj is left to the other run: see test_keys_that_are_values_too.
-    section = lora_section(
-        targets=[name for name in ALL if name != "k_proj"], rslora=True, rank_pattern={"o_proj": 5}
-    )
+    section = lora_section(rslora=True, rank_pattern={"o_proj": 5})
     save_run(folder / "run", opened, section, scale=0.1)
     save_run(folder / "keys", opened, lora_section(targets=["k_proj"]), scale=1.0)
     merged, adapter = merged_in_float32(base, "gemma4", folder / "run", folder / "out")
@@ -230,8 +227,8 @@ def served(name: str, case: Merged, tmp_path_factory: pytest.TempPathFactory) ->
     """Everything that is asked of the two servers of a case, one after the other."""
     adapters = {"adapter": case.adapter}
     if case.keys is not None:
-        adapters |= {"keys": case.keys[1], "keys-and-values": tmp_path_factory.mktemp("adapter")}
-        name_the_values(case.keys[1], adapters["keys-and-values"])
+        adapters |= {"keys": case.keys[1], "keys-alone": tmp_path_factory.mktemp("adapter")}
+        leave_out_the_values(case.keys[1], adapters["keys-alone"])
     with vllm_cpu.serve(case.merged, f"{name}-merged") as server:
         seconds = [server.seconds]
         merged = asked(server, "base", case.prompts)
@@ -411,23 +408,22 @@ def test_keys_that_are_values_too(
 ) -> None:
     """Gemma 4's global layers have one matrix for both, which merging changes for both.
 
-    vLLM 0.32.0 keeps it twice, as k_proj and as v_proj, and adds an adapter of k_proj to the first alone:
-    merge instead, or say the same in the adapter for v_proj, which PEFT passes over.
+    vLLM 0.32.0 keeps it twice, as k_proj and as v_proj, and adds an adapter of k_proj to the first alone: the
+    export names it twice. When the second half fails, vLLM has mended that, and the export need not.
     """
     if case.keys is None:
         pytest.skip("its values have a matrix of their own")
-    report[f"{name}: keys and values"] = agreement(served.adapters["keys-and-values"], references.keys)
+    report[f"{name}: keys and values"] = agreement(served.adapters["keys"], references.keys)
     with pytest.raises(AssertionError):
-        agreement(served.adapters["keys"], references.keys)
+        agreement(served.adapters["keys-alone"], references.keys)
 
 
-def name_the_values(adapter: Path, directory: Path) -> None:
-    """Writes an adapter of k_proj which says the same for v_proj in the layers that have none: the last."""
+def leave_out_the_values(adapter: Path, directory: Path) -> None:
+    """Writes an adapter of k_proj without its copies for v_proj in the layer that has no v_proj, the last."""
     from safetensors.numpy import load_file, save_file
 
     arrays = load_file(adapter / "adapter_model.safetensors")
-    keys = {name: array for name, array in arrays.items() if ".layers.5.self_attn.k_proj." in name}
-    assert len(keys) == 2
-    values = {name.replace("k_proj", "v_proj"): array for name, array in keys.items()}
-    save_file(arrays | values, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    kept = {name: array for name, array in arrays.items() if ".v_proj." not in name}
+    assert len(arrays) - len(kept) == 2
+    save_file(kept, directory / "adapter_model.safetensors", metadata={"format": "pt"})
     (directory / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())

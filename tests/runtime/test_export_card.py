@@ -281,6 +281,10 @@ def test_the_code_that_a_card_shows_runs(tmp_path: Path, capsys: pytest.CaptureF
     assert isinstance(scope["model"], peft.PeftModel)
 
 
-def test_what_vllm_would_scale_wrongly_is_not_shown() -> None:
+def test_vllm_is_given_room_for_the_largest_rank() -> None:
+    """vLLM 0.32 reads both patterns, and refuses an adapter of a rank above --max-lora-rank."""
     assert "--max-lora-rank 16" in adapter() and "--revision ac82b4e8" in adapter()
-    assert "vllm serve" not in adapter_of_patterns()
+    assert "--max-lora-rank 16" in adapter_of_patterns()
+    larger = adapter_card(record(), lock(), {**CONFIG, "rank_pattern": {"o_proj": 17}})
+    assert "--max-lora-rank 32" in larger
+    assert "vllm serve" not in adapter_card(record(), lock(), {**CONFIG, "r": 4096})

@@ -29,6 +29,7 @@ from runtime.export import folder as folders
 from runtime.export import record, writer
 from runtime.export.folder import LocalFolder, RemoteFolder, output_folder
 from runtime.export.journal import JOURNAL, Journal
+from runtime.export.record import MergeSettings
 from runtime.peft_export import WEIGHTS
 from runtime.settings import ModelSettings
 from tests.runtime.llama_bases import TINY, contents, flip, rewrite, write_base, write_sums
@@ -175,17 +176,16 @@ class _Counted(io.FileIO):
 
 
 @pytest.fixture(scope="module")
-def job(place: Place) -> Callable[[Path, str], merge.Job]:
-    """The merge that `place` expects, into any folder; what it takes to begin one is done once."""
-    made: dict[str, merge.Job] = {}
+def job(place: Place) -> Callable[[Path, MergeSettings], merge.Job]:
+    """A merge of `place` into any folder; what it takes to begin one is done once."""
+    made: dict[MergeSettings, merge.Job] = {}
 
-    def job(target: Path, size: str) -> merge.Job:
-        if size not in made:
+    def job(target: Path, settings: MergeSettings) -> merge.Job:
+        if settings not in made:
             arguments = merge.parse_arguments(Path("/nowhere"), ["--model", str(place.base)])
-            settings = merge.MergeSettings(SETTINGS["dtype"], size)
-            made[size] = merge._job(arguments, MODEL, str(place.run), "unused", settings, True)
+            made[settings] = merge._job(arguments, MODEL, str(place.run), "unused", settings, True)
         adapter = LocalFolder(target.with_name(f"{target.name}-adapter"))
-        return dataclasses.replace(made[size], target=LocalFolder(target), adapter=adapter)
+        return dataclasses.replace(made[settings], target=LocalFolder(target), adapter=adapter)
 
     return job
 
@@ -225,23 +225,34 @@ def watch_journals(patched: pytest.MonkeyPatch) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(
-    "how, every, size",
-    [("killed", 1, "4KB"), ("killed", 3, "5GB"), ("interrupted", 4, "4KB"), ("full", 3, "4KB")],
+    "how, every, settings",
+    [
+        ("killed", 1, MergeSettings("bfloat16", "4KB")),
+        ("killed", 4, MergeSettings("bfloat16", "5GB")),
+        ("killed", 9, MergeSettings("bfloat16", "4KB", "int8")),
+        ("interrupted", 6, MergeSettings("bfloat16", "4KB")),
+        ("full", 4, MergeSettings("bfloat16", "4KB")),
+    ],
+    ids=["killed", "killed-one-file", "killed-int8", "interrupted", "full"],
 )
 def test_stopped_at_any_operation(
-    how: str, every: int, size: str, job: Callable[[Path, str], merge.Job], tmp_path: Path
+    how: str,
+    every: int,
+    settings: MergeSettings,
+    job: Callable[[Path, MergeSettings], merge.Job],
+    tmp_path: Path,
 ) -> None:
     """At every one of a merge's operations on files: the second run ends with an undisturbed one's bytes."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LocalFolder, "free", lambda self: None)
         disk = Disk(patched, None, how)
-        merge.merge(job(tmp_path / "whole", size))
+        merge.merge(job(tmp_path / "whole", settings))
     whole, adapter = contents(tmp_path / "whole"), contents(tmp_path / "whole-adapter")
     ends = {"killed": Killed, "interrupted": KeyboardInterrupt, "full": UserError}
     resumed = 0
     for at in range(0, disk.done - (how == "full"), every):  # the last one, a removal, needs no room
         target = tmp_path / f"{how}-{at}"
-        stopped = job(target, size)
+        stopped = job(target, settings)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(LocalFolder, "free", lambda self: None)
             Disk(patched, at, how)

@@ -18,7 +18,7 @@ from runtime import manifest, merge, saving
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.peft_config import PASSIVE, REFUSED
-from runtime.peft_export import write_adapter
+from runtime.peft_export import keys_as_values, same_scale, write_adapter
 from runtime.peft_import import import_adapter
 from runtime.settings import ModelSettings
 from runtime.trained import TrainedAdapters, _restore, load_trained
@@ -141,8 +141,16 @@ def test_deltas_are_pefts_bit_for_bit(case: Case) -> None:
 def test_exported_again_it_is_the_adapter_that_peft_saved(case: Case, tmp_path: Path) -> None:
     import peft
 
-    write_adapter(tmp_path, case.base, case.model, case.trained.settings, case.trained.deltas())
-    assert_same(arrays_of(case.adapter), arrays_of(tmp_path))
+    deltas = case.trained.deltas()
+    write_adapter(tmp_path, case.base, case.model, case.trained.settings, deltas)
+    original, again = arrays_of(case.adapter), arrays_of(tmp_path)
+    copies = {name: again.pop(name) for name in again.keys() - original.keys()}
+    assert_same(original, again)
+    pairs = keys_as_values(case.base, deltas)
+    named = [values for keys, values in pairs if same_scale(case.trained.settings, keys, values)]
+    assert len(copies) == 2 * len(named), "of keys that serve as values, for vLLM"
+    for name, array in copies.items():
+        np.testing.assert_array_equal(array, original[name.replace(".v_proj.", ".k_proj.")])
     expected, found = (peft.LoraConfig.from_pretrained(folder) for folder in (case.adapter, tmp_path))
     assert dataclasses.asdict(found) == dataclasses.asdict(expected)
     for key, value in json.loads((tmp_path / CONFIG).read_text()).items():
