@@ -25,6 +25,7 @@ MODEL = ModelSettings(
 CHECKPOINT = "checkpoints"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
+MAX_SHARD_SIZE = "5GB"
 ADAPTER = True
 
 if __name__ == "__main__":
@@ -35,6 +36,7 @@ if __name__ == "__main__":
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,
+            max_shard_size=MAX_SHARD_SIZE,
             adapter=ADAPTER,
             chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
         )

@@ -24,6 +24,7 @@ MODEL = ModelSettings(
 CHECKPOINT = "gs://my-bucket/gemma4-31b-v5p8"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
+MAX_SHARD_SIZE = "5GB"
 ADAPTER = True
 
 if __name__ == "__main__":
@@ -34,6 +35,7 @@ if __name__ == "__main__":
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,
+            max_shard_size=MAX_SHARD_SIZE,
             adapter=ADAPTER,
         )
     )

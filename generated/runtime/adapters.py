@@ -165,6 +165,34 @@ class Adapter:
             out[part.name] = flat[:, part.block].T, rows.reshape(rows.shape[0], -1).T
         return out
 
+    def shapes(self, part: Projection) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Of A [rank, in] and B [out, rank] of a trained projection, as `split` gives them."""
+        rest = self.b_shape[2:] if self.site.fused else self.b_shape[1:]
+        return (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
+
+    def join(self, parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        """The inverse of `split`: arrays of `a_shape` and `b_shape`, zero where nothing is trained.
+
+        Args:
+            parts: A [rank, in] and B [out, rank] of each trained projection, all of one dtype.
+
+        Raises:
+            ValueError: when projections that share A have different ones.
+        """
+        import numpy as np  # the compiler, which has no numpy, imports this module
+
+        dtype = parts[self.projections[0].name][0].dtype
+        a = np.zeros((math.prod(self.a_shape[:-1]), self.rank), dtype)
+        b = np.zeros(self.b_shape, dtype)
+        for number, part in enumerate(self.projections):
+            low, high = parts[part.name]
+            if self.shared and number and not np.array_equal(a[:, part.block], low.T):
+                raise ValueError(f"{self.projections[0].name} and {part.name} have different A")
+            a[:, part.block] = low.T
+            place = b[part.block, part.slot] if self.site.fused else b[part.block]
+            place[...] = high.T.reshape(place.shape)
+        return a.reshape(self.a_shape), b
+
 
 def matches(target: str, module: str) -> bool:
     """Whether a recipe's target means a Hugging Face module ("layers.7.self_attn.q_proj").

@@ -1,64 +1,32 @@
-"""Merges what was trained into its base checkpoint, and writes adapters as a PEFT adapter.
+"""Merges what was trained into its base checkpoint, and writes adapters as a PEFT adapter: merge.py.
 
 W[out, in] += scale * (B[out, rank] @ A[rank, in]), in float32, cast once; after full fine-tuning the
-trained tensors take the base's place. The output has the base's files, tensor names and order, metadata,
-index and side files; tensors that were not trained are the base's byte for byte. One tensor is worked on
-at a time, in blocks of rows.
+trained tensors take the base's place. Tensors that were not trained are the base's byte for byte. A merge
+that was stopped is continued by the same command, after the last file that is whole.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from runtime.checkpoint import DTYPES, INDEX, BaseCheckpoint, Header, locate_model
 from runtime.errors import UserError, guarded
-from runtime.full import Replacement, TrainedWeights
-from runtime.output import check_vacant, whole_folder
-from runtime.peft_export import write_adapter
-from runtime.progress import Progress
-from runtime.safetensors_writer import CODES, TensorFile, encode_header
+from runtime.export.estimate import estimated_seconds
+from runtime.export.folder import output_folder
+from runtime.export.job import Job, adapter_bytes, merge, needed, readable_size
+from runtime.export.plan import plan_merge
+from runtime.export.quantized import quantization
+from runtime.export.record import MergeSettings, identity
+from runtime.locate import open_base
+from runtime.progress import duration
 from runtime.settings import ModelSettings
-from runtime.trained import LATEST, LOCK, Delta, TrainedAdapters, load_trained
+from runtime.staging import staged
+from runtime.trained import LATEST, TrainedAdapters, load_trained, step_losses
 
-NOTE = "merge.json"
-"""What the merged folder was made of."""
-CHAT_TEMPLATE = "chat_template.jinja"
-"""Where transformers and vLLM look for a template first, before tokenizer_config.json."""
-BLOCK_ELEMENTS = 1 << 24
-"""Elements of a weight that are merged at a time: 64 MiB in float32."""
-COPY_BYTES = 1 << 26
-SPARE_BYTES = 64 << 20
-"""Left free on the disk besides the weights, for side files."""
-
-Change = Delta | Replacement
-"""What training did to a tensor."""
-
-
-@dataclass(frozen=True)
-class Merged:
-    """What a merge wrote.
-
-    Attributes:
-        merged, kept: numbers of tensors that training changed, and that are the base's bytes.
-        size: bytes of the weights.
-        recast: numbers of changed tensors whose element type is not the base's, by its old name.
-    """
-
-    merged: int
-    kept: int
-    size: int
-    recast: Mapping[str, int]
+GOES_ON = "the same command goes on after the files that are whole"
 
 
 def main(
@@ -69,6 +37,8 @@ def main(
     output: str,
     dtype: str,
     adapter: bool,
+    max_shard_size: str = "5GB",
+    quantization: str | None = None,
     chat_template: str | None = None,
     argv: Sequence[str] | None = None,
 ) -> int:
@@ -79,17 +49,19 @@ def main(
         model: the base.
         checkpoint, output: `checkpoint.directory` and `merge.output` of the recipe; relative ones are
             relative to --output, by default the artifact's folder.
-        dtype: of the merged weights, "bfloat16" or "float32".
         adapter: whether the PEFT adapter is written as well, beside the merged folder.
-        chat_template: the recipe's own, None where it trained with the tokenizer's. A model is served
-            with the template that it was trained with, so it takes the place of the base's.
+        dtype, max_shard_size, quantization, chat_template: see `MergeSettings`.
         argv: arguments, sys.argv's when None.
     """
     arguments = parse_arguments(artifact, argv)
+    settings = MergeSettings(dtype, max_shard_size, quantization, chat_template)
     try:
-        return guarded(lambda: run(arguments, model, checkpoint, output, dtype, adapter, chat_template))
+        if arguments.import_adapter:
+            return guarded(lambda: import_peft(arguments, model, artifact, checkpoint))
+        return guarded(lambda: run(arguments, model, checkpoint, output, settings, adapter))
     except KeyboardInterrupt:
-        print("\ninterrupted: no output was written that is not whole", file=sys.stderr)
+        done = "nothing was imported" if arguments.import_adapter else GOES_ON
+        print(f"\ninterrupted: {done}", file=sys.stderr)
         return 130
 
 
@@ -100,24 +72,49 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argpar
         description="Merges what a checkpoint was trained to into the base model's safetensors.",
         allow_abbrev=False,
     )
-    parser.add_argument("--checkpoint", metavar="DIR", help="folder of the run's checkpoints, local or gs://")
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="folder of the run's checkpoints, or an address such as gs://..."
+    )
     parser.add_argument(
         "--step", default=LATEST, metavar="N", help="latest (default), best (lowest eval loss), or a step"
     )
-    parser.add_argument("--model", metavar="DIR", help="folder of the base checkpoint")
+    parser.add_argument(
+        "--model", metavar="DIR", help="folder of the base checkpoint, or an address such as gs://..."
+    )
     parser.add_argument(
         "--output",
-        type=Path,
-        default=artifact,
+        default=str(artifact),
         metavar="DIR",
-        help="working folder, as given to train.py (default: this script's folder)",
+        help="working folder, as given to train.py, or an address (default: this script's folder)",
     )
+    parser.add_argument(
+        "--import-adapter",
+        metavar="DIR",
+        help="write a PEFT adapter (a folder, or an address) as step 0 of the run, for train.py --resume; "
+        "nothing is merged",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be written, and stop")
     parser.add_argument(
         "--verify",
         action="store_true",
-        help="then compare the merged model's logits with those of what was trained",
+        help="then check the files, compare tensors with another computation of them, and logits with those "
+        "of what was trained",
     )
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.import_adapter and (arguments.verify or arguments.dry_run or arguments.step != LATEST):
+        parser.error("--import-adapter merges nothing: --step, --verify and --dry-run do not go with it")
+    return arguments
+
+
+def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: Path, checkpoint: str) -> int:
+    """Writes a PEFT adapter as step 0 of the run, for `train.py --resume`; returns the exit status."""
+    from runtime.peft_import import import_adapter
+
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    base = open_base(model, arguments.model)
+    base.verify()
+    directory = arguments.checkpoint or under(arguments.output, checkpoint)
+    return import_adapter(arguments.import_adapter, base, artifact, directory)
 
 
 def run(
@@ -125,253 +122,98 @@ def run(
     model: ModelSettings,
     checkpoint: str,
     output: str,
-    dtype: str,
+    settings: MergeSettings,
     adapter: bool,
-    chat_template: str | None = None,
 ) -> int:
     """Merges, exports and, when asked, verifies.
 
     Raises:
-        UserError: when an input is missing or does not fit, or the output is there already.
+        UserError: when an input is missing or does not fit, or the output holds something else.
     """
-    started = time.monotonic()
     if not arguments.verify:
         # Adapters are read on the host: do not occupy the TPU, nor need one.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    target = _local(arguments.output, output)
-    adapter_target = target.with_name(f"{target.name}-adapter")
-    directory = arguments.checkpoint or _under(arguments.output, checkpoint)
-    base = BaseCheckpoint.open(locate_model(model, arguments.model))
+    with staged(arguments.checkpoint or under(arguments.output, checkpoint), arguments.step) as directory:
+        job = _job(arguments, model, directory, under(arguments.output, output), settings, adapter)
+        if arguments.dry_run:
+            print(described(job))
+            return 0
+        record = merge(job)
+        if arguments.verify:
+            from runtime.verify import verify_merge
+
+            return verify_merge(
+                job.base, job.trained, Path(job.target.name), job.model, settings.dtype, record
+            )
+    return 0
+
+
+def _job(
+    arguments: argparse.Namespace,
+    model: ModelSettings,
+    directory: str,
+    target: str,
+    settings: MergeSettings,
+    adapter: bool,
+) -> Job:
+    base = open_base(model, arguments.model)
     base.verify()
     trained = load_trained(directory, arguments.step, base)
-    note: dict[str, Any] = {
-        "base": model.id,
-        "revision": model.revision,
-        "step": trained.step,
-        "dtype": dtype,
-    }
-    if isinstance(trained, TrainedAdapters):
-        note |= {"rank": trained.settings.rank, "alpha": trained.settings.alpha}
-    elif adapter:
+    if adapter and not isinstance(trained, TrainedAdapters):
         raise UserError(
             f"{directory}: the run trained all weights: it has no LoRA that a PEFT adapter could hold",
             "set merge.adapter to false",
         )
-    if arguments.verify and _is_merge_of(target, note, trained):
-        print(f"{target}: holds this merge already")
-    else:
-        for folder in (target, *([adapter_target] if adapter else [])):
-            check_vacant(folder)
-        changes = trained.changes(base)
-        _check_space(target, base, changes, dtype)
-        try:
-            with whole_folder(target) as partial:
-                result = merge_checkpoint(base, changes, partial, dtype)
-                _write_json(partial / NOTE, {**note, "tensors": result.merged})
-                (partial / LOCK).write_bytes(trained.lock)
-                if chat_template is not None:
-                    (partial / CHAT_TEMPLATE).write_text(chat_template, encoding="utf-8")
-                if adapter and isinstance(trained, TrainedAdapters):
-                    with whole_folder(adapter_target) as adapter_partial:
-                        write_adapter(adapter_partial, base, model, trained.settings, trained.deltas())
-                        (adapter_partial / LOCK).write_bytes(trained.lock)
-        except OSError as error:
-            raise UserError(f"{target}: cannot be written: {error.strerror or error}") from error
-        for old, count in result.recast.items():
-            print(f"note: {count} merged tensors are {dtype}; the base has them as {DTYPES[old].name}")
-        if isinstance(trained, TrainedAdapters) and trained.settings.quantize is not None:
-            print(
-                f"note: the adapters were trained on {trained.settings.quantize} weights; they are merged "
-                "into the base as it is"
-            )
-        if trained.no_op:
-            print(f"warning: the adapters of step {trained.step} are all zero; the output equals the base")
-        print(
-            f"merged: {target} step={trained.step} tensors={result.merged} kept={result.kept} "
-            f"size={readable_size(result.size)} seconds={time.monotonic() - started:.1f}"
-            + (f" adapter={adapter_target}" if adapter else "")
-        )
-    if arguments.verify:
-        from runtime.verify import verify_merge
-
-        return verify_merge(base, trained, target, model, dtype)
-    return 0
-
-
-def merge_checkpoint(
-    base: BaseCheckpoint, changes: Mapping[str, Change], folder: Path, dtype: str | None = None
-) -> Merged:
-    """Writes the base with its changes into an empty folder.
-
-    Args:
-        changes: by the full name of the tensor.
-        dtype: of the tensors that change; their own in the base when None.
-
-    Raises:
-        UserError: when a change has no tensor, or one of another shape.
-    """
-    check_changes(base, changes)
-    remaining = dict(changes)
-    size = 0
-    recast: dict[str, int] = {}
-    with Progress("merging", base.total_bytes) as progress:
-        for file, header in base.headers.items():
-            raw, sizes = output_header(header, changes, dtype)
-            with TensorFile(folder / file, raw) as sink:
-                for name, tensor in header.tensors.items():
-                    change = remaining.pop(name, None)
-                    if change is None:
-                        _copy(base, name, sink)
-                    else:
-                        code = code_of(dtype) if dtype else tensor.dtype
-                        if code != tensor.dtype:
-                            recast[tensor.dtype] = recast.get(tensor.dtype, 0) + 1
-                        for block in changed_blocks(base.read(name), change, DTYPES[code]):
-                            sink.write(block)
-                    base.release(name)
-                    progress.advance(tensor.end - tensor.start)
-            written = (folder / file).stat().st_size
-            if written != 8 + len(raw) + sum(sizes):
-                raise AssertionError(f"{file}: {written} bytes written, {8 + len(raw) + sum(sizes)} expected")
-            size += written
-    if remaining:
-        raise AssertionError(f"changes without a tensor: {sorted(remaining)}")
-    _write_index(base, folder, changes, dtype)
-    for name in base.side_files:
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(base.directory / name, folder / name)
-    return Merged(len(changes), len(base.tensors) - len(changes), size, recast)
-
-
-def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """A changed tensor, in blocks of rows.
-
-    Args:
-        weight: the base's.
-    """
-    if isinstance(change, Delta):
-        yield from merged_blocks(weight, change, dtype)
-        return
-    trained = change.read()
-    rows = max(1, BLOCK_ELEMENTS // max(1, trained.size // max(1, len(trained))))
-    for start in range(0, len(trained), rows):
-        yield np.ascontiguousarray(trained[start : start + rows].astype(dtype, copy=False))
-
-
-def merged_blocks(weight: np.ndarray, delta: Delta, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """weight + scale * b @ a, computed in float32 and cast once, in blocks of rows."""
-    a = delta.a.astype(np.float32, copy=False)
-    b = delta.b.astype(np.float32, copy=False) * np.float32(delta.scale)
-    rows = max(1, BLOCK_ELEMENTS // weight.shape[1])
-    for start in range(0, weight.shape[0], rows):
-        block = b[start : start + rows] @ a
-        block += weight[start : start + rows].astype(np.float32, copy=False)
-        yield block.astype(dtype, copy=False)
-
-
-def check_changes(base: BaseCheckpoint, changes: Mapping[str, Change]) -> None:
-    """Checks that each change has its tensor in the base.
-
-    Raises:
-        UserError: naming the first that has not.
-    """
-    for name, change in changes.items():
-        tensor = base.tensors.get(name)
-        if tensor is None:
-            raise UserError(f"{base.directory}: no {name}, which an adapter was trained for")
-        if tensor.shape != change.shape:
-            raise UserError(
-                f"{base.directory / tensor.file}: {name} has shape {list(tensor.shape)}; "
-                f"its adapter was trained for {list(change.shape)}"
-            )
-
-
-def output_header(
-    header: Header, changed: Mapping[str, Change], dtype: str | None
-) -> tuple[bytes, list[int]]:
-    """A file's header in the output, and the size of each tensor; the base's own where no type changes."""
-    entries = {}
-    for name, tensor in header.tensors.items():
-        code, size = tensor.dtype, tensor.end - tensor.start
-        if name in changed and dtype and code_of(dtype) != code:
-            size = size // DTYPES[code].itemsize * DTYPES[code_of(dtype)].itemsize
-            code = code_of(dtype)
-        entries[name] = (code, tensor.shape, size)
-    sizes = [size for _, _, size in entries.values()]
-    if all(entries[name][0] == tensor.dtype for name, tensor in header.tensors.items()):
-        return header.raw, sizes
-    return encode_header(entries, header.metadata), sizes
-
-
-def code_of(dtype: str) -> str:
-    """Safetensors' name of an element type: "BF16" for "bfloat16"."""
-    return next(code for kind, code in CODES.items() if kind.name == dtype)
-
-
-def readable_size(size: int) -> str:
-    """Bytes as "62.5GB" or "4.1MB"."""
-    return f"{size / 1e9:.1f}GB" if size >= 10**9 else f"{size / 1e6:.1f}MB"
-
-
-def _copy(base: BaseCheckpoint, name: str, sink: TensorFile) -> None:
-    data = base.bytes_of(name)
-    for start in range(0, len(data), COPY_BYTES):
-        sink.write(data[start : start + COPY_BYTES])
-
-
-def _write_index(
-    base: BaseCheckpoint, folder: Path, changed: Mapping[str, Change], dtype: str | None
-) -> None:
-    if base.index is None:
-        return
-    shutil.copyfile(base.directory / base.index, folder / base.index)
-    sizes = [sum(output_header(header, changed, dtype)[1]) for header in base.headers.values()]
-    data = sum(header.size - header.data_start for header in base.headers.values())
-    if sum(sizes) == data:
-        return
-    index = json.loads((folder / INDEX).read_text())
-    index.setdefault("metadata", {})["total_size"] = sum(sizes)
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _check_space(target: Path, base: BaseCheckpoint, changed: Mapping[str, Change], dtype: str) -> None:
-    deltas = [change for change in changed.values() if isinstance(change, Delta)]
-    need = SPARE_BYTES + sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
-    need += sum(sum(output_header(header, changed, dtype)[1]) for header in base.headers.values())
-    folder = target.parent
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < need:
+    if arguments.verify and "://" in target:
         raise UserError(
-            f"{target}: needs {readable_size(need)}, {readable_size(free)} are free",
-            "make room, or choose a folder on another disk with --output",
+            f"{target}: --verify reads the merged files from a local disk",
+            "merge to a folder with --verify, and copy it to the bucket",
         )
+    encoding = quantization(settings.quantization)
+    return Job(
+        base,
+        model,
+        trained,
+        settings,
+        plan_merge(base, trained.changes(base), settings.dtype, settings.max_shard_size, encoding),
+        encoding,
+        identity(base, directory, trained, settings),
+        output_folder(target),
+        output_folder(f"{target.rstrip('/')}-adapter") if adapter else None,
+        step_losses(directory, trained.step),
+    )
 
 
-def _is_merge_of(target: Path, note: Mapping[str, Any], trained: TrainedAdapters | TrainedWeights) -> bool:
-    """Whether a folder holds the output of this very merge."""
-    try:
-        found = json.loads((target / NOTE).read_text())
-        lock = (target / LOCK).read_bytes()
-    except (OSError, ValueError):
-        return False
-    return isinstance(found, dict) and lock == trained.lock and note.items() <= found.items()
+def described(job: Job) -> str:
+    """What a merge would write, for --dry-run."""
+    base, plan, trained, folder = job.base, job.plan, job.trained, job.target
+    lora = f", LoRA of rank {trained.settings.rank}" if isinstance(trained, TrainedAdapters) else ""
+    changed = f"{plan.merged:,} tensors changed by training, {plan.copied:,} as the base has them"
+    if plan.quantized:
+        changed += f", {plan.quantized:,} in {job.settings.quantization}"
+    free = folder.free()
+    seconds = estimated_seconds(plan, base, job.quantization)
+    lines = {
+        "base": f"{base.name}: {readable_size(base.total_bytes)}, {_files(len(base.headers))}, "
+        f"{len(base.tensors):,} tensors",
+        "trained": f"step {trained.step}{lora}",
+        "output": f"{folder.name}: {readable_size(plan.size)}, {_files(len(plan.shards))}; {changed}",
+        "adapter": f"{job.adapter.name}: {readable_size(adapter_bytes(job))}" if job.adapter else None,
+        "disk": f"{readable_size(needed(job))} needed, "
+        + (f"{readable_size(free)} free" if free is not None else "free space not known"),
+        "time": f"about {duration(max(1.0, seconds))}: an estimate at this machine's pace, its disk apart",
+    }
+    return "\n".join(f"{name:8} {line}" for name, line in lines.items() if line)
 
 
-def _under(working: Path, path: str) -> str:
+def under(working: str, path: str) -> str:
     """A path of the recipe: as it is when absolute or an address, else below the working folder."""
-    return path if "://" in path else str(working / Path(path).expanduser())
+    if "://" in path or Path(path).expanduser().is_absolute():
+        return path
+    if "://" in working:
+        return f"{working.rstrip('/')}/{path}"
+    return str(Path(working).expanduser() / path)
 
 
-def _local(working: Path, path: str) -> Path:
-    if "://" in path:
-        raise UserError(
-            f"{path}: the merge writes to a local disk",
-            "set merge.output to a folder, and copy it from there",
-        )
-    return Path(_under(working, path))
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"

@@ -129,7 +129,7 @@ def build(
     """
     if base.family.name != settings.family:
         raise UserError(
-            f"{base.directory}: its config.json is of family {base.family.name!r}, "
+            f"{base.name}: its config.json is of family {base.family.name!r}, "
             f"the recipe was compiled for {settings.family!r}",
             "give the checkpoint of the recipe's model.id with --model",
         )

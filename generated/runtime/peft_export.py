@@ -9,16 +9,65 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from runtime.adapters import LoraSettings, Value, means
 from runtime.checkpoint import BaseCheckpoint
-from runtime.safetensors_writer import write_arrays
+from runtime.safetensors_writer import Writable, write_arrays
 from runtime.settings import ModelSettings
 from runtime.trained import Delta
 
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 WRAPPER = "base_model.model."
 """What PEFT puts before the names of the model that it wraps."""
 RENAMED = {"language_model.model.": "model.language_model."}
 """Prefixes of older checkpoints, and the modules that transformers 5 loads them into."""
+
+
+def adapter_arrays(
+    base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+) -> list[tuple[str, np.ndarray]]:
+    """The tensors of adapter_model.safetensors, by PEFT's names.
+
+    Where keys serve as values too, k_proj's are there once more under the name of v_proj: vLLM 0.32 keeps
+    that weight twice, and adds an adapter of k_proj to the keys alone. PEFT passes over the second name.
+
+    Args:
+        deltas: by module name without prefix ("layers.0.self_attn.q_proj").
+    """
+    prefix = module_prefix(base)
+    copies = {
+        values: deltas[keys]
+        for keys, values in keys_as_values(base, deltas)
+        if same_scale(settings, keys, values)
+    }
+    return [
+        (f"{WRAPPER}{prefix}{name}.lora_{which}.weight", matrix)
+        for name, delta in {**deltas, **copies}.items()
+        for which, matrix in (("A", delta.a), ("B", delta.b))
+    ]
+
+
+def keys_as_values(base: BaseCheckpoint, modules: Iterable[str]) -> list[tuple[str, str]]:
+    """The k_proj among the modules that have no v_proj beside them, and what that would be called."""
+    pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
+    return [(keys, values) for keys, values in pairs if not base.has(f"{base.prefix}{values}.weight")]
+
+
+def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
+    """Whether two modules have one rank and one alpha: vLLM goes by the name that it reads."""
+    return (settings.rank_of(keys), settings.alpha_of(keys)) == (
+        settings.rank_of(values),
+        settings.alpha_of(values),
+    )
+
+
+def write_weights(
+    file: Writable, base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+) -> None:
+    """Writes adapter_model.safetensors."""
+    write_arrays(file, adapter_arrays(base, settings, deltas), {"format": "pt"})
 
 
 def write_adapter(
@@ -27,22 +76,16 @@ def write_adapter(
     model: ModelSettings,
     settings: LoraSettings,
     deltas: Mapping[str, Delta],
-) -> int:
-    """Writes a PEFT adapter into a folder; returns the bytes of its weights.
+) -> None:
+    """Writes a PEFT adapter into a folder: its weights and adapter_config.json."""
+    with (folder / WEIGHTS).open("xb") as file:
+        write_weights(file, base, settings, deltas)
+    (folder / ADAPTER_CONFIG).write_bytes(config_bytes(adapter_config(base, model, settings, deltas)))
 
-    Args:
-        deltas: by module name without prefix ("layers.0.self_attn.q_proj").
-    """
-    prefix = module_prefix(base)
-    arrays = [
-        (f"{WRAPPER}{prefix}{name}.lora_{which}.weight", matrix)
-        for name, delta in deltas.items()
-        for which, matrix in (("A", delta.a), ("B", delta.b))
-    ]
-    size = write_arrays(folder / "adapter_model.safetensors", arrays, {"format": "pt"})
-    config = adapter_config(base, model, settings, deltas)
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return size
+
+def config_bytes(config: Mapping[str, Any]) -> bytes:
+    """adapter_config.json as it is written."""
+    return (json.dumps(config, indent=2) + "\n").encode()
 
 
 def adapter_config(

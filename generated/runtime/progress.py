@@ -20,7 +20,7 @@ class Progress:
     Args:
         label: what is going on, e.g. "merging".
         total: of the work, in any unit; None when it is not known, and then what is done is told.
-        unit: of the work, for a total that is not known.
+        unit: of the work, for a total that is not known; of "B" (bytes) the pace is told as well.
         interval: seconds between lines where stderr is no terminal.
     """
 
@@ -52,6 +52,11 @@ class Progress:
         if self.shown and self.terminal:
             print(file=self.stream)
 
+    def skip(self, amount: float) -> None:
+        """Takes off work that need not be done."""
+        if self.total is not None:
+            self.total -= amount
+
     def advance(self, amount: float) -> None:
         """Adds to the work done."""
         self.done += amount
@@ -70,7 +75,8 @@ class Progress:
         share = min(self.done / self.total, 1.0)
         if share < FORESEEABLE:
             return f"{share:4.0%}"
-        return f"{share:4.0%}, {duration((now - self.started) * (1 - share) / share)} left"
+        pace = f", {self.done / (now - self.started) / 1e9:.2f} GB/s" if self.unit == "B" else ""
+        return f"{share:4.0%}{pace}, {duration((now - self.started) * (1 - share) / share)} left"
 
 
 def duration(seconds: float) -> str:

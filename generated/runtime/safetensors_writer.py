@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 
-from runtime.checkpoint import DTYPES
+from runtime.safetensors_reader import DTYPES
 
 CODES = {kind: code for code, kind in DTYPES.items()}
 """Names of element types in a safetensors header."""
+
+
+class Writable(Protocol):
+    """What bytes are written to."""
+
+    def write(self, data: Any, /) -> object: ...
 
 
 def encode_header(
@@ -34,37 +39,25 @@ def encode_header(
     return text + b" " * (-len(text) % 8)
 
 
-class TensorFile:
-    """A safetensors file being written: the header first, then the bytes in its order."""
-
-    def __init__(self, path: Path, header: bytes) -> None:
-        self.file = path.open("xb")
-        self.file.write(len(header).to_bytes(8, "little"))
-        self.file.write(header)
-
-    def __enter__(self) -> TensorFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.file.close()
-
-    def write(self, chunk: memoryview | np.ndarray) -> None:
-        """Appends bytes, or an array's elements in C order."""
-        if isinstance(chunk, np.ndarray):
-            chunk = np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data
-        self.file.write(chunk)
+def prefix(header: bytes) -> bytes:
+    """What a file begins with: the header's length and the header."""
+    return len(header).to_bytes(8, "little") + header
 
 
-def write_arrays(path: Path, arrays: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]) -> int:
-    """Writes a small file of arrays, sorted by name; returns its size in bytes."""
+def raw(array: np.ndarray) -> memoryview:
+    """An array's elements in C order, as bytes."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def write_arrays(
+    file: Writable, arrays: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]
+) -> None:
+    """Writes a small file of arrays, sorted by name."""
     ordered = sorted(arrays, key=lambda item: item[0])
     entries = {
         name: (CODES[array.dtype], array.shape, math.prod(array.shape) * array.dtype.itemsize)
         for name, array in ordered
     }
-    with TensorFile(path, encode_header(entries, metadata)) as file:
-        for _, array in ordered:
-            file.write(array)
-    return path.stat().st_size
+    file.write(prefix(encode_header(entries, metadata)))
+    for _, array in ordered:
+        file.write(raw(array))

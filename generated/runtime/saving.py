@@ -2,6 +2,7 @@
 
 ROOT/STEP/model_params, ROOT/STEP/optimizer_state   Orbax trees, each with its checksums
 ROOT/STEP/_CHECKPOINT_METADATA                      Orbax's, with the state of the data in it
+ROOT/0/model_params, ROOT/0/_CHECKPOINT_METADATA    adapters that were trained elsewhere, and whence they came
 ROOT/corrupt-STEP                                   a damaged step that a continued run passed over
 """
 
@@ -16,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from flax import nnx
@@ -30,6 +34,8 @@ METADATA = "_CHECKPOINT_METADATA"
 """Orbax's name of the file in which a step's own metadata lies, under `custom_metadata`."""
 DATA = "data"
 CHECK = "data_sha256"
+IMPORTED = "imported"
+"""Stands in the place of `data` where runtime.peft_import made the step; CHECK is then its digest."""
 CORRUPT = "corrupt-"
 DAMAGED = (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ, errno.EUCLEAN)
 """Errors of the system that mean a damaged file, not one that may not be read just now."""
@@ -43,11 +49,13 @@ class Found:
         step: the newest whole one, None when there are none at all.
         data: the state of the data that was saved with it.
         damaged: newer steps, the newest first, and what is wrong with each.
+        imported: whence the adapters of step 0 came, None where this program trained them.
     """
 
     step: int | None = None
     data: Mapping[str, Any] | None = None
     damaged: tuple[tuple[int, str], ...] = ()
+    imported: Mapping[str, Any] | None = None
 
 
 def find(directory: str) -> Found:
@@ -59,14 +67,14 @@ def find(directory: str) -> Found:
     damaged: list[tuple[int, str]] = []
     for step in reversed(step_folders(directory)):
         try:
-            reason, data = examine(epath.Path(directory) / str(step))
+            reason, metadata = examine(epath.Path(directory) / str(step))
         except OSError as error:
             raise UserError(
                 f"{directory}: the checkpoint of step {step} cannot be read: {error.strerror or error}",
                 "give this process the right to read it",
             ) from error
         if reason is None:
-            return Found(step, data, tuple(damaged))
+            return Found(step, metadata.get(DATA), tuple(damaged), metadata.get(IMPORTED))
         damaged.append((step, reason))
     if damaged:
         raise UserError(
@@ -78,7 +86,7 @@ def find(directory: str) -> Found:
 
 
 def examine(folder: epath.Path) -> tuple[str | None, Mapping[str, Any]]:
-    """What is wrong with a step's folder (None for nothing), and the state of the data in it.
+    """What is wrong with a step's folder (None for nothing), and its own metadata.
 
     Raises:
         OSError: when it cannot be read for another reason than damage.
@@ -86,14 +94,14 @@ def examine(folder: epath.Path) -> tuple[str | None, Mapping[str, Any]]:
     try:
         if not any(folder.iterdir()):
             return "its folder is empty", {}
-        for item in (ITEM, OPTIMIZER):
+        for item in (ITEM,) if _is_imported(folder) else (ITEM, OPTIMIZER):
             reason = manifest.damage(folder / item)
             if reason is not None:
                 return reason, {}
-        metadata = json.loads((folder / METADATA).read_text())["custom_metadata"]
-        if metadata[CHECK] != digest(metadata[DATA]):
+        metadata = _metadata(folder)
+        if metadata[CHECK] != digest(metadata[IMPORTED if IMPORTED in metadata else DATA]):
             return f"{METADATA} is damaged", {}
-        return None, metadata[DATA]
+        return None, metadata
     except FileNotFoundError:
         return f"{METADATA} is missing", {}
     except OSError as error:
@@ -102,6 +110,21 @@ def examine(folder: epath.Path) -> tuple[str | None, Mapping[str, Any]]:
         return str(error.strerror), {}
     except (ValueError, KeyError, TypeError):
         return f"{METADATA} is damaged", {}
+
+
+def _metadata(folder: epath.Path) -> Mapping[str, Any]:
+    metadata = json.loads((folder / METADATA).read_text())["custom_metadata"]
+    if not isinstance(metadata, dict):
+        raise TypeError(metadata)
+    return metadata
+
+
+def _is_imported(folder: epath.Path) -> bool:
+    """Whether a step says of itself that it was never trained here, and so has no optimizer's state."""
+    try:
+        return folder.name == "0" and IMPORTED in _metadata(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def set_aside(directory: str, found: Found) -> None:
@@ -204,6 +227,34 @@ class Checkpoints(CheckpointManager):
         except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
             raise self._not_written(error) from error
 
+    def write_imported(self, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
+        """Saves adapters that were trained elsewhere, as step 0.
+
+        Args:
+            arrays: A and B by their paths in the model.
+            origin: whence they came, of JSON values.
+
+        Raises:
+            UserError: when the step could not be written.
+        """
+        params = _state(arrays)
+        save = ocp.args.PyTreeSave(item=params, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), params))
+        mark = json.loads(json.dumps(dict(origin)))
+        try:
+            assert self._checkpoint_manager is not None
+            self._checkpoint_manager.save(
+                0,
+                args=ocp.args.Composite(**{ITEM: save}),
+                custom_metadata={IMPORTED: mark, CHECK: digest(mark)},
+                force=True,
+            )
+            self.close()
+        except Exception as error:
+            raise UserError(
+                f"{self.directory}: the adapters could not be written: {cause(error)}",
+                "make room or give the directory's rights, and import them again",
+            ) from error
+
     def finish(self) -> None:
         """Waits for what is being written.
 
@@ -217,6 +268,8 @@ class Checkpoints(CheckpointManager):
 
     def restore(self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> None:
         """Puts the arrays of a step into a model and its optimizer.
+
+        The optimizer stays as it is where the step is imported.
 
         Raises:
             UserError: when they do not fit.
@@ -254,6 +307,17 @@ def cause(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
+    """Adapters as nnx.state gives those of a model."""
+    leaves = {
+        tuple(int(part) if part.isdigit() else part for part in path.split(".")): nnx.LoRAParam(
+            jnp.asarray(array)
+        )
+        for path, array in arrays.items()
+    }
+    return nnx.State.from_flat_path(leaves)
 
 
 def _summed() -> ocp.PyTreeCheckpointHandler:

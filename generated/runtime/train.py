@@ -145,8 +145,9 @@ def _run(
 
     from runtime import mesh as meshes
     from runtime import saving
-    from runtime.checkpoint import BaseCheckpoint, locate_model
+    from runtime.checkpoint import BaseCheckpoint
     from runtime.data import load_tokenizer, prepare
+    from runtime.locate import locate_model
     from runtime.metrics import Metrics
     from runtime.metrics import last as last_metric
     from runtime.model import build
@@ -175,9 +176,15 @@ def _run(
     print(prepared.report.text(), file=sys.stderr)
     total = prepared.total_steps
     until = min(total, arguments.steps or total)
-    if found.step is not None:
+    if found.imported is not None:
+        print(
+            f"note: step 0 holds the adapter of {found.imported['adapter']}: training begins with it, with a "
+            "new optimizer, at the first step of the schedule and at the beginning of the data",
+            file=sys.stderr,
+        )
+    elif found.step is not None:
         saving.check_data(directory, found, prepared.state(found.step))
-        saving.set_aside(directory, found)
+    saving.set_aside(directory, found)
     schedule = learning_rate(total)
 
     with mesh, Progress("placing the weights", 1.0) as progress:

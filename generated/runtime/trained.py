@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -142,12 +142,18 @@ def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettin
         UserError: when its model had other sizes, or the section is not whole.
     """
     section = record["recipe"].get("lora")
-    trained = (record.get("model") or {}).get("architecture") or {}
+    model = record.get("model") or {}
+    if model.get("family", base.family.name) != base.family.name:
+        raise UserError(
+            f"{base.name}: is of the family {base.family.name}; the run trained one of {model['family']}",
+            "give the base checkpoint of the run with --model",
+        )
+    trained = model.get("architecture") or {}
     found = json.loads(json.dumps(asdict(base.architecture)))
     for key in sorted(trained.keys() & found.keys()):
         if trained[key] != found[key]:
             raise UserError(
-                f"{base.directory}: its {key} is {_short(found[key])}; the run trained a model with "
+                f"{base.name}: its {key} is {_short(found[key])}; the run trained a model with "
                 f"{_short(trained[key])}",
                 "give the base checkpoint of the run with --model",
             )
@@ -237,25 +243,44 @@ def _damage(directory: str, step: int) -> str | None:
         return error.strerror or str(error)
 
 
-def _best_step(directory: str | Path, steps: list[int]) -> int:
-    from etils import epath
+def step_losses(directory: str | Path, step: int) -> dict[str, float]:
+    """ "loss" and "eval_loss" of a step, as far as the run logged them."""
+    out: dict[str, float] = {}
+    for entry in _logged(directory):
+        if entry.get("step") == step:
+            out |= {key: entry[key] for key in ("loss", "eval_loss") if entry.get(key) is not None}
+    return out
 
-    path = epath.Path(directory) / METRICS
-    losses: dict[int, float] = {}
-    if path.is_file():
-        for line in path.read_text().splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue  # the last line of a run that was killed
-            if isinstance(entry, dict) and entry.get("eval_loss") is not None and entry.get("step") in steps:
-                losses[entry["step"]] = entry["eval_loss"]
+
+def _best_step(directory: str | Path, steps: list[int]) -> int:
+    losses = {
+        entry["step"]: entry["eval_loss"]
+        for entry in _logged(directory)
+        if entry.get("eval_loss") is not None and entry.get("step") in steps
+    }
     if not losses:
         raise UserError(
-            f"{path}: no evaluation loss for any of the kept checkpoints ({', '.join(map(str, steps))})",
+            f"{directory}/{METRICS}: no evaluation loss for any of the kept checkpoints "
+            f"({', '.join(map(str, steps))})",
             "evaluate at the steps that are saved (data.eval, train.eval_every), or give --step N",
         )
     return min(losses, key=lambda step: (losses[step], step))
+
+
+def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
+    """The entries of a run's metrics.jsonl, none where it has none."""
+    from etils import epath
+
+    path = epath.Path(directory) / METRICS
+    if not path.is_file():
+        return
+    for line in path.read_text().splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue  # the last line of a run that was killed
+        if isinstance(entry, dict):
+            yield entry
 
 
 def _restore(path: str) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.addresses import first_line, is_local, unavailable
 from runtime.errors import UserError
 
 BLOCK = 1 << 20
@@ -24,21 +25,6 @@ _ENDING = re.compile(
     r"|array_?record(?:-\d+-of-\d+)?)$",  # TensorFlow Datasets numbers its shards after the ending
     re.IGNORECASE,
 )
-
-CREDENTIALS = (
-    "it takes credentials that may read it; for gs://, `gcloud auth application-default login` or the "
-    "variable GOOGLE_APPLICATION_CREDENTIALS gives them"
-)
-
-_REFUSED = re.compile(
-    r"credential|anonymous|unauthori[sz]ed|forbidden|access denied|\b40[13]\b", re.IGNORECASE
-)
-
-_PACKAGES = {
-    **{"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "abfs": "adlfs", "az": "adlfs"},
-    **{"http": "aiohttp requests", "https": "aiohttp requests"},
-}
-"""What fsspec opens an address's protocol with."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +44,7 @@ class Place:
     @property
     def local(self) -> bool:
         """Whether other libraries can open `path` as well."""
-        protocol = self.system.protocol
-        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+        return is_local(self.system)
 
     def below(self, path: str) -> Place:
         """A file in this folder, by its path on the file system."""
@@ -121,18 +106,11 @@ def explained(name: str, error: Exception, place: Place | None = None) -> UserEr
             f"there is no data file {where}",
             "data.train and data.eval are relative to the artifact's folder, or to --data-dir",
         )
-    if isinstance(error, ImportError):
-        package = _PACKAGES.get(name.partition("://")[0]) or (error.name or "").partition(".")[0]
-        return UserError(f"{name} cannot be opened: {reason}", f"pip install {package}" if package else None)
-    if "://" in name and _REFUSED.search(f"{type(error).__name__} {reason}"):
-        return UserError(f"{name} cannot be opened: {reason}", CREDENTIALS)
+    found = unavailable(name, error)
+    if found is not None:
+        return found
     which = "" if isinstance(error, (OSError, ValueError, EOFError)) else f"{type(error).__name__}: "
     return UserError(
         f"{name} cannot be read: {which}{reason}",
         "see that it is whole, and what its ending says" if kind_of(name) else None,
     )
-
-
-def first_line(error: BaseException) -> str:
-    """An exception's message, its first line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runtime.data.places import first_line
+from runtime.addresses import first_line
 from runtime.data.values import kind
 from runtime.errors import UserError
 

@@ -1,0 +1,1 @@
+"""From what was trained to folders that are served: merged weights, and PEFT adapters."""

@@ -1,0 +1,87 @@
+"""The merge rule: W + scale * B @ A, in float32, cast once, a block of rows at a time.
+
+JAX's CPU backend does the product, the sum and the cast in one pass; NumPy would go over the memory once
+for each, at a third of the speed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from runtime.full import Replacement
+from runtime.trained import Delta
+
+Change = Delta | Replacement
+"""What training did to a tensor."""
+
+BLOCK_ELEMENTS = 1 << 21
+"""Elements of a weight that are worked on at a time: 8 MiB in float32, so that a block stays in a core's
+cache between the product and the cast."""
+
+
+def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """The rows of a tensor in order, in blocks of about BLOCK_ELEMENTS.
+
+    A scalar, and a tensor without elements, is one block.
+    """
+    if not shape or 0 in shape:
+        yield slice(None)
+        return
+    columns = int(np.prod(shape[1:]))
+    rows = max(1, BLOCK_ELEMENTS // columns)
+    for start in range(0, shape[0], rows):
+        yield slice(start, min(start + rows, shape[0]))
+
+
+def merger(delta: Delta, dtype: np.dtype) -> Callable[[np.ndarray, slice], np.ndarray]:
+    """A function that gives rows of the merged weight, of type `dtype`.
+
+    Its arguments are these rows of the base's weight, [rows, in], and which rows they are.
+    """
+    import jax
+
+    add, device = _kernel(dtype)
+    low = jax.device_put(np.ascontiguousarray(delta.a, np.float32), device)
+    high = np.ascontiguousarray(delta.b, np.float32) * np.float32(delta.scale)
+
+    def merged(weight: np.ndarray, rows: slice) -> np.ndarray:
+        return np.asarray(add(jax.device_put(weight, device), jax.device_put(high[rows], device), low))
+
+    return merged
+
+
+def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Iterator[np.ndarray]:
+    """A changed tensor, in blocks of rows.
+
+    Args:
+        weight: the base's.
+    """
+    if isinstance(change, Delta):
+        merged = merger(change, dtype)
+        for rows in row_blocks(change.shape):
+            yield merged(weight[rows], rows)
+        return
+    trained = change.read()
+    for rows in row_blocks(change.shape):
+        yield np.ascontiguousarray(trained[rows].astype(dtype, copy=False))
+
+
+@functools.cache
+def _kernel(dtype: np.dtype) -> tuple[Callable[..., Any], Any]:
+    """The compiled rule for a type, and the device that it runs on: the host, whatever else there is."""
+    import jax
+    import jax.numpy as jnp
+
+    def add(weight: Any, high: Any, low: Any) -> Any:
+        product = jnp.matmul(high, low, precision="highest")
+        return (weight.astype(jnp.float32) + product).astype(dtype)
+
+    try:
+        device = jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
+        device = jax.devices()[0]
+    return jax.jit(add), device
