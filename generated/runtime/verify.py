@@ -26,7 +26,8 @@ import numpy as np
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export.arithmetic import Change, changed_blocks
-from runtime.export.sampling import UNUSABLE, Sampled, check_files, check_tensors
+from runtime.export.merged_files import UNUSABLE, check_files
+from runtime.export.sampling import Sampled, check_tensors
 from runtime.full import TrainedWeights
 from runtime.settings import MeshSettings, ModelSettings
 from runtime.trained import TrainedAdapters

@@ -1,40 +1,25 @@
-"""Holds a merged folder against its record, and its tensors against a computation of their own.
-
-Nothing of the merge is used here: neither its arithmetic, nor its way from Tunix's arrays to Hugging Face's
-matrices, nor the code that reads and writes its files. Each element of a merged tensor is looked up in
-Tunix's array by its index, as the base is loaded; what training added to it is the product of the run's own
-arrays over their whole rank axis, in float64. The files are read with the safetensors library.
-"""
+"""Compares a merged folder's tensors, by samples of their rows, with a computation of their own."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
-import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from runtime.adapters import Adapter, LoraSettings
-from runtime.checkpoint import DTYPES, INDEX, BaseCheckpoint
+from runtime.checkpoint import DTYPES, BaseCheckpoint
 from runtime.contradictions import layer_of
 from runtime.errors import UserError
-from runtime.families.base import Parameter, Source
+from runtime.export.expected import Expected, expectations
+from runtime.export.merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Rows, check_names, runs
 from runtime.full import TrainedWeights
 from runtime.progress import Progress
 from runtime.trained import TrainedAdapters
 
-HASH_BYTES = 1 << 22
-HASHERS = 4
-"""Files that are hashed at a time."""
 WHOLE = 1 << 21
 """Elements of a tensor that is compared whole; of a larger one rows are."""
 ROWS = 256
@@ -45,24 +30,6 @@ STRATA = 64
 block of rows of 1/32 of the tensor or more is always seen."""
 BLOCK_ELEMENTS = 1 << 20
 """Elements that are worked on at a time; each takes some ten numbers of 8 bytes."""
-SINGLE_ROUNDING = 2.0**-24
-"""Largest relative error of one operation in float32."""
-QUANTIZED = ("F8_E4M3", "I8")
-SCALE = "_scale"
-"""What is put after a quantised weight's name for its scale's."""
-AGAIN = "remove the folder and merge again"
-UNUSABLE = f"{AGAIN}; if it stays so, do not use the merged checkpoint"
-
-Rows = np.ndarray
-"""Indices along a tensor's first axis, ascending: int64[rows]."""
-
-
-@dataclass(frozen=True)
-class Hashed:
-    """Files whose content is as recorded: how many, and their bytes."""
-
-    files: int
-    size: int
 
 
 @dataclass(frozen=True)
@@ -97,62 +64,6 @@ class Sampled:
             share=max(self.share, float((error / allowed).max())),
             off=self.off + int(np.count_nonzero(error > nearest)),
         )
-
-
-def check_files(folder: Path, record: Mapping[str, Any]) -> Hashed:
-    """Hashes every file that merge.json lists.
-
-    Args:
-        record: the content of merge.json.
-
-    Raises:
-        UserError: naming the first file that is missing, or is not what was written.
-    """
-    files: Mapping[str, Mapping[str, Any]] = record.get("files") or {}
-    if not files:
-        raise UserError(f"{folder}: merge.json lists no files", AGAIN)
-    for name, entry in files.items():
-        path = folder / name
-        if not path.is_file():
-            raise UserError(f"{path}: is missing; merge.json lists it", AGAIN)
-        if path.stat().st_size != entry["size"]:
-            raise UserError(
-                f"{path}: has {path.stat().st_size:,} bytes, merge.json says {entry['size']:,}", AGAIN
-            )
-    size = sum(entry["size"] for entry in files.values())
-    lock = threading.Lock()
-    with Progress("hashing", size, unit="B") as progress, ThreadPoolExecutor(HASHERS) as pool:
-
-        def advance(amount: int) -> None:
-            with lock:
-                progress.advance(amount)
-
-        try:
-            for (name, entry), digest in zip(
-                files.items(), pool.map(lambda name: _sha256(folder / name, advance), files), strict=True
-            ):
-                if digest != entry["sha256"]:
-                    raise UserError(
-                        f"{folder / name}: is not what was written: its SHA-256 is {digest[:12]}..., "
-                        f"merge.json says {entry['sha256'][:12]}...",
-                        AGAIN,
-                    )
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return Hashed(len(files), size)
-
-
-def _sha256(path: Path, advance: Callable[[int], None]) -> str:
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while block := file.read(HASH_BYTES):
-                digest.update(block)
-                advance(len(block))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return digest.hexdigest()
 
 
 def check_tensors(
@@ -208,246 +119,6 @@ def check_tensors(
     return result
 
 
-class MergedFiles:
-    """The tensors of all safetensors files of a folder, read with the safetensors library.
-
-    Args:
-        folder: of the merged checkpoint.
-
-    Attributes:
-        files: the file of each tensor.
-        shapes, dtypes: of each, types as safetensors names them.
-
-    Raises:
-        UserError: when a file cannot be read, or a name is in two of them.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        self.folder = folder
-        self.files: dict[str, str] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.dtypes: dict[str, str] = {}
-        self._opened: dict[str, Any] = {}
-        self._offsets: dict[str, dict[str, int]] = {}
-        for path in sorted(folder.glob("*.safetensors")):
-            try:
-                opened = safe_open(path, "numpy")
-            except (OSError, SafetensorError) as error:
-                raise UserError(f"{path}: cannot be read: {error}", AGAIN) from error
-            self._opened[path.name] = opened
-            for name in opened.keys():  # noqa: SIM118
-                if name in self.files:
-                    raise UserError(f"{folder}: {name} is in both {self.files[name]} and {path.name}", AGAIN)
-                view = opened.get_slice(name)
-                self.files[name] = path.name
-                self.shapes[name] = tuple(view.get_shape())
-                self.dtypes[name] = view.get_dtype()
-
-    def path(self, name: str) -> Path:
-        """The file of a tensor."""
-        return self.folder / self.files[name]
-
-    def quantized(self, name: str) -> bool:
-        """Whether a tensor is stored with a scale."""
-        return self.dtypes[name] in QUANTIZED and name + SCALE in self.files
-
-    def rows(self, name: str, rows: Rows) -> np.ndarray:
-        """Rows of a tensor, in its own type: [rows, elements of a row]."""
-        shape = self.shapes[name]
-        opened = self._opened[self.files[name]]
-        if self.dtypes[name].startswith("F8"):
-            return self._mapped(name)[rows]
-        if not shape:
-            return np.asarray(opened.get_tensor(name)).reshape(1, 1)
-        view = opened.get_slice(name)
-        return np.concatenate([view[start:stop].reshape(stop - start, -1) for start, stop in runs(rows)])
-
-    def _mapped(self, name: str) -> np.ndarray:
-        """A tensor of a type that the library does not hand to NumPy: [rows, elements of a row]."""
-        path, shape = self.path(name), self.shapes[name]
-        if path.name not in self._offsets:
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                header = json.loads(file.read(length))
-            header.pop("__metadata__", None)
-            self._offsets[path.name] = {
-                key: 8 + length + entry["data_offsets"][0] for key, entry in header.items()
-            }
-        offset = self._offsets[path.name][name]
-        raw = np.memmap(path, np.uint8, "r", offset, (shape[0], math.prod(shape[1:])))
-        return raw.view(DTYPES[self.dtypes[name]])
-
-
-def check_names(base: BaseCheckpoint, trained: set[str], merged: MergedFiles, dtype: str) -> None:
-    """Checks that the files hold the base's tensors, each once, and the scales of quantised ones.
-
-    Args:
-        trained: names of those that training changed.
-        dtype: of these.
-
-    Raises:
-        UserError: naming the first that is missing, is none of the base's, or has another shape or type;
-            or what the index says otherwise.
-    """
-    folder = merged.folder
-    scales = {name + SCALE for name in base.tensors if name in merged.files and merged.quantized(name)}
-    for name, tensor in base.tensors.items():
-        if name not in merged.files:
-            raise UserError(f"{folder}: holds no {name}, which the base has", AGAIN)
-        if merged.shapes[name] != tensor.shape:
-            raise UserError(
-                f"{merged.path(name)}: {name} has shape {list(merged.shapes[name])}, the base's has "
-                f"{list(tensor.shape)}",
-                AGAIN,
-            )
-        wanted = dtype if name in trained else DTYPES[tensor.dtype].name
-        found = DTYPES[merged.dtypes[name]].name
-        if found != wanted and not merged.quantized(name):
-            raise UserError(f"{merged.path(name)}: {name} is of type {found}, expected {wanted}", AGAIN)
-    for name in sorted(merged.files.keys() - base.tensors.keys() - scales):
-        raise UserError(f"{merged.path(name)}: holds {name}, which the base does not have", AGAIN)
-    _check_index(merged)
-
-
-def _check_index(merged: MergedFiles) -> None:
-    path = merged.folder / INDEX
-    if not path.is_file():
-        if len(set(merged.files.values())) > 1:
-            raise UserError(f"{merged.folder}: has several safetensors files and no {INDEX}", AGAIN)
-        return
-    try:
-        index = json.loads(path.read_bytes())
-        listed, total = dict(index["weight_map"]), (index.get("metadata") or {}).get("total_size")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: is no index of safetensors files ({error})", AGAIN) from error
-    for name in sorted(listed.keys() | merged.files.keys()):
-        if listed.get(name) != merged.files.get(name):
-            raise UserError(
-                f"{path}: has {name} in {listed.get(name) or 'no file'}; it is in "
-                f"{merged.files.get(name) or 'no file'}",
-                AGAIN,
-            )
-    size = sum(math.prod(merged.shapes[name]) * DTYPES[merged.dtypes[name]].itemsize for name in merged.files)
-    if total is not None and total != size:
-        raise UserError(f"{path}: total_size is {total}, the tensors have {size} bytes", AGAIN)
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What training made of a tensor.
-
-    Attributes:
-        value: (rows, the base's rows) -> the float64 value, and how far float32 arithmetic may be from it;
-            all of [rows, elements of a row].
-        change: rows -> what training added to them, None where it replaced them.
-    """
-
-    value: Callable[[Rows, np.ndarray], tuple[np.ndarray, np.ndarray | float]]
-    change: Callable[[Rows], np.ndarray] | None = None
-
-
-def expectations(base: BaseCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
-    """What training made of each tensor that it changed, by its full name, in the order of parameters."""
-    out: dict[str, Expected] = {}
-    if isinstance(trained, TrainedWeights):
-        for parameter in trained.parameters:
-            for index, source in enumerate(parameter.sources):
-                out[source.full_name(base.prefix)] = _replaced(trained, parameter, index)
-        return out
-    parameters = {p.path: p for p in base.family.parameters(base.architecture)}
-    for adapter in trained.adapters:
-        for part in adapter.projections:
-            source = parameters[adapter.site.weight].sources[part.slot if adapter.site.fused else 0]
-            product = Product(adapter, source, part.slot, trained)
-            out[source.full_name(base.prefix)] = Expected(product.value, product.change)
-    return out
-
-
-def places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Where elements of a Hugging Face tensor are in Tunix's array: an index for each of its axes.
-
-    Args:
-        elements: their numbers in the order of the tensor's bytes.
-    """
-    along = np.unravel_index(elements, source.reshape)
-    return tuple(along[axis] for axis in source.transpose)
-
-
-class Product:
-    """What LoRA adds to one Hugging Face tensor.
-
-    Args:
-        adapter: of the weight in Tunix.
-        source: the tensor.
-        slot: its place on the first axis of a fused weight.
-        trained: the run's arrays.
-    """
-
-    def __init__(self, adapter: Adapter, source: Source, slot: int, trained: TrainedAdapters) -> None:
-        self.source = source
-        self.a, self.b = trained.arrays[adapter.site.weight]  # [*contracted, rank], [rank, *rest]
-        if adapter.site.fused:
-            self.b = self.b[:, slot]
-        self.scale = rank_scales(adapter, trained.settings)
-        # The axes of the tensor's own part of the weight, of which a fused one has one more.
-        shift = int(adapter.site.fused)
-        self.contracted = [axis - shift for axis in adapter.site.contract]
-        self.rest = [axis for axis in range(len(source.transpose)) if axis not in self.contracted]
-
-    def factors(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """A's and B's part in some rows: float64 [rank, elements of a row], [rows, rank], B scaled."""
-        columns = self.source.shape[1]
-        across = places(self.source, rows[0] * columns + np.arange(columns))
-        down = places(self.source, rows * columns)
-        if any(np.ptp(down[axis]) for axis in self.contracted) or any(np.ptp(across[a]) for a in self.rest):
-            raise AssertionError(f"{self.source.name}: a row is not one output feature")
-        low = self.a[tuple(across[axis] for axis in self.contracted)]
-        high = np.moveaxis(self.b, 0, -1)[tuple(down[axis] for axis in self.rest)]
-        return low.T.astype(np.float64), high.astype(np.float64) * self.scale
-
-    def change(self, rows: Rows) -> np.ndarray:
-        """What is added to some rows."""
-        low, high = self.factors(rows)
-        return high @ low
-
-    def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See Expected.value."""
-        low, high = self.factors(rows)
-        # By Cauchy and Schwarz, no sum of the products' sizes is larger than the product of the lengths.
-        bound = np.linalg.norm(high, axis=1)[:, None] * np.linalg.norm(low, axis=0)
-        bound += np.abs(weight)
-        bound *= (len(low) + 4) * SINGLE_ROUNDING
-        bound += float(np.finfo(np.float32).tiny)
-        out = high @ low
-        out += weight
-        return out, bound
-
-
-def rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
-    """What each entry of an adapter's rank axis is multiplied by: alpha / rank of the projection that it
-    belongs to, or alpha / sqrt(rank) with rsLoRA. float64[rank]."""
-    out = np.zeros(adapter.rank)
-    for part in adapter.projections:
-        rank = settings.rank_of(part.name)
-        out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
-    return out
-
-
-def _replaced(trained: TrainedWeights, parameter: Parameter, index: int) -> Expected:
-    source = parameter.sources[index]
-
-    def value(rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, float]:
-        array = trained.read(parameter.path)
-        if len(parameter.sources) > 1:
-            array = array[index]
-        width = math.prod(source.shape[1:])
-        return array[places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
-
-    return Expected(value)
-
-
 def choose(
     names: list[str], base: BaseCheckpoint, count: int | None, random: np.random.Generator
 ) -> set[str]:
@@ -490,12 +161,6 @@ def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[
     rows = sample_rows(shape, random)
     step = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
     return [rows[start : start + step] for start in range(0, len(rows), step)]
-
-
-def runs(rows: Rows) -> Iterable[tuple[int, int]]:
-    """First and last row, exclusive, of each stretch of neighbouring ones."""
-    for stretch in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
-        yield int(stretch[0]), int(stretch[-1]) + 1
 
 
 def base_rows(base: BaseCheckpoint, name: str, rows: Rows) -> np.ndarray:

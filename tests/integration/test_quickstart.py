@@ -52,6 +52,7 @@ def test_its_commands_can_be_repeated(quickstart: tuple[Path, str], root: Path) 
 
 def test_the_merged_model_is_whole(quickstart: tuple[Path, str]) -> None:
     import transformers
+    from safetensors import safe_open
 
     output, _ = quickstart
     merged = output / "resumed" / "merged"
@@ -60,5 +61,6 @@ def test_the_merged_model_is_whole(quickstart: tuple[Path, str]) -> None:
     )
     assert {kind: list(found) for kind, found in info.items() if found} == {}
     base = json.loads((output / "model" / "model.safetensors.index.json").read_text())
-    assert json.loads((merged / "model.safetensors.index.json").read_text()) == base
+    with safe_open(merged / "model.safetensors", "numpy") as file:
+        assert set(file.keys()) == set(base["weight_map"])
     assert loaded.config.text_config.num_hidden_layers == 6

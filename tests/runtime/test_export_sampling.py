@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 from runtime.checkpoint import INDEX, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export import sampling
-from runtime.export.sampling import Sampled, check_files, check_tensors
+from runtime.export.merged_files import check_files
+from runtime.export.sampling import Sampled, check_tensors
 from runtime.full import Replacement, TrainedWeights
 from runtime.trained import TrainedAdapters, load_trained
 from tests import tiny

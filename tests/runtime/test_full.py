@@ -222,7 +222,8 @@ def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> No
 
 
 def test_every_family_is_among_them() -> None:
-    from runtime.families import FAMILIES as ALL
+    from runtime.export.journal import RECORD
+from runtime.families import FAMILIES as ALL
 
     assert {name.partition("-")[0] for name in FAMILIES} == set(ALL)
 
@@ -239,7 +240,7 @@ def test_what_was_not_trained_is_the_bases_byte_for_byte(case: Case) -> None:
     assert same == {
         name for name in case.base.tensors if name not in text or name.endswith("layer_scalar")
     }, "the vision tower and the buffers"
-    record = json.loads((case.folder / "merged" / merge.RECORD).read_text())
+    record = json.loads((case.folder / "merged" / RECORD).read_text())
     assert (record["checkpoint"]["step"], record["lora"]) == (STEPS, None)
     counts = {"merged": len(case.base.tensors) - len(same), "kept": len(same), "quantized": 0}
     assert record["tensors"] == counts

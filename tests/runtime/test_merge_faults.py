@@ -26,6 +26,7 @@ from runtime import merge
 from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export import folder as folders
+from runtime.export import job as jobs
 from runtime.export import record, writer
 from runtime.export.folder import LocalFolder, RemoteFolder, output_folder
 from runtime.export.journal import JOURNAL, Journal
@@ -441,7 +442,7 @@ def test_base_that_is_damaged_between_a_merge_and_its_continuation(
         flip(file, -5)
         with pytest.MonkeyPatch.context() as patched:
             # The merge that began knew of no hashes.
-            patched.setattr(merge, "known_hashes", lambda folder: {})
+            patched.setattr(jobs, "known_hashes", lambda folder: {})
             interrupt(target, run, after=CONFIG, base=base)
         with pytest.MonkeyPatch.context() as patched:
             Disk(patched, at + 3)

@@ -1,0 +1,61 @@
+"""The line that says how far a long job is."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from runtime import progress
+from runtime.progress import Progress, duration
+
+
+class Clock:
+    """Stands for the time module: seconds pass when they are told to."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_bytes_tell_pace_and_time_left(clock: Clock) -> None:
+    out = io.StringIO()
+    with Progress("merging", 10e9, out, unit="B") as bar:
+        bar.skip(2e9)
+        clock.now = 1.0
+        bar.advance(1e9)
+        assert out.getvalue() == "", "a short job prints nothing"
+        clock.now = 4.0
+        bar.advance(1e9)
+    assert out.getvalue() == "merging:  25%, 0.50 GB/s, 12 s left\n"
+
+
+def test_the_first_moments_foresee_nothing(clock: Clock) -> None:
+    out = io.StringIO()
+    with Progress("merging", 100e9, out, unit="B") as bar:
+        clock.now = 3.0
+        bar.advance(1e9)
+    assert out.getvalue() == "merging:   1%\n"
+
+
+def test_a_job_of_unknown_length_tells_what_is_done(clock: Clock) -> None:
+    out = io.StringIO()
+    with Progress("tokenising", None, out, unit="rows") as bar:
+        clock.now = 3.0
+        bar.advance(12345)
+    assert out.getvalue() == "tokenising: 12,345 rows\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(42.4, "42 s"), (185, "3 min 05 s"), (2 * 3600 + 600, "2 h 10 min")]
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
