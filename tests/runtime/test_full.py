@@ -13,6 +13,7 @@ import pytest
 
 from runtime import merge
 from runtime.checkpoint import BaseCheckpoint
+from runtime.export.journal import RECORD
 from runtime.settings import ModelSettings
 from tests import tiny
 from tests.runtime import training
@@ -222,8 +223,7 @@ def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> No
 
 
 def test_every_family_is_among_them() -> None:
-    from runtime.export.journal import RECORD
-from runtime.families import FAMILIES as ALL
+    from runtime.families import FAMILIES as ALL
 
     assert {name.partition("-")[0] for name in FAMILIES} == set(ALL)
 
