@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.artifact import ArtifactError
+from compiler.wording import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -273,7 +274,7 @@ class Run:
         if not files:
             raise StepFailed(f"merge.py wrote no safetensors to {self.resumed / self.merged}")
         size = sum(file.stat().st_size for file in files)
-        return f"{len(files)} files, {size / 1e6:.1f} MB"
+        return f"{plural(len(files), 'file')}, {size / 1e6:.1f} MB"
 
     def verify(self) -> str:
         """Holds base + adapter in Tunix against the merged checkpoint, by their logits."""
