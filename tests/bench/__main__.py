@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests import libtpu
+from tests import tpu_environment
 from tests.bench import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -84,7 +84,7 @@ def merging() -> str:
 
 def ahead() -> str:
     names = ("published", "gemma4-31b-paper", "gemma4-31b-v5p8")
-    environment = libtpu.environment()
+    environment = tpu_environment.environment()
     found = {
         name: _json([sys.executable, "-W", "ignore", "-m", "tests.bench.ahead", name], environment)
         for name in names

@@ -4,7 +4,7 @@ Nothing here is measured on a TPU. A step is compiled at two depths that are who
 pattern, and extrapolated in a line to the model's own. The compiler's cost model counts Pallas kernels as
 nothing; attention's is added from its shapes.
 
-    python -m tests.bench.ahead RECIPE|published    one line of JSON; in the environment of tests.libtpu
+    python -m tests.bench.ahead RECIPE|published    one line of JSON; in the environment of tests.tpu_environment
 """
 
 from __future__ import annotations

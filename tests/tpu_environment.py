@@ -1,4 +1,7 @@
-"""libtpu, whose compiler needs no TPU, for the tests and measurements that compile ahead of time."""
+"""libtpu, whose compiler needs no TPU, for the tests and measurements that compile ahead of time.
+
+This module is not called libtpu: pytest puts this folder on the path, and jax would import it for that.
+"""
 
 from __future__ import annotations
 
