@@ -400,7 +400,9 @@ def test_a_chat_goes_through_the_merged_folders_template(case: Merged, served: S
     (choice,) = served.chat["choices"]
     assert served.chat["prompt_token_ids"] == prompt
     assert choice["token_ids"] == answer
-    assert choice["message"]["content"] == tokenizer.decode(answer, skip_special_tokens=True)
+    # vLLM keeps back a character whose last bytes have not come.
+    text = tokenizer.decode(answer, skip_special_tokens=True).rstrip("\N{REPLACEMENT CHARACTER}")
+    assert choice["message"]["content"].rstrip("\N{REPLACEMENT CHARACTER}") == text
 
 
 def test_keys_that_are_values_too(

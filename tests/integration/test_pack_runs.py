@@ -56,8 +56,9 @@ def test_an_unpacked_archive_trains_and_merges(root: Path, tmp_path: Path) -> No
     printed += run(artifact / "merge.py", model, elsewhere)
     assert printed.count(f"runtime: {elsewhere / 'runtime' / '__init__.py'}") == 2
     assert "modules:\n" in printed, "neither spec nor compiler is needed"
-    index = json.loads((artifact / "merged" / "model.safetensors.index.json").read_text())
-    assert all((artifact / "merged" / file).is_file() for file in index["weight_map"].values())
+    record = json.loads((artifact / "merged" / "merge.json").read_text())
+    assert "model.safetensors" in record["files"]
+    assert all((artifact / "merged" / file).is_file() for file in record["files"])
     assert (artifact / "merged" / "recipe.lock.json").read_bytes() == (
         artifact / "recipe.lock.json"
     ).read_bytes()
