@@ -297,8 +297,10 @@ def _quiet() -> None:
     """Keeps what libraries say to their developers off the terminal."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="(tunix|qwix|flax|orbax|jax).*")
-    # Orbax logs a failed save with its traceback; what failed is reported once, as an error of the run.
+    # Orbax logs a failed save with its traceback, asyncio each of its writes that failed after the first;
+    # what failed is reported once, as an error of the run.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     sys.unraisablehook = _unraisable
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -339,6 +340,27 @@ def test_a_disk_that_takes_no_more(
     assert last.status == 0, last.stderr
     assert "continuing after step 2 of 10" in last.stderr
     assert_equal(place, "whole", "cramped", STEPS)
+
+
+def test_writes_that_fail_together_are_told_once() -> None:
+    """asyncio would print the traceback of a write that nobody waits for any more."""
+    program = (
+        "import asyncio, sys\n"
+        "from runtime import train\n"
+        "if 'quiet' in sys.argv: train._quiet()\n"
+        "async def fail(): raise OSError('File too large')\n"
+        "async def save():\n"
+        "    writes = [asyncio.ensure_future(fail()) for _ in range(2)]\n"
+        "    await asyncio.sleep(0)\n"
+        "asyncio.run(save())\n"
+    )
+
+    def said(*options: str) -> str:
+        command = [sys.executable, "-c", program, *options]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    assert said().count("Traceback") == 2, "what would be printed"
+    assert said("quiet") == ""
 
 
 def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
