@@ -6,7 +6,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,19 +67,6 @@ def write_weights(
 ) -> None:
     """Writes adapter_model.safetensors."""
     write_arrays(file, adapter_arrays(base, settings, deltas), {"format": "pt"})
-
-
-def write_adapter(
-    folder: Path,
-    base: BaseCheckpoint,
-    model: ModelSettings,
-    settings: LoraSettings,
-    deltas: Mapping[str, Delta],
-) -> None:
-    """Writes a PEFT adapter into a folder: its weights and adapter_config.json."""
-    with (folder / WEIGHTS).open("xb") as file:
-        write_weights(file, base, settings, deltas)
-    (folder / ADAPTER_CONFIG).write_bytes(config_bytes(adapter_config(base, model, settings, deltas)))
 
 
 def config_bytes(config: Mapping[str, Any]) -> bytes:

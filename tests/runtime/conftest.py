@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,3 +54,22 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     yield
     jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def uploaded(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
+    """Puts a folder into fsspec's memory, and gives its address."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    root = f"/{tmp_path.parent.name}-{tmp_path.name}"
+
+    def upload(folder: Path) -> str:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                memory.pipe_file(f"{root}/{path.relative_to(folder)}", path.read_bytes())
+        return f"memory:/{root}"
+
+    yield upload
+    if memory.exists(root):
+        memory.rm(root, recursive=True)

@@ -16,6 +16,9 @@ from runtime.export import journal, writer
 from runtime.export.arithmetic import Change
 from runtime.export.folder import LocalFolder
 from runtime.export.plan import AS_BASE, Plan, plan_merge
+from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
+from runtime.settings import ModelSettings
+from runtime.trained import TrainedAdapters
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -106,6 +109,15 @@ def write_merged(
             kept.folder.write("model.safetensors.index.json", plan.index)
         kept.end()
     return plan
+
+
+def write_adapter(folder: Path, base: BaseCheckpoint, model: ModelSettings, trained: TrainedAdapters) -> None:
+    """Writes a PEFT adapter, as a merge does: its weights and adapter_config.json."""
+    deltas = trained.deltas()
+    with (folder / WEIGHTS).open("xb") as file:
+        write_weights(file, base, trained.settings, deltas)
+    config = adapter_config(base, model, trained.settings, deltas)
+    (folder / ADAPTER_CONFIG).write_bytes(config_bytes(config))
 
 
 def write_lock(

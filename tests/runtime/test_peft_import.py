@@ -18,12 +18,12 @@ from runtime import manifest, merge, saving
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.peft_config import PASSIVE, REFUSED
-from runtime.peft_export import keys_as_values, same_scale, write_adapter
+from runtime.peft_export import keys_as_values, same_scale
 from runtime.peft_import import import_adapter
 from runtime.settings import ModelSettings
 from runtime.trained import TrainedAdapters, _restore, load_trained
 from tests import tiny
-from tests.runtime.runs import lora_section, save_run, write_lock
+from tests.runtime.runs import lora_section, save_run, write_adapter, write_lock
 
 LIMIT = 5e-5
 """Of logits that reach 20 to 30."""
@@ -142,7 +142,7 @@ def test_exported_again_it_is_the_adapter_that_peft_saved(case: Case, tmp_path: 
     import peft
 
     deltas = case.trained.deltas()
-    write_adapter(tmp_path, case.base, case.model, case.trained.settings, deltas)
+    write_adapter(tmp_path, case.base, case.model, case.trained)
     original, again = arrays_of(case.adapter), arrays_of(tmp_path)
     copies = {name: again.pop(name) for name in again.keys() - original.keys()}
     assert_same(original, again)
@@ -225,7 +225,7 @@ class Small:
     def export(self, trained: TrainedAdapters, folder: Path) -> None:
         folder.mkdir()
         model = ModelSettings(id="some/gemma", family=self.base.family.name)
-        write_adapter(folder, self.base, model, trained.settings, trained.deltas())
+        write_adapter(folder, self.base, model, trained)
 
     def fail(self, adapter: Path | str, folder: Path, section: Mapping[str, Any] | None = None) -> str:
         """The message of an import that is refused, and that it left nothing behind."""
@@ -804,7 +804,7 @@ def test_training_goes_on_from_an_imported_adapter(
     trained = load_trained(run, "1", base)
     assert isinstance(trained, TrainedAdapters)
     (tmp_path / "again").mkdir()
-    write_adapter(tmp_path / "again", base, model, trained.settings, trained.deltas())
+    write_adapter(tmp_path / "again", base, model, trained)
     import_adapter(tmp_path / "again", base, tmp_path / "artifact", tmp_path / "back")
     trees = [run / "1" / "model_params", tmp_path / "back" / "0" / "model_params"]
     assert_same(*(_restore(str(tree)) for tree in trees))

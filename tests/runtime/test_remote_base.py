@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (target / ".gitattributes").write_text("*.safetensors filter=lfs")
     (target / "training_args.bin").write_bytes(b"x")
     return target
-
-
-@pytest.fixture
-def uploaded(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
-    """Puts a folder into fsspec's memory, and gives its address."""
-    root = f"/{tmp_path.parent.name}-{tmp_path.name}"
-
-    def upload(folder: Path) -> str:
-        for path in folder.rglob("*"):
-            if path.is_file():
-                MEMORY.pipe_file(f"{root}/{path.relative_to(folder)}", path.read_bytes())
-        return f"memory:/{root}"
-
-    yield upload
-    if MEMORY.exists(root):
-        MEMORY.rm(root, recursive=True)
 
 
 def refusal(action: Callable[[], object]) -> UserError:

@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -58,22 +58,6 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def uploaded(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
-    """Puts a folder into fsspec's memory, and gives its address."""
-    root = f"/{tmp_path.parent.name}-{tmp_path.name}"
-
-    def upload(folder: Path) -> str:
-        for path in folder.rglob("*"):
-            if path.is_file():
-                MEMORY.pipe_file(f"{root}/{path.relative_to(folder)}", path.read_bytes())
-        return f"memory:/{root}/"
-
-    yield upload
-    if MEMORY.exists(root):
-        MEMORY.rm(root, recursive=True)
-
-
 def refusal(action: Callable[[], object]) -> UserError:
     with pytest.raises(UserError) as caught:
         action()
@@ -89,7 +73,7 @@ def stage(address: str, which: str) -> None:
 def test_one_step_is_copied_the_one_that_is_meant(
     run: Path, uploaded: Callable[[Path], str], temporary: Path, which: str, step: int
 ) -> None:
-    with staged(uploaded(run), which) as directory:
+    with staged(uploaded(run) + "/", which) as directory:
         copy = Path(directory)
         assert choose_step(directory, which) == choose_step(run, which) == step
         for name in ("recipe.lock.json", "metrics.jsonl"):
@@ -110,7 +94,7 @@ def test_local_folders_and_gs_are_given_as_they_are(run: Path, temporary: Path) 
 def test_the_copy_goes_when_the_work_on_it_fails(
     run: Path, uploaded: Callable[[Path], str], temporary: Path
 ) -> None:
-    address = uploaded(run)
+    address = uploaded(run) + "/"
 
     def work() -> None:
         with staged(address, "latest") as directory:
@@ -124,7 +108,7 @@ def test_the_copy_goes_when_the_work_on_it_fails(
 def test_steps_that_are_not_there_are_named_as_in_a_local_folder(
     run: Path, uploaded: Callable[[Path], str]
 ) -> None:
-    address = uploaded(run)
+    address = uploaded(run) + "/"
     for which in ("3", "12", "14", "newest"):
         here, there = refusal(lambda w=which: choose_step(run, w)), refusal(lambda w=which: stage(address, w))
         assert there.message == here.message.replace(str(run), address.rstrip("/"))
@@ -137,7 +121,7 @@ def test_steps_that_are_not_there_are_named_as_in_a_local_folder(
 def test_a_damaged_step_names_the_one_before_it(run: Path, uploaded: Callable[[Path], str]) -> None:
     for step in (10, 2):
         (run / str(step) / "model_params" / "d" / "data").write_bytes(b"other")
-    address = uploaded(run)
+    address = uploaded(run) + "/"
     error = refusal(lambda: stage(address, "latest"))
     assert error.message.startswith(f"{address.rstrip('/')}: the checkpoint of step 10 is damaged")
     assert "--step 4" in str(error.help)
@@ -149,7 +133,7 @@ def test_a_copy_that_has_no_room_is_not_begun(
 ) -> None:
     usage = namedtuple("usage", "free")
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10))
-    error = refusal(lambda: stage(uploaded(run), "latest"))
+    error = refusal(lambda: stage(uploaded(run) + "/", "latest"))
     assert str(temporary) in error.message and "TMPDIR" in str(error.help)
 
 
@@ -166,7 +150,7 @@ def test_a_run_at_an_address_loads_as_the_local_one(tmp_path: Path, uploaded: Ca
     run = tmp_path / "trained"
     runs.save_run(run, base, runs.lora_section(targets=["q_proj", "down_proj"]), steps=(1, 3))
     here = load_trained(run, "1", base)
-    with staged(uploaded(run), "1") as directory:
+    with staged(uploaded(run) + "/", "1") as directory:
         there = load_trained(directory, "1", base)
     assert isinstance(here, TrainedAdapters) and isinstance(there, TrainedAdapters)
     assert (there.step, there.lock, there.settings) == (here.step, here.lock, here.settings)

@@ -11,9 +11,9 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from runtime.data.formats import AnyRow, PreferenceRow, answers
 from runtime.data.report import SplitReport
 from runtime.data.samples import Samples, join
 from runtime.errors import UserError
+from runtime.in_order import in_order
 from runtime.progress import Progress
 
 CHUNK = 2_500_000
@@ -107,17 +108,10 @@ def _in_processes(
     chunks: Iterable[tuple[int, list[AnyRow]]], coding: Coding, count: int
 ) -> Iterator[tuple[int, Encoded]]:
     pool = _Pool(coding)
-    pending: deque[tuple[int, Future[Encoded]]] = deque()
+    jobs = ((len(rows), partial(pool.encode, rows, source)) for source, rows in chunks)
     with ThreadPoolExecutor(count, "tokenising") as threads:
         try:
-            for source, rows in chunks:
-                pending.append((len(rows), threads.submit(pool.encode, rows, source)))
-                if len(pending) >= 3 * count:
-                    size, future = pending.popleft()
-                    yield size, future.result()
-            while pending:
-                size, future = pending.popleft()
-                yield size, future.result()
+            yield from in_order(threads, jobs, 3 * count)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
             pool.close()

@@ -12,11 +12,10 @@ import math
 import os
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from runtime.export.journal import Journal
 from runtime.export.known import BaseSums
 from runtime.export.plan import Piece, Plan, Shard
 from runtime.export.quantized import Quantization
+from runtime.in_order import in_order
 from runtime.progress import Progress
 from runtime.safetensors_reader import DTYPES
 from runtime.safetensors_writer import prefix, raw
@@ -42,7 +42,6 @@ AHEAD = 2 * WORKERS + 2
 """Blocks that are made, or being made, before they are written."""
 
 Chunk = memoryview | np.ndarray
-T = TypeVar("T")
 
 
 def write_shards(
@@ -94,7 +93,8 @@ def shard_chunks(
     """The bytes of a shard's tensors, in order."""
     pieces = {piece.name: piece for piece in shard.pieces}
     forget = feed is None or not feed.hashes  # what is hashed is read once more
-    made = in_order(pool, ((name, job) for name, piece in pieces.items() for job in _jobs(piece, base)))
+    jobs = ((name, job) for name, piece in pieces.items() for job in _jobs(piece, base))
+    made = in_order(pool, jobs, AHEAD)
     for name, blocks in itertools.groupby(made, key=lambda item: item[0]):
         piece = pieces[name]
         values: Iterator[Any] = (block for _, block in blocks)
@@ -111,25 +111,6 @@ def shard_chunks(
         if feed is not None:
             feed.piece(piece)
         base.release(name, forget)
-
-
-def in_order(
-    pool: ThreadPoolExecutor, jobs: Iterable[tuple[str, Callable[[], T]]]
-) -> Iterator[tuple[str, T]]:
-    """Runs named jobs on the pool, at most AHEAD at a time, and gives their results in their order."""
-    running: deque[tuple[str, Future[T]]] = deque()
-    try:
-        for name, job in jobs:
-            running.append((name, pool.submit(job)))
-            if len(running) >= AHEAD:
-                first, future = running.popleft()
-                yield first, future.result()
-        while running:
-            first, future = running.popleft()
-            yield first, future.result()
-    finally:
-        for _, future in running:
-            future.cancel()
 
 
 def _jobs(piece: Piece, base: BaseCheckpoint) -> Iterator[Callable[[], Chunk]]:

@@ -1,0 +1,34 @@
+"""Work on a pool of threads whose results come in the order of the work, never more than so much ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+def in_order(
+    pool: ThreadPoolExecutor, jobs: Iterable[tuple[K, Callable[[], T]]], ahead: int
+) -> Iterator[tuple[K, T]]:
+    """Runs labelled jobs, and gives each label with its job's result.
+
+    Args:
+        ahead: jobs that are done, or being done, before the result of the first is taken.
+    """
+    running: deque[tuple[K, Future[T]]] = deque()
+    try:
+        for label, job in jobs:
+            running.append((label, pool.submit(job)))
+            if len(running) >= ahead:
+                first, future = running.popleft()
+                yield first, future.result()
+        while running:
+            first, future = running.popleft()
+            yield first, future.result()
+    finally:
+        for _, future in running:
+            future.cancel()
