@@ -16,12 +16,12 @@ from pathlib import Path
 from runtime.errors import UserError, guarded
 from runtime.export.estimate import estimated_seconds
 from runtime.export.folder import output_folder
-from runtime.export.job import Job, adapter_bytes, merge, needed, readable_size
+from runtime.export.job import Job, adapter_bytes, merge, needed
 from runtime.export.plan import plan_merge
 from runtime.export.quantized import quantization
 from runtime.export.record import MergeSettings, identity
 from runtime.locate import open_base
-from runtime.progress import duration
+from runtime.progress import duration, readable_size
 from runtime.settings import ModelSettings
 from runtime.staging import staged
 from runtime.trained import LATEST, TrainedAdapters, load_trained, step_losses

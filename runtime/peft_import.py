@@ -118,7 +118,7 @@ def import_adapter(adapter: Path | str, base: BaseCheckpoint, artifact: Path, di
     check_modules(found, adapters, base, settings)
     check_scales(found, adapters, settings)
     check_shapes(found, adapters)
-    arrays, change = join(found, adapters, np.dtype(DTYPES[_code(settings.dtype)]))
+    arrays, change = join(found, adapters, np.dtype(settings.dtype))
     for note in notes(found, settings, record, base, change):
         print(f"note: {note}")
 
@@ -443,7 +443,3 @@ def _yaml(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.]*", value):
         return value
     return json.dumps(value)
-
-
-def _code(dtype: str) -> str:
-    return next(code for code, kind in DTYPES.items() if kind.name == dtype)

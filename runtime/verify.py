@@ -29,6 +29,7 @@ from runtime.export.arithmetic import Change, changed_blocks
 from runtime.export.merged_files import UNUSABLE, check_files
 from runtime.export.sampling import Sampled, check_tensors
 from runtime.full import TrainedWeights
+from runtime.progress import readable_size
 from runtime.settings import MeshSettings, ModelSettings
 from runtime.trained import TrainedAdapters
 
@@ -127,7 +128,8 @@ def verify_merge(
         UserError: when the merge is not what was trained.
     """
     hashed = check_files(folder, record)
-    print(f"files: {hashed.files}, {readable(hashed.size)}, are those that were written (SHA-256)")
+    size = readable_size(hashed.size, " ")
+    print(f"files: {hashed.files}, {size}, are those that were written (SHA-256)")
     sampled = check_tensors(base, trained, folder, dtype)
     print(f"tensors: {described(sampled)}")
     if trained.no_op:
@@ -140,7 +142,8 @@ def verify_merge(
         if mesh.devices.flat[0].platform == "cpu":
             need, available = logits_bytes(base, trained), available_memory()
             if available is not None and need > available:
-                reason = f"they need about {readable(need)}, {readable(available)} are available"
+                sizes = readable_size(need, " "), readable_size(available, " ")
+                reason = "they need about {}, {} are available".format(*sizes)
     if reason is not None:
         print(f"note: logits are not compared: {reason}")
         print(f"verified: {hashed.files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
@@ -220,11 +223,6 @@ def available_memory() -> int | None:
         return max(0, min(free, limit + int(stat["inactive_file"])))
     except (OSError, KeyError, ValueError):
         return free
-
-
-def readable(size: int) -> str:
-    """Bytes as "62.5 GB" or "4.1 MB"."""
-    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
 
 
 def compare(

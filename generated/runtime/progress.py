@@ -87,3 +87,8 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def readable_size(size: int, space: str = "") -> str:
+    """Bytes as "62.5GB" or "4.1MB"; `space` stands before the unit."""
+    return f"{size / 1e9:.1f}{space}GB" if size >= 10**9 else f"{size / 1e6:.1f}{space}MB"

@@ -45,7 +45,7 @@ class Journal:
     def save(self) -> None:
         """Writes the journal."""
         value = {"identity": dict(self.identity), "files": self.files}
-        self.folder.write(JOURNAL, _encoded(value))
+        self.folder.write(JOURNAL, encoded(value))
 
     def discard(self, planned: Collection[str]) -> None:
         """Leaves nothing of the merge; killed on the way, a second run takes none of it for whole."""
@@ -162,7 +162,8 @@ def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
     return ", ".join(f"another {key}" for key in keys)
 
 
-def _encoded(value: Mapping[str, Any]) -> bytes:
+def encoded(value: Mapping[str, Any]) -> bytes:
+    """A journal or a record as it is written."""
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 

@@ -20,7 +20,7 @@ from typing import IO, Any
 import numpy as np
 
 from runtime.checkpoint import BaseCheckpoint
-from runtime.export.arithmetic import merger, row_blocks
+from runtime.export.arithmetic import changer, row_blocks
 from runtime.export.journal import Journal
 from runtime.export.known import BaseSums
 from runtime.export.plan import Piece, Plan, Shard
@@ -29,7 +29,6 @@ from runtime.in_order import in_order
 from runtime.progress import Progress
 from runtime.safetensors_reader import DTYPES
 from runtime.safetensors_writer import prefix, raw
-from runtime.trained import Delta
 
 COPY_BYTES = 1 << 23
 """Of a tensor that stays as it is, at a time."""
@@ -129,29 +128,13 @@ def _jobs(piece: Piece, base: BaseCheckpoint) -> Iterator[Callable[[], Chunk]]:
         data = base.bytes_of(piece.name, rows.start * row_bytes, rows.stop * row_bytes)
         return np.frombuffer(data, kind).reshape(-1, *tensor.shape[1:])
 
-    make: Callable[[slice], np.ndarray]
-    if piece.change is None:
-        make = _kept(base_rows, target)
-    elif isinstance(piece.change, Delta):
-        make = _merging(base_rows, merger(piece.change, target))
-    else:
-        make = _replacing(piece.change.read(), target)
+    make = _kept(target) if piece.change is None else changer(piece.change, target)
     for rows in row_blocks(tensor.shape):
-        yield partial(make, rows)
+        yield partial(make, base_rows, rows)
 
 
-def _kept(base_rows: Callable[[slice], np.ndarray], target: np.dtype) -> Callable[[slice], np.ndarray]:
-    return lambda rows: base_rows(rows).astype(target)
-
-
-def _merging(
-    base_rows: Callable[[slice], np.ndarray], merged: Callable[[np.ndarray, slice], np.ndarray]
-) -> Callable[[slice], np.ndarray]:
-    return lambda rows: merged(base_rows(rows), rows)
-
-
-def _replacing(trained: np.ndarray, target: np.dtype) -> Callable[[slice], np.ndarray]:
-    return lambda rows: np.ascontiguousarray(trained[rows].astype(target, copy=False))
+def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], np.ndarray]:
+    return lambda base, rows: base(rows).astype(target)
 
 
 class Sink:

@@ -37,19 +37,23 @@ def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:
         yield slice(start, min(start + rows, shape[0]))
 
 
-def merger(delta: Delta, dtype: np.dtype) -> Callable[[np.ndarray, slice], np.ndarray]:
-    """A function that gives rows of the merged weight, of type `dtype`.
+def changer(change: Change, dtype: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], np.ndarray]:
+    """A function that gives rows of the changed tensor, of type `dtype`.
 
-    Its arguments are these rows of the base's weight, [rows, in], and which rows they are.
+    Its arguments are a function that gives rows of the base's tensor, called where they are needed, and which
+    rows are wanted.
     """
+    if not isinstance(change, Delta):
+        trained = change.read()
+        return lambda _, rows: np.ascontiguousarray(trained[rows].astype(dtype, copy=False))
     import jax
 
-    add, device = _kernel(dtype)
-    low = jax.device_put(np.ascontiguousarray(delta.a, np.float32), device)
-    high = np.ascontiguousarray(delta.b, np.float32) * np.float32(delta.scale)
+    add, device = _kernel(dtype), host()
+    low = jax.device_put(np.ascontiguousarray(change.a, np.float32), device)
+    high = np.ascontiguousarray(change.b, np.float32) * np.float32(change.scale)
 
-    def merged(weight: np.ndarray, rows: slice) -> np.ndarray:
-        return np.asarray(add(jax.device_put(weight, device), jax.device_put(high[rows], device), low))
+    def merged(base: Callable[[slice], np.ndarray], rows: slice) -> np.ndarray:
+        return np.asarray(add(jax.device_put(base(rows), device), jax.device_put(high[rows], device), low))
 
     return merged
 
@@ -60,19 +64,25 @@ def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Itera
     Args:
         weight: the base's.
     """
-    if isinstance(change, Delta):
-        merged = merger(change, dtype)
-        for rows in row_blocks(change.shape):
-            yield merged(weight[rows], rows)
-        return
-    trained = change.read()
+    changed = changer(change, dtype)
     for rows in row_blocks(change.shape):
-        yield np.ascontiguousarray(trained[rows].astype(dtype, copy=False))
+        yield changed(weight.__getitem__, rows)
 
 
 @functools.cache
-def _kernel(dtype: np.dtype) -> tuple[Callable[..., Any], Any]:
-    """The compiled rule for a type, and the device that it runs on: the host, whatever else there is."""
+def host() -> Any:
+    """The device that weights are worked on: the host, whatever else there is."""
+    import jax
+
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
+        return jax.devices()[0]
+
+
+@functools.cache
+def _kernel(dtype: np.dtype) -> Callable[..., Any]:
+    """The compiled rule for a type."""
     import jax
     import jax.numpy as jnp
 
@@ -80,8 +90,5 @@ def _kernel(dtype: np.dtype) -> tuple[Callable[..., Any], Any]:
         product = jnp.matmul(high, low, precision="highest")
         return (weight.astype(jnp.float32) + product).astype(dtype)
 
-    try:
-        device = jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
-        device = jax.devices()[0]
-    return jax.jit(add), device
+    compiled: Callable[..., Any] = jax.jit(add)
+    return compiled

@@ -15,8 +15,8 @@ from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export.card import adapter_card, model_card
 from runtime.export.folder import OutputFolder, refused
-from runtime.export.journal import JOURNAL, RECORD, Files, Journal, begin, examine, finished
-from runtime.export.known import BaseSums, DamagedBase, known_hashes
+from runtime.export.journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
+from runtime.export.known import SUMS, BaseSums, DamagedBase, known_hashes
 from runtime.export.plan import Plan
 from runtime.export.quantized import Quantization
 from runtime.export.record import MergeSettings, Trained, merge_record
@@ -30,6 +30,7 @@ from runtime.peft_export import (
     same_scale,
     write_weights,
 )
+from runtime.progress import readable_size
 from runtime.safetensors_reader import DTYPES
 from runtime.settings import ModelSettings
 from runtime.trained import LOCK, Delta, TrainedAdapters
@@ -37,7 +38,7 @@ from runtime.trained import LOCK, Delta, TrainedAdapters
 CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
 """Where transformers and vLLM look for a template first, before tokenizer_config.json."""
-NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, "SHA256SUMS")
+NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, SUMS)
 """Side files of a base that are not its output's."""
 ADAPTER_FILES = (WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG)
 SPARE_BYTES = 64 << 20
@@ -154,7 +155,7 @@ def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> 
     record = _record(job, files, known)
     small[CARD] = model_card(record, job.trained.record, _base_card(job.base), job.losses).encode()
     record["files"] = dict(sorted({**files, CARD: _entry(small[CARD])}.items()))
-    for name, data in {**small, RECORD: _json(record), **last}.items():
+    for name, data in {**small, RECORD: encoded(record), **last}.items():
         journal.folder.write(name, data)
     journal.end()
     return record
@@ -180,7 +181,7 @@ def _write_adapter(job: Job, folder: OutputFolder) -> None:
     record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
     folder.write(LOCK, job.trained.lock)
     folder.write(CARD, card)
-    folder.write(RECORD, _json(record))
+    folder.write(RECORD, encoded(record))
     folder.write(ADAPTER_CONFIG, config_bytes(config))
     journal.end()
 
@@ -242,14 +243,5 @@ def _report(job: Job, seconds: float) -> None:
     )
 
 
-def readable_size(size: int) -> str:
-    """Bytes as "62.5GB" or "4.1MB"."""
-    return f"{size / 1e9:.1f}GB" if size >= 10**9 else f"{size / 1e6:.1f}MB"
-
-
 def _entry(data: bytes) -> dict[str, Any]:
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()

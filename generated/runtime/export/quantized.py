@@ -20,6 +20,7 @@ import numpy as np
 
 from runtime.checkpoint import HEAD, BaseCheckpoint
 from runtime.errors import UserError
+from runtime.export.arithmetic import host
 
 LINEAR = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
 """A quantised tensor's name, after the checkpoint's prefix: the same in every family."""
@@ -88,10 +89,12 @@ class PerChannel:
         return [(name, self.code, shape), (name.removesuffix(WEIGHT) + SCALE, "F32", (shape[0], 1))]
 
     def encode(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        largest_of, divided, device = _kernels(self.name)
+        import jax
+
+        largest_of, divided = _kernels(self.name)
         scales = []
         for block in blocks:
-            absolute = np.asarray(largest_of(_put(block, device)))
+            absolute = np.asarray(largest_of(jax.device_put(block, host())))
             if not np.isfinite(absolute).all():
                 raise UserError(
                     f"{self.name}: a weight holds values that are not finite, which have no scale",
@@ -99,7 +102,8 @@ class PerChannel:
                 )
             scale = np.where(absolute < LEAST_ABSOLUTE, 1, absolute / np.float32(self.largest))
             scales.append(scale.astype(np.float32, copy=False))
-            yield np.asarray(divided(_put(block, device), _put(scales[-1], device))).view(self.dtype)
+            values = divided(*jax.device_put((block, scales[-1]), host()))
+            yield np.asarray(values).view(self.dtype)
         yield np.concatenate(scales)
 
     def config(self, base: BaseCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
@@ -149,15 +153,9 @@ FORMATS = {
 }
 
 
-def _put(array: np.ndarray, device: Any) -> Any:
-    import jax
-
-    return jax.device_put(array, device)
-
-
 @functools.cache
-def _kernels(name: str) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
-    """The largest absolute value of each row, the rounded quotient of rows and scales, and where they run."""
+def _kernels(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The largest absolute value of each row, and the rounded quotient of rows and scales."""
     import jax
     import jax.numpy as jnp
     from jax import lax
@@ -175,11 +173,7 @@ def _kernels(name: str) -> tuple[Callable[..., Any], Callable[..., Any], Any]:
     def int8(rows: Any, scales: Any) -> Any:
         return jnp.clip(jnp.round(quotient(rows, scales)), -127, 127).astype(jnp.int8)
 
-    try:
-        device = jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
-        device = jax.devices()[0]
-    return jax.jit(largest_of), jax.jit({"fp8": fp8, "int8": int8}[name]), device
+    return jax.jit(largest_of), jax.jit({"fp8": fp8, "int8": int8}[name])
 
 
 def _fp8_bits(values: Any) -> Any:
