@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
+from jax.sharding import Mesh
 
 from runtime.errors import UserError
 from runtime.settings import MeshSettings
@@ -43,12 +46,25 @@ def start(settings: MeshSettings) -> Mesh:
             f"this machine {len(devices)}",
             "set mesh.accelerator and mesh.axes to this machine and build the recipe again",
         )
-    return jax.make_mesh(
-        tuple(settings.axes.values()),
-        tuple(settings.axes),
-        axis_types=(AxisType.Auto,) * len(settings.axes),
-        devices=devices,
-    )
+    return arrange(settings.axes, devices)
+
+
+def arrange(axes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
+    """Devices as a mesh whose neighbours are neighbours in hardware.
+
+    Where they are of several slices, each slice takes an equal part of the axis fsdp, so that tp never
+    crosses the network between slices.
+    """
+    sizes = tuple(axes.values())
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    across = tuple(slices if axis == "fsdp" else 1 for axis in axes)
+    within = tuple(size // count for size, count in zip(sizes, across, strict=True))
+    # jax.make_mesh would refuse an axis that takes a part of a dimension of the torus, such as tp 2 on 4x4x4.
+    if slices == 1:
+        placed = create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    else:
+        placed = create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    return Mesh(placed, tuple(axes))
 
 
 def _virtual_devices(count: int) -> None:

@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from runtime import sharding
 from runtime.errors import UserError
 from runtime.interrupts import Interrupted, Interrupts
-from runtime.lora import mask_gradients
-from runtime.loss import Batch, batch_loss
+from runtime.loss import Batch
 from runtime.metrics import Metrics
 from runtime.model import Built
-from runtime.preference import preference_loss
 from runtime.run_report import Named, NotFinite, Numbers, Report
 from runtime.saving import Checkpoints, kept
 from runtime.settings import CheckpointSettings, TrainSettings
+from runtime.step import Step, fit_shardings, micro_batch_loss, update_rule
 
 SHOWN = 8
 """Source rows of a batch that a message names."""
-
-
-class GradientNorm(NamedTuple):
-    """State of `record_norm`: the norm of the last step's gradient, float32[]."""
-
-    recorded_norm: jax.Array
-
-
-def record_norm() -> optax.GradientTransformation:
-    """Passes gradients through and keeps their global norm in its state."""
-
-    def update(updates: Any, state: GradientNorm, params: Any = None) -> tuple[Any, GradientNorm]:
-        return updates, GradientNorm(optax.global_norm(updates).astype(jnp.float32))
-
-    return optax.GradientTransformation(lambda params: GradientNorm(jnp.zeros([], jnp.float32)), update)
 
 
 @dataclass
@@ -96,8 +78,8 @@ class Trainer(PeftTrainer):
         accumulation: int,
         step: int | None = None,
     ) -> None:
+        self._built = built
         self._provider = built.provider
-        self._forward = built.forward
         self._mesh = mesh
         self._settings = settings
         self._accumulation = accumulation
@@ -106,7 +88,7 @@ class Trainer(PeftTrainer):
         self._checked = False
         super().__init__(
             built.model,
-            optax.chain(mask_gradients(built.adapters), record_norm(), optimizer),
+            update_rule(built, optimizer),
             TrainingConfig(
                 eval_every_n_steps=settings.eval_every,
                 # optax.MultiSteps keeps a gradient of its own, which a single micro-batch does not need.
@@ -114,8 +96,7 @@ class Trainer(PeftTrainer):
             ),
             MetricsLogger(),
         )
-        self._trained = nnx.LoRAParam if self._lora_enabled else nnx.Param
-        _fit_shardings(self.optimizer, mesh)
+        fit_shardings(self.optimizer, mesh)
         self.checkpoint_manager = Checkpoints(directory, checkpoint.keep)
         step = self.saved_step if step is None else step
         if step is not None:
@@ -201,34 +182,17 @@ class Trainer(PeftTrainer):
     ) -> tuple[Callable[[Batch], tuple[jax.Array, jax.Array, Named]], Callable[[Batch], jax.Array]]:
         """The compiled steps.
 
-        What is trained and the optimizer's state are donated, and only they come back. Tunix's own step
-        returns the whole model, a second copy of the base weights on the devices.
+        What is trained and the optimizer's state are donated to the training step, and come back.
         """
-        model_graph, trained, base = nnx.split(self.model, self._trained, ...)
-        optimizer_graph, state = nnx.split(self.optimizer)
-        shardings = (_shardings(trained, self._mesh), _shardings(state, self._mesh))
-        trained, state = jax.device_put((trained, state), shardings)
-        self._live = (trained, state)
-        dtypes = jax.tree.map(lambda array: array.dtype, self._live)
-
-        @functools.partial(jax.jit, donate_argnums=0, out_shardings=(shardings, None, None, None))
-        def train(live: Any, base: Any, batch: Batch) -> Any:
-            model = nnx.merge(model_graph, live[0], base)
-            optimizer = nnx.merge(optimizer_graph, live[1])
-            loss, norm, more = self._train_step(model, optimizer, batch)
-            # A rule that takes float32 gradients may not hand back the dtype of a bfloat16 state.
-            new = (nnx.state(model, self._trained), nnx.state(optimizer))
-            return jax.tree.map(lambda array, dtype: array.astype(dtype), new, dtypes), loss, norm, more
-
-        @jax.jit
-        def evaluate(trained: Any, base: Any, batch: Batch) -> jax.Array:
-            return self._eval_step(nnx.merge(model_graph, trained, base), batch)
+        step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss)
+        self._live = jax.device_put(step.live, step.shardings)
+        train, evaluate = step.jit(), step.jit_evaluation()
 
         def train_step(batch: Batch) -> tuple[jax.Array, jax.Array, Named]:
-            self._live, loss, norm, more = train(self._live, base, batch)
+            self._live, loss, norm, more = train(self._live, step.base, batch)
             return loss, norm, more
 
-        return train_step, lambda batch: evaluate(self._live[0], base, batch)
+        return train_step, lambda batch: evaluate(self._live[0], step.base, batch)
 
     def _step(self, train_step: Any, stream: Iterator[Batch]) -> Numbers:
         """One optimizer step."""
@@ -251,37 +215,9 @@ class Trainer(PeftTrainer):
         self._train_steps += 1
         return Numbers(self._train_steps, losses, norm, tokens, metrics)
 
-    def _train_step(
-        self, model: nnx.Module, optimizer: nnx.Optimizer, inputs: Batch
-    ) -> tuple[jax.Array, jax.Array, Named]:
-        """Traced: one micro-batch. Returns its loss, the norm of the last whole step's gradient, and what the
-        objective has to say beside."""
-
-        def loss_of(model: nnx.Module) -> tuple[jax.Array, Named]:
-            if self._provider is None:
-                return self._loss(model, inputs)
-            with self._provider.training(self._settings.seed, inputs["index"]):
-                return self._loss(model, inputs)
-
-        wanted = nnx.DiffState(0, self._trained)
-        (loss, more), gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
-        gradients = jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
-        optimizer.update(model, gradients)
-        norm = optax.tree_utils.tree_get(nnx.pure(optimizer.opt_state), "recorded_norm")
-        return loss, norm, more
-
-    def _eval_step(self, model: nnx.Module, inputs: Batch) -> jax.Array:
-        """Traced: the loss of an evaluation batch, without dropout."""
-        return self._loss(model, inputs)[0]
-
     def _loss(self, model: nnx.Module, inputs: Batch) -> tuple[jax.Array, Named]:
-        settings = self._settings
-        if settings.objective != "sft":
-            reference = nullcontext() if self._provider is None else self._provider.switched_off()
-            how = (settings.objective, settings.beta, settings.label_smoothing)
-            return preference_loss(self._forward, model, inputs, *how, reference)
-        names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
-        return batch_loss(self._forward, model, *(inputs[name] for name in names)), {}
+        """Traced: of a micro-batch."""
+        return micro_batch_loss(self._built, self._settings, model, inputs)
 
     def _evaluate(self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics, report: Report) -> float:
         """The mean loss of the evaluation data's targets."""
@@ -325,28 +261,3 @@ class Trainer(PeftTrainer):
             + f"; {kept(self._directory)}",
             "look at these rows, then lower train.optimizer.learning_rate or set max_grad_norm",
         )
-
-
-def _fit_shardings(optimizer: nnx.Optimizer, mesh: Mesh) -> None:
-    """Corrects the shardings that flax copies from the parameters to states of other shapes.
-
-    Factored moments have fewer dimensions than their parameter, and placeholders have one entry.
-    """
-    for _, node in nnx.iter_graph(optimizer):
-        if not isinstance(node, nnx.Variable) or "out_sharding" not in node.get_metadata():
-            continue
-        shape = node.get_raw_value().shape
-        spec = tuple(node.get_metadata()["out_sharding"] or ())
-        fits = len(shape) == len(spec)
-        node.set_metadata(
-            out_sharding=sharding.divisible(shape, spec, mesh.shape) if fits else (None,) * len(shape)
-        )
-
-
-def _shardings(state: Any, mesh: Mesh) -> Any:
-    """The sharding of each array of a state, from its variables' metadata."""
-    return jax.tree.map(
-        lambda spec: sharding.named(mesh, spec),
-        nnx.get_partition_spec(state),
-        is_leaf=lambda node: isinstance(node, PartitionSpec),
-    )

@@ -42,15 +42,16 @@ def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], t
     from flax import nnx
 
     from runtime.sharding import shard_rows
-    from runtime.trainer import Trainer
+    from runtime.step import micro_batch_loss
 
     graph, state = nnx.split(built.model)
-    owner: Any = SimpleNamespace(_forward=built.forward, _settings=SimpleNamespace(objective="sft"))
+    settings: Any = SimpleNamespace(objective="sft")
 
     @jax.jit
     def step(state: Any, inputs: Any) -> Any:
         return nnx.value_and_grad(
-            lambda model: Trainer._loss(owner, model, inputs)[0], argnums=nnx.DiffState(0, nnx.LoRAParam)
+            lambda model: micro_batch_loss(built, settings, model, inputs)[0],
+            argnums=nnx.DiffState(0, nnx.LoRAParam),
         )(nnx.merge(graph, state))
 
     def run(batch: dict[str, np.ndarray]) -> tuple[float, dict[str, Any]]:

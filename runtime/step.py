@@ -1,0 +1,184 @@
+"""The training step: one micro-batch forward and backward, and the optimizer's update.
+
+`runtime.trainer` runs it; `recipe plan` compiles the same functions for a TPU from shapes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from runtime import sharding
+from runtime.lora import mask_gradients
+from runtime.loss import Batch, batch_loss
+from runtime.model import Built
+from runtime.preference import preference_loss
+from runtime.run_report import Named
+from runtime.settings import TrainSettings
+
+Live = tuple[Any, Any]
+"""What a step changes: the trained arrays and the optimizer's state."""
+
+
+Loss = Callable[[nnx.Module, Batch], tuple[jax.Array, Named]]
+"""(model, micro-batch) -> the loss, and what the objective has to say beside."""
+
+
+def micro_batch_loss(
+    built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch
+) -> tuple[jax.Array, Named]:
+    """The loss that a run minimises."""
+    if settings.objective != "sft":
+        reference = nullcontext() if built.provider is None else built.provider.switched_off()
+        how = (settings.objective, settings.beta, settings.label_smoothing)
+        return preference_loss(built.forward, model, inputs, *how, reference)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+    return batch_loss(built.forward, model, *(inputs[name] for name in names)), {}
+
+
+class GradientNorm(NamedTuple):
+    """State of `record_norm`: the norm of the last step's gradient, float32[]."""
+
+    recorded_norm: jax.Array
+
+
+def record_norm() -> optax.GradientTransformation:
+    """Passes gradients through and keeps their global norm in its state."""
+
+    def update(updates: Any, state: GradientNorm, params: Any = None) -> tuple[Any, GradientNorm]:
+        return updates, GradientNorm(optax.global_norm(updates).astype(jnp.float32))
+
+    return optax.GradientTransformation(lambda params: GradientNorm(jnp.zeros([], jnp.float32)), update)
+
+
+def update_rule(built: Built, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The recipe's chain with what a model's adapters need before it."""
+    return optax.chain(mask_gradients(built.adapters), record_norm(), optimizer)
+
+
+def trained_type(built: Built) -> type[nnx.Variable]:
+    """Which of a model's variables are trained."""
+    return nnx.LoRAParam if built.adapters else nnx.Param
+
+
+def abstract_optimizer(
+    built: Built, optimizer: optax.GradientTransformation, accumulation: int, mesh: Mesh
+) -> nnx.Optimizer:
+    """The optimizer of a model of shapes, as Tunix's trainer makes it of a model of arrays.
+
+    Args:
+        built: of `runtime.model.abstract_model`.
+        optimizer: the recipe's chain.
+        accumulation: micro-batches of an optimizer step.
+    """
+    rule: Any = update_rule(built, optimizer)
+    if accumulation > 1:
+        rule = optax.MultiSteps(rule, accumulation)
+    made = nnx.eval_shape(lambda model: nnx.Optimizer(model, rule, wrt=trained_type(built)), built.model)
+    fit_shardings(made, mesh)
+    return made
+
+
+class Step:
+    """The functions of a training step, for arrays or for shapes.
+
+    What is trained and the optimizer's state go in and come out; the rest of the model only goes in.
+    Tunix's own step returns the whole model, a second copy of the base weights on the devices.
+
+    Args:
+        built: the model.
+        optimizer: of that model.
+        settings: of the run.
+        mesh: in scope while a step is traced.
+        loss: of a micro-batch; `micro_batch_loss` but in tests.
+
+    Attributes:
+        live: the trained arrays and the optimizer's state.
+        base: the arrays that a step reads alone.
+        shardings: of `live`.
+    """
+
+    def __init__(
+        self, built: Built, optimizer: nnx.Optimizer, settings: TrainSettings, mesh: Mesh, loss: Loss
+    ) -> None:
+        self._provider = built.provider
+        self._seed = settings.seed
+        self._loss = loss
+        self._trained = trained_type(built)
+        self._model_graph, trained, self.base = nnx.split(built.model, self._trained, ...)
+        self._optimizer_graph, state = nnx.split(optimizer)
+        self.live: Live = (trained, state)
+        self.shardings = (shardings_of(trained, mesh), shardings_of(state, mesh))
+        self._dtypes = jax.tree.map(lambda array: array.dtype, self.live)
+
+    def jit(self) -> Any:
+        """(live, base, batch) -> (live, loss, norm of the last whole step's gradient, metrics), compiled.
+        `live` is donated."""
+        return jax.jit(self._train, donate_argnums=0, out_shardings=(self.shardings, None, None, None))
+
+    def jit_evaluation(self) -> Any:
+        """(trained, base, batch) -> the loss without dropout, compiled."""
+        return jax.jit(self._evaluate)
+
+    def _train(self, live: Live, base: Any, batch: Batch) -> tuple[Live, jax.Array, jax.Array, Named]:
+        model = nnx.merge(self._model_graph, live[0], base)
+        optimizer = nnx.merge(self._optimizer_graph, live[1])
+        loss, norm, more = self._update(model, optimizer, batch)
+        # A rule that takes float32 gradients may not hand back the dtype of a bfloat16 state.
+        new = (nnx.state(model, self._trained), nnx.state(optimizer))
+        return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, more
+
+    def _evaluate(self, trained: Any, base: Any, batch: Batch) -> jax.Array:
+        return self._loss(nnx.merge(self._model_graph, trained, base), batch)[0]
+
+    def _update(
+        self, model: nnx.Module, optimizer: nnx.Optimizer, inputs: Batch
+    ) -> tuple[jax.Array, jax.Array, Named]:
+        """Returns the micro-batch's loss, the norm of the last whole step's gradient, and what the objective
+        has to say beside."""
+        provider = self._provider
+
+        def loss_of(model: nnx.Module) -> tuple[jax.Array, Named]:
+            if provider is None:
+                return self._loss(model, inputs)
+            with provider.training(self._seed, inputs["index"]):
+                return self._loss(model, inputs)
+
+        wanted = nnx.DiffState(0, self._trained)
+        (loss, more), gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
+        gradients = jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
+        optimizer.update(model, gradients)
+        norm = optax.tree_utils.tree_get(nnx.pure(optimizer.opt_state), "recorded_norm")
+        return loss, norm, more
+
+
+def shardings_of(state: Any, mesh: Mesh) -> Any:
+    """The sharding of each array of a state, from its variables' metadata."""
+    return jax.tree.map(
+        lambda spec: sharding.named(mesh, spec),
+        nnx.get_partition_spec(state),
+        is_leaf=lambda node: isinstance(node, PartitionSpec),
+    )
+
+
+def fit_shardings(optimizer: nnx.Optimizer, mesh: Mesh) -> None:
+    """Corrects the shardings that flax copies from the parameters to states of other shapes.
+
+    Factored moments have fewer dimensions than their parameter, and placeholders have one entry.
+    """
+    for _, node in nnx.iter_graph(optimizer):
+        if not isinstance(node, nnx.Variable) or "out_sharding" not in node.get_metadata():
+            continue
+        shape = node.get_raw_value().shape
+        spec = tuple(node.get_metadata()["out_sharding"] or ())
+        fits = len(shape) == len(spec)
+        node.set_metadata(
+            out_sharding=sharding.divisible(shape, spec, mesh.shape) if fits else (None,) * len(shape)
+        )
