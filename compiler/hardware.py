@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,9 @@ class MeshSection(Protocol):
     @property
     def topology(self) -> str | None: ...
 
+    @property
+    def slices(self) -> int: ...
+
 
 class UnknownAccelerator(ValueError):
     """A name or topology that the catalogue does not have.
@@ -53,11 +56,11 @@ class Accelerator:
     Attributes:
         name: as in the recipe, aliases resolved: "v5p-8", "cpu-8".
         generation: "v5p", "cpu".
-        chips: physical chips; for a CPU the number of virtual devices.
+        chips: physical chips of all slices; for a CPU the number of virtual devices.
         devices: what JAX shows: one per chip, two on tpu7x.
-        hosts: machines that the slice is made of as a Cloud TPU VM.
+        hosts: machines that the slices are made of as Cloud TPU VMs.
         platform: "tpu" or "cpu".
-        hbm_gib: memory of a chip in GiB, None for a CPU.
+        hbm_gib: memory of a chip that a program can use, in GiB, None for a CPU.
         bf16_tflops: peak of a chip in bfloat16, TFLOP/s, None for a CPU.
         topology: "2x2x1", None for a CPU.
         usd_per_chip_hour: on-demand list price, None where none is published.
@@ -66,6 +69,9 @@ class Accelerator:
         name_counts: what the number in the name counts: "tensorcores", "chips" or "devices".
         tensorcores_per_chip: 0 for a CPU.
         fp8_kv_cache, fp8_matmul: whether vLLM serves with them on this generation.
+        hbm_gb_per_s, ici_gb_per_s: bandwidth of a chip's memory, and of its links in both directions, in
+            10^9 bytes/s; None for a CPU.
+        slices: how many, joined over the data centre's network (DCN).
     """
 
     name: str
@@ -84,10 +90,33 @@ class Accelerator:
     tensorcores_per_chip: int
     fp8_kv_cache: bool
     fp8_matmul: bool
+    hbm_gb_per_s: float | None = None
+    ici_gb_per_s: float | None = None
+    slices: int = 1
 
     @property
     def devices_per_chip(self) -> int:
         return self.devices // self.chips
+
+    @property
+    def hbm_bytes_per_device(self) -> float:
+        """0 for a CPU."""
+        return (self.hbm_gib or 0) * 2**30 / self.devices_per_chip
+
+    @property
+    def peak_flops_per_device(self) -> float:
+        """FLOP/s in bfloat16; 0 for a CPU."""
+        return (self.bf16_tflops or 0) * 1e12 / self.devices_per_chip
+
+    @property
+    def bandwidth_per_device(self) -> float:
+        """Bytes/s of the device's memory; 0 for a CPU."""
+        return (self.hbm_gb_per_s or 0) * 1e9 / self.devices_per_chip
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """List price of all chips together, None where none is published."""
+        return None if self.usd_per_chip_hour is None else self.usd_per_chip_hour * self.chips
 
     def describe(self) -> str:
         """One phrase: "v5p-8: 4 chips (its 8 counts TensorCores), topology 2x2x1, 95 GiB each"."""
@@ -95,8 +124,9 @@ class Accelerator:
             return f"{self.name}: {plural(self.devices, 'virtual CPU device')}"
         counted = " (the number in its name counts TensorCores)" if self.name_counts == "tensorcores" else ""
         devices = f", {self.devices} JAX devices" if self.devices != self.chips else ""
+        each = f"{self.slices} slices of topology" if self.slices > 1 else "topology"
         return (
-            f"{self.name}: {plural(self.chips, 'chip')}{counted}{devices}, topology {self.topology}, "
+            f"{self.name}: {plural(self.chips, 'chip')}{counted}{devices}, {each} {self.topology}, "
             f"{self.hbm_gib:g} GiB each"
         )
 
@@ -114,9 +144,17 @@ def accelerator(mesh: MeshSection) -> Accelerator:
     Raises:
         UnknownAccelerator: when the catalogue does not have it.
     """
-    if mesh.topology:
-        return from_topology(mesh.topology)
-    return from_name(mesh.accelerator or "")
+    found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
+    count = mesh.slices
+    if count == 1 or found.platform == "cpu":
+        return found
+    return replace(
+        found,
+        chips=found.chips * count,
+        devices=found.devices * count,
+        hosts=found.hosts * count,
+        slices=count,
+    )
 
 
 def from_name(name: str) -> Accelerator:
@@ -200,6 +238,8 @@ def _tpu(generation: str, shape: str) -> Accelerator:
         tensorcores_per_chip=data["tensorcores_per_chip"],
         fp8_kv_cache=data["fp8_kv_cache"],
         fp8_matmul=data["fp8_matmul"],
+        hbm_gb_per_s=data["hbm_gb_per_s"],
+        ici_gb_per_s=data["ici_gb_per_s"],
     )
 
 

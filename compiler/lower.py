@@ -31,13 +31,21 @@ class Lowered:
     diagnostics: list[Diagnostic]
 
 
-def lower(loaded: Loaded) -> Lowered:
-    """Checks a recipe and settles its program."""
+SEVERAL_HOSTS = "E0902"
+"""What cannot be run by this version, and can be planned."""
+
+
+def lower(loaded: Loaded, planning: bool = False) -> Lowered:
+    """Checks a recipe and settles its program.
+
+    Args:
+        planning: whether the program is for planning alone, which several hosts are no obstacle to.
+    """
     recipe = loaded.recipe or loaded.tentative
     if recipe is None:
         return Lowered(None, list(loaded.diagnostics))
     facts, found = gather(recipe, loaded.path)
-    found += run_checks(facts)
+    found += [d for d in run_checks(facts) if not (planning and d.code == SEVERAL_HOSTS)]
     diagnostics = in_order([*loaded.diagnostics, *locate(loaded.credible(found), loaded.sources)])
     if has_errors(diagnostics):
         return Lowered(None, diagnostics)

@@ -31,6 +31,7 @@ GROUPS: dict[str, str] = {
     "07": "Paths and secrets",
     "08": "Model and catalogue",
     "09": "Not available in this version",
+    "10": "Planning",
 }
 
 FILES: dict[str, Code] = {
@@ -318,6 +319,11 @@ MESH: dict[str, Code] = {
         "A CPU has no memory apart from the host's to offload activations to: they are kept, as with "
         "save_dots.",
         "`remat.policy: save_dots`.",
+    ),
+    "E0221": Code(
+        "slices that do not fit the mesh",
+        "Each slice takes an equal part of the axis fsdp; virtual CPU devices have no slices.",
+        "An fsdp that is a multiple of `mesh.slices`.",
     ),
 }
 
@@ -791,8 +797,8 @@ UNAVAILABLE: dict[str, Code] = {
     ),
     "N0916": Code(
         "section without a file",
-        "benchmark, evaluate, launch and cost are part of the language, and this version emits nothing "
-        "from them.",
+        "benchmark, evaluate and launch are part of the language, and this version emits nothing from them; "
+        "`recipe plan` reads benchmark.",
         "Nothing: they are kept in recipe.lock.json.",
     ),
     "E0919": Code(
@@ -800,6 +806,40 @@ UNAVAILABLE: dict[str, Code] = {
         "The reference model of dpo is the one that training starts from: with LoRA the model without its "
         "adapters, in full fine-tuning a second copy, which is not kept.",
         "Add a lora section, or `objective: orpo`.",
+    ),
+}
+
+PLAN: dict[str, Code] = {
+    "E1001": Code(
+        "the step does not fit",
+        "The training step needs more of each device's memory than it has, by the compiler's own account.",
+        "What the help says was tried, and fits; `recipe plan --search` looks at more.",
+    ),
+    "E1002": Code(
+        "over the memory budget",
+        "The step's share of each device's memory is above `budget.max_hbm_share`.",
+        "A smaller micro-batch, more rematerialisation, or a larger share.",
+    ),
+    "E1003": Code(
+        "over the time budget",
+        "The estimated duration of the training is above `budget.max_hours`.",
+        "A faster configuration (`recipe plan --search`), fewer steps, or more hours.",
+    ),
+    "E1004": Code(
+        "over the cost budget",
+        "The estimated price of the training is above `budget.max_usd`.",
+        "A cheaper configuration (`recipe plan --search`), fewer steps, or more US$.",
+    ),
+    "W1005": Code(
+        "a budget that cannot be checked",
+        "The plan does not know the run's length or the machine's price, which the budget is about.",
+        "Give `train.steps` or put the data beside the recipe; give `cost.train_usd_per_hour`.",
+    ),
+    "N1006": Code(
+        "more sequences than the cache holds",
+        "`serve.max_num_seqs` sequences of `serve.max_model_len` tokens do not fit the key/value cache at "
+        "once. vLLM handles as many as fit, and puts others off.",
+        "Nothing where requests are shorter; else a lower max_num_seqs or max_model_len.",
     ),
 }
 
@@ -820,6 +860,7 @@ CODES: dict[str, Code] = {
     **PATHS,
     **MODEL,
     **UNAVAILABLE,
+    **PLAN,
 }
 
 SEVERITIES = {"E": "error", "W": "warning", "N": "note"}

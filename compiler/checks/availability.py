@@ -22,15 +22,20 @@ def _training(facts: Facts) -> Iterator[Diagnostic]:
         path = (
             "mesh.hosts"
             if recipe.mesh.hosts > 1
+            else "mesh.slices"
+            if recipe.mesh.slices > 1
             else ("mesh.topology" if recipe.mesh.topology else "mesh.accelerator")
         )
         named = recipe.mesh.topology or recipe.mesh.accelerator
         what = f"`{named}` is {hosts} hosts" if recipe.mesh.hosts == 1 else f"hosts: {hosts}"
+        if recipe.mesh.slices > 1:
+            what = f"slices: {recipe.mesh.slices}"
         yield Diagnostic(
             "E0902",
             f"{what}, and training on several hosts is not in this version",
             path,
-            "choose a slice of one host, such as v5p-8, v6e-8 or v5e-8, and hosts: 1",
+            "choose one slice of one host, such as v5p-8, v6e-8 or v5e-8, and hosts: 1; `recipe plan` "
+            "compiles for more",
         )
     if recipe.train.log.wandb_project is not None:
         yield Diagnostic(
@@ -63,7 +68,7 @@ def _unused(facts: Facts) -> Iterator[Diagnostic]:
             "serve.weights",
             "weights: merged",
         )
-    unused = [name for name in ("benchmark", "evaluate", "cost") if _differs(getattr(recipe, name))]
+    unused = [name for name in ("benchmark", "evaluate") if _differs(getattr(recipe, name))]
     unused += ["launch.kind"] if recipe.launch.kind != type(recipe.launch)().kind else []
     for name in unused:
         message = f"this version makes nothing from `{name}`: it is recorded in recipe.lock.json alone"

@@ -19,6 +19,7 @@ BYTES = {"bfloat16": 2, "float32": 4}
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _product(facts)
+    yield from _slices(facts)
     yield from _heads(facts)
     yield from _micro_batch(facts)
     yield from _memory(facts)
@@ -59,6 +60,22 @@ def _product(facts: Facts) -> Iterator[Diagnostic]:
         "mesh.axes",
         f"axes: {listing(choices, 'or')}",
     )
+
+
+def _slices(facts: Facts) -> Iterator[Diagnostic]:
+    """Slices are joined by a network too slow for tp: each takes a part of fsdp."""
+    slices, fsdp, accelerator = facts.recipe.mesh.slices, facts.axes["fsdp"], facts.accelerator
+    if slices == 1:
+        return
+    if accelerator is not None and accelerator.platform == "cpu":
+        yield Diagnostic("E0221", f"{accelerator.name} has no slices", "mesh.slices", "slices: 1")
+    elif fsdp % slices:
+        yield Diagnostic(
+            "E0221",
+            f"{slices} slices do not divide fsdp={fsdp}, and each takes an equal part of it",
+            "mesh.slices",
+            f"fsdp a multiple of {slices}",
+        )
 
 
 def _heads(facts: Facts) -> Iterator[Diagnostic]:

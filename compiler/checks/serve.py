@@ -40,8 +40,8 @@ FLAGS = {
 EXPERIMENTAL = ("v4", "v5p")
 """Generations that tpu-inference's compatibility table calls experimental."""
 
-MEMORY_SHARE = 0.9
-"""vLLM's default for --gpu-memory-utilization."""
+MEMORY_SHARE = 0.92
+"""vLLM 0.32's default for --gpu-memory-utilization."""
 
 PARSERS = {"gemma4": "gemma4"}
 """The tool-call parser made for a family's markup."""

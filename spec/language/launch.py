@@ -1,4 +1,4 @@
-"""The `launch` and `cost` sections."""
+"""The `launch`, `cost` and `budget` sections."""
 
 from __future__ import annotations
 
@@ -27,8 +27,23 @@ class Launch(Section):
     )
 
 
+class Baseline(Section):
+    """A run on other hardware, which costs are held against."""
+
+    name: str = field("What it ran on.", min_length=1, example="2x H100 80GB")
+    train_hours: float = field(
+        "What its training took.", unit="hours", gt=0, allow_inf_nan=False, example=5.39
+    )
+    train_usd_per_hour: float = field(
+        "Price of its training machine.", unit="US$ per hour", ge=0, allow_inf_nan=False, example=22.12
+    )
+    serve_usd_per_hour: float = field(
+        "Price of the machine that served it.", unit="US$ per hour", ge=0, allow_inf_nan=False, example=22.12
+    )
+
+
 class Cost(Section):
-    """Prices that replace the catalogue's."""
+    """Prices that replace the catalogue's, and what the costs are held against."""
 
     train_usd_per_hour: float | None = field(
         "Price of the whole training machine; null takes the catalogue's list price.",
@@ -42,5 +57,35 @@ class Cost(Section):
         None,
         unit="US$ per hour",
         ge=0,
+        allow_inf_nan=False,
+    )
+    baseline: Baseline | None = field(
+        "A run on other hardware that `recipe cost` puts beside this one; null has none.", None
+    )
+
+
+class Budget(Section):
+    """What the run may take at the most: `recipe plan` fails above it."""
+
+    max_hbm_share: float | None = field(
+        "Share of each device's memory that the training step may use; null has no bound but the memory.",
+        None,
+        unit="none (a share)",
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+    )
+    max_hours: float | None = field(
+        "Estimated duration of the training; null has no bound.",
+        None,
+        unit="hours",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    max_usd: float | None = field(
+        "Estimated price of the training; null has no bound.",
+        None,
+        unit="US$",
+        gt=0,
         allow_inf_nan=False,
     )

@@ -50,6 +50,13 @@ class Mesh(Section):
         example="v5p:2x2x1",
     )
     hosts: int = field("Machines that train together.", 1, unit="hosts", ge=1)
+    slices: int = field(
+        "Slices of that machine, joined over the data centre's network; each takes an equal part of fsdp.",
+        1,
+        unit="slices",
+        ge=1,
+        le=1024,
+    )
     axes: Axes = field(
         "Size of each mesh axis: fsdp splits the batch and the weights, tp splits heads and features. Their "
         "product is the number of devices; an axis left out is 1.",

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from spec.language.base import Section, fault, field, section
 from spec.language.data import Data
-from spec.language.launch import Cost, Launch
+from spec.language.launch import Budget, Cost, Launch
 from spec.language.lora import Lora
 from spec.language.mesh import Mesh, Remat, Sharding
 from spec.language.model import Model
@@ -72,4 +72,5 @@ class Recipe(Section):
     benchmark: Benchmark = section("What the server's benchmark measures.", Benchmark)
     evaluate: Evaluate = section("What is run against the server.", Evaluate)
     launch: Launch = section("How the run is started in the cloud.", Launch)
-    cost: Cost = section("Prices that replace the catalogue's.", Cost)
+    cost: Cost = section("Prices that replace the catalogue's, and what costs are held against.", Cost)
+    budget: Budget = section("What the run may take at the most.", Budget)
