@@ -7,17 +7,31 @@ import sys
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from compiler import cli_plan
+from compiler.cli_base import (
+    DONE,
+    FAILED,
+    Format,
+    Output,
+    Recipe,
+    Recipes,
+    Sets,
+    Shown,
+    color,
+    has_errors,
+    read,
+    say,
+    show,
+)
 
 if TYPE_CHECKING:
     from compiler.lower import Lowered
     from spec.diagnostics import Diagnostic
     from spec.load import Loaded
-
-DONE, FAILED, MISUSED = 0, 1, 2
-"""Exit statuses."""
 
 app = typer.Typer(
     name="recipe",
@@ -30,34 +44,11 @@ app = typer.Typer(
 )
 
 
-class Format(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
-    """How diagnostics are shown."""
-
-    TEXT = "text"
-    JSON = "json"
-
-
 class Split(str, Enum):  # noqa: UP042 (as Format)
     """The data of a recipe."""
 
     TRAIN = "train"
     EVAL = "eval"
-
-
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's YAML file.", show_default=False)]
-Recipes = Annotated[
-    list[Path], typer.Argument(metavar="RECIPE", help="Recipes' YAML files.", show_default=False)
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="PATH=VALUE", help="Set a key to a YAML value; may be repeated.", show_default=False
-    ),
-]
-Shown = Annotated[
-    Format, typer.Option("--format", help="Diagnostics as text on stderr, or as JSON on stdout.")
-]
-Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of artifacts.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -82,11 +73,11 @@ def build(
     format: Shown = Format.TEXT,
 ) -> None:
     """Write the artifacts of recipes, or check that they are current."""
-    pairs = [_lowered(path, sets) for path in recipes]
+    pairs = [read(path, sets) for path in recipes]
     programs = {item.program.name: item.program for _, item in pairs if item.program is not None}
     diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
-    _show(diagnostics, format)
-    if _has_errors(diagnostics):
+    show(diagnostics, format)
+    if has_errors(diagnostics):
         raise typer.Exit(FAILED)
     from compiler import artifact
     from compiler.emit import emit
@@ -97,14 +88,14 @@ def build(
         if difference:
             print(difference, end="")
             again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets)])
-            _say(f"error: {output} is not what the recipes give; build it again: {again}")
+            say(f"error: {output} is not what the recipes give; build it again: {again}")
             raise typer.Exit(FAILED)
         if format is Format.TEXT:
             print(f"{output}: {_count(len(artifacts), 'artifact')} up to date")
         return
     notes = artifact.write(output, artifacts)
     for note in notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     if format is Format.TEXT:
         for name, files in artifacts.items():
             print(f"{output / name}: {_count(len(files), 'file')}")
@@ -113,10 +104,10 @@ def build(
 @app.command()
 def check(recipes: Recipes, sets: Sets = None, format: Shown = Format.TEXT) -> None:
     """Check recipes against the language, the model and the hardware."""
-    pairs = [_lowered(path, sets) for path in recipes]
+    pairs = [read(path, sets) for path in recipes]
     diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
-    _show(diagnostics, format)
-    if _has_errors(diagnostics):
+    show(diagnostics, format)
+    if has_errors(diagnostics):
         raise typer.Exit(FAILED)
     if format is Format.TEXT:
         for path in recipes:
@@ -136,14 +127,14 @@ def explain(
     from compiler.explain import explain as explained
     from compiler.explain import unknown_path
 
-    loaded, lowered = _lowered(recipe, sets)
+    loaded, lowered = read(recipe, sets)
     if path is not None:
         problem = unknown_path(path, loaded)
         if problem is not None:
-            _show([problem], Format.TEXT)
+            show([problem], Format.TEXT)
             raise typer.Exit(FAILED)
     if lowered.program is None:
-        _show(lowered.diagnostics, Format.TEXT)
+        show(lowered.diagnostics, Format.TEXT)
         raise typer.Exit(FAILED)
     print(explained(lowered.program, loaded, path), end="")
 
@@ -175,18 +166,31 @@ def pack(
 
 
 @app.command()
-def diff(a: Recipe, b: Recipe, sets: Sets = None) -> None:
+def diff(
+    a: Recipe,
+    b: Recipe,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Plan both: what changes in memory, time and cost.")
+    ] = False,
+    sets: Sets = None,
+) -> None:
     """Show what changes from one recipe to another, in the run and in the artifact.
 
     --set applies to both.
     """
     from compiler.diff import diff as differences
 
-    (_, before), (_, after) = _lowered(a, sets), _lowered(b, sets)
+    (_, before), (_, after) = read(a, sets, plan), read(b, sets, plan)
     if before.program is None or after.program is None:
-        _show([*before.diagnostics, *after.diagnostics], Format.TEXT)
+        show([*before.diagnostics, *after.diagnostics], Format.TEXT)
         raise typer.Exit(FAILED)
     print(differences(before.program, after.program), end="")
+    if plan:
+        print(cli_plan.compare(before.program, after.program, tuple(sets or ())), end="")
+
+
+app.command()(cli_plan.plan)
+app.command()(cli_plan.cost)
 
 
 @app.command()
@@ -212,8 +216,8 @@ def rehearse(
     """Run the recipe's artifact in miniature on virtual CPU devices."""
     from compiler.rehearse import rehearse as rehearsed
 
-    _, lowered = _lowered(recipe, sets)
-    _show(lowered.diagnostics, Format.TEXT)
+    _, lowered = read(recipe, sets)
+    show(lowered.diagnostics, Format.TEXT)
     if lowered.program is None:
         raise typer.Exit(FAILED)
     raise typer.Exit(DONE if rehearsed(lowered.program, steps, keep).ok else FAILED)
@@ -246,11 +250,11 @@ def preview(
     from compiler.preview import text
     from runtime.errors import UserError, report
 
-    _, lowered = _lowered(recipe, sets)
+    _, lowered = read(recipe, sets)
     if lowered.program is None:
-        _show(lowered.diagnostics, format)
+        show(lowered.diagnostics, format)
         raise typer.Exit(FAILED)
-    _show([item for item in lowered.diagnostics if item.severity != "note"], Format.TEXT)
+    show([item for item in lowered.diagnostics if item.severity != "note"], Format.TEXT)
     try:
         made = previewed(lowered.program, count, split.value, model, data_dir)
     except UserError as error:
@@ -261,7 +265,7 @@ def preview(
     else:
         if hasattr(sys.stdout, "reconfigure"):
             sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what the terminal has not
-        print(text(made, _color(sys.stdout)), end="")
+        print(text(made, color(sys.stdout)), end="")
     if made.problem:
         report(UserError(*made.problem))
         raise typer.Exit(FAILED)
@@ -290,18 +294,18 @@ def _report(error: Exception) -> None:
     from compiler.artifact import ArtifactError
 
     if isinstance(error, ArtifactError):
-        _say(f"error: {error}")
+        say(f"error: {error}")
         if error.help:
-            _say(f"  = help: {error.help}")
+            say(f"  = help: {error.help}")
         return
     if isinstance(error, OSError):
-        _say(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        say(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
         return
     if os.environ.get("RECIPEC_TRACEBACK"):
         import traceback
 
         traceback.print_exc()
-    _say(
+    say(
         f"error[E0000]: the compiler itself failed: {type(error).__name__}: {_first_line(error)}\n"
         "  = help: this is a fault of recipec, not of the recipe. Run the command again with\n"
         "          RECIPEC_TRACEBACK=1 set, and report what it prints together with the recipe"
@@ -310,14 +314,6 @@ def _report(error: Exception) -> None:
 
 def _leave(status: int) -> NoReturn:
     raise SystemExit(status)
-
-
-def _lowered(path: Path, sets: Sequence[str] | None) -> tuple[Loaded, Lowered]:
-    from compiler.lower import lower
-    from spec.load import load
-
-    loaded = load(path, sets or ())
-    return loaded, lower(loaded)
 
 
 def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
@@ -337,32 +333,6 @@ def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
             out += locate([found], loaded.sources)
         first.setdefault(name, loaded.path)
     return out
-
-
-def _show(diagnostics: Sequence[Diagnostic], format: Format) -> None:
-    if format is Format.JSON:
-        import json
-
-        from spec.diagnostics import render_json
-
-        print(json.dumps(render_json(diagnostics), indent=2, ensure_ascii=False))
-    elif diagnostics:
-        from spec.diagnostics import render_text
-
-        print(render_text(diagnostics, color=_color(sys.stderr)), end="", file=sys.stderr)
-
-
-def _has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
-    return any(diagnostic.severity == "error" for diagnostic in diagnostics)
-
-
-def _color(stream: Any) -> bool:
-    """Whether a stream is a terminal that takes colors, as https://no-color.org has it."""
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _as_options(output: Path, sets: Sequence[str] | None) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli
+from compiler import cli, cli_base
 
 RUNNER = CliRunner()
 
@@ -197,4 +197,4 @@ def test_terminals_get_color_unless_told_not_to(
     monkeypatch.setenv("TERM", "xterm")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert cli._color(Terminal()) is colored
+    assert cli_base.color(Terminal()) is colored

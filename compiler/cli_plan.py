@@ -1,0 +1,217 @@
+"""The commands that plan: `recipe plan` and `recipe cost`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from compiler.cli_base import DONE, FAILED, Format, Recipe, Sets, has_errors, read, say, show
+
+if TYPE_CHECKING:
+    from compiler.plan.pool import Progress
+    from compiler.plan.serve.plan import Served
+    from compiler.plan.session import Planned
+    from compiler.program import Program
+
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", metavar="DIR", help="Folder of the model or of its tokenizer.", show_default=False
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="DIR", help="Where the data lies; the recipe's folder.", show_default=False
+    ),
+]
+Effort = Annotated[
+    float,
+    typer.Option(
+        "--effort",
+        min=-1.0,
+        max=1.0,
+        help="Of the compiler: -1 is quickest, 0 what training uses, which takes three times as long.",
+    ),
+]
+
+
+def plan(
+    recipe: Recipe,
+    exact: Annotated[bool, typer.Option("--exact", help="Compile all layers; do not extrapolate.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Look for better meshes, micro-batches, remat and attention.")
+    ] = False,
+    most: Annotated[
+        int, typer.Option("--most", metavar="N", min=1, help="Configurations that a search compiles.")
+    ] = 24,
+    free_batch: Annotated[
+        bool, typer.Option("--free-batch", help="Let a search raise the rows of an optimizer step.")
+    ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Compile the server's step as well, in an environment of its own.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write one page with pictures.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
+    effort: Effort = -1.0,
+    model: Model = None,
+    data_dir: DataDir = None,
+    sets: Sets = None,
+) -> None:
+    """Compile the training step for its TPU, without one: memory, time, collectives and cost.
+
+    Exits with 1 when the step does not fit, or is over the recipe's budget.
+    """
+    from compiler.plan import session
+    from compiler.plan.search import Interrupted
+
+    format = Format.JSON if as_json else Format.TEXT
+    loaded, lowered = read(recipe, sets, planning=True)
+    if lowered.program is None:
+        show(lowered.diagnostics, format)
+        raise typer.Exit(FAILED)
+    asked = session.Asked(tuple(sets or ()), exact, search, most, free_batch, effort, model, data_dir)
+    try:
+        with _progress(f"planning {lowered.program.name}") as progress:
+            planned = session.run(loaded, lowered.program, asked, progress)
+    except Interrupted as interrupted:
+        from compiler.plan.search_text import text as search_text
+
+        print(search_text(lowered.program, interrupted.found), end="")
+        say("interrupted: what was compiled is kept, and the same command goes on from there")
+        raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        say("\ninterrupted: what was compiled is kept, and the same command goes on from there")
+        raise typer.Exit(130) from None
+    served = _serve(lowered.program, exact, search) if serve else None
+    sections = served.sections if served else []
+    if html is not None:
+        _page(html, planned, sections)
+    if as_json:
+        print(json.dumps(planned.to_dict() | {"compiled_serving": served and served.data}, indent=2))
+    else:
+        _print(planned, lowered.program, sections)
+        if html is not None:
+            print(f"\n{html}: written")
+    raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
+
+
+def compare(before: Program, after: Program, sets: tuple[str, ...]) -> str:
+    """What a change does to memory, time and cost, for `recipe diff --plan`."""
+    from compiler.plan.compare import compare as compared
+    from compiler.plan.planner import plan as planned
+    from compiler.plan.run import statistics
+
+    plans = []
+    for program in (before, after):
+        with _progress(f"planning {program.name}") as progress:
+            plans.append(planned(program, sets, data=statistics(program), progress=progress))
+    return f"\n{compared(*plans)}"
+
+
+@contextmanager
+def _progress(label: str) -> Iterator[Progress]:
+    """A line on stderr that says how far the compiles are."""
+    from runtime.progress import Progress as Line
+
+    with Line(label, 1.0) as line:
+
+        def show(share: float, what: str) -> None:
+            line.label = f"{label}, {what}"
+            if share < line.done:  # what comes next: a search after the plan
+                line.done, line.started = 0.0, time.monotonic()
+            line.advance(share - line.done)
+
+        yield show
+
+
+def _serve(program: Program, exact: bool, search: bool) -> Served:
+    """The server's compiled step."""
+    from compiler.plan.serve.plan import plan_serve
+
+    return plan_serve(program, exact, search, say)
+
+
+def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
+    from compiler.plan.page.document import page
+    from compiler.plan.paper.text import text as serving_text
+
+    sections = [] if planned.serving is None else [("Serving, on paper", serving_text(planned.serving))]
+    text = page(planned.plan, planned.search, [*sections, *served])
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        from compiler.artifact import ArtifactError
+
+        raise ArtifactError(
+            f"{file} cannot be written: {error.strerror}", "give a file in a folder that is there"
+        ) from error
+
+
+def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) -> None:
+    from compiler.plan.paper.text import text as serving_text
+    from compiler.plan.text import text
+
+    parts = [text(planned.plan)]
+    if planned.search is not None:
+        from compiler.plan.search_text import text as search_text
+
+        parts.append(search_text(program, planned.search))
+    if planned.serving is not None:
+        parts.append(serving_text(planned.serving))
+    parts += [f"{title}\n{said}" for title, said in served]
+    print("\n".join(parts), end="")
+    show(planned.diagnostics, Format.TEXT)
+
+
+def cost(
+    recipe: Recipe,
+    hours: Annotated[
+        float | None,
+        typer.Option("--hours", metavar="H", help="Hours of serving, beside 1 and 24.", show_default=False),
+    ] = None,
+    train_hours: Annotated[
+        float | None,
+        typer.Option("--train-hours", metavar="H", help="Hours of the training.", show_default=False),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", metavar="DIR", help="A run's folder, whose measured hours count.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    model: Model = None,
+    data_dir: DataDir = None,
+    sets: Sets = None,
+) -> None:
+    """What training and serving cost, by hours given, measured or planned.
+
+    Without --train-hours and --run the training is planned, as `recipe plan` does.
+    """
+    from compiler.cost import COST, text
+    from compiler.cost import cost as costs
+    from compiler.duration import training_hours
+    from compiler.plan import session
+
+    _, lowered = read(recipe, sets, planning=True)
+    program = lowered.program
+    if program is None:
+        show(lowered.diagnostics, Format.JSON if as_json else Format.TEXT)
+        raise typer.Exit(FAILED)
+    planned = None
+    if train_hours is None and run is None:
+        with _progress(f"planning {program.name}") as progress:
+            asked = session.Asked(tuple(sets or ()), model=model, data_dir=data_dir)
+            planned = session.plan_run(program, asked, progress)
+    made = costs(program, training_hours(train_hours, run, planned, program.recipe.train.steps), hours)
+    print(COST.dump_json(made, indent=2).decode() if as_json else text(made).rstrip("\n"))

@@ -1,0 +1,118 @@
+"""The training step of a generated train.py with shapes for arrays. Imports jax."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from compiler.plan.depth import renumbered, shortened
+from compiler.plan.results import Compiled
+from compiler.program import Program
+from runtime.model import abstract_model
+from runtime.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
+
+SCHEDULED_STEPS = 1000
+"""Of the learning rate's schedule. The run's own number is known with its data, and changes nothing here."""
+
+
+@dataclass(frozen=True)
+class AbstractStep:
+    """A step to lower.
+
+    Attributes:
+        step: of runtime.step, the one that train.py runs.
+        arguments: of `step.jit()`: shapes with shardings.
+        sizes: bytes of them on one device, by what they are.
+    """
+
+    step: Step
+    arguments: tuple[Any, Any, Any]
+    sizes: Compiled
+
+
+def abstract_step(
+    program: Program, layers: Sequence[int], script: Mapping[str, Any], mesh: Mesh
+) -> AbstractStep:
+    """The step of a program's train.py with some of the model's layers.
+
+    Args:
+        script: what train.py states: its constants, `learning_rate` and `optimizer`.
+        mesh: in scope.
+
+    Raises:
+        UserError: when Tunix's model is not what the runtime expects.
+    """
+    lora, train = renumbered(script.get("LORA"), layers), script["TRAIN"]
+    built = abstract_model(
+        program.family,
+        shortened(program.architecture, layers),
+        script["MODEL"],
+        lora,
+        dict(mesh.shape),
+        script.get("SHARDING_RULES", ()),
+    )
+    rule = script["optimizer"](script["learning_rate"](SCHEDULED_STEPS))
+    accumulation = train.accumulation_steps(script["MESH"].data_parallel)
+    optimizer = abstract_optimizer(built, rule, accumulation, mesh)
+    step = Step(built, optimizer, train, mesh, functools.partial(micro_batch_loss, built, train))
+    trained, state = (
+        placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
+    )
+    base = placed(step.base, shardings_of(step.base, mesh))
+    batch = abstract_batch(train, script["DATA"].max_length, script["MESH"].data_parallel, mesh)
+    sizes = Compiled(
+        layers=len(layers),
+        weights=device_bytes(base) + (device_bytes(trained) if lora is None else 0),
+        adapters=0.0 if lora is None else device_bytes(trained),
+        optimizer=device_bytes(state),
+        batch=device_bytes(batch),
+    )
+    return AbstractStep(step, ((trained, state), base, batch), sizes)
+
+
+def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> dict[str, Any]:
+    """A micro-batch as runtime.data makes it; a preference has two rows."""
+    group = 1 if train.objective == "sft" else 2
+    shape = (train.micro_batch_size * data_parallel * group, length)
+    rows = NamedSharding(mesh, PartitionSpec("fsdp"))
+    whole = NamedSharding(mesh, PartitionSpec())
+    ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+    return {
+        "tokens": ids,
+        "positions": ids,
+        "segment_ids": ids,
+        "loss_mask": jax.ShapeDtypeStruct(shape, jnp.bool_, sharding=rows),
+        "norm": jax.ShapeDtypeStruct((), jnp.float32, sharding=whole),
+        "index": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+    }
+
+
+def placed(tree: Any, shardings: Any) -> Any:
+    """A tree of shapes, each with its sharding."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
+
+
+def device_bytes(tree: Any) -> float:
+    """Bytes of a tree's arrays on one device, without what their layout adds."""
+    return float(
+        sum(
+            math.prod(leaf.sharding.shard_shape(leaf.shape)) * _bits(leaf.dtype) / 8
+            for leaf in jax.tree.leaves(tree)
+        )
+    )
+
+
+def _bits(dtype: Any) -> int:
+    name = jnp.dtype(dtype).name
+    return 4 if name in ("int4", "uint4") else jnp.dtype(dtype).itemsize * 8

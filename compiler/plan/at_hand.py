@@ -1,0 +1,176 @@
+"""What this machine has of a recipe's training data and tokenizer. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.artifact import ArtifactError
+from compiler.catalog import is_directory
+from compiler.checks.paths import is_inline
+from compiler.preview import TOKENIZER_FILES, data_settings
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+    from runtime.settings import DataSettings, ModelSettings
+
+DECISIVE = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
+"""Packages that decide how rows are read, rendered and tokenised."""
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Something is not at hand.
+
+    Attributes:
+        reason: a clause, without its full stop.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class AtHand:
+    """The training data of a recipe, and what tokenises it.
+
+    Attributes:
+        data: settings, with the sources of data.train alone.
+        data_dir: what their relative paths are relative to.
+        model_dir: folder with a tokenizer, and perhaps the checkpoint.
+        model: settings, whose `tokenizer` is a folder of this machine, if any.
+        vocabulary: embeddings of the model.
+    """
+
+    data: DataSettings
+    data_dir: Path
+    model_dir: Path
+    model: ModelSettings
+    vocabulary: int
+
+
+def look(program: Program, model: Path | None, data_dir: Path | None) -> AtHand | Unavailable:
+    """Finds the training data and the tokenizer.
+
+    Args:
+        model: folder of the checkpoint or of its tokenizer; None takes the recipe's own folder, or what
+            Hugging Face's cache on this machine has of the model.
+        data_dir: what relative paths of data are relative to; None for the recipe's folder.
+
+    Raises:
+        ArtifactError: what was given is not there.
+    """
+    folder = data_dir or program.source.parent
+    data = replace(data_settings(program), eval=())
+    absent = _absent(data, folder, data_dir is not None)
+    if absent is not None:
+        return absent
+    found = _tokenizer(program, model, folder)
+    if isinstance(found, Unavailable):
+        return found
+    return AtHand(data, folder, *found, program.architecture.vocab_size)
+
+
+def contents(found: AtHand) -> str:
+    """Everything that decides what becomes of the data, as JSON: of files, what is in them."""
+    import runtime.data
+
+    data = found.data
+    folders = [found.model_dir] + ([Path(found.model.tokenizer)] if found.model.tokenizer else [])
+    template, transform = data.chat_template, (data.transform or "").rpartition(":")[0]
+    a_file = template is not None and not is_inline(template)
+    made_of: dict[str, Any] = {
+        "settings": asdict(data),
+        "vocabulary": found.vocabulary,
+        "tokenizer": [_digests(folder, TOKENIZER_FILES) for folder in folders],
+        "sources": [_digests(found.data_dir / path) for path in _paths(data)],
+        "template": _digests(found.data_dir / str(template)) if a_file else None,
+        "transform": _digests(Path(transform)) if transform else None,
+        "code": _digests(Path(runtime.data.__file__).parent, ["*.py"]),
+        "packages": [_version(name) for name in DECISIVE],
+    }
+    return json.dumps(made_of, sort_keys=True)
+
+
+def _absent(data: DataSettings, folder: Path, given: bool) -> Unavailable | None:
+    """The first source that is not on this machine, None when all are.
+
+    Args:
+        given: whether the user named the folder; then a file that is not in it is an error.
+    """
+    help = "--data-dir DIR says where the data lies"
+    if given and not folder.is_dir():
+        raise ArtifactError(f"{folder}: no such folder", help)
+    for source in _paths(data):
+        if "://" in source:
+            return Unavailable(f"the data {source} is not on this machine")
+        if not (folder / source).exists():
+            if given:
+                raise ArtifactError(f"there is no {folder / source}", help)
+            return Unavailable(f"there is no {source} beside the recipe")
+    return None
+
+
+def _tokenizer(
+    program: Program, given: Path | None, data_dir: Path
+) -> tuple[Path, ModelSettings] | Unavailable:
+    """The folder for runtime.data.load_tokenizer, and the settings."""
+    from runtime.settings import ModelSettings
+
+    model = program.recipe.model
+    settings = ModelSettings(model.id, program.family.name, revision=model.revision)
+    if given is not None and not given.is_dir():
+        raise ArtifactError(f"{given}: no such folder", "--model DIR says where the tokenizer lies")
+    if model.tokenizer is not None:
+        folder = data_dir / Path(model.tokenizer).expanduser()
+        other = folder.resolve() if folder.is_dir() else _cached(model.tokenizer, None)
+        if other is None:
+            return _not_here(model.tokenizer, "model.tokenizer may name a folder")
+        return given or other, replace(settings, tokenizer=str(other))
+    if given is not None:
+        return given, settings
+    if is_directory(model.id):
+        own: Path | None = program.source.parent / Path(model.id).expanduser()
+    else:
+        own = _cached(model.id, model.revision)
+    if own is None or not (own / "tokenizer.json").is_file():
+        return _not_here(model.id, "--model DIR says where one is")
+    return own, settings
+
+
+def _cached(repository: str, revision: str | None) -> Path | None:
+    """What Hugging Face's cache on this machine has of a repository, when its tokenizer is in it."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repository, "tokenizer.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _not_here(name: str, way: str) -> Unavailable:
+    return Unavailable(f"the tokenizer of {name} is not on this machine ({way})")
+
+
+def _paths(data: DataSettings) -> list[str]:
+    return [source if isinstance(source, str) else source.path for source in data.train]
+
+
+def _digests(place: Path, patterns: Iterable[str] = ("**/*",)) -> list[str]:
+    """Name and sha256 of a file, or of the files in a folder."""
+    inside = {f for pattern in patterns for f in place.glob(pattern) if f.is_file()}
+    out = []
+    for file in [place] if place.is_file() else sorted(inside):
+        with file.open("rb") as stream:
+            name = file.relative_to(place).as_posix()
+            out.append(f"{name} {hashlib.file_digest(stream, 'sha256').hexdigest()}")
+    return out
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

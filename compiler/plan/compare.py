@@ -1,0 +1,160 @@
+"""`recipe diff A B --plan`: what a change does to memory, time and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.plan.results import Collective, Plan
+from compiler.plan.units import aligned, gib, groups, milliseconds, percent, traffic, wrapped
+
+PARTS = {
+    "weights": "base weights",
+    "adapters": "adapters",
+    "optimizer": "optimizer",
+    "batch": "batch",
+    "padding": "padding of their layouts",
+    "temporaries": "activations and temporaries",
+    "code": "code",
+}
+"""The parts of Memory, in words."""
+
+ESTIMATES = (
+    "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own, "
+    "extrapolated where it did not compile every layer. Nothing was measured on a TPU."
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number of both plans.
+
+    Attributes:
+        name: as the table has it.
+        unit: of the values: "bytes", "seconds" and so on.
+        before, after: None where unknown.
+        write: the number as the table shows it.
+    """
+
+    name: str
+    unit: str
+    before: float | None
+    after: float | None
+    write: Callable[[float], str]
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        before, after = ("unknown" if n is None else self.write(n) for n in (self.before, self.after))
+        return before, after
+
+    @property
+    def change(self) -> float | None:
+        """0.1 for 10 % more; None where there is nothing to compare with."""
+        return None if self.after is None or not self.before else self.after / self.before - 1
+
+
+def compare(before: Plan, after: Plan) -> str:
+    """The text that the command prints: a table of the figures that are not written alike."""
+    head = [*wrapped(f"before: {_title(before)}"), *wrapped(f"after:  {_title(after)}"), ""]
+    changed = [figure for figure in figures(before, after) if figure.texts[0] != figure.texts[1]]
+    if not changed:
+        return "\n".join([*head, "Nothing changes in memory, time or cost."]) + "\n"
+    rows = [["", "before", "after", "change"]]
+    rows += [[figure.name, *figure.texts, _change(figure)] for figure in changed]
+    return "\n".join([*head, *aligned(rows, "<>>>", indent=""), "", *wrapped(ESTIMATES)]) + "\n"
+
+
+def to_json(before: Plan, after: Plan) -> dict[str, Any]:
+    """All figures, unrounded, for CI."""
+    return {
+        "before": before.recipe,
+        "after": after.recipe,
+        "figures": [
+            {"name": f.name, "unit": f.unit, "before": f.before, "after": f.after, "change": f.change}
+            for f in figures(before, after)
+        ],
+        "estimates": ESTIMATES,
+    }
+
+
+def figures(before: Plan, after: Plan) -> list[Figure]:
+    """What two plans are compared by, changed or not. A step that was not compiled has no times."""
+
+    def figure(
+        name: str, unit: str, of: Callable[[Plan], float | None], write: Callable[[float], str]
+    ) -> Figure:
+        return Figure(name, unit, of(before), of(after), write)
+
+    def of_memory(key: str) -> Callable[[Plan], float]:
+        return lambda plan: float(getattr(plan.estimate.memory, key))
+
+    def moved(name: str) -> Callable[[Plan], float | None]:
+        return lambda plan: _moved(plan, name) if plan.estimate.seconds else None
+
+    collectives = dict.fromkeys(_name(c) for plan in (before, after) for c in plan.estimate.collectives)
+    return [
+        figure("HBM of a device", "bytes", of_memory("used"), _gib),
+        *(figure(f"  {words}", "bytes", of_memory(key), _gib) for key, words in PARTS.items()),
+        figure("HBM that there is", "bytes", of_memory("available"), _gib),
+        figure("share of it", "share", of_memory("share"), percent),
+        figure("real tokens of a micro-batch", "tokens", _tokens, _whole),
+        figure("its step", "seconds", lambda plan: plan.estimate.seconds or None, milliseconds),
+        figure("a real token", "seconds", _seconds_per_token, milliseconds),
+        figure("tokens/s", "tokens/s", lambda plan: plan.run.tokens_per_second or None, _whole),
+        figure("MFU", "share", lambda plan: plan.estimate.mfu or None, percent),
+        *(figure(name, "bytes", moved(name), traffic) for name in collectives),
+        figure("devices", "devices", lambda plan: plan.devices, _whole),
+        figure("steps of the run", "steps", lambda plan: plan.run.steps, _whole),
+        figure("hours", "hours", lambda plan: plan.run.hours, _hundredths),
+        figure("hours, calibrated", "hours", lambda plan: plan.run.calibrated_hours, _hundredths),
+        figure("US$", "US$", lambda plan: plan.run.usd, _hundredths),
+        figure("US$, calibrated", "US$", lambda plan: plan.run.calibrated_usd, _hundredths),
+        figure("US$ a million tokens", "US$", lambda plan: plan.run.usd_per_million_tokens, _hundredths),
+    ]
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.recipe} on {plan.accelerator.partition(':')[0]}, mesh {mesh(plan)}"
+
+
+def mesh(plan: Plan) -> str:
+    """ "fsdp 4 x tp 1"."""
+    return " x ".join(f"{name} {size}" for name, size in plan.axes.items())
+
+
+def _name(collective: Collective) -> str:
+    return f"{collective.kind}, {groups(collective)}"
+
+
+def _moved(plan: Plan, name: str) -> float:
+    return sum(c.bytes for c in plan.estimate.collectives if _name(c) == name)
+
+
+def _tokens(plan: Plan) -> float | None:
+    return plan.run.tokens_per_second * plan.estimate.seconds or None
+
+
+def _seconds_per_token(plan: Plan) -> float | None:
+    speed = plan.run.tokens_per_second
+    return 1 / speed if speed else None
+
+
+def _change(figure: Figure) -> str:
+    if figure.before is None or figure.after is None:
+        return ""
+    if figure.change is None:
+        return "new"
+    return f"{100 * figure.change:+,.1f} %" if figure.after else "gone"
+
+
+def _gib(count: float) -> str:
+    return f"{gib(count)} GiB"
+
+
+def _whole(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _hundredths(number: float) -> str:
+    return f"{number:,.2f}"

@@ -1,0 +1,154 @@
+"""Which layers are compiled in place of all, and what the whole model is made of them.
+
+Every figure of a step is close to linear in how often a part of the layer pattern is repeated. A model is
+split into stretches of layers that repeat one pattern (the layers that share keys and values, or carry no
+adapter, are stretches of their own). One compile has each stretch short; one more for each stretch has it
+longer by whole repeats. The whole model is a weighted sum of these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.program import Program
+from compiler.wording import split_layer
+from runtime.adapters import LoraSettings
+from runtime.families import Architecture
+
+LEAST = 4
+"""Layers of a stretch in the smallest compile, at least: with fewer, what lies outside of the layers has too
+large a part in every figure."""
+STRETCHES = 3
+"""A model of more stretches is compiled whole."""
+
+
+@dataclass(frozen=True)
+class Depth:
+    """One compile of an extrapolation.
+
+    Attributes:
+        layers: indices of the layers that it has.
+        weight: of its figures in the sum that stands for the whole model; the weights' sum is 1.
+    """
+
+    layers: tuple[int, ...]
+    weight: float
+
+
+def whole(program: Program) -> Depth:
+    """A compile of all layers."""
+    return Depth(tuple(range(program.architecture.num_layers)), 1.0)
+
+
+def depths(program: Program, small: bool = False) -> tuple[Depth, ...]:
+    """The compiles that a program's figures are extrapolated from; one of all its layers when they are few
+    or follow no pattern.
+
+    Args:
+        small: as few layers as the pattern allows, which is less accurate.
+    """
+    if _names_layers(program):
+        return (whole(program),)
+    stretches = _stretches(_kinds(program))
+    if len(stretches) > STRETCHES:
+        return (whole(program),)
+    short = [_Cut.of(stretch, 1 if small else LEAST) for stretch in stretches]
+    if all(cut.repeats <= 2 for cut in short):
+        return (whole(program),)
+    longer = [i for i, cut in enumerate(short) if cut.repeats > 1]
+    weights = {i: float(short[i].repeats - 1) for i in longer}
+    out = [Depth(_layers(short, {}), 1.0 - sum(weights.values()))]
+    return (*out, *(Depth(_layers(short, {i: 2}), weights[i]) for i in longer))
+
+
+def shortened(architecture: Architecture, layers: Sequence[int]) -> Architecture:
+    """An architecture with only some of its layers, which are numbered anew."""
+    changes: dict[str, Any] = {"layer_types": tuple(architecture.layer_types[i] for i in layers)}
+    shared = getattr(architecture, "kv_shared_layers", 0)
+    if shared:
+        changes["kv_shared_layers"] = sum(i >= architecture.num_layers - shared for i in layers)
+    return replace(architecture, **changes)
+
+
+def renumbered(lora: LoraSettings | None, layers: Sequence[int]) -> LoraSettings | None:
+    """LoRA settings for a model that has only some of its layers."""
+    if lora is None or lora.layers is None:
+        return lora
+    return replace(lora, layers=tuple(new for new, old in enumerate(layers) if old in lora.layers))
+
+
+def weighted(depths: Sequence[Depth], figures: Sequence[float]) -> float:
+    """The whole model's figure from those of its compiles."""
+    return sum(depth.weight * figure for depth, figure in zip(depths, figures, strict=True))
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A stretch: `unit` layers that are there `repeats` times, and `rest` that begin another repeat."""
+
+    start: int
+    unit: int
+    repeats: int
+    rest: int
+
+    @classmethod
+    def of(cls, stretch: tuple[int, int, int], least: int) -> _Cut:
+        start, length, pattern = stretch
+        unit = pattern * -(-least // pattern)
+        return cls(start, unit, max(1, length // unit), length % unit if length >= unit else 0)
+
+    def layers(self, repeats: int) -> range:
+        return range(self.start, self.start + repeats * self.unit + self.rest)
+
+
+def _layers(cuts: Sequence[_Cut], repeats: Mapping[int, int]) -> tuple[int, ...]:
+    return tuple(layer for i, cut in enumerate(cuts) for layer in cut.layers(repeats.get(i, 1)))
+
+
+def _stretches(kinds: Sequence[Any]) -> list[tuple[int, int, int]]:
+    """(first layer, layers, layers of the pattern) of each stretch: as few as can be, from the front."""
+    out = []
+    start = 0
+    while start < len(kinds):
+        end, pattern = max(_reach(kinds, start), key=lambda found: (found[0], -found[1]))
+        out.append((start, end - start, pattern))
+        start = end
+    return out
+
+
+def _reach(kinds: Sequence[Any], start: int) -> list[tuple[int, int]]:
+    """How far each length of a pattern goes from a layer on: (end, length)."""
+    out = []
+    for length in range(1, min(16, len(kinds) - start) + 1):
+        end = start + length
+        while end < len(kinds) and kinds[end] == kinds[end - length]:
+            end += 1
+        out.append((end, length))
+    # A pattern that is not even repeated once explains nothing.
+    repeated = [(end, length) for end, length in out if end - start >= 2 * length]
+    return repeated or [(start + 1, 1)]
+
+
+def _names_layers(program: Program) -> bool:
+    """Whether a pattern may speak of layers by their numbers, which change when some are left out."""
+    patterns = [match for match, _ in program.rules]
+    if program.lora is not None:
+        patterns += [*program.lora.targets, *program.lora.rank_pattern]
+    return any(re.search(r"\d", pattern) for pattern in patterns)
+
+
+def _kinds(program: Program) -> list[Any]:
+    """What each layer is made of: equal for layers that compute the same with other weights."""
+    kinds: list[list[Any]] = [[kind] for kind in program.architecture.layer_types]
+    for parameter in program.parameters:
+        path, layer = split_layer(parameter.path)
+        if layer is not None:
+            kinds[layer].append((path, parameter.shape, parameter.spec, bool(parameter.sources)))
+    for adapter in program.adapters:
+        path, layer = split_layer(adapter.a_path)
+        if layer is not None:
+            kinds[layer].append((path, adapter.a_shape, adapter.b_shape, adapter.a_spec, adapter.b_spec))
+    return [tuple(kind) for kind in kinds]

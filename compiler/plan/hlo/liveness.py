@@ -1,0 +1,205 @@
+"""Which arrays of a compiled program are alive at once, and how much memory they take.
+
+The text of a scheduled module tells the order of its instructions, not where their results lie. What is
+found here is the least that this order needs: gaps between arrays come on top in the compiler's own figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from compiler.plan.hlo.names import Names
+from compiler.plan.hlo.parse import Array, Instruction, Module
+from compiler.plan.results import Temporary
+
+SAME_ARRAYS = ("bitcast", "opt-barrier", "while", "add-dependency", "async-update")
+"""Operations whose result is their first operand, as it lies in memory. A loop works on what it is given."""
+REFERENCES = (*SAME_ARRAYS, "tuple", "get-tuple-element")
+"""Of them and these, only the loop reads memory."""
+BLOCKS = ("while", "call", "conditional")
+"""Operations that run other computations, whose own arrays come on top of what is alive outside."""
+INDEX = re.compile(r"\bindex=(\d+)")
+ALIASED = re.compile(r"\{(\d*)\}: \((\d+), \{(\d*)\}")
+MAY_SHARE = re.compile(r'"aliasing_operands":\{"lists":\[((?:\{"indices":\[[^\]]*\]\},?)*)\]')
+INDICES = re.compile(r"\[([^\]]*)\]")
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """Memory of one array, or of several that take turns in it.
+
+    Attributes:
+        array, source: what is put there first, and by which instruction.
+        bytes: 0 for what is not in HBM.
+        outside: whether it belongs to whoever runs the computation: a parameter or a result.
+        first, last: positions in the schedule.
+        merged: the buffer that it has become a part of.
+    """
+
+    array: Array
+    source: Instruction
+    bytes: int
+    first: int
+    last: int
+    outside: bool = False
+    merged: _Buffer | None = None
+
+    def whole(self) -> _Buffer:
+        buffer = self
+        while buffer.merged is not None:
+            buffer = buffer.merged
+        return buffer
+
+
+@dataclass(frozen=True)
+class _Peak:
+    """The most that a computation's own arrays take at once, bytes, and which they are."""
+
+    bytes: int = 0
+    alive: tuple[_Buffer, ...] = ()
+
+
+def largest(module: Module, most: int = 12) -> tuple[float, tuple[Temporary, ...]]:
+    """The bytes that the temporaries take when they take most, and the arrays that are alive then.
+
+    The program's arguments and results are no temporaries.
+
+    Args:
+        module: scheduled.
+        most: entries of the list, the largest first. Arrays of the same name and shape are one.
+    """
+    peak = _Analysis(module).peak(module.entry)
+    names = Names(module)
+    found: dict[tuple[str, str], list[int]] = {}
+    for buffer in peak.alive:
+        shape = f"{buffer.array.dtype}[{','.join(map(str, buffer.array.dimensions))}]"
+        found.setdefault((names.of(buffer.source), shape), []).append(buffer.bytes)
+    arrays = [Temporary(name, shape, len(sizes), sum(sizes)) for (name, shape), sizes in found.items()]
+    arrays.sort(key=lambda array: (-array.bytes, array.name, array.shape))
+    return float(peak.bytes), tuple(arrays[:most])
+
+
+@dataclass
+class _Analysis:
+    module: Module
+    _peaks: dict[str, _Peak] = field(default_factory=dict)
+
+    def peak(self, computation: str) -> _Peak:
+        """Of a computation and of what it runs."""
+        if computation not in self._peaks:
+            instructions = self.module.computations[computation]
+            buffers = [b for b in _Buffers(instructions).all if not b.outside and b.merged is None]
+            self._peaks[computation] = self._highest(instructions, buffers)
+        return self._peaks[computation]
+
+    def _highest(self, instructions: tuple[Instruction, ...], buffers: list[_Buffer]) -> _Peak:
+        change = [0] * (len(instructions) + 1)
+        for buffer in buffers:
+            change[buffer.first] += buffer.bytes
+            change[buffer.last + 1] -= buffer.bytes
+        alive, best, at, within = 0, -1, 0, _Peak()
+        for position, instruction in enumerate(instructions):
+            alive += change[position]
+            inner = self._inner(instruction)
+            if alive + inner.bytes > best:
+                best, at, within = alive + inner.bytes, position, inner
+        here = (b for b in buffers if b.bytes and b.first <= at <= b.last)
+        return _Peak(max(best, 0), (*here, *within.alive))
+
+    def _inner(self, instruction: Instruction) -> _Peak:
+        if instruction.opcode not in BLOCKS:
+            return _Peak()
+        peaks = [self.peak(name) for name in instruction.calls if name in self.module.computations]
+        return max(peaks, key=lambda peak: peak.bytes, default=_Peak())
+
+
+class _Buffers:
+    """The buffers of one computation."""
+
+    def __init__(self, instructions: tuple[Instruction, ...]) -> None:
+        self.all: list[_Buffer] = []
+        self._of: dict[str, list[_Buffer]] = {}
+        self._outputs: dict[str, list[_Buffer]] = {}
+        for position, instruction in enumerate(instructions):
+            self._of[instruction.name] = self._result(instruction, position)
+            if instruction.opcode not in REFERENCES or instruction.opcode == "while":
+                for buffer in self._operands(instruction):
+                    buffer.last = position
+        root = next((i for i in instructions if i.root), instructions[-1])
+        for buffer in self._of[root.name]:
+            buffer.outside = True
+        for position, instruction in enumerate(instructions):
+            self._share(instruction, position)
+
+    def _operands(self, instruction: Instruction) -> list[_Buffer]:
+        return [buffer for name in instruction.operands for buffer in self._of.get(name, ())]
+
+    def _new(self, array: Array, instruction: Instruction, position: int) -> _Buffer:
+        stored = array.memory_space == 0 and instruction.opcode != "constant"
+        outside = instruction.opcode == "parameter"
+        buffer = _Buffer(array, instruction, array.bytes if stored else 0, position, position, outside)
+        self.all.append(buffer)
+        return buffer
+
+    def _result(self, instruction: Instruction, position: int) -> list[_Buffer]:
+        """The buffer of each array of an instruction's result."""
+        opcode, operands = instruction.opcode, self._operands(instruction)
+        count = len(instruction.arrays)
+        if opcode == "tuple":
+            return operands
+        if opcode in SAME_ARRAYS and len(operands) >= count:
+            return operands[:count]
+        if opcode == "get-tuple-element":
+            index = INDEX.search(instruction.attributes)
+            start = int(index[1]) if index else 0
+            if len(operands) >= start + count:
+                return operands[start : start + count]
+        if opcode.endswith("-done") and instruction.operands[0] in self._outputs:
+            return self._outputs[instruction.operands[0]][:count]
+        given = dict(self._given(instruction, operands))
+        made = [
+            given[number] if number in given else self._new(array, instruction, position)
+            for number, array in enumerate(instruction.arrays)
+        ]
+        if opcode.endswith("-start"):
+            self._outputs[instruction.name] = [b for i, b in enumerate(made) if i not in given]
+        return made
+
+    def _given(self, instruction: Instruction, operands: list[_Buffer]) -> Iterator[tuple[int, _Buffer]]:
+        """Arrays of a result that lie where an operand does: their numbers and buffers."""
+        if instruction.opcode == "copy-start":
+            yield 1, operands[0]
+        elif instruction.opcode.endswith("-start") and len(instruction.arrays) > len(operands):
+            # What is begun holds on to its operands, which stand before what it makes.
+            yield from enumerate(operands)
+        elif "output_to_operand_aliasing=" in instruction.attributes:
+            text = instruction.attributes.partition("output_to_operand_aliasing=")[2]
+            for output, operand, index in ALIASED.findall(text.partition("}}")[0] + "}"):
+                buffers = self._of.get(instruction.operands[int(operand)], [])
+                if len(buffers) > int(index or 0):
+                    yield int(output or 0), buffers[int(index or 0)]
+
+    def _share(self, instruction: Instruction, position: int) -> None:
+        """Lets a result take the place of an operand that nothing reads later, where the compiler may."""
+        match = MAY_SHARE.search(instruction.attributes)
+        if match is None:
+            return
+        operands, results = self._operands(instruction), self._of[instruction.name]
+        for group in INDICES.findall(match[1]):
+            numbers = [int(number) for number in re.findall(r"\d+", group)]
+            before = [operands[n].whole() for n in numbers if n < len(operands)]
+            after = [results[n - len(operands)] for n in numbers if 0 <= n - len(operands) < len(results)]
+            for result in after:
+                self._merge(result.whole(), before, position)
+
+    def _merge(self, result: _Buffer, candidates: Iterable[_Buffer], position: int) -> None:
+        for operand in candidates:
+            free = operand.last == position and not operand.outside and operand is not result
+            if free and result.first == position:
+                operand.last = result.last
+                operand.bytes = max(operand.bytes, result.bytes)
+                operand.outside |= result.outside
+                result.merged = operand
+                return

@@ -1,0 +1,156 @@
+"""Readable names for a compiled program's arrays, from what the tracer noted beside each operation.
+
+A note such as `jit(_train)/transpose(jvp(BTD,NDH->BTNH))/dot_general` tells the operation and the pass it
+belongs to, not the layer. That comes from the weight that the operation reads.
+"""
+
+from __future__ import annotations
+
+import re
+
+from compiler.plan.hlo.parse import Instruction, Module
+
+MOVES = ("bitcast", "copy", "convert", "reshape", "transpose", "slice", "all-gather", "all-to-all")
+"""Operations that give a weight back, elsewhere or in another form."""
+ASYNC = ("copy-start", "copy-done", "all-gather-start", "all-gather-done", "async-start", "async-done")
+INDEX = re.compile(r"\bindex=(\d+)")
+PLUMBING = re.compile(
+    r"(jit|pjit|vmap|shard_map|remat\d*|checkpoint|rematted_computation|closed_call|cond|branch_\d+_fun|body"
+    r"|einsum|pallas_call|custom_vjp_call|core_call)(\(.*\))?$"
+)
+"""Parts of a note that say how an operation was traced, not what it is."""
+TRANSFORM = re.compile(r"(jvp|transpose)\((.*)\)$")
+TRACED = "jit("
+"""How an operation's note begins. Others are those of arguments, and the compiler's own: "convert.38"."""
+MADE_UP = re.compile(r"[\w-]+\.\d+$")
+SCOPE = re.compile(r"layers?_\d+$")
+LAYER = "layers.{}"
+KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
+
+
+class Names:
+    """Of the instructions of one module."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._by_name = {i.name: i for body in module.computations.values() for i in body}
+        self._loop_of: dict[str, Instruction] = {}
+        self._home: dict[str, str] = {}
+        for computation, body in module.computations.items():
+            for instruction in body:
+                self._home[instruction.name] = computation
+                if instruction.opcode == "while":
+                    self._loop_of |= dict.fromkeys(instruction.calls, instruction)
+
+    def of(self, instruction: Instruction) -> str:
+        """ "layers.{}.mlp.gate_proj.kernel / dot_general (backward)": the weight that it reads, the operation
+        and the pass, as far as they are known. Layers' numbers are left out."""
+        moved = self._weight(instruction)
+        if moved is not None:
+            return f"{weight_path(moved.op_name)} / {instruction.opcode.removesuffix('-start')}"
+        note = self._note(instruction)
+        what, phase = operation(note) if note else (instruction.opcode, "")
+        weight = self._read_weight(instruction)
+        where = f"{weight_path(weight.op_name)} / " if weight else ""
+        if where.startswith(LAYER):
+            what = what.removeprefix(f"{LAYER} / ")
+        return f"{where}{what or instruction.opcode}{f' ({phase})' if phase else ''}"
+
+    def _note(self, instruction: Instruction) -> str:
+        """What the tracer noted; where it did not, what stands beside the last operation of a fusion that has
+        a note, or beside what was moved."""
+        if instruction.op_name.startswith(TRACED):
+            return instruction.op_name
+        if instruction.opcode == "fusion":
+            inside = self._module.computations.get(next(iter(instruction.calls), ""), ())
+            return next((i.op_name for i in reversed(inside) if i.op_name.startswith(TRACED)), "")
+        if instruction.opcode in (*MOVES, *ASYNC, "get-tuple-element"):
+            moved = self._by_name.get(instruction.operands[0])
+            return self._note(moved) if moved else ""
+        return ""
+
+    def _read_weight(self, instruction: Instruction) -> Instruction | None:
+        """The largest of the arguments that it reads."""
+        read = (self._weight(self._by_name[name]) for name in instruction.operands if name in self._by_name)
+        return max((w for w in read if w), key=lambda w: sum(a.bytes for a in w.arrays), default=None)
+
+    def _weight(self, instruction: Instruction | None) -> Instruction | None:
+        """The argument that an instruction hands on, None when it computes something."""
+        while instruction is not None:
+            opcode = instruction.opcode
+            if opcode == "parameter":
+                entry = self._home[instruction.name] == self._module.entry
+                return instruction if entry and _is_argument(instruction.op_name) else None
+            if opcode == "get-tuple-element":
+                instruction = self._element(instruction)
+            elif (
+                opcode in MOVES or opcode in ASYNC or (opcode == "fusion" and len(instruction.operands) == 1)
+            ):
+                instruction = self._by_name.get(instruction.operands[0])
+            else:
+                return None
+        return None
+
+    def _element(self, picked: Instruction) -> Instruction | None:
+        """What an element of a tuple is; seen from within a loop, what the loop was given."""
+        source = self._by_name.get(picked.operands[0])
+        index = INDEX.search(picked.attributes)
+        if source is not None and source.opcode == "parameter":
+            loop = self._loop_of.get(self._home[source.name])
+            source = self._by_name.get(loop.operands[0]) if loop else None
+        if source is None or index is None:
+            return None
+        if source.opcode != "tuple":
+            return source if source.opcode == "fusion" else None
+        return self._by_name.get(source.operands[int(index[1])])
+
+
+def operation(note: str) -> tuple[str, str]:
+    """What an operation is, and its pass: "" for the forward one, "backward", "recomputed" or "update".
+
+    `jit(_train)/transpose(jvp(attention))/einsum/BTD,NDH->BTNH/dot_general` is "attention / BTD,NDH->BTNH",
+    "backward".
+    """
+    note = note.partition(";")[0]
+    parts: list[str] = []
+    for part in _split(note):
+        inner: str | None = part
+        while inner and (match := TRANSFORM.match(inner)):
+            inner = match[2]
+        inner = LAYER if inner and SCOPE.match(inner) else inner
+        parts += [inner] if inner and not PLUMBING.match(inner) and inner not in parts else []
+    if len(parts) > 1 and parts[-1] == "dot_general" and "->" in parts[-2]:
+        parts.pop()
+    phase = "" if "jvp(" in note else "update"
+    if "rematted_computation" in note:
+        phase = "recomputed"
+    elif "transpose(" in note:
+        phase = "backward"
+    return " / ".join("loop" if part == "while" else part for part in parts[-4:]), phase
+
+
+def weight_path(note: str) -> str:
+    """`base['layers'][3]['attn']['q_einsum']['w'].value` is "layers.{}.attn.q_einsum.w"; of an optimizer's
+    state the path begins with the moment: "mu.layers.{}.attn.q_einsum.w"."""
+    keys = ["{}" if number else text for text, number in KEY.findall(note.replace("\\'", "'"))]
+    moment = next((i for i, key in enumerate(keys) if key in ("mu", "nu")), None)
+    if moment is not None:
+        keys = keys[moment:]
+    first = next((i for i, key in enumerate(keys) if key != "{}"), len(keys))
+    return ".".join(keys[first:]) or note
+
+
+def _is_argument(note: str) -> bool:
+    return bool(note) and "/" not in note and not note.startswith(TRACED) and not MADE_UP.match(note)
+
+
+def _split(note: str) -> list[str]:
+    """At the slashes outside parentheses."""
+    parts, depth = [""], 0
+    for character in note:
+        depth += (character == "(") - (character == ")")
+        if character == "/" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

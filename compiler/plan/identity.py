@@ -1,0 +1,72 @@
+"""What a compile's result depends on: its name in the cache."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from compiler.artifact import digest, runtime_digest
+from compiler.plan import store
+from compiler.plan.job import Job
+from compiler.program import Program
+
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "google-tunix")
+"""Those whose code becomes part of the compiled step, or compiles it."""
+
+OUTSIDE = (
+    *("name", "extends", "checkpoint", "cache", "merge", "serve"),
+    *("benchmark", "evaluate", "launch", "cost", "budget"),
+)
+"""Sections that do not reach the step. All others count, and of them all keys but these:"""
+IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "log")}
+OF_A_COMPILE = ("abstract", "depth", "job", "kernels", "results", "topology", "worker")
+"""Modules of this folder that a compile runs, beside all of hlo/; the rest works on its result."""
+OF_DATA = ("max_length",)
+"""The only keys of `data` that reach the step."""
+
+
+def name(program: Program, job: Job) -> str:
+    """The name of a job's result in the cache."""
+    return store.key(step(program), job.layers, job.effort, versions(), sources())
+
+
+def step(program: Program) -> dict[str, Any]:
+    """Everything of a program that its compiled step depends on."""
+    recipe: dict[str, Any] = program.recipe.model_dump(mode="json", exclude=set(OUTSIDE))
+    recipe["data"] = {key: recipe["data"][key] for key in OF_DATA}
+    for section, keys in IRRELEVANT.items():
+        recipe[section] = {key: value for key, value in recipe[section].items() if key not in keys}
+    return {
+        "recipe": recipe,
+        # Of a pattern mapping the first match holds, so its order counts.
+        "patterns": [list((program.lora.rank_pattern if program.lora else {}).items())],
+        "family": program.family.name,
+        "architecture": asdict(program.architecture),
+        "accelerator": asdict(program.accelerator),
+    }
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """The installed versions of what makes the step; "" for what is not installed."""
+    return {package: _version(package) for package in PACKAGES}
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of the code that builds the step and reads what comes out."""
+    root = Path(__file__).resolve().parent.parent
+    files = [*(root / "plan" / f"{name}.py" for name in OF_A_COMPILE), *root.glob("plan/hlo/*.py")]
+    files += root.glob("emitters/*.py")
+    own = [f"{path.relative_to(root)} {digest(path.read_bytes())}" for path in sorted(files)]
+    return digest("\n".join([runtime_digest(), *own]).encode())
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,44 @@
+"""What one process compiles: a recipe's step with some of the model's layers, on its topology."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compile.
+
+    Attributes:
+        recipe: absolute path of the recipe's file.
+        sets: as --set takes them.
+        layers: indices of the model's layers that are kept, in ascending order.
+        effort: of XLA's optimisation and memory fitting, from -1 (quickest) to 1; 0 is jax's default.
+    """
+
+    recipe: Path
+    sets: tuple[str, ...]
+    layers: tuple[int, ...]
+    effort: float = -1.0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A job that gave no result.
+
+    Attributes:
+        message: one sentence.
+        killed: whether the process was killed, as the kernel does when memory runs out.
+        help: a way out, "" for none.
+    """
+
+    message: str
+    killed: bool = False
+    help: str = ""
+
+
+JOB: TypeAdapter[Job] = TypeAdapter(Job)
+FAILED: TypeAdapter[Failed] = TypeAdapter(Failed)

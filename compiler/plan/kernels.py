@@ -1,0 +1,77 @@
+"""Time of the custom kernels of a compiled program, of which its compiler knows nothing.
+
+All of this is estimated from the kernels' shapes: none was run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from compiler.plan.hlo.parse import Array, Module
+from compiler.plan.hlo.walk import executed
+from compiler.plan.results import Kernel
+
+EFFICIENCY = 0.5
+"""Share of the peak that splash attention is taken to reach. No measurement stands behind it, only this: for
+each pair of a query and a key, the kernel also takes a maximum, an exponential, two masks and a sum on the
+vector unit, which at a head size of 128 takes about as long as the products themselves."""
+
+TARGET = 'custom_call_target="tpu_custom_call"'
+NUMBERS = re.compile(r"(?:\.(?:\d+|clone))+$")
+SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)(?:_|$)")
+PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
+"""Matrix products for each block of queries and keys: q k and p v; q k, do v and ds k; q k, p do, do v and
+ds q."""
+
+
+def kernels(module: Module, peak_flops: float, bandwidth: float) -> tuple[Kernel, ...]:
+    """All of them, loops counted, by name. Of a kernel other than splash attention the FLOPs are not known
+    and count as 0. Bytes are those of each operand and result in HBM once, whatever a kernel reads again.
+
+    Args:
+        peak_flops: of one device, FLOP/s.
+        bandwidth: of its HBM, bytes/s.
+    """
+    found: dict[str, Kernel] = {}
+    for e in executed(module):
+        if e.instruction.opcode != "custom-call" or TARGET not in e.instruction.attributes:
+            continue
+        named = module.by_name[e.computation]
+        operands = [array for name in e.instruction.operands for array in named[name].arrays]
+        name = NUMBERS.sub("", e.instruction.name)
+        flops = splash_flops(name, operands)
+        moved = sum(array.bytes for array in (*operands, *e.instruction.arrays) if array.memory_space == 0)
+        seconds = max(flops / (peak_flops * EFFICIENCY), moved / bandwidth)
+        one = found.get(name, Kernel(name, 0, 0.0, 0.0, 0.0))
+        found[name] = replace(
+            one,
+            count=one.count + e.times,
+            flops=one.flops + e.times * flops,
+            bytes=one.bytes + e.times * moved,
+            seconds=one.seconds + e.times * seconds,
+        )
+    return tuple(sorted(found.values(), key=lambda one: one.name))
+
+
+def splash_flops(name: str, operands: Sequence[Array]) -> float:
+    """Of the matrix products of a splash attention kernel that is causal, whole blocks counted; 0.0 for any
+    other kernel.
+
+    Args:
+        operands: a table of blocks [1, Q, at most this many of K], for dK and dV [1, at most this many of Q,
+            K], perhaps more tables, then queries [..., N, T, H] in blocks of T / Q.
+    """
+    phase = SPLASH.match(name)
+    table = next((array for array in operands if len(array.dimensions) == 3), None)
+    queries = next((array for array in operands if array.dtype in ("bf16", "f32", "f16")), None)
+    if phase is None or table is None or queries is None or table is queries:
+        return 0.0
+    _, rows, columns = table.dimensions
+    blocks, most = (columns, rows) if phase[1] == "dkv" else (rows, columns)
+    visited = sum(min(block + 1, most) for block in range(blocks))
+    *batch, length, size = queries.dimensions
+    pairs = visited * (length / blocks) ** 2
+    return 2.0 * PRODUCTS[phase[1]] * math.prod(batch) * pairs * size

@@ -1,0 +1,82 @@
+"""How the page writes numbers: one unit and one precision for each kind of figure."""
+
+from __future__ import annotations
+
+NOT_KNOWN = "not known"
+SPACE = "\N{NO-BREAK SPACE}"
+"""Between a number and its unit."""
+
+GIB = 2**30
+
+
+def gib(count: float) -> str:
+    """Bytes in GiB with one decimal: "72.5 GiB"; smaller units where that would be 0.0."""
+    if abs(count) >= 0.05 * GIB:
+        return f"{count / GIB:,.1f}{SPACE}GiB"
+    if abs(count) >= 0.05 * 2**20:
+        return f"{count / 2**20:,.1f}{SPACE}MiB"
+    return f"{count / 2**10:,.1f}{SPACE}KiB" if count else "0"
+
+
+def capacity(count: float) -> str:
+    """What a device has, with a second decimal where it needs one: "95.0 GiB", "31.25 GiB"."""
+    value = f"{count / GIB:.2f}"
+    return f"{value.removesuffix('0')}{SPACE}GiB"
+
+
+def in_words(count: float) -> str:
+    """Bytes in full, for whoever wants to add them up: "77,846,282,240"."""
+    return f"{count:,.0f}"
+
+
+def moved(count: float) -> str:
+    """Bytes that are moved, in the decimal units of bandwidths: "118.4 GB"."""
+    for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
+        if count >= size:
+            return f"{count / size:,.1f}{SPACE}{unit}"
+    return f"{count / 1e3:,.1f}{SPACE}kB" if count else "0"
+
+
+def ms(seconds: float | None) -> str:
+    """Seconds in ms: "1,294 ms", "48.4 ms", "3.83 ms"."""
+    if seconds is None:
+        return NOT_KNOWN
+    value = seconds * 1e3
+    decimals = 0 if value >= 100 or value == 0 else 1 if value >= 10 else 2
+    return f"{value:,.{decimals}f}{SPACE}ms"
+
+
+def ms_per_token(seconds: float | None) -> str:
+    """Seconds a token in ms with four decimals, so that columns line up: "0.1086"."""
+    return NOT_KNOWN if seconds is None else f"{seconds * 1e3:.4f}"
+
+
+def hours(value: float | None) -> str:
+    """Hours, or minutes and seconds where they are few: "3.34 h", "1.9 min", "12.0 s"."""
+    if value is None:
+        return NOT_KNOWN
+    if value >= 0.1:
+        return f"{value:,.2f}{SPACE}h"
+    return f"{value * 60:.1f}{SPACE}min" if value >= 1 / 60 else f"{value * 3600:.1f}{SPACE}s"
+
+
+def usd(value: float | None) -> str:
+    """US$ with cents, and tenths of them where they are few: "US$4.67", "US$0.011"."""
+    if value is None:
+        return NOT_KNOWN
+    return f"US${value:,.3f}" if 0 < value < 0.1 else f"US${value:,.2f}"
+
+
+def percent(share: float | None) -> str:
+    return NOT_KNOWN if share is None else f"{share:.1%}".replace("%", f"{SPACE}%")
+
+
+def number(value: float | None) -> str:
+    """A count: "9,210"."""
+    return NOT_KNOWN if value is None else f"{value:,.0f}"
+
+
+def flops(value: float, unit: str) -> str:
+    """FLOPs, or FLOPs a second: "372.4 TFLOP", "291.7 GFLOP"."""
+    size, prefix = (1e12, "T") if value >= 1e12 or not value else (1e9, "G")
+    return f"{value / size:,.1f}{SPACE}{prefix}{unit}"

@@ -1,0 +1,124 @@
+"""The key/value cache as vLLM-TPU lays it out on each device.
+
+From the sources of tpu-inference: a token's keys and values of a layer lie interleaved in slots, one of each
+for every head that the device stores, also where the checkpoint has one projection for both: they are
+normalised and rotated differently. Slots are padded to the 32 bits of a word, and heads to 128 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from compiler.plan.paper.results import Cache
+from compiler.plan.paper.weights import layer_head_dim, padded_head, runs_jax_model, shares_cache
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+FULL = "full_attention"
+WORD_BYTES = 4
+SMALL_HEAD = 64
+"""Heads of this size have their key and value in one slot of 128 numbers."""
+
+DTYPES: Mapping[str, tuple[str, int]] = {
+    "auto": ("bfloat16", 2),
+    "bfloat16": ("bfloat16", 2),
+    "fp8": ("float8_e4m3fn", 1),
+    "fp8_e4m3": ("float8_e4m3fn", 1),
+    "fp8_e5m2": ("float8_e5m2", 1),
+}
+"""serve.kv_cache_dtype: the type that JAX stores, and its bytes."""
+
+
+def slot_bytes(heads: int, head_dim: int, number_bytes: int) -> int:
+    """Bytes of a token's keys and values in one layer on one device.
+
+    Args:
+        heads: that the device stores.
+        number_bytes: 2 for bfloat16, 1 for eight bits.
+    """
+    packing = WORD_BYTES // number_bytes
+    slots, lanes = (heads, 2 * SMALL_HEAD) if head_dim == SMALL_HEAD else (2 * heads, padded_head(head_dim))
+    return -(-slots // packing) * packing * lanes * number_bytes
+
+
+def caches(program: Program) -> list[Cache]:
+    """The layers by kind: what they see, and how many heads of which size they store."""
+    a, serve = program.architecture, program.recipe.serve
+    assert serve is not None
+    tp, number_bytes = serve.tensor_parallel_size, DTYPES[serve.kv_cache_dtype][1]
+    kinds: dict[tuple[bool, int, int], list[int]] = {}
+    for layer in range(a.num_layers):
+        local = a.layer_types[layer] != FULL
+        kinds.setdefault((local, a.kv_heads(layer), layer_head_dim(a, layer)), []).append(layer)
+    out = []
+    for (local, heads, head_dim), layers in kinds.items():
+        storing = [layer for layer in layers if not shares_cache(a, layer)]
+        device_heads = -(-heads // tp)
+        one = slot_bytes(device_heads, head_dim, number_bytes)
+        out.append(
+            Cache(
+                name="all" if len(kinds) == 1 else "local" if local else "global",
+                layers=len(storing),
+                shared=len(layers) - len(storing),
+                window=_window(a) if local else None,
+                heads=heads,
+                head_dim=head_dim,
+                device_heads=device_heads,
+                bytes_per_token=len(storing) * one,
+                unpadded_bytes_per_token=len(storing) * 2 * heads * head_dim * number_bytes / tp,
+                read_bytes_per_token=len(layers) * one,
+            )
+        )
+    return out
+
+
+def windows_bound(program: Program, kinds: Sequence[Cache]) -> bool:
+    """Whether layers with a window keep the window alone.
+
+    tpu-inference's JAX models keep every token in every layer. vLLM's models on torchax keep windows apart,
+    unless heads differ in size between layers or vLLM's manager for that is switched off.
+    """
+    serve = program.recipe.serve
+    assert serve is not None
+    names = {str(name).replace("_", "-") for name, value in serve.extra_args.items() if value is not False}
+    return (
+        not runs_jax_model(program)
+        and any(kind.window for kind in kinds)
+        and len({padded_head(kind.head_dim) for kind in kinds}) == 1
+        and "disable-hybrid-kv-cache-manager" not in names
+    )
+
+
+def sequence_bytes(kinds: Sequence[Cache], tokens: float, bounded: int | None) -> float:
+    """What a sequence takes of the cache on each device of its replica; blocks are not rounded up.
+
+    Args:
+        bounded: tokens of one step of the server, which layers with a window keep beside the window; None
+            where they keep every token.
+    """
+    total = 0.0
+    for kind in kinds:
+        kept = tokens
+        if bounded is not None and kind.window is not None:
+            kept = min(tokens, kind.window - 1 + bounded)
+        total += kind.bytes_per_token * kept
+    return total
+
+
+def read_bytes(kinds: Sequence[Cache], context: float, windows: bool) -> float:
+    """What a decode step reads of a sequence's cache on each device.
+
+    Args:
+        windows: whether blocks outside of a layer's window are skipped.
+    """
+    return sum(
+        kind.read_bytes_per_token * (min(context, kind.window) if windows and kind.window else context)
+        for kind in kinds
+    )
+
+
+def _window(architecture: Any) -> int | None:
+    window = getattr(architecture, "sliding_window", None)
+    return int(window) if window else None

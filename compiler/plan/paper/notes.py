@@ -1,0 +1,124 @@
+"""What a server's plan rests on and what it warns of, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from compiler.plan.paper.results import Cache, ServingPlan
+from compiler.plan.paper.weights import missing, runs_jax_model
+from compiler.wording import listing, plural
+from spec.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+
+def promise(plan: ServingPlan) -> Diagnostic | None:
+    """N1006 where max_num_seqs promises more sequences of max_model_len than the cache holds."""
+    if plan.sequences_fit >= plan.max_num_seqs:
+        return None
+    where = "serve.max_num_seqs"
+    if plan.sequences_fit == 0:
+        return Diagnostic("N1006", _none_fits(plan.max_model_len, plan.tokens_fit), where, _smaller())
+    return Diagnostic(
+        "N1006",
+        _too_many(plan.max_num_seqs, plan.max_model_len, plan.sequences_fit),
+        where,
+        f"nothing where requests are shorter; else max_num_seqs: {plan.sequences_fit}",
+    )
+
+
+def notes(program: Program, kinds: Sequence[Cache], windows_bound: bool, share: float) -> Iterator[str]:
+    """What holds for this recipe.
+
+    Args:
+        share: of the memory that vLLM uses.
+    """
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    assert serve is not None and accelerator is not None
+    yield from _cache_notes(program, kinds, windows_bound)
+    if said := missing(program):
+        yield said
+    yield (
+        f"vLLM takes {share:.0%} of the memory for weights and cache; what a step needs besides has the rest"
+    )
+    idle = accelerator.devices - serve.tensor_parallel_size * serve.data_parallel_size
+    if idle > 0:
+        yield f"{plural(idle, 'device')} stay idle and are paid for"
+    if serve.quantization or program.recipe.merge.quantization:
+        yield "arithmetic is bounded by the peak in bfloat16; a chip that multiplies fp8 may do more"
+    if getattr(program.architecture, "experts", 0):
+        yield "experts are read as often as tokens routed evenly ask for them"
+    if program.recipe.model.id.startswith((".", "/", "~")):
+        yield f"sizes are from {program.model_origin}"
+    left_out = [
+        n
+        for n in program.recipe.benchmark.input_lengths
+        if n + program.recipe.benchmark.output_length > serve.max_model_len
+    ]
+    if left_out:
+        yield (
+            f"left out of the benchmark: {listing(f'{n:,}' for n in left_out)} tokens in and "
+            f"{program.recipe.benchmark.output_length:,} out are more than max_model_len "
+            f"{serve.max_model_len:,}, and vLLM refuses them"
+        )
+
+
+def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) -> Iterator[str]:
+    serve = program.recipe.serve
+    assert serve is not None
+    tp, fp8 = serve.tensor_parallel_size, serve.kv_cache_dtype.startswith("fp8")
+    windows = sorted({kind.window for kind in kinds if kind.window})
+    if windows and windows_bound:
+        yield f"local layers keep their window of {windows[0]:,} tokens and what a step adds to it"
+    elif windows:
+        why = (
+            "tpu-inference's JAX models allocate every layer alike"
+            if runs_jax_model(program)
+            else "heads of several sizes, or a flag, switch that off"
+        )
+        yield f"local layers keep every token, not their window of {windows[0]:,} alone: {why}"
+    for kind in kinds:
+        name = "" if kind.name == "all" else f"{kind.name} "
+        if max(kind.heads, tp) % min(kind.heads, tp):
+            yield (
+                f"tpu-inference refuses {kind.heads} key/value heads on {tp} devices, as neither number "
+                "divides the other"
+            )
+        elif kind.heads < tp:
+            wasted = ", where eight bits take as much as sixteen" if fp8 else ""
+            yield (
+                f"{name}layers have {plural(kind.heads, 'key/value head')} for {tp} devices: a device stores "
+                f"one{wasted}, and {tp // kind.heads} devices the same"
+            )
+        elif fp8 and kind.device_heads % 2 and kind.head_dim != 64:
+            yield (
+                f"{name}layers have {plural(kind.device_heads, 'key/value head')} on a device: in eight bits "
+                "an odd number is padded to the next even one"
+            )
+        if kind.shared:
+            yield f"{kind.shared} {name}layers read the keys and values of earlier ones and store none"
+    if getattr(program.architecture, "k_eq_v", False):
+        yield (
+            "keys serve as values in the weights of the global layers alone: the cache holds both, which are "
+            "normalised and rotated differently"
+        )
+
+
+def _too_many(promised: int, length: int, fit: int) -> str:
+    return (
+        f"max_num_seqs promises {plural(promised, 'sequence')}, and the key/value cache holds {fit:,} of "
+        f"max_model_len {length:,} at once; vLLM puts the others off"
+    )
+
+
+def _none_fits(length: int, tokens: int) -> str:
+    return (
+        f"the key/value cache holds {tokens:,} tokens, less than one sequence of max_model_len {length:,}, "
+        "and vLLM does not start"
+    )
+
+
+def _smaller() -> str:
+    return "a smaller max_model_len, a larger tensor_parallel_size, or a larger accelerator"

@@ -1,0 +1,226 @@
+"""Lower bounds of serving: what the memory, the matrix units and the links allow at most.
+
+A bound leaves out what a server does besides: scheduling, sampling, padding to buckets, operations that reach
+neither limit, waiting. Measured times are longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.plan.paper.cache import FULL, read_bytes, sequence_bytes
+from compiler.plan.paper.results import Cache, Load, Step, Weights
+from compiler.plan.paper.weights import layer_head_dim
+from compiler.program import Program
+
+ALL_REDUCES = 2
+"""Of each layer: after attention's output projection and after the MLP's."""
+ACTIVATION_BYTES = 2
+ROUNDS = 200
+"""At most, to find how many requests are under way."""
+SETTLED = 1e-6
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the bounds rest on, of one device of a replica."""
+
+    program: Program
+    weights: Sequence[Weights]
+    caches: Sequence[Cache]
+    tensor_parallel: int
+    peak_flops: float
+    bandwidth: float
+    link_bandwidth: float
+
+    def decode(self, sequences: float, context: float) -> Step:
+        """A step that gives each sequence a further token.
+
+        Args:
+            context: tokens that each of them sees.
+        """
+        skipped, whole = (sequences * read_bytes(self.caches, context, skip) for skip in (True, False))
+        seen = self._attention([min(context, window) for window in self._windows()])
+        return self._step(
+            sequences=sequences,
+            tokens=context,
+            weight_bytes=self._read_weights(sequences),
+            cache_bytes=skipped,
+            whole_cache_bytes=whole,
+            flops=sequences * (2 * self._sum("per_token") + 2 * self._sum("per_sample") + seen),
+            handled=sequences,
+        )
+
+    def prefill(self, prompt: int, batched: int) -> Step:
+        """A prompt alone, up to its first token, in steps of at most `batched` tokens.
+
+        The cache is counted as it is written; what later steps read of it is left out.
+        """
+        written = sequence_bytes(self.caches, prompt, None)
+        seen = self._attention([_seen(prompt, window) for window in self._windows()])
+        return self._step(
+            sequences=1,
+            tokens=prompt,
+            weight_bytes=-(-prompt // batched) * self._read_weights(min(prompt, batched)),
+            cache_bytes=written,
+            whole_cache_bytes=written,
+            flops=prompt * 2 * self._sum("per_token") + 2 * self._sum("per_sample") + seen,
+            handled=prompt,
+        )
+
+    def _step(
+        self,
+        sequences: float,
+        tokens: float,
+        weight_bytes: float,
+        cache_bytes: float,
+        whole_cache_bytes: float,
+        flops: float,
+        handled: float,
+    ) -> Step:
+        """A step's times.
+
+        Args:
+            handled: tokens whose hidden states the all-reduces sum.
+        """
+        a, tp = self.program.architecture, self.tensor_parallel
+        # A ring scatters the sums and gathers them: each sends and receives (tp - 1) / tp of the array.
+        array = handled * a.hidden_size * ACTIVATION_BYTES
+        reduced = ALL_REDUCES * a.num_layers * 4 * (tp - 1) / tp * array
+        memory = (weight_bytes + cache_bytes) / self.bandwidth
+        compute = flops / self.peak_flops
+        links = reduced / self.link_bandwidth
+        return Step(
+            sequences=sequences,
+            tokens=tokens,
+            weight_bytes=weight_bytes,
+            cache_bytes=cache_bytes,
+            whole_cache_bytes=whole_cache_bytes,
+            flops=flops,
+            all_reduce_bytes=reduced,
+            memory_seconds=memory,
+            compute_seconds=compute,
+            all_reduce_seconds=links,
+            bound_seconds=max(memory, compute, links),
+            estimate_seconds=max((weight_bytes + whole_cache_bytes) / self.bandwidth, compute) + links,
+        )
+
+    def _sum(self, field: str) -> float:
+        return sum(float(getattr(one, field)) for one in self.weights)
+
+    def _read_weights(self, tokens: float) -> float:
+        """Bytes of weights that a step reads: of experts, those that tokens routed evenly are sent to."""
+        a = self.program.architecture
+        used = 1.0
+        if experts := getattr(a, "experts", 0):
+            used = 1 - (1 - getattr(a, "experts_per_token", 0) / experts) ** tokens
+        return sum(one.read_bytes * (used if one.name == "experts" else 1.0) for one in self.weights)
+
+    def _windows(self) -> list[float]:
+        """Of each layer; infinite where it sees everything."""
+        a = self.program.architecture
+        local = float(getattr(a, "sliding_window", None) or "inf")
+        return [float("inf") if kind == FULL else local for kind in a.layer_types]
+
+    def _attention(self, pairs: Sequence[float]) -> float:
+        """FLOPs of scores and of values, from the pairs of a query and a key in each layer."""
+        a = self.program.architecture
+        return sum(
+            4 * a.heads(layer) * layer_head_dim(a, layer) / self.tensor_parallel * count
+            for layer, count in enumerate(pairs)
+        )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a replica takes at once.
+
+    Attributes:
+        replicas: how many there are.
+        sequences: max_num_seqs.
+        batched: max_num_batched_tokens.
+        cache_bytes: of a device, for the cache.
+        bounded: as `sequence_bytes` takes it.
+    """
+
+    replicas: int
+    sequences: int
+    batched: int
+    cache_bytes: float
+    bounded: int | None
+
+
+def load(
+    server: Server,
+    limits: Limits,
+    prompt: int,
+    answer: int,
+    rate: float | None,
+    prompts: int,
+    usd_per_hour: float | None,
+) -> Load:
+    """One of the benchmark's points.
+
+    A sequence is taken to hold half of its answer on average. Where the rate is what limits, Little's law
+    gives the requests under way: the rate times how long one takes at least.
+
+    Args:
+        prompt, answer: tokens.
+        rate: requests per second over all replicas, None for all at once.
+        prompts: requests of the measurement.
+    """
+    context = prompt + answer / 2
+    most, limited_by = min(
+        (limits.cache_bytes / sequence_bytes(server.caches, context, limits.bounded), "cache"),
+        (float(limits.sequences), "max_num_seqs"),
+        (prompts / limits.replicas, "prompts"),
+    )
+    first = server.prefill(prompt, limits.batched)
+    concurrency = most
+    if rate is not None:
+        arriving = rate / limits.replicas
+        under_way = 0.0
+        for _ in range(ROUNDS):
+            further = (answer - 1) * server.decode(max(under_way, 1.0), context).bound_seconds
+            before, under_way = under_way, min(arriving * (first.bound_seconds + further), most)
+            if under_way - before < SETTLED:
+                break
+        if under_way < most:
+            concurrency, limited_by = under_way, "rate"
+    step = server.decode(max(concurrency, 1.0), context)
+    tokens = limits.replicas * _throughput(server, first, most, context, answer)
+    if rate is not None:
+        tokens = min(tokens, rate * answer)
+    return Load(
+        input_length=prompt,
+        output_length=answer,
+        request_rate=rate,
+        concurrency=concurrency * limits.replicas,
+        limited_by=limited_by,
+        ttft_seconds=first.bound_seconds,
+        tpot_seconds=step.bound_seconds,
+        tokens_per_second=tokens,
+        usd_per_million_tokens=None if usd_per_hour is None else usd_per_hour / 3600 / tokens * 1e6,
+    )
+
+
+def _throughput(server: Server, first: Step, sequences: float, context: float, answer: int) -> float:
+    """Output tokens per second of a replica that is always full.
+
+    Prompts are handled in the same steps as further tokens, so that they add arithmetic and all-reduces, and
+    no reading of weights.
+    """
+    step = server.decode(sequences, context)
+    seconds = max(
+        answer * step.memory_seconds,
+        answer * step.compute_seconds + sequences * first.compute_seconds,
+        answer * step.all_reduce_seconds + sequences * first.all_reduce_seconds,
+    )
+    return sequences * answer / seconds
+
+
+def _seen(prompt: int, window: float) -> float:
+    """Pairs of a token and one that it sees, itself among them, over a whole prompt."""
+    inner = min(prompt, window)
+    return inner * (inner + 1) / 2 + (prompt - inner) * inner

@@ -1,0 +1,215 @@
+"""What vLLM-TPU holds of a model's weights on each device.
+
+How each array is placed was read in the sources of tpu-inference: its JAX models split heads, features
+and the vocabulary over the devices of a replica and keep norms and the like whole on each. vLLM's own
+models on torchax, which Gemma 2 and 3 go through, do the same as far as this file is concerned.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from compiler import catalog
+from compiler.plan.paper.results import Weights
+from compiler.wording import split_layer
+from runtime.families.base import Parameter
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+JAX_FAMILIES = ("gemma4", "qwen3", "qwen2", "llama3")
+"""Families that tpu-inference has a JAX model of, which is run unless MODEL_IMPL_TYPE says otherwise."""
+
+WHOLE_HEADS = ("qwen2", "qwen3")
+"""Families whose JAX model keeps an output head of its own whole on each device: it names no sharding."""
+
+LANES = 128
+"""A head's numbers are padded to a multiple of this; heads of 64 have a kernel of their own."""
+
+VISION = "vision tower"
+
+
+@dataclass(frozen=True)
+class Tower:
+    """A vision tower.
+
+    Attributes:
+        positions: rows of its table of positions, one for each coordinate; it is whole on each device.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    head_dim: int
+    patch: int
+    positions: int
+
+
+LARGE_TOWER = Tower(1152, 4304, 27, 16, 72, 16, 10_240)
+TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
+"""Vision towers by the model's title, from the published config.json. At TP 8 the 31B's comes to 0.18 GB a
+chip, as it does in the compiled server."""
+
+MULTIMODAL = {"gemma4": "a vision tower, and the small ones an audio tower,", "gemma3": "a vision tower"}
+"""What multimodal checkpoints of a family have beside the text model."""
+
+KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
+ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|o_proj)\.w$")
+MLP = re.compile(r"\.mlp\.\w+\.kernel$")
+EXPERTS = re.compile(r"\.moe\.(gating_einsum|linear)$")
+
+
+def runs_jax_model(program: Program) -> bool:
+    """Whether tpu-inference's own JAX model is run, rather than vLLM's on torchax."""
+    assert program.recipe.serve is not None
+    torchax = program.recipe.serve.env.get("MODEL_IMPL_TYPE") == "vllm"
+    return program.family.name in JAX_FAMILIES and not torchax
+
+
+def padded_head(head_dim: int) -> int:
+    """Numbers that a head takes in weights and cache."""
+    return head_dim if head_dim == LANES // 2 else -(-head_dim // LANES) * LANES
+
+
+def layer_head_dim(architecture: Any, layer: int) -> int:
+    """Head size of a layer: Gemma 4's global layers have one of their own."""
+    own = getattr(architecture, "layer_head_dim", None)
+    return own(layer) if own else int(architecture.head_dim)
+
+
+def shares_cache(architecture: Any, layer: int) -> bool:
+    """Whether a layer reads the keys and values of an earlier one."""
+    own = getattr(architecture, "shares_kv", None)
+    return bool(own and own(layer))
+
+
+def weights(program: Program) -> list[Weights]:
+    """What one device holds. Arrays that are alike are one line; quantisation's scales, below 0.1 %, are left
+    out."""
+    lines: dict[tuple[str, int, str], Weights] = {}
+    for one in (*_text(program), *_vision(program)):
+        key = (one.name, one.number_bytes, one.placed)
+        lines[key] = _sum(lines[key], one) if key in lines else one
+    return list(lines.values())
+
+
+def missing(program: Program) -> str | None:
+    """A sentence about what the checkpoint may hold and `weights` does not count; None where nothing is."""
+    more, model = MULTIMODAL.get(program.family.name), program.recipe.model.id
+    known = catalog.entries().get(model)
+    text_alone = known is not None and "text_config" not in known["config"]
+    if more is None or text_alone or catalog.title(model) in TOWERS:
+        return None
+    return f"multimodal checkpoints have {more} whose size is not known here: it is not counted"
+
+
+def _sum(a: Weights, b: Weights) -> Weights:
+    return Weights(
+        a.name,
+        a.number_bytes,
+        a.placed,
+        a.bytes + b.bytes,
+        a.read_bytes + b.read_bytes,
+        a.per_token + b.per_token,
+        a.per_sample + b.per_sample,
+    )
+
+
+def _text(program: Program) -> Iterator[Weights]:
+    """One line for each array, those included that only fill Tunix's model: tpu-inference has keys and values
+    in every layer, also where they are shared."""
+    serve, merge = program.recipe.serve, program.recipe.merge
+    assert serve is not None
+    plain = 4 if str(serve.extra_args.get("dtype", "")) in ("float32", "float") else 2
+    linear = 1 if serve.quantization or merge.quantization else plain
+    experts = 1 if serve.quantization else plain
+    tied = not any(parameter.path == "lm_head.w" for parameter in program.parameters)
+    for parameter in program.parameters:
+        path, numbers, tp = parameter.path, float(math.prod(parameter.shape)), serve.tensor_parallel_size
+        split = f"split over {tp}" if tp > 1 else "whole"
+        if path.startswith("embedder.") and path.endswith("input_embedding"):
+            yield _embedding(parameter, plain, tp, split, tied)
+        elif path == "lm_head.w":
+            alone = program.family.name in WHOLE_HEADS and runs_jax_model(program) and tp > 1
+            local, placed = (numbers, "whole on each") if alone else (numbers / tp, split)
+            yield Weights("output head", plain, placed, local * plain, local * plain, 0.0, local)
+        elif KEYS.search(path):
+            yield _keys(program, parameter, linear, tp)
+        elif ATTENTION.search(path):
+            # Every one of them has the head size among its axes, once.
+            head = layer_head_dim(program.architecture, _layer(path))
+            local = numbers * padded_head(head) / head / tp
+            yield _used("attention", linear, split, local)
+        elif MLP.search(path):
+            yield _used("MLP", linear, split, numbers / tp)
+        elif EXPERTS.search(path):
+            size, a = numbers * experts / tp, program.architecture
+            share = getattr(a, "experts_per_token", 0) / getattr(a, "experts", 1)
+            yield Weights("experts", experts, split, size, size, numbers * share / tp, 0.0)
+        else:
+            size = numbers * plain
+            matrix = numbers if len(parameter.shape) > 1 else 0.0
+            placed = "whole on each" if tp > 1 else "whole"
+            yield Weights("norms and small projections", plain, placed, size, size, matrix, 0.0)
+
+
+def _used(name: str, number_bytes: int, placed: str, local: float) -> Weights:
+    """A linear layer's weight, of which one device holds `local` numbers."""
+    return Weights(name, number_bytes, placed, local * number_bytes, local * number_bytes, local, 0.0)
+
+
+def _embedding(parameter: Parameter, number_bytes: int, tp: int, split: str, tied: bool) -> Weights:
+    """The vocabulary's rows are padded to a multiple of the devices. Looking up a row reads next to nothing;
+    the tokens' embedding is read whole where it is the output head as well."""
+    rows, *row = parameter.shape
+    local = float(-(-rows // tp) * math.prod(row))
+    head = tied and parameter.path == "embedder.input_embedding"
+    read = local * number_bytes if head else 0.0
+    return Weights("embeddings", number_bytes, split, local * number_bytes, read, 0.0, local if head else 0.0)
+
+
+def _keys(program: Program, parameter: Parameter, number_bytes: int, tp: int) -> Weights:
+    """Key and value projections: split by heads where the devices divide them.
+
+    Where they do not, Gemma 4's JAX model splits each head over all devices; the others give a head to each,
+    so that several devices hold the same one.
+    """
+    layer, numbers = _layer(parameter.path), float(math.prod(parameter.shape))
+    heads, head = program.architecture.kv_heads(layer), layer_head_dim(program.architecture, layer)
+    numbers *= padded_head(head) / head
+    if tp == 1:
+        local, placed = numbers, "whole"
+    elif heads % tp == 0:
+        local, placed = numbers / tp, f"split over {tp}"
+    elif program.family.name == "gemma4" and runs_jax_model(program):
+        local, placed = numbers / tp, f"each of {heads} heads split over {tp}"
+    else:
+        local, placed = numbers / heads * -(-heads // tp), f"{heads} heads repeated over {tp}"
+    if shares_cache(program.architecture, layer):
+        return Weights("keys and values, not used", number_bytes, placed, local * number_bytes, 0.0, 0.0, 0.0)
+    return _used("keys and values", number_bytes, placed, local)
+
+
+def _layer(path: str) -> int:
+    layer = split_layer(path)[1]
+    assert layer is not None
+    return layer
+
+
+def _vision(program: Program) -> Iterator[Weights]:
+    """The vision tower and its projection, in bfloat16; answering about text reads none of it."""
+    tower = TOWERS.get(catalog.title(program.recipe.model.id))
+    if tower is None:
+        return
+    assert program.recipe.serve is not None
+    tp, hidden = program.recipe.serve.tensor_parallel_size, tower.hidden
+    layer = 4 * hidden * tower.heads * tower.head_dim + 3 * hidden * tower.intermediate
+    split = tower.layers * layer + 3 * tower.patch**2 * hidden + hidden * program.architecture.hidden_size
+    table = 2 * tower.positions * hidden
+    placed = f"split over {tp}, positions whole" if tp > 1 else "whole"
+    yield Weights(VISION, 2, placed, 2 * (split / tp + table), 0.0, 0.0, 0.0)

@@ -1,0 +1,252 @@
+"""Compiles jobs in processes of their own, as many at a time as the machine has cores and memory for.
+
+A result goes into the cache as soon as it is there, so that what is interrupted goes on from where it was.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+from compiler.artifact import ArtifactError
+from compiler.pipeline import require_packages
+from compiler.plan import identity, store
+from compiler.plan.job import FAILED, JOB, Failed, Job
+from compiler.plan.results import COMPILED, Compiled
+from compiler.program import Program
+
+WORKER = ("-m", "compiler.plan.worker")
+POLL_SECONDS = 0.1
+BASE_MEMORY, LAYER_MEMORY = 2.0e9, 0.15e9
+"""Bytes that a compile is taken to need, and for each layer: a start is put off until as much is free. All
+60 layers of Gemma 4 31B took 9 GB, 6 of them 2.4 GB."""
+BASE_SECONDS, LAYER_SECONDS = 10.0, 5.0
+"""What a compile is first taken to need, for its progress; each that ends corrects it."""
+
+Progress = Callable[[float, str], None]
+"""progress(share of all the work, from 0 to 1; what is going on)."""
+
+
+@dataclass
+class _Running:
+    """A process that compiles."""
+
+    index: int
+    job: Job
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+    started: float = field(default_factory=time.monotonic)
+
+
+def compile_jobs(
+    work: Sequence[tuple[Program, Job]],
+    progress: Progress | None = None,
+    most: int | None = None,
+    on_done: Callable[[int, Compiled | Failed, bool], None] | None = None,
+) -> list[Compiled | Failed]:
+    """Compiles each job, or takes its result from the cache.
+
+    Args:
+        work: a job with its program.
+        most: processes at a time; the number of cores when None.
+        on_done: called with a job's index, its result and whether that came from the cache.
+
+    Returns:
+        The results in the order of the jobs.
+
+    Raises:
+        ArtifactError: when there is something to compile and what compiles is not installed.
+        KeyboardInterrupt: after the processes have been ended; what was done is in the cache.
+    """
+    names = [identity.name(program, job) for program, job in work]
+    results: list[Compiled | Failed | None] = [cached(name) for name in names]
+    if on_done:
+        for index, result in enumerate(results):
+            if result is not None:
+                on_done(index, result, True)
+    waiting = [index for index, result in enumerate(results) if result is None]
+    if waiting:
+        require_compiler()
+    pool = _Pool([job for _, job in work], most or os.cpu_count() or 1, progress)
+
+    def done(index: int, result: Compiled | Failed) -> None:
+        results[index] = result
+        if isinstance(result, Compiled):
+            store.put(names[index], COMPILED.dump_json(result).decode())
+        if on_done:
+            on_done(index, result, False)
+
+    pool.run(waiting, done)
+    return [result for result in results if result is not None]
+
+
+def cached(name: str) -> Compiled | None:
+    """A result of the cache; None where there is none, or one that is damaged."""
+    text = store.get(name)
+    if text is None:
+        return None
+    try:
+        return COMPILED.validate_json(text)
+    except ValueError:
+        return None
+
+
+def require_compiler() -> None:
+    """Checks that the training packages and libtpu are installed, without importing them.
+
+    Raises:
+        ArtifactError: naming what is missing, and the extra that brings it.
+    """
+    require_packages("planning")
+    if find_spec("libtpu") is None:
+        raise ArtifactError(
+            "planning needs libtpu, whose compiler runs without a TPU, and it is not installed",
+            "pip install 'recipec[train,plan]'",
+        )
+
+
+class _Pool:
+    def __init__(self, jobs: Sequence[Job], most: int, progress: Progress | None) -> None:
+        self._jobs = jobs
+        self._most = most
+        self._progress = progress
+        self._running: list[_Running] = []
+        self._pace = 1.0
+        self._finished = 0.0
+
+    def run(self, waiting: Sequence[int], done: Callable[[int, Compiled | Failed], None]) -> None:
+        """Runs jobs by their indices, the largest first, and calls `done` with each result."""
+        queue = sorted(waiting, key=lambda index: -len(self._jobs[index].layers))
+        total = sum(map(self._work, queue))
+        again: list[int] = []
+        try:
+            while queue or self._running:
+                while queue and self._may_start(self._jobs[queue[0]]):
+                    self._start(queue.pop(0))
+                time.sleep(POLL_SECONDS)
+                for item in [item for item in self._running if item.process.poll() is not None]:
+                    self._running.remove(item)
+                    result = self._result(item)
+                    if isinstance(result, Failed) and result.killed and item.index not in again:
+                        again.append(item.index)  # once more, with the machine for itself
+                        queue.append(item.index)
+                        self._most = 1
+                        continue
+                    self._finished += self._work(item.index)
+                    done(item.index, result)
+                self._report(total)
+        finally:
+            self._end()
+
+    def _may_start(self, job: Job) -> bool:
+        if not self._running:
+            return True
+        needed = BASE_MEMORY + LAYER_MEMORY * len(job.layers)
+        return len(self._running) < self._most and available_memory() > needed
+
+    def _start(self, index: int) -> None:
+        job = self._jobs[index]
+        output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
+        process = subprocess.Popen(
+            [sys.executable, *WORKER],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            env=environment(),
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(JOB.dump_json(job))
+            process.stdin.close()
+        self._running.append(_Running(index, job, process, output, errors))
+
+    def _result(self, item: _Running) -> Compiled | Failed:
+        with item.output, item.errors:
+            item.output.seek(0)
+            item.errors.seek(0)
+            lines = item.output.read().decode(errors="replace").strip().splitlines()
+            said = item.errors.read().decode(errors="replace").strip().splitlines()
+        self._pace = (time.monotonic() - item.started) / self._work(item.index)
+        return read_result(item.process.returncode, lines[-1] if lines else "", said)
+
+    def _work(self, index: int) -> float:
+        """Seconds that a job is first taken to need."""
+        return BASE_SECONDS + LAYER_SECONDS * len(self._jobs[index].layers)
+
+    def _report(self, total: float) -> None:
+        if self._progress is None or not total:
+            return
+        now = time.monotonic()
+        going = sum(
+            work * (1 - math.exp(-1.5 * (now - item.started) / (work * self._pace)))
+            for item in self._running
+            for work in [self._work(item.index)]
+        )
+        layers = ", ".join(str(len(item.job.layers)) for item in self._running)
+        self._progress(min(0.99, (self._finished + going) / total), f"compiling {layers} layers")
+
+    def _end(self) -> None:
+        for item in self._running:
+            with suppress(ProcessLookupError):
+                os.killpg(item.process.pid, signal.SIGKILL)
+            item.process.wait()
+            item.output.close()
+            item.errors.close()
+        self._running.clear()
+
+
+def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Failed:
+    """What a worker's end means.
+
+    Args:
+        status: its exit status; below 0 the signal that ended it.
+        line: the last that it printed.
+        said: lines of its stderr.
+    """
+    try:
+        if line.startswith('{"compiled": '):
+            return COMPILED.validate_json(line[len('{"compiled": ') : -1])
+        if line.startswith('{"failed": '):
+            return FAILED.validate_json(line[len('{"failed": ') : -1])
+    except ValueError:
+        pass
+    if status == -signal.SIGKILL:
+        return Failed("the compile was killed, most likely because this machine's memory ran out", True)
+    last = next((text for text in reversed(said) if text.strip()), f"exit status {status}")
+    return Failed(f"the compile ended without a result: {last[:300]}")
+
+
+def environment() -> dict[str, str]:
+    """Of a process that compiles for a TPU on a machine that has none."""
+    here = str(Path(__file__).resolve().parent.parent.parent)
+    inherited: Mapping[str, str] = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    return {
+        **inherited,
+        "PYTHONPATH": os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        # One lock file keeps processes from sharing a TPU, which none of these has.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+
+
+def available_memory() -> float:
+    """Bytes that new processes may take; infinite where the system does not say."""
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return math.inf

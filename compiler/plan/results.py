@@ -1,0 +1,367 @@
+"""What planning finds out. Plain values, so that they can be cached, sent between processes and printed.
+
+Bytes, FLOPs and seconds are those of one device and one micro-batch (forward, backward and the
+optimizer's update), unless it is said otherwise. Nothing here was measured on a TPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import TypeAdapter
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind over the same mesh axes.
+
+    Attributes:
+        kind: "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute".
+        axes: mesh axes that it runs over, () when its groups are those of no set of axes.
+        over_dcn: whether a group has devices of several slices.
+        count: how often a step runs it, loops counted.
+        bytes: of the arrays that one device ends up with, all of `count` together.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    over_dcn: bool
+    count: int
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Custom kernels of one name, which the compiler's cost model counts as nothing.
+
+    Figures come from their shapes, of all `count` together.
+
+    Attributes:
+        name: as in the HLO, without numbers: "splash_mha_fwd_segmented_residuals".
+        seconds: at half of the chip's peak, or its memory's bandwidth, whichever takes longer.
+    """
+
+    name: str
+    count: int
+    flops: float
+    bytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Temporary:
+    """An array that is alive when the temporaries take most memory.
+
+    Attributes:
+        name: where it comes from, from the program's metadata: "layers.3.mlp / mul".
+        shape: as in the HLO, without the layout: "bf16[1,3072,21504]".
+        count: arrays of that name (layer numbers aside) and shape.
+        bytes: of all of them, padded as they lie in memory.
+    """
+
+    name: str
+    shape: str
+    count: int
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a compiled program does, from its HLO, each loop's body counted as often as it runs.
+
+    Attributes:
+        flops: of matrix products.
+        bytes: read and written by every operation.
+        seconds: each operation's roofline (FLOPs at the peak, bytes at the memory's bandwidth, whichever
+            takes longer, at the rates that the compiler's own estimate rests on) summed up. Kernels are left
+            out; collectives count as reading and writing alone.
+        loop_flops, loop_bytes, loop_seconds: of them, what the second and later iterations of loops add:
+            the compiler's own cost analysis counts a loop's body once.
+    """
+
+    flops: float
+    bytes: float
+    seconds: float
+    loop_flops: float
+    loop_bytes: float
+    loop_seconds: float
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """A compile that the compiler refused, because the program does not fit.
+
+    Attributes:
+        used, limit: bytes of HBM.
+        largest: the allocations that the compiler lists.
+    """
+
+    used: float
+    limit: float
+    largest: tuple[Temporary, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A step compiled at one depth.
+
+    Attributes:
+        layers: decoder layers that were compiled.
+        weights, adapters, optimizer, batch: bytes of the arguments by what they are, from their shapes.
+        arguments: bytes as the compiler lays them out, padding included.
+        temporaries, code: bytes.
+        host: bytes of host memory (offloaded activations).
+        flops, bytes, seconds: the compiler's own cost analysis, which counts a loop's body once and a
+            custom kernel as nothing. Where it gives no meaningful time, seconds are our reading's.
+        costs: our reading of the HLO.
+        trace_seconds, compile_seconds: what it took on this machine.
+        peak_rss: bytes of this machine's memory that the compile took.
+        out_of_memory: set when the compiler refused; then figures from `arguments` on are 0.
+    """
+
+    layers: int
+    weights: float
+    adapters: float
+    optimizer: float
+    batch: float
+    arguments: float = 0.0
+    temporaries: float = 0.0
+    code: float = 0.0
+    host: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+    costs: Costs = Costs(0, 0, 0, 0, 0, 0)
+    collectives: tuple[Collective, ...] = ()
+    kernels: tuple[Kernel, ...] = ()
+    largest: tuple[Temporary, ...] = ()
+    trace_seconds: float = 0.0
+    compile_seconds: float = 0.0
+    peak_rss: float = 0.0
+    out_of_memory: OutOfMemory | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """HBM of one device, bytes.
+
+    Attributes:
+        weights, adapters, optimizer, batch, padding: arguments; padding is what their layout adds.
+        temporaries: activations and everything else that lives within a step.
+        code: the program itself.
+        available: what the device has.
+    """
+
+    weights: float
+    adapters: float
+    optimizer: float
+    batch: float
+    padding: float
+    temporaries: float
+    code: float
+    available: float
+
+    @property
+    def used(self) -> float:
+        return (
+            self.weights
+            + self.adapters
+            + self.optimizer
+            + self.batch
+            + self.padding
+            + self.temporaries
+            + self.code
+        )
+
+    @property
+    def headroom(self) -> float:
+        """Bytes that are left; below 0 when it does not fit."""
+        return self.available - self.used
+
+    @property
+    def share(self) -> float:
+        return self.used / self.available
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A micro-batch's step of the whole model, on one device.
+
+    Attributes:
+        layers: of the model.
+        compiled_layers: depths that were compiled; (layers,) when nothing is extrapolated.
+        memory: of one device.
+        flops, bytes: the compiler's, with loops counted in full.
+        compiler_seconds: the compiler's estimate as it stands.
+        loop_seconds: what it leaves out of loops.
+        kernel_seconds: what it leaves out of custom kernels.
+        seconds: the sum of the three.
+        calibrated_seconds: `seconds` times what the one published measurement took longer than its estimate.
+        peak_flops, bandwidth: of one device, FLOP/s in bfloat16 and bytes/s.
+        model_flops: of the micro-batch on one device, from the model's shapes: what the algorithm needs,
+            recomputation not counted.
+        mfu: model_flops over what the device could do in `seconds`.
+        rows, row_length: of a micro-batch over all devices; a preference has two rows.
+        compile_seconds: of this machine, all depths together.
+    """
+
+    layers: int
+    compiled_layers: tuple[int, ...]
+    memory: Memory
+    flops: float
+    bytes: float
+    compiler_seconds: float
+    loop_seconds: float
+    kernel_seconds: float
+    seconds: float
+    calibrated_seconds: float
+    peak_flops: float
+    bandwidth: float
+    model_flops: float
+    mfu: float
+    rows: int
+    row_length: int
+    collectives: tuple[Collective, ...]
+    kernels: tuple[Kernel, ...]
+    largest: tuple[Temporary, ...]
+    compile_seconds: float
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The whole run.
+
+    Attributes:
+        source: "data" when the recipe's data was tokenised, "steps" when the recipe gives train.steps and
+            the data is not at hand, "unknown" otherwise.
+        tokens_per_row: real ones, on average; max_length when it is not known.
+        steps: optimizer steps, None when unknown.
+        micro_batches: of an optimizer step.
+        hours, usd: None when unknown (no data and no train.steps, or no price).
+        calibrated_hours, calibrated_usd: the same from the calibrated step.
+        usd_per_hour: of the training machine, None where the catalogue and the recipe have no price.
+        tokens_per_second: real tokens over all devices, from the estimated step.
+        calibrated_tokens_per_second: the same from the calibrated step.
+        usd_per_million_tokens: of training, at the estimated step; None without a price.
+        note: what this rests on, a sentence.
+    """
+
+    source: str
+    tokens_per_row: float
+    steps: int | None
+    micro_batches: int
+    hours: float | None
+    usd: float | None
+    calibrated_hours: float | None
+    calibrated_usd: float | None
+    usd_per_hour: float | None
+    tokens_per_second: float
+    calibrated_tokens_per_second: float
+    usd_per_million_tokens: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One group of the model's arrays with the same shape and sharding, for showing the mesh.
+
+    Attributes:
+        pattern: "layers.{}.mlp.up_proj.kernel", of `count` arrays.
+        spec: mesh axis of each dimension, None for whole.
+        bytes: of all of them on one device.
+    """
+
+    pattern: str
+    shape: tuple[int, ...]
+    spec: tuple[str | None, ...]
+    count: int
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe, planned.
+
+    Attributes:
+        recipe: its name.
+        model: its id.
+        accelerator: described in a phrase.
+        topology: as libtpu names it: "v5p:2x2x1".
+        slices, devices, hosts: how many.
+        axes: size of each mesh axis in order.
+        placements: what lies where.
+        settings: the values that a search varies, by path in the recipe: "remat.policy" -> "none".
+        versions: of the packages that the estimate rests on.
+        notes: sentences.
+        cached: whether everything came from the cache.
+        seconds: that planning took.
+    """
+
+    recipe: str
+    model: str
+    accelerator: str
+    topology: str
+    slices: int
+    devices: int
+    hosts: int
+    axes: dict[str, int]
+    estimate: Estimate
+    run: RunLength
+    placements: tuple[Placement, ...]
+    settings: dict[str, str]
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+    cached: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration that a search looked at.
+
+    Attributes:
+        sets: what it changes in the recipe, as --set takes it: "remat.policy=none".
+        status: "compiled", "pruned" (by the bound), "too large" (does not fit), "refused" (by the checks),
+            "failed".
+        reason: why it was not compiled, or failed; "" when compiled.
+        tokens: real ones of a micro-batch over all devices.
+        seconds_per_token, memory, usd_per_million_tokens: estimates; None where not compiled.
+        bound_seconds_per_token: the analytic lower bound; 0 where refused.
+        link_seconds: of a step, what its collectives take at the full speed of the chips' links, if nothing
+            hides it; `step_seconds` does not count it.
+    """
+
+    sets: tuple[str, ...]
+    status: str
+    reason: str
+    tokens: float
+    bound_seconds_per_token: float
+    seconds_per_token: float | None = None
+    step_seconds: float | None = None
+    memory: Memory | None = None
+    usd_per_million_tokens: float | None = None
+    mfu: float | None = None
+    link_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found.
+
+    Attributes:
+        points: all, in the order in which they were looked at.
+        front: indices of the Pareto-optimal ones (time a token, HBM, cost), fastest first.
+        baseline: index of the recipe as it stands, None when it does not compile.
+    """
+
+    points: tuple[Point, ...]
+    front: tuple[int, ...]
+    baseline: int | None
+    seconds: float = 0.0
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+
+COMPILED: TypeAdapter[Compiled] = TypeAdapter(Compiled)
+"""To and from JSON: `COMPILED.validate_json(text)`, `COMPILED.dump_json(value)`."""
+PLAN: TypeAdapter[Plan] = TypeAdapter(Plan)
+SEARCH: TypeAdapter[Search] = TypeAdapter(Search)

@@ -1,0 +1,278 @@
+"""`recipe plan --search`: which configuration of a recipe is best, by compiling those that can be.
+
+Every configuration has a lower bound that costs nothing (`bound.py`). Those with the lowest are compiled
+first; what a compiled one is already better than, at its bound, is not compiled at all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from compiler.lower import Lowered, lower
+from compiler.plan import pareto, planner, pool
+from compiler.plan.candidate import Candidate, objectives
+from compiler.plan.depth import Depth, depths
+from compiler.plan.estimate import extrapolate
+from compiler.plan.job import Failed, Job
+from compiler.plan.links import link_seconds
+from compiler.plan.pareto import Objectives
+from compiler.plan.pool import Progress
+from compiler.plan.results import Compiled, Estimate, Point, Search
+from compiler.plan.run import usd_per_hour
+from compiler.plan.variants import Variant, variants
+from compiler.program import Program
+from compiler.wording import plural
+from spec.load import load
+
+MOST = 24
+"""Configurations that are compiled."""
+TOGETHER = 4
+"""Configurations that are compiled before what they leave out is looked for."""
+GIB = 2**30
+INTERRUPTED = "the search was interrupted before that"
+
+OnDone = Callable[[int, Compiled | Failed, bool], None]
+
+
+class Compile(Protocol):
+    """`pool.compile_jobs`, or a test's."""
+
+    def __call__(
+        self, work: Sequence[tuple[Program, Job]], progress: Progress | None, *, on_done: OnDone
+    ) -> object: ...
+
+
+class Interrupted(Exception):
+    """A search that Ctrl-C ended.
+
+    Attributes:
+        found: what was found until then. All compiles that were done are in the cache.
+    """
+
+    def __init__(self, found: Search) -> None:
+        super().__init__("the search was interrupted")
+        self.found = found
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a search stands on: the compiler's own, or a test's.
+
+    Attributes:
+        settle: a recipe with these --set arguments, checked.
+        depths: what is compiled of a program.
+        compile_jobs: as `pool.compile_jobs`.
+        extrapolate: as `estimate.extrapolate`.
+    """
+
+    settle: Callable[[Path, Sequence[str]], Lowered] = lambda path, sets: lower(load(path, sets), True)
+    depths: Callable[[Program], Sequence[Depth]] = depths
+    compile_jobs: Compile = pool.compile_jobs
+    extrapolate: Callable[[Program, Sequence[Depth], Sequence[Compiled]], Estimate] = extrapolate
+
+
+def search(
+    program: Program,
+    sets: Sequence[str] = (),
+    tokens_per_row: float | None = None,
+    progress: Progress | None = None,
+    most: int = MOST,
+    free_batch: bool = False,
+    effort: float = -1.0,
+    tools: Tools | None = None,
+) -> Search:
+    """Looks for the best configurations of a program.
+
+    Args:
+        sets: what --set changed in its recipe.
+        tokens_per_row: real tokens of a row on average; data.max_length when None.
+        most: configurations that are compiled.
+        free_batch: whether the rows of an optimizer step may be raised.
+        effort: of XLA's optimisation, from -1 to 1.
+
+    Raises:
+        ArtifactError: when nothing can be compiled at all.
+        Interrupted: after Ctrl-C.
+    """
+    planner.check_target(program)
+    run = _Run(tuple(sets), tokens_per_row, progress, most, effort, tools or Tools())
+    every = variants(program, free_batch)
+    waiting = run.candidates(every, program.source)
+    try:
+        while waiting and run.compiled < most:
+            now = waiting[: min(TOGETHER, most - run.compiled)]
+            run.compile(now)
+            waiting = run.pruned(waiting[len(now) :])
+    except KeyboardInterrupt:
+        run.leave(waiting, INTERRUPTED)
+        raise Interrupted(run.found()) from None
+    run.leave(waiting, f"the search compiles at most {most}, those with the lowest bounds first")
+    return run.found()
+
+
+@dataclass
+class _Run:
+    """A search under way.
+
+    Attributes:
+        points: of the configurations that are settled.
+        reached: objectives of those that fit, by the index of their point.
+        large: those that do not fit.
+        compiled: how many were given to the compiler.
+    """
+
+    sets: tuple[str, ...]
+    tokens_per_row: float | None
+    progress: Progress | None
+    most: int
+    effort: float
+    tools: Tools
+    points: list[Point] = field(default_factory=list)
+    reached: dict[int, Objectives] = field(default_factory=dict)
+    large: list[Candidate] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    compiled: int = 0
+    started: float = field(default_factory=time.monotonic)
+
+    def candidates(self, every: Sequence[Variant], source: Path) -> list[Candidate]:
+        """Those to compile, in that order: the recipe as it stands, then by what they could reach."""
+        out = []
+        for number, variant in enumerate(every):
+            if self.progress:
+                self.progress(0.0, f"checking {number + 1} of {plural(len(every), 'configuration')}")
+            settled = self.tools.settle(source, [*self.sets, *variant.sets])
+            if settled.program is None:
+                error = next(d for d in settled.diagnostics if d.severity == "error")
+                self.points.append(Point(variant.sets, "refused", f"{error.code}: {error.message}", 0.0, 0.0))
+                continue
+            candidate = Candidate.of(variant, settled.program, self.tokens_per_row)
+            available = settled.program.accelerator.hbm_bytes_per_device
+            if candidate.memory > available:
+                self._settle(
+                    candidate,
+                    "too large",
+                    f"it needs at least {candidate.memory / GIB:.1f} GiB of {available / GIB:.1f} GiB",
+                )
+                continue
+            out.append(candidate)
+        # Of those with one bound of time, what keeps most is the quickest: the bounds differ in memory alone.
+        return sorted(out, key=lambda one: (one.variant.sets != (), one.lowest[0], -one.memory))
+
+    def compile(self, now: Sequence[Candidate]) -> None:
+        """Compiles these configurations, and settles those whose compiles are done, also when interrupted."""
+        work: list[tuple[Program, Job]] = []
+        places: list[range] = []
+        for candidate in now:
+            program, sets = candidate.program, [*self.sets, *candidate.variant.sets]
+            jobs = [planner.job(program, sets, depth, self.effort) for depth in self.tools.depths(program)]
+            places.append(range(len(work), len(work) + len(jobs)))
+            work += jobs
+        done: dict[int, Compiled | Failed] = {}
+        try:
+            self.tools.compile_jobs(
+                work,
+                self._progress_of(len(now)),
+                on_done=lambda index, result, _: done.update({index: result}),
+            )
+        finally:
+            for candidate, place in zip(now, places, strict=True):
+                if all(index in done for index in place):
+                    self.compiled += 1
+                    self._judge(candidate, [done[index] for index in place])
+
+    def pruned(self, waiting: Sequence[Candidate]) -> list[Candidate]:
+        """Those that can still be on the front, and can still fit."""
+        out = []
+        for candidate in waiting:
+            better = next(
+                (i for i, got in self.reached.items() if pareto.dominates(got, candidate.lowest)), None
+            )
+            smaller = next((one for one in self.large if candidate.needs_more(one)), None)
+            if better is not None:
+                self._settle(
+                    candidate, "pruned", f"even its bound is behind {_named(self.points[better].sets)}"
+                )
+            elif smaller is not None:
+                rows_of = plural(smaller.variant.micro_batch, "row")
+                self._settle(candidate, "too large", f"{rows_of} a device do not fit already")
+            else:
+                out.append(candidate)
+        return out
+
+    def leave(self, waiting: Sequence[Candidate], reason: str) -> None:
+        """Settles what is not compiled any more, as pruned for that reason."""
+        settled = {point.sets for point in self.points}
+        left = [candidate for candidate in waiting if candidate.variant.sets not in settled]
+        for candidate in left:
+            self._settle(candidate, "pruned", reason)
+        if left:
+            self.notes.append(f"{plural(len(left), 'configuration')} could still be better: {reason}.")
+
+    def found(self) -> Search:
+        order = list(self.reached)
+        best = [order[i] for i in pareto.front([self.reached[index] for index in order])]
+        return Search(
+            points=tuple(self.points),
+            front=tuple(best),
+            baseline=next((i for i in order if not self.points[i].sets), None),
+            seconds=time.monotonic() - self.started,
+            notes=tuple(self.notes),
+        )
+
+    def _judge(self, candidate: Candidate, results: Sequence[Compiled | Failed]) -> None:
+        """Settles a configuration whose compiles are done."""
+        failed = next((result for result in results if isinstance(result, Failed)), None)
+        if failed is not None:
+            self._settle(candidate, "failed", failed.message)
+            return
+        compiled = [result for result in results if isinstance(result, Compiled)]
+        program = candidate.program
+        estimate = self.tools.extrapolate(program, self.tools.depths(program), compiled)
+        refused = next((one for one in compiled if one.out_of_memory), None)
+        if refused is not None or estimate.memory.headroom < 0:
+            needed = f"{estimate.memory.used / GIB:.1f} GiB of {estimate.memory.available / GIB:.1f} GiB"
+            self.large.append(candidate)
+            self._settle(candidate, "too large", f"it needs {needed}", estimate)
+            return
+        seconds, price = estimate.seconds / candidate.tokens, usd_per_hour(program)
+        point = replace(
+            self._settle(candidate, "compiled", "", estimate),
+            seconds_per_token=seconds,
+            step_seconds=estimate.seconds,
+            usd_per_million_tokens=None if price is None else price / 3600 * seconds * 1e6,
+            mfu=estimate.mfu,
+            link_seconds=link_seconds(estimate, program.accelerator, program.recipe.mesh.axes),
+        )
+        self.points[-1] = point
+        self.reached[len(self.points) - 1] = objectives(program, seconds, estimate.memory.used)
+
+    def _settle(
+        self, candidate: Candidate, status: str, reason: str, estimate: Estimate | None = None
+    ) -> Point:
+        point = Point(
+            sets=candidate.variant.sets,
+            status=status,
+            reason=reason,
+            tokens=candidate.tokens,
+            bound_seconds_per_token=candidate.lowest[0],
+            memory=estimate.memory if estimate else None,
+        )
+        self.points.append(point)
+        return point
+
+    def _progress_of(self, count: int) -> Progress | None:
+        """Progress of compiling `count` configurations, as a part of the whole search."""
+        progress, before = self.progress, self.compiled
+        if progress is None:
+            return None
+        return lambda share, text: progress(
+            (before + share * count) / self.most, f"{before} of at most {self.most} configurations, {text}"
+        )
+
+
+def _named(sets: Sequence[str]) -> str:
+    return ", ".join(sets) or "the recipe as it stands"

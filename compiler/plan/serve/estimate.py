@@ -1,0 +1,157 @@
+"""How long the compiled serving step takes: an estimate, from the compiler's cycles and from bytes.
+
+Operations are those cycles at the chip's clock. What has no cycles is added on paper: what the attention
+kernel reads of the key/value cache, its matrix products in a prefill, and the collectives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler import hardware
+from compiler.plan.serve.hlo import attention_kernel
+from compiler.plan.serve.job import ServeProgram
+
+CLOCKS = {"v5e": 1.5e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
+"""Hz: the published peaks over what the matrix units do in a cycle."""
+
+HOP_SECONDS = 1e-6
+"""What each hop between neighbours adds to a collective."""
+
+KERNEL_EFFICIENCY = 0.5
+"""Of the peak, that the attention kernel's matrix products are taken to reach."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A device and its neighbours.
+
+    Attributes:
+        clock: Hz.
+        bandwidth: of its memory, bytes/s.
+        link: bytes/s that a ring through it carries, both ways round together.
+        peak: FLOP/s in bfloat16.
+        devices: of a replica.
+    """
+
+    clock: float
+    bandwidth: float
+    link: float
+    peak: float
+    devices: int
+
+
+def machine(generation: str, devices: int) -> Machine:
+    """A device of a generation, in a replica of so many."""
+    data = hardware.generations()[generation]
+    per_chip = data["devices_per_chip"]
+    # The published figure counts all links in both directions; a ring uses two of a chip's four or six.
+    links = 2 * len(data["topologies"][0].split("x"))
+    return Machine(
+        clock=CLOCKS[generation],
+        bandwidth=data["hbm_gb_per_s"] * 1e9 / per_chip,
+        link=data["ici_gb_per_s"] * 1e9 / links,
+        peak=data["bf16_tflops"] * 1e12 / per_chip,
+        devices=devices,
+    )
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The compiled steps of a whole model, and the machine that they run on.
+
+    Attributes:
+        decode, prefill, head: the programs.
+        token_bytes: of the cache on one device, for a token in one layer, by the layer's type.
+        weights: bytes of a device.
+        attention_width: query heads times head size, summed over the layers, on one device.
+        windowed_width: of it, what belongs to layers with a window.
+        window: tokens that those see, 0 where there are none.
+        machine: what it runs on.
+    """
+
+    decode: ServeProgram
+    prefill: ServeProgram
+    head: ServeProgram
+    token_bytes: dict[str, float]
+    weights: float
+    attention_width: float
+    windowed_width: float
+    window: int
+    machine: Machine
+
+    def decode_seconds(self, sequences: float, context: float) -> float:
+        """A step that gives each of so many sequences of this many tokens their next one."""
+        reads = sequences * cache_reads(self.decode, self.token_bytes, context)
+        return self._fixed(self.decode) + reads / self.machine.bandwidth
+
+    def prefill_seconds(self, tokens: float, context: float = 0.0) -> float:
+        """A step that takes in so many tokens of a prompt, after `context` earlier ones.
+
+        It takes as long as the compiled one in proportion to the tokens, and no less than a decode step: the
+        weights have to be read.
+        """
+        low, high = self._fixed(self.decode), self._fixed(self.prefill)
+        fixed = max(low, high * tokens / self.prefill.tokens)
+        return fixed + self._attention_seconds(tokens, context)
+
+    def prompt_seconds(self, tokens: int, step_tokens: int) -> float:
+        """A whole prompt, in as many steps as the server's limit makes of it."""
+        seconds, done = 0.0, 0
+        while done < tokens:
+            size = min(step_tokens, tokens - done)
+            seconds += self.prefill_seconds(size, done)
+            done += size
+        return seconds
+
+    def _fixed(self, program: ServeProgram) -> float:
+        """What does not hang on the context. Weights are read once in any case."""
+        operations = max(
+            program.cycles / self.machine.clock, self.weights / self.machine.bandwidth
+        ) + collective_seconds(program, self.machine)
+        return operations + self.head.cycles / self.machine.clock
+
+    def _attention_seconds(self, tokens: float, context: float) -> float:
+        """Scores and their product with the values, of the causal half; windows cut what is further back."""
+        seen = context + tokens / 2
+        full = self.attention_width - self.windowed_width
+        width = full * seen + self.windowed_width * min(seen, self.window or seen)
+        return 4 * tokens * width / (KERNEL_EFFICIENCY * self.machine.peak)
+
+
+def cache_reads(program: ServeProgram, token_bytes: dict[str, float], context: float) -> float:
+    """Bytes of the cache that a device reads for one sequence's next token.
+
+    The kernel fetches blocks; those wholly before a layer's window are skipped, and no part of a block.
+    """
+    total = 0.0
+    for name, count in program.kernels:
+        kernel = attention_kernel(name)
+        if kernel is None or not kernel.decode:
+            continue
+        skipped = 0.0
+        if kernel.window is not None:
+            skipped = max(0.0, context - kernel.window) // kernel.block * kernel.block
+        kind = "full_attention" if kernel.window is None else "sliding_attention"
+        size = token_bytes.get(kind, max(token_bytes.values()))
+        total += count * size * (context - skipped)
+    return total
+
+
+def collective_seconds(program: ServeProgram, machine: Machine) -> float:
+    """All collectives of a step, each over a ring of the replica's devices, none hidden behind work."""
+    seconds, devices = 0.0, machine.devices
+    if devices == 1:
+        return seconds
+    share = (devices - 1) / devices
+    for collective in program.collectives:
+        rounds = 2 if collective.kind == "all-reduce" else 1
+        # What each device sends, of the array that it ends up with.
+        sent = collective.bytes * share * rounds
+        if collective.kind == "reduce-scatter":
+            sent = collective.bytes * (devices - 1)
+        elif collective.kind == "collective-permute":
+            sent = collective.bytes * 2  # over one of the ring's two links
+        hops = 1 if collective.kind == "collective-permute" else devices / 2 * rounds
+        seconds += sent / machine.link + collective.count * hops * HOP_SECONDS
+    return seconds

@@ -1,0 +1,244 @@
+"""`recipe plan --serve`: a server planned by compiling tpu-inference's own step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler import pins
+from compiler.artifact import ArtifactError
+from compiler.plan.serve import compile as serve_compile
+from compiler.plan.serve import program as serve_program
+from compiler.plan.serve.compile import Run, Say
+from compiler.plan.serve.estimate import Steps, machine
+from compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
+from compiler.plan.serve.load import point
+from compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH, CompiledServing, ServingPoint
+from compiler.program import Program
+
+BLOCKS = "RPA_V3_DECODE_BLOCK_SIZES"
+
+PUBLISHED_TTFT = (0.045, 0.061)
+PUBLISHED_TPOT = (0.0135, 0.024)
+PUBLISHED_WEIGHTS = 7.75e9
+PUBLISHED_LONG = (4096, 0.061)
+"""Seconds and bytes of the published run of Gemma 4 31B on v6e-8 (arXiv 2605.25645), TP 8 with an fp8 cache;
+the last is the time to the first token of prompts of so many tokens."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A planned server, to be printed or written.
+
+    Attributes:
+        sections: titles with texts.
+        data: a CompiledServing or a ServingSearch as JSON's values.
+    """
+
+    sections: list[tuple[str, str]]
+    data: dict[str, Any]
+
+
+def plan_serve(
+    program: Program, exact: bool = False, search: bool = False, say: Say = print, run: Run | None = None
+) -> Served:
+    """Plans a recipe's server.
+
+    Args:
+        program: of a recipe with a `serve` section.
+        exact: compile every layer, instead of extrapolating from two depths.
+        search: try other parallelism, cache types and decode blocks too.
+        say: is told what is going on, a sentence at a time.
+        run: answers a job, in place of a worker.
+
+    Raises:
+        ArtifactError: it cannot be planned so.
+    """
+    from compiler.plan.serve import search as serve_search
+    from compiler.plan.serve import text as serve_text
+
+    if search:
+        found = serve_search.search(program, exact, say, run)
+        text = serve_text.search_text(found)
+        return Served(
+            [("Serving, searched by compiling", text)], SERVING_SEARCH.dump_python(found, mode="json")
+        )
+    planned = serving(program, exact, say, run)
+    text = serve_text.text(planned)
+    return Served([("Serving, compiled", text)], COMPILED_SERVING.dump_python(planned, mode="json"))
+
+
+def serving(
+    program: Program,
+    exact: bool = False,
+    say: Say = print,
+    run: Run | None = None,
+    data_parallel: int | None = None,
+    prefill: ServeProgram | None = None,
+    **changes: Any,
+) -> CompiledServing:
+    """One configuration: the recipe's, with changes.
+
+    Args:
+        data_parallel: replicas; the recipe's when None.
+        prefill: of the same parallelism, compiled before: only the decode step is compiled.
+        changes: fields of the job that differ from what the recipe says.
+
+    Raises:
+        ArtifactError: it cannot be compiled.
+    """
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    if serve is None or accelerator is None:
+        raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
+    if prefill is not None:
+        changes["buckets"] = (Bucket("decode", serve_program.padded(serve.max_num_seqs)),)
+    made, done, notes = serve_compile.compile_program(program, exact, say, run, **changes)
+    replicas = data_parallel or serve.data_parallel_size
+    layers = program.architecture.num_layers
+    weights, page, programs = serve_compile.extrapolated(done, layers)
+    refusal = next((p.refusal for p in (*programs, done.head) if p.refusal), None)
+    arguments = max(p.arguments for p in programs)
+    if prefill is not None:
+        programs = (*programs, prefill)
+    used = arguments + max(p.temporaries + p.code + p.outputs for p in programs)
+    planned = CompiledServing(
+        recipe=program.name,
+        model=program.recipe.model.id,
+        accelerator=accelerator.name,
+        topology=made.topology,
+        tensor_parallel=made.tensor_parallel,
+        data_parallel=replicas,
+        kv_cache_dtype=made.kv_cache_dtype,
+        decode_blocks=dict(made.environment).get(BLOCKS),
+        layers=layers,
+        compiled_layers=tuple(depth.layers for depth in done.depths),
+        weights=weights,
+        cache=page * done.pages,
+        cache_tokens=done.pages * done.page_tokens,
+        page_tokens=done.page_tokens,
+        programs=(*programs, done.head),
+        used=used,
+        available=made.hbm_bytes,
+        refusal=refusal,
+        points=(),
+        decode_alone=0.0,
+        decode_full=0.0,
+        published=(),
+        versions=dict(pins.sets()["serve"]),
+        notes=tuple([*notes, *_notes(made, done)]),
+        compile_seconds=done.seconds,
+        peak_rss=done.peak_rss,
+    )
+    return _timed(planned, program, made, done, programs) if planned.fits else planned
+
+
+def _notes(made: ServeJob, done: ServeAnswer) -> list[str]:
+    notes = []
+    if not serve_program.has_vision(made.config) and "text_config" in made.config:
+        notes.append("text model alone: the weights of the vision tower are not counted")
+    if len(done.depths) > 1:
+        depths = " and ".join(str(depth.layers) for depth in done.depths)
+        notes.append(f"extrapolated from {depths} layers; --exact compiles all {made.model_layers}")
+    if BLOCKS in dict(made.environment):
+        notes.append(f"{BLOCKS} was compiled, and is untested on hardware")
+    if "USE_BATCHED_RPA_KERNEL" in dict(made.environment):
+        notes.append("the batched attention kernel's reads of the cache are not counted")
+    return notes
+
+
+def _timed(
+    planned: CompiledServing,
+    program: Program,
+    made: ServeJob,
+    done: ServeAnswer,
+    programs: Sequence[ServeProgram],
+) -> CompiledServing:
+    """With the estimates of its times."""
+    serve, benchmark = program.recipe.serve, program.recipe.benchmark
+    assert serve is not None
+    steps = steps_of(program, made, done, programs, planned.weights)
+    points: list[ServingPoint] = []
+    answer = benchmark.output_length
+    for prompt in benchmark.input_lengths:
+        if prompt + answer > made.max_model_len:
+            continue
+        most = min(
+            planned.cache_tokens / (prompt + answer),
+            float(made.max_num_seqs),
+            max(1.0, benchmark.prompts / planned.data_parallel),
+        )
+        for rate in benchmark.request_rates:
+            number = None if isinstance(rate, str) else float(rate)
+            load = (number, planned.data_parallel, most, made.max_num_batched_tokens)
+            points.append(point(steps, prompt, answer, *load))
+    longest = min(max(benchmark.input_lengths) + answer, made.max_model_len)
+    full = min(float(made.max_num_seqs), planned.cache_tokens / longest)
+    timed = replace(
+        planned,
+        points=tuple(points),
+        decode_alone=steps.decode_seconds(1, min(benchmark.input_lengths)),
+        decode_full=steps.decode_seconds(max(1.0, full), longest),
+    )
+    return replace(timed, published=published(timed, steps, made.max_num_batched_tokens))
+
+
+def steps_of(
+    program: Program, made: ServeJob, done: ServeAnswer, programs: Sequence[ServeProgram], weights: float
+) -> Steps:
+    """The steps of the whole model, for estimates.
+
+    Raises:
+        ArtifactError: a step is missing from the answer.
+    """
+    kinds = {p.kind: p for p in programs}
+    if "decode" not in kinds:
+        raise ArtifactError("the worker answered without a decode step", "make the serving environment again")
+    architecture = program.architecture
+    size = getattr(architecture, "layer_head_dim", lambda layer: architecture.head_dim)
+    window = getattr(architecture, "sliding_window", None) or 0
+    widths = [
+        architecture.heads(layer) * size(layer) / made.tensor_parallel
+        for layer in range(architecture.num_layers)
+    ]
+    local = [kind == "sliding_attention" for kind in architecture.layer_types]
+    return Steps(
+        decode=kinds["decode"],
+        prefill=kinds.get("prefill", kinds["decode"]),
+        head=done.head,
+        token_bytes=done.token_bytes,
+        weights=weights,
+        attention_width=sum(widths),
+        windowed_width=sum(w for w, windowed in zip(widths, local, strict=True) if windowed),
+        window=window,
+        machine=machine(made.generation, made.tensor_parallel),
+    )
+
+
+def published(planned: CompiledServing, steps: Steps, step_tokens: int) -> tuple[str, ...]:
+    """How far the estimates of the published run lie from what was measured; () for another run."""
+    run = (planned.tensor_parallel, planned.data_parallel, planned.accelerator, planned.kv_cache_dtype)
+    if not planned.model.startswith("google/gemma-4-31B") or run != (8, 1, "v6e-8", "fp8"):
+        return ()
+    prompt, measured = PUBLISHED_LONG
+    first = steps.prompt_seconds(prompt, step_tokens)
+    share = planned.weights / PUBLISHED_WEIGHTS - 1
+    shortest = min((p.ttft for p in planned.points), default=first)
+    longest = max((p.ttft for p in planned.points), default=first)
+    return (
+        f"weights: {planned.weights / 1e9:.2f} GB a chip, published 7.75 GB ({share:+.1%})",
+        "TPOT: a decode step is estimated at "
+        + _against(planned.decode_alone, planned.decode_full, PUBLISHED_TPOT)
+        + "; the load behind each published figure is not known",
+        "TTFT: the benchmark's prompts are estimated at " + _against(shortest, longest, PUBLISHED_TTFT),
+        f"TTFT of {prompt:,} tokens: {1e3 * first:.0f} ms estimated, {1e3 * measured:.0f} ms published "
+        f"({first / measured - 1:+.0%})",
+    )
+
+
+def _against(low: float, high: float, measured: tuple[float, float]) -> str:
+    return (
+        f"{1e3 * low:.1f} to {1e3 * high:.1f} ms, "
+        f"published {1e3 * measured[0]:g} to {1e3 * measured[1]:g} ms "
+        f"({low / measured[0] - 1:+.0%} and {high / measured[1] - 1:+.0%})"
+    )

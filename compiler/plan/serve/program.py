@@ -1,0 +1,164 @@
+"""What of a recipe's server is compiled: one replica's step, at some depths."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compiler import catalog, hardware
+from compiler.artifact import ArtifactError
+from compiler.miniature_config import period
+from compiler.plan.serve.job import Bucket, ServeJob
+from compiler.program import Program
+
+COMPILED_IN_JAX = (
+    "Gemma4ForConditionalGeneration",
+    "Gemma4ForCausalLM",
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+"""Architectures that tpu-inference runs with a JAX model of its own. Others run vLLM's PyTorch model."""
+
+GENERATIONS = ("v5e", "v6e", "tpu7x")
+"""Those that the worker knows the names and kernel versions of."""
+
+PREFILL_TOKENS = 1024
+"""The largest prefill step that is compiled: larger ones take minutes longer. Gemma 4 31B's step of 4,096 has
+3.6 % more cycles than four times those of this one."""
+
+HOST_CHIPS = 4
+"""Of the smallest topology that libtpu describes."""
+
+LEAST_TOKENS = 16
+"""The server's smallest bucket; the others are its doubles."""
+
+
+def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
+    """What to compile for a recipe's `serve` section.
+
+    Args:
+        program: has a `serve` section.
+        layers: depths.
+        changes: fields of the job that differ from what the recipe says.
+
+    Raises:
+        ArtifactError: the recipe serves what is not compiled here.
+    """
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    if serve is None or accelerator is None:
+        raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
+    _refuse(program)
+    size = changes.pop("tensor_parallel", serve.tensor_parallel_size)
+    sequences = changes.pop("max_num_seqs", serve.max_num_seqs)
+    flags = {str(name).replace("_", "-"): value for name, value in serve.extra_args.items()}
+    prefill = min(serve.max_num_batched_tokens, PREFILL_TOKENS)
+    made = ServeJob(
+        config=config_of(program),
+        model_layers=program.architecture.num_layers,
+        layers=tuple(layers),
+        generation=accelerator.generation,
+        topology=replica_topology(accelerator.generation, size),
+        tensor_parallel=size,
+        kv_cache_dtype=serve.kv_cache_dtype,
+        max_model_len=serve.max_model_len,
+        max_num_seqs=sequences,
+        max_num_batched_tokens=serve.max_num_batched_tokens,
+        buckets=(Bucket("decode", padded(sequences)), Bucket("prefill", padded(prefill))),
+        hbm_bytes=(accelerator.hbm_gib or 0) * 2**30 / accelerator.devices_per_chip,
+        memory_share=float(flags.get("gpu-memory-utilization", 0.9)),
+        pages=flags.get("num-gpu-blocks-override"),
+        page_tokens=flags.get("block-size"),
+        environment=tuple(sorted(serve.env.items())),
+    )
+    return replace(made, **changes)
+
+
+def _refuse(program: Program) -> None:
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    assert serve is not None and accelerator is not None
+    without = "plan its serving on paper, without --serve"
+    architecture = config_of(program)["architectures"][0]
+    if accelerator.generation not in GENERATIONS:
+        raise ArtifactError(
+            f"the serving step is compiled for {', '.join(GENERATIONS)}, and not for "
+            f"{accelerator.generation}",
+            without,
+        )
+    if architecture not in COMPILED_IN_JAX or serve.env.get("MODEL_IMPL_TYPE") == "vllm":
+        raise ArtifactError(
+            f"tpu-inference serves {architecture} by vLLM's PyTorch model, which is not compiled here",
+            without,
+        )
+    if serve.quantization or (serve.weights == "merged" and program.recipe.merge.quantization):
+        raise ArtifactError("the serving step is compiled with bfloat16 weights alone", without)
+
+
+def config_of(program: Program) -> dict[str, Any]:
+    """config.json of the model, with what transformers has to know and the catalogue leaves out.
+
+    The catalogue has no vision tower: then the text model alone is compiled.
+    """
+    name = program.recipe.model.id
+    if catalog.is_directory(name):
+        path = program.source.parent / Path(name).expanduser() / "config.json"
+        config = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        config = json.loads(json.dumps(catalog.entries()[name]["config"]))
+    text = config.get("text_config", config)
+    types = program.architecture.layer_types
+    if len(set(types)) > 1:
+        text["layer_types"] = list(types)
+    serve = program.recipe.serve
+    least = serve.max_model_len if serve else 0
+    text["max_position_embeddings"] = max(text.get("max_position_embeddings") or 0, least)
+    config.setdefault("dtype", "bfloat16")
+    if config.get("architectures") == ["Gemma4ForConditionalGeneration"]:
+        config.setdefault("tie_word_embeddings", True)
+        if not config.get("vision_config"):
+            config["architectures"] = ["Gemma4ForCausalLM"]
+    return dict(config)
+
+
+def has_vision(config: Mapping[str, Any]) -> bool:
+    """Whether the compiled model has the vision tower's weights."""
+    return bool(config["architectures"][0].endswith("ForConditionalGeneration"))
+
+
+def replica_topology(generation: str, devices: int) -> str:
+    """The smallest topology that has so many devices: "v6e:2x2" for 4.
+
+    A replica may have some of its devices alone.
+    """
+    data = hardware.generations()[generation]
+    for shape in data["topologies"]:
+        chips = math.prod(map(int, shape.split("x")))
+        if chips >= HOST_CHIPS and chips * data["devices_per_chip"] >= devices:
+            return f"{generation}:{shape}"
+    raise ArtifactError(
+        f"{generation} has no topology of {devices} devices", "choose a smaller tensor_parallel_size"
+    )
+
+
+def padded(tokens: int) -> int:
+    """The server's bucket of so many tokens."""
+    return max(LEAST_TOKENS, 1 << (tokens - 1).bit_length())
+
+
+def depths(program: Program, exact: bool) -> list[tuple[int, ...]]:
+    """Depths to compile, best first; the next is for a machine whose memory did not suffice.
+
+    Two depths are whole repeats of the layer pattern. A model whose last layers reuse the keys and values of
+    others has no such repeats, and is compiled whole.
+    """
+    count = program.architecture.num_layers
+    unit = len(period(program.architecture.layer_types))
+    unit *= -(-2 // unit)
+    short = (unit, 2 * unit)
+    if getattr(program.architecture, "kv_shared_layers", 0) or 2 * unit >= count or count % unit:
+        return [(count,)]
+    return [(count,), short] if exact else [short]

@@ -1,0 +1,195 @@
+"""Which way of serving a model on the recipe's machine is fastest, by compiling the step of each.
+
+Looked at are all splits of the devices over TP and DP, the types of the key/value cache, and the decode
+kernel's block sizes where layers have a window: at its defaults, a block is the whole context, and a window
+saves no reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.artifact import ArtifactError
+from compiler.plan.serve.compile import Run, Say
+from compiler.plan.serve.hlo import AttentionKernel, attention_kernel
+from compiler.plan.serve.job import ServeProgram
+from compiler.plan.serve.plan import BLOCKS, serving
+from compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
+from compiler.program import Program
+from compiler.wording import divisors
+
+BLOCK = 1024
+"""Tokens of the decode kernel's block that is tried beside its default."""
+
+MEMORY_SHARE = 0.9
+"""vLLM's default for --gpu-memory-utilization."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One configuration, before anything is compiled."""
+
+    tensor_parallel: int
+    data_parallel: int
+    kv_cache_dtype: str
+    decode_blocks: str | None
+
+
+def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> ServingSearch:
+    """Compiles every configuration that is not ruled out on paper.
+
+    Raises:
+        ArtifactError: the recipe itself cannot be compiled.
+    """
+    own = _own(program)
+    candidates = [_recipe(program, own, exact, say, run)]
+    # The cache's type and the decode kernel's blocks leave a prefill as it is: one is compiled for each TP.
+    prefills = {c.tensor_parallel: _prefill(c.serving) for c in candidates if c.serving}
+    every = [choice for choice in choices(program) if choice != own]
+    for number, choice in enumerate(every, 1):
+        reason = ruled_out(program, choice)
+        if reason:
+            candidates.append(_candidate(program, choice, "refused", reason))
+            continue
+        say(
+            f"{number} of {len(every)}: TP {choice.tensor_parallel} x DP {choice.data_parallel}, "
+            f"{choice.kv_cache_dtype} cache, decode blocks {choice.decode_blocks or 'default'}"
+        )
+        candidates.append(_compiled(program, choice, exact, say, run, prefills.get(choice.tensor_parallel)))
+        if done := candidates[-1].serving:
+            prefills.setdefault(choice.tensor_parallel, _prefill(done))
+    speeds = [c.serving.throughput if c.serving else 0.0 for c in candidates]
+    best = max(range(len(speeds)), key=speeds.__getitem__)
+    return ServingSearch(tuple(candidates), best if speeds[best] else None)
+
+
+def choices(program: Program) -> Iterator[Choice]:
+    """All configurations of the recipe's machine."""
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    assert serve is not None and accelerator is not None
+    types = [serve.kv_cache_dtype, "fp8" if accelerator.fp8_kv_cache else "auto", "auto"]
+    blocks: list[str | None] = [None]
+    window = getattr(program.architecture, "sliding_window", None)
+    if window and serve.max_model_len >= 2 * BLOCK:
+        blocks.append(f"1,{BLOCK},1,{BLOCK}")
+    for size in reversed(divisors(accelerator.devices)):
+        for kind in dict.fromkeys(types):
+            for block in blocks:
+                yield Choice(size, accelerator.devices // size, kind, block)
+
+
+def ruled_out(program: Program, choice: Choice) -> str:
+    """Why a configuration cannot work, "" where it may."""
+    architecture, size = program.architecture, choice.tensor_parallel
+    accelerator = program.serve_accelerator
+    assert accelerator is not None
+    if architecture.num_heads % size:
+        return f"{size} does not divide the {architecture.num_heads} attention heads"
+    for heads in sorted({architecture.kv_heads(i) for i in range(architecture.num_layers)}):
+        if heads % size and size % heads:
+            return f"{heads} key/value heads can be neither split over {size} devices nor copied evenly"
+    gib = 2 * program.base_parameters / size / 2**30
+    room = MEMORY_SHARE * (accelerator.hbm_gib or 0) / accelerator.devices_per_chip
+    if gib >= room:
+        return f"the weights take {gib:.1f} GiB of each device, and vLLM uses {room:.1f} GiB"
+    return ""
+
+
+def _own(program: Program) -> Choice:
+    serve = program.recipe.serve
+    if serve is None:
+        raise ArtifactError("the recipe has no `serve` section", "add one, or search without --serve")
+    sizes = (serve.tensor_parallel_size, serve.data_parallel_size)
+    return Choice(*sizes, serve.kv_cache_dtype, serve.env.get(BLOCKS))
+
+
+def _recipe(program: Program, own: Choice, exact: bool, say: Say, run: Run | None) -> ServingCandidate:
+    say("the recipe as it is")
+    return _judged(own, (), serving(program, exact, say, run))
+
+
+def _prefill(planned: CompiledServing) -> ServeProgram | None:
+    """Its prefill step, None where that was refused."""
+    return next((p for p in planned.programs if p.kind == "prefill" and p.refusal is None), None)
+
+
+def _compiled(
+    program: Program, choice: Choice, exact: bool, say: Say, run: Run | None, prefill: ServeProgram | None
+) -> ServingCandidate:
+    serve = program.recipe.serve
+    assert serve is not None
+    environment = {name: value for name, value in serve.env.items() if name != BLOCKS}
+    if choice.decode_blocks:
+        environment[BLOCKS] = choice.decode_blocks
+    try:
+        planned = serving(
+            program,
+            exact,
+            say,
+            run,
+            data_parallel=choice.data_parallel,
+            prefill=prefill,
+            tensor_parallel=choice.tensor_parallel,
+            kv_cache_dtype=choice.kv_cache_dtype,
+            environment=tuple(sorted(environment.items())),
+        )
+    except ArtifactError as error:
+        return _candidate(program, choice, "failed", str(error))
+    if choice.decode_blocks and not _blocks_taken(planned):
+        return _candidate(program, choice, "failed", "the kernel did not take the decode block sizes")
+    return _judged(choice, _sets(program, choice), planned)
+
+
+def _judged(choice: Choice, sets: tuple[str, ...], planned: CompiledServing) -> ServingCandidate:
+    status = "compiled" if planned.fits else "too large"
+    reason = "" if planned.fits else "does not fit the devices' HBM"
+    return ServingCandidate(
+        sets,
+        choice.tensor_parallel,
+        choice.data_parallel,
+        choice.kv_cache_dtype,
+        choice.decode_blocks,
+        status,
+        reason,
+        planned,
+    )
+
+
+def _candidate(program: Program, choice: Choice, status: str, reason: str) -> ServingCandidate:
+    return ServingCandidate(
+        _sets(program, choice),
+        choice.tensor_parallel,
+        choice.data_parallel,
+        choice.kv_cache_dtype,
+        choice.decode_blocks,
+        status,
+        reason,
+    )
+
+
+def _sets(program: Program, choice: Choice) -> tuple[str, ...]:
+    """What differs from the recipe."""
+    own = _own(program)
+    sets = []
+    if choice.tensor_parallel != own.tensor_parallel:
+        sets.append(f"serve.tensor_parallel_size={choice.tensor_parallel}")
+    if choice.data_parallel != own.data_parallel:
+        sets.append(f"serve.data_parallel_size={choice.data_parallel}")
+    if choice.kv_cache_dtype != own.kv_cache_dtype:
+        sets.append(f"serve.kv_cache_dtype={choice.kv_cache_dtype}")
+    if choice.decode_blocks != own.decode_blocks and choice.decode_blocks:
+        sets.append(f'serve.env.{BLOCKS}="{choice.decode_blocks}"')
+    return tuple(sets)
+
+
+def _blocks_taken(planned: CompiledServing) -> bool:
+    """Whether the compiled decode kernels have the block size that was asked for."""
+    kernels: list[AttentionKernel] = [
+        kernel
+        for program in planned.programs
+        for name, _ in program.kernels
+        if program.kind == "decode" and (kernel := attention_kernel(name)) and kernel.decode
+    ]
+    asked = int((planned.decode_blocks or "0,0").split(",")[1])
+    return bool(kernels) and all(kernel.block == asked for kernel in kernels)

@@ -1,0 +1,122 @@
+"""One `recipe plan`: the plan, what was asked for beside it, and the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.plan import budget, fit
+from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, plan_serving, promise
+from compiler.plan.planner import estimate_of, plan
+from compiler.plan.pool import Progress
+from compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
+from compiler.plan.run import Statistics, statistics
+from spec.diagnostics import Diagnostic, render_json
+from spec.load import locate
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+    from spec.load import Loaded
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        sets: as --set takes them.
+        exact, search: compile all layers; search for better configurations.
+        most, free_batch: of the search: configurations to compile; whether the global batch may grow.
+        effort: of XLA's optimisation, from -1 to 1.
+        model, data_dir: where the tokenizer and the data lie, None for the recipe's own places.
+    """
+
+    sets: tuple[str, ...] = ()
+    exact: bool = False
+    search: bool = False
+    most: int = 24
+    free_batch: bool = False
+    effort: float = -1.0
+    model: Path | None = None
+    data_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What came out.
+
+    Attributes:
+        serving: None without a `serve` section.
+        diagnostics: with their places in the recipe; an error means that the plan fails.
+    """
+
+    plan: Plan
+    search: Search | None
+    serving: ServingPlan | None
+    diagnostics: tuple[Diagnostic, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For --json."""
+        return {
+            "plan": PLAN.dump_python(self.plan, mode="json"),
+            "search": None if self.search is None else SEARCH.dump_python(self.search, mode="json"),
+            "serving": None if self.serving is None else SERVING_PLAN.dump_python(self.serving, mode="json"),
+            "diagnostics": render_json(self.diagnostics),
+        }
+
+
+def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | None = None) -> Planned:
+    """Plans a recipe.
+
+    Raises:
+        ArtifactError: when it cannot be compiled, or its data cannot be read.
+        KeyboardInterrupt: what was compiled is in the cache.
+        compiler.plan.search.Interrupted: the same within a search, with what was found.
+    """
+    from compiler.plan.search import search
+
+    counted = statistics(program, asked.model, asked.data_dir)
+    made = plan(program, asked.sets, asked.exact, asked.effort, counted, progress)
+    found = [*_fit(program, asked, made.estimate, progress), *budget.check(program, made)]
+    tried = None
+    if asked.search:
+        per_row = counted.tokens_per_row if isinstance(counted, Statistics) else None
+        tried = search(
+            program,
+            asked.sets,
+            per_row,
+            progress,
+            most=asked.most,
+            free_batch=asked.free_batch,
+            effort=asked.effort,
+        )
+    serving = None if program.recipe.serve is None else plan_serving(program)
+    promised = None if serving is None else promise(serving)
+    found += [] if promised is None else [promised]
+    return Planned(made, tried, serving, tuple(locate(found, loaded.sources)))
+
+
+def plan_run(program: Program, asked: Asked, progress: Progress | None = None) -> RunLength:
+    """How long a recipe's run takes, by its plan."""
+    counted = statistics(program, asked.model, asked.data_dir)
+    return plan(program, asked.sets, asked.exact, asked.effort, counted, progress).run
+
+
+def _fit(
+    program: Program, asked: Asked, estimate: Estimate, progress: Progress | None
+) -> Sequence[Diagnostic]:
+    """The finding that a step does not fit, with a way out that was tried."""
+    if estimate.memory.headroom >= 0:
+        return []
+
+    def fits(sets: tuple[str, ...]) -> Estimate | None:
+        from compiler.lower import lower
+        from spec.load import load
+
+        every = (*asked.sets, *sets)
+        changed = lower(load(program.source, every), planning=True).program
+        return None if changed is None else estimate_of(changed, every, asked.effort, progress)
+
+    return [fit.diagnostic(program, estimate, fit.find(program, fits, given=asked.sets, estimate=estimate))]

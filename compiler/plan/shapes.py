@@ -1,0 +1,112 @@
+"""A model's matrix products and what a layer keeps of them, from the shapes of its weights.
+
+Numbers of weights are those of the whole model; a product with n weights takes 2 n FLOPs a token.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from compiler.program import Program
+from compiler.wording import split_layer
+
+LOOKED_UP = ("embedder.input_embedding", "embedder.per_layer_input_embedding")
+"""Embeddings, which are no matrix products; the first is the output head as well, where the model has no
+other."""
+HEAD = "lm_head"
+OUTPUT = "self_attn.o_proj"
+DOWN = "mlp.down_proj"
+
+
+@dataclass
+class Layer:
+    """One decoder layer, per token.
+
+    Attributes:
+        weights: numbers in its matrices; of experts those that a token goes through.
+        tails: of them, in its attention's output projection and its down projection, by projection.
+        products: numbers in the results of the matrices that can carry LoRA, by projection.
+        attended: numbers in its queries, all heads together.
+        pairs: query-key pairs of a row under the causal mask and the layer's window.
+    """
+
+    weights: float = 0.0
+    tails: dict[str, float] = field(default_factory=dict)
+    products: dict[str, float] = field(default_factory=dict)
+    attended: float = 0.0
+    pairs: float = 0.0
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """A model.
+
+    Attributes:
+        layers: in order.
+        head: numbers in the output head.
+        outside: numbers in matrices before the layers.
+        first_trained: index of the first layer that is trained: the backward pass ends there.
+    """
+
+    layers: tuple[Layer, ...]
+    head: float
+    outside: float
+    first_trained: int
+
+
+def shapes(program: Program, row_length: int) -> Shapes:
+    """What a program's model is made of.
+
+    Args:
+        row_length: tokens of a row, padding included.
+    """
+    a = program.architecture
+    layers = tuple(Layer() for _ in range(a.num_layers))
+    head = float(a.vocab_size * a.hidden_size)
+    outside = 0.0
+    for parameter in program.parameters:
+        path, number = split_layer(parameter.path)
+        # Neither norms and biases nor arrays that the model never reads are products.
+        if len(parameter.shape) < 2 or not parameter.sources or path in LOOKED_UP or path.startswith(HEAD):
+            continue
+        size = float(math.prod(parameter.shape))
+        if number is None:
+            outside += size
+        else:
+            layers[number].weights += size * _used_share(program, path)
+    by_path = {parameter.path: parameter.shape for parameter in program.parameters}
+    for site in program.family.sites(a):
+        layer, shape = layers[site.layer], by_path[site.weight]
+        inputs = math.prod(shape[axis] for axis in site.contract)
+        result = math.prod(shape) / inputs
+        layer.products["+".join(site.slots)] = result
+        if site.slots[0] in (OUTPUT, DOWN):
+            layer.tails[site.slots[0]] = float(math.prod(shape))
+        if site.slots == (OUTPUT,):
+            layer.attended = float(inputs)
+    for number, layer in enumerate(layers):
+        window = getattr(a, "sliding_window", None) if a.layer_types[number] != "full_attention" else None
+        layer.pairs = causal_pairs(row_length, window)
+    return Shapes(layers, head, outside, _first_trained(program))
+
+
+def causal_pairs(length: int, window: int | None) -> float:
+    """Query-key pairs of a row of one text: each token sees itself and those before it, `window` at most."""
+    seen = min(window or length, length)
+    return length * seen - seen * (seen - 1) / 2
+
+
+def _used_share(program: Program, path: str) -> float:
+    """Of a matrix, the part that a token goes through."""
+    a = program.architecture
+    experts = getattr(a, "experts", 0)
+    if experts and path in ("layers.{}.moe.gating_einsum", "layers.{}.moe.linear"):
+        return float(getattr(a, "experts_per_token", experts)) / experts
+    return 1.0
+
+
+def _first_trained(program: Program) -> int:
+    if program.lora is None:
+        return 0
+    return min((adapter.site.layer for adapter in program.adapters), default=0)

@@ -1,0 +1,198 @@
+"""What `recipe plan` prints: what a team reads before it spends money."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compiler.plan import calibration
+from compiler.plan.compare import PARTS, mesh
+from compiler.plan.results import Estimate, Plan, RunLength
+from compiler.plan.units import (
+    WIDTH,
+    aligned,
+    duration,
+    flops,
+    gib,
+    groups,
+    milliseconds,
+    percent,
+    traffic,
+    wrapped,
+)
+from compiler.wording import listing, plural
+
+COLLECTIVES, KERNELS, TEMPORARIES = 6, 4, 6
+"""Rows that are shown of each."""
+
+
+def text(plan: Plan) -> str:
+    """All of it, in at most 100 columns."""
+    compiled = plan.estimate.seconds > 0
+    sections = [list(_head(plan)), list(_memory(plan.estimate))]
+    if compiled:
+        sections += [
+            list(_time(plan)),
+            list(_collectives(plan.estimate)),
+            list(_kernels(plan.estimate)),
+        ]
+    else:
+        sections.append(["The compiler refused the step, and says nothing of its time."])
+    sections.append(list(_temporaries(plan.estimate)))
+    if compiled:
+        sections.append(list(_run(plan.run, plan.estimate)))
+    sections.append(list(_foot(plan)))
+    lines = "\n\n".join("\n".join(section) for section in sections if section).split("\n")
+    return "\n".join(line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..." for line in lines) + "\n"
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    estimate = plan.estimate
+    yield f"{plan.recipe}: {plan.model}"
+    yield from wrapped(plan.accelerator)
+    slices = f" of {plural(plan.slices, 'slice')}" if plan.slices > 1 else ""
+    yield from wrapped(
+        f"mesh {mesh(plan)} = {plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}{slices}; "
+        f"a micro-batch is {plural(estimate.rows, 'row')} of {estimate.row_length:,} tokens"
+    )
+    yield from wrapped(", ".join(f"{path} {value}" for path, value in plan.settings.items()))
+    layers = plural(estimate.layers, "layer")
+    if estimate.compiled_layers == (estimate.layers,):
+        how = f"All {layers} were compiled for {plan.topology}"
+    else:
+        how = f"{listing(estimate.compiled_layers)} of its {layers} were compiled for {plan.topology}"
+        how += f", and every figure is extrapolated to {estimate.layers}"
+    yield from wrapped(f"{how}; nothing was measured on a TPU.")
+
+
+def _memory(estimate: Estimate) -> Iterator[str]:
+    memory = estimate.memory
+    yield "HBM of each device, as the compiler lays it out (an estimate, in GiB)"
+    parts = [(words, float(getattr(memory, key))) for key, words in PARTS.items()]
+    rows = [
+        [words, gib(count), percent(count / memory.available)]
+        for words, count in parts
+        if gib(count) != "0.00"
+    ]
+    rows.append(["in all", gib(memory.used), percent(memory.share)])
+    left = "headroom" if memory.headroom >= 0 else "MISSING"
+    rows.append(
+        [
+            left,
+            gib(abs(memory.headroom)),
+            percent(abs(memory.headroom) / memory.available),
+            f"of the {gib(memory.available)} that it has",
+        ]
+    )
+    yield from aligned(rows, "<>><")
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    estimate, run = plan.estimate, plan.run
+    most = "" if run.source == "data" else "at most "
+    yield "One micro-batch, forward, backward and update (estimates)"
+    rows = [["the compiler's estimate", milliseconds(estimate.compiler_seconds)]]
+    if estimate.loop_seconds:
+        rows.append(["+ loops, of which it counts one turn", milliseconds(estimate.loop_seconds)])
+    if estimate.kernel_seconds:
+        rows.append(["+ custom kernels, which it counts as nothing", milliseconds(estimate.kernel_seconds)])
+    for name, seconds, speed in (
+        ("= the step", estimate.seconds, run.tokens_per_second),
+        ("the step, calibrated", estimate.calibrated_seconds, run.calibrated_tokens_per_second),
+    ):
+        mfu = percent(estimate.mfu * estimate.seconds / seconds)
+        rows.append([name, milliseconds(seconds), f"{most}{speed:,.0f} tokens/s", f"MFU {mfu}"])
+    yield from aligned(rows, "<>>>")
+    yield from wrapped(calibration.sentence(), "  ")
+    rows = [
+        [
+            "FLOPs",
+            flops(estimate.flops),
+            f"{_at(estimate.flops, estimate.peak_flops, 'TFLOP/s', 1e12)}, without the custom kernels'",
+        ],
+        [
+            "needed",
+            flops(estimate.model_flops),
+            "by the model for full rows, nothing twice; MFU counts these",
+        ],
+        ["bytes", traffic(estimate.bytes), _at(estimate.bytes, estimate.bandwidth, "GB/s", 1e9)],
+    ]
+    yield from aligned(rows, "<><")
+
+
+def _at(amount: float, speed: float, unit: str, size: float) -> str:
+    return f"{milliseconds(amount / speed)} at {speed / size:,.0f} {unit}"
+
+
+def _collectives(estimate: Estimate) -> Iterator[str]:
+    if not estimate.collectives:
+        return
+    yield "Collectives of a micro-batch on one device, from the compiled program"
+    found = sorted(estimate.collectives, key=lambda c: -c.bytes)
+    rows = [[c.kind, groups(c), f"{c.count:,} x", traffic(c.bytes)] for c in found[:COLLECTIVES]]
+    yield from aligned(rows, "<<>>")
+    yield from _more(found, COLLECTIVES, traffic(sum(c.bytes for c in found[COLLECTIVES:])))
+
+
+def _kernels(estimate: Estimate) -> Iterator[str]:
+    if not estimate.kernels:
+        return
+    yield "Custom kernels (estimates from their shapes, at half of the peak)"
+    found = sorted(estimate.kernels, key=lambda k: -k.seconds)
+    rows = [
+        [k.name, f"{k.count:,} x", flops(k.flops), traffic(k.bytes), milliseconds(k.seconds)]
+        for k in found[:KERNELS]
+    ]
+    yield from aligned(rows, "<>>>>")
+    yield from _more(found, KERNELS, milliseconds(sum(k.seconds for k in found[KERNELS:])))
+
+
+def _temporaries(estimate: Estimate) -> Iterator[str]:
+    if not estimate.largest:
+        return
+    yield "Largest temporaries, where they take most (GiB)"
+    found = sorted(estimate.largest, key=lambda t: -t.bytes)
+    rows = [[gib(t.bytes), f"{t.count:,} x", t.shape, t.name.replace("{}", "*")] for t in found[:TEMPORARIES]]
+    yield from aligned(rows, ">><<")
+
+
+def _run(run: RunLength, estimate: Estimate) -> Iterator[str]:
+    batches = "1 micro-batch" if run.micro_batches == 1 else f"{run.micro_batches:,} micro-batches"
+    rows = [
+        ["the whole run", "estimate", "calibrated"],
+        [f"steps of {batches}", "unknown" if run.steps is None else f"{run.steps:,}"],
+        ["hours", _known(run.hours), _known(run.calibrated_hours)],
+    ]
+    if run.usd_per_hour is None:
+        rows.append(["US$", "no price"])
+    else:
+        rows.append([f"US$, at {run.usd_per_hour:,.2f} an hour", _known(run.usd), _known(run.calibrated_usd)])
+    if run.usd_per_million_tokens is not None:
+        factor = estimate.calibrated_seconds / estimate.seconds
+        price = run.usd_per_million_tokens
+        name = "US$ a million real tokens" if run.source == "data" else "US$ a million tokens, at least"
+        rows.append([name, f"{price:,.3f}", f"{factor * price:,.3f}"])
+    head, *rest = aligned(rows, "<>>")
+    yield f"The{head[5:]}"
+    yield from rest
+    yield from wrapped(run.note, "  ")
+
+
+def _known(number: float | None) -> str:
+    return "unknown" if number is None else f"{number:,.2f}"
+
+
+def _foot(plan: Plan) -> Iterator[str]:
+    compiling = f"compiling took {duration(plan.estimate.compile_seconds)}"
+    if plan.cached:
+        yield f"Planned in {duration(plan.seconds)}, from the cache; {compiling} when it was filled."
+    else:
+        yield f"Planned in {duration(plan.seconds)}; {compiling}, all depths together."
+    yield from wrapped(", ".join(f"{name} {version}" for name, version in plan.versions.items()))
+    for note in plan.notes:
+        if note != calibration.sentence():  # it stands beside the calibrated step
+            yield from wrapped(f"note: {note}")
+
+
+def _more(found: Sequence[object], shown: int, rest: str) -> Iterator[str]:
+    if len(found) > shown:
+        yield f"  and {len(found) - shown} more, {rest} together"

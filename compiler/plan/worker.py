@@ -1,0 +1,175 @@
+"""Compiles one job: the training step of a recipe's train.py for its TPU, from shapes alone.
+
+    python -m compiler.plan.worker < JOB.json
+
+A process of its own, for libtpu has to be told of the machine before jax is imported, a compile that is
+killed for memory must not take the command along, and what one compile leaves in memory no other needs.
+Prints one line of JSON: a Compiled, or a Failed.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.plan.job import FAILED, JOB, Failed, Job
+from compiler.plan.results import COMPILED, Compiled, OutOfMemory
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+CONSTANTS = ("MODEL", "TRAIN", "DATA", "MESH")
+"""What a generated train.py states, beside LORA and SHARDING_RULES, which not every recipe has."""
+
+
+def main() -> None:
+    job = JOB.validate_json(sys.stdin.read())
+    result = compile_step(job)
+    adapter: Any = COMPILED if isinstance(result, Compiled) else FAILED
+    kind = "compiled" if isinstance(result, Compiled) else "failed"
+    print(f'{{"{kind}": {adapter.dump_json(result).decode()}}}', flush=True)
+
+
+def compile_step(job: Job) -> Compiled | Failed:
+    """Builds and compiles a job's step."""
+    from compiler.lower import lower
+    from runtime.errors import UserError
+    from spec.load import load
+
+    program = lower(load(job.recipe, job.sets), planning=True).program
+    if program is None:
+        return Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
+    _configure(job, program)
+    from compiler.plan import topology
+
+    try:
+        devices = topology.devices(program.accelerator)
+    except Exception as error:  # libtpu says it in its own words, and jax raises several kinds
+        return Failed(
+            f"libtpu does not know the topology {topology.name(program.accelerator)}: {_first_line(error)}",
+            help="choose another mesh.accelerator or mesh.topology",
+        )
+    try:
+        return _compile(job, program, devices)
+    except UserError as error:
+        return Failed(error.message, help=error.help or "")
+
+
+def _configure(job: Job, program: Program) -> None:
+    import jax
+
+    jax.config.update("jax_exec_time_optimization_effort", job.effort)
+    jax.config.update("jax_memory_fitting_effort", job.effort)
+    if program.recipe.model.dtype == "float32":
+        jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.train does
+
+
+def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
+    import jax
+
+    from compiler.plan.abstract import abstract_step
+    from compiler.plan.hlo.refusal import parse_refusal
+    from runtime import mesh as meshes
+
+    script = constants(program)
+    mesh = meshes.arrange(script["MESH"].axes, devices)
+    start = time.monotonic()
+    with mesh:
+        made = abstract_step(program, job.layers, script, mesh)
+        lowered = made.step.jit().lower(*made.arguments)
+        traced = time.monotonic()
+        found = replace(made.sizes, trace_seconds=traced - start, peak_rss=float(_peak_rss()))
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as error:
+            if parse_refusal(str(error)) is None:
+                return Failed(f"libtpu refused the step: {_first_line(error)}")
+            refused = _refusal(lowered, str(error))
+            return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
+    took = time.monotonic() - traced
+    return _read(replace(found, compile_seconds=took), program, compiled)
+
+
+def _refusal(lowered: Any, message: str) -> OutOfMemory | None:
+    """What libtpu says of a step that does not fit. Its message names no array: compiled once more, it leaves
+    the program that it refused, whose text does."""
+    import jax
+
+    from compiler.plan.hlo.refusal import dump_options, parse_refusal
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            lowered.compile(compiler_options=dump_options(Path(folder)))
+        except jax.errors.JaxRuntimeError as error:
+            message = str(error)
+        return parse_refusal(message, Path(folder))
+
+
+def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
+    """What the compiler says of a program, and what its text shows."""
+    from compiler.plan.hlo.collectives import collectives
+    from compiler.plan.hlo.costs import COMPILER_RATES, costs, seconds_taken_off
+    from compiler.plan.hlo.liveness import largest
+    from compiler.plan.hlo.parse import parse
+    from compiler.plan.kernels import kernels
+
+    accelerator = program.accelerator
+    chip = accelerator.peak_flops_per_device, accelerator.bandwidth_per_device
+    memory, analysis = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    module = parse(compiled.as_text())
+    counted = costs(module, *COMPILER_RATES[accelerator.generation])
+    seconds = analysis.get("optimal_seconds", 0.0) + seconds_taken_off(module)
+    if seconds <= 0 or program.recipe.model.dtype == "float32":
+        # The compiler takes a product of float32 to be as quick as one of bfloat16; ours is not.
+        seconds = counted.seconds - counted.loop_seconds
+    return replace(
+        found,
+        arguments=memory.argument_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        # Outputs that are no donated argument; the loss and the norm are all there is.
+        code=memory.generated_code_size_in_bytes
+        + max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
+        host=memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes,
+        flops=analysis.get("flops", 0.0),
+        bytes=analysis.get("bytes accessed", 0.0),
+        seconds=seconds,
+        costs=counted,
+        collectives=collectives(module, program.recipe.mesh.axes, accelerator.slices),
+        kernels=kernels(module, *chip),
+        largest=largest(module)[1],
+        peak_rss=float(_peak_rss()),
+    )
+
+
+def constants(program: Program) -> Mapping[str, Any]:
+    """What the recipe's generated train.py states, by running its text."""
+    from compiler.emitters.data_files import data_files
+    from compiler.emitters.train import emit_train
+
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in data_files(program).items():  # train.py reads its chat template
+            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).write_bytes(content)
+        file = str(Path(folder) / "train.py")
+        space: dict[str, Any] = {"__name__": "train", "__file__": file}
+        exec(compile(emit_train(program), file, "exec"), space)
+    return space
+
+
+def _peak_rss() -> int:
+    """Bytes of memory that this process has taken at the most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Stands in for compiler.plan.worker: what it does is told by FAKE_WORKER_TOLD, or by the job's first --set
+argument, `fake=...`.
+
+No compiler is run. Each start leaves a file in the folder that FAKE_WORKER_LOG names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from compiler.plan.job import FAILED, JOB, Failed
+from compiler.plan.results import COMPILED, Compiled, OutOfMemory, Temporary
+
+
+def main() -> None:
+    job = JOB.validate_json(sys.stdin.read())
+    layers = len(job.layers)
+    told = os.environ.get("FAKE_WORKER_TOLD") or job.sets[0].removeprefix("fake=")
+    log = Path(os.environ["FAKE_WORKER_LOG"])
+    (log / f"{layers}-{os.getpid()}").touch()
+    if told == "killed" or (told == "killed above 12" and layers > 12):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if told == "killed once" and len(list(log.glob(f"{layers}-*"))) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if told == "too large":
+        refused = OutOfMemory(3e11, 1.02e11, (Temporary("loss / logits", "f32[4,4]", 1, 2e10),))
+        give(Compiled(layers, 1e9, 1.0, 1.0, 1.0, out_of_memory=refused))
+        return
+    if told == "slow":
+        time.sleep(60)
+    if told == "silent":
+        print("no room for manoeuvre", file=sys.stderr)
+        sys.exit(3)
+    if told == "failed":
+        print(f'{{"failed": {FAILED.dump_json(Failed("it is not to be", help="do else")).decode()}}}')
+        return
+    # 2 outside of the layers and 0.5 in each.
+    figure = 2.0 + 0.5 * layers
+    give(
+        Compiled(
+            layers=layers,
+            weights=figure,
+            adapters=figure,
+            optimizer=figure,
+            batch=1.0,
+            arguments=3 * figure + 1.5,
+            temporaries=10 * figure,
+            code=1.0,
+            flops=figure,
+            bytes=figure,
+            seconds=figure,
+            compile_seconds=1.0,
+        )
+    )
+
+
+def give(result: Compiled) -> None:
+    print(f'{{"compiled": {COMPILED.dump_json(result).decode()}}}')
+
+
+if __name__ == "__main__":
+    main()

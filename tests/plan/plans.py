@@ -1,0 +1,302 @@
+"""Plans and searches with figures like the flagship's, for the tests of what shows them.
+
+Every figure is what the estimates of a Gemma 4 31B step look like; none was measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.plan.results import (
+    Collective,
+    Estimate,
+    Kernel,
+    Memory,
+    Placement,
+    Plan,
+    Point,
+    RunLength,
+    Search,
+    Temporary,
+)
+
+GIB = 2**30
+
+MEMORY = Memory(
+    weights=14.62 * GIB,
+    adapters=0.46 * GIB,
+    optimizer=0.92 * GIB,
+    batch=49_152 * 4,
+    padding=0.07 * GIB,
+    temporaries=56.21 * GIB,
+    code=0.22 * GIB,
+    available=95.0 * GIB,
+)
+"""72.5 of 95 GiB."""
+
+LARGEST = (
+    Temporary("layers.{}.mlp / gate_proj", "bf16[1,3072,21504]", 60, 7.38 * GIB),
+    Temporary("layers.{}.mlp / up_proj", "bf16[1,3072,21504]", 60, 7.38 * GIB),
+    Temporary("layers.{}.mlp / mul", "bf16[1,3072,21504]", 60, 7.38 * GIB),
+    Temporary("layers.{}.attn / attn_vec_einsum", "bf16[1,3072,32,256]", 50, 2.34 * GIB),
+    Temporary("layers.{}.attn / q_einsum", "bf16[1,3072,32,256]", 50, 2.34 * GIB),
+    Temporary("layers.{}.pre_ffw_norm / mul", "bf16[1,3072,5376]", 60, 1.85 * GIB),
+    Temporary("loss / logits of a chunk", "f32[512,262144]", 1, 0.5 * GIB),
+)
+
+KERNELS = (
+    Kernel("splash_mha_fwd_segmented_residuals", 60, 7.4e12, 26.1e9, 0.0322),
+    Kernel("splash_mha_dq_segmented", 60, 11.1e12, 38.0e9, 0.0484),
+    Kernel("splash_mha_dkv_segmented", 60, 14.8e12, 41.5e9, 0.0645),
+)
+
+COLLECTIVES = (
+    Collective("all-gather", ("fsdp",), False, 854, 118.4e9),
+    Collective("reduce-scatter", ("fsdp",), False, 840, 0.49e9),
+    Collective("all-reduce", ("fsdp",), False, 123, 2.1e6),
+)
+
+PLACEMENTS = (
+    Placement("layers.{}.mlp.gate_proj.kernel", (5376, 21504), ("fsdp", "tp"), 60, 3.23 * GIB),
+    Placement("layers.{}.mlp.up_proj.kernel", (5376, 21504), ("fsdp", "tp"), 60, 3.23 * GIB),
+    Placement("layers.{}.mlp.down_proj.kernel", (21504, 5376), ("tp", "fsdp"), 60, 3.23 * GIB),
+    Placement("layers.{}.attn.q_einsum.w", (32, 5376, 256), ("tp", "fsdp", None), 50, 1.03 * GIB),
+    Placement("layers.{}.attn.kv_einsum.w", (2, 16, 5376, 256), (None, "tp", "fsdp", None), 50, 1.03 * GIB),
+    Placement("layers.{}.attn.attn_vec_einsum.w", (32, 256, 5376), ("tp", None, "fsdp"), 50, 1.03 * GIB),
+    Placement("embedder.input_embedding", (262144, 5376), ("tp", "fsdp"), 1, 0.66 * GIB),
+    Placement("layers.{}.attn.q_einsum.w", (32, 5376, 512), ("tp", "fsdp", None), 10, 0.41 * GIB),
+    Placement("layers.{}.attn.k_einsum.w", (1, 4, 5376, 512), (None, "tp", "fsdp", None), 10, 0.05 * GIB),
+    Placement("layers.{}.mlp.gate_proj.kernel_lora_a", (5376, 64), ("fsdp", None), 60, 0.019 * GIB),
+    Placement("layers.{}.mlp.gate_proj.kernel_lora_b", (64, 21504), (None, "tp"), 60, 0.31 * GIB),
+    Placement("layers.{}.pre_attention_norm.scale", (5376,), (None,), 60, 0.0006 * GIB),
+    Placement("final_norm.scale", (5376,), (None,), 1, 10_752),
+)
+
+ESTIMATE = Estimate(
+    layers=60,
+    compiled_layers=(6, 12),
+    memory=MEMORY,
+    flops=372.4e12,
+    bytes=1.61e12,
+    compiler_seconds=1.071,
+    loop_seconds=0.078,
+    kernel_seconds=0.1451,
+    seconds=1.2941,
+    calibrated_seconds=2.2694,
+    peak_flops=459e12,
+    bandwidth=2765e9,
+    model_flops=381.2e12,
+    mfu=0.6418,
+    rows=4,
+    row_length=3072,
+    collectives=COLLECTIVES,
+    kernels=KERNELS,
+    largest=LARGEST,
+    compile_seconds=81.4,
+)
+
+RUN = RunLength(
+    source="data",
+    tokens_per_row=2979.7,
+    steps=774,
+    micro_batches=1,
+    hours=0.2782,
+    usd=4.67,
+    calibrated_hours=0.4879,
+    calibrated_usd=8.2,
+    usd_per_hour=16.80,
+    tokens_per_second=9210.1,
+    calibrated_tokens_per_second=5251.9,
+    usd_per_million_tokens=0.5067,
+    note="10,000 samples of data/train.jsonl packed into 3,096 rows that are 97 % full.",
+)
+
+
+def flagship() -> Plan:
+    """A plan of the flagship on four devices of one host."""
+    return Plan(
+        recipe="gemma4-31b-v5p8",
+        model="google/gemma-4-31B-it",
+        accelerator="v5p-8: 4 chips (the number in its name counts TensorCores), topology 2x2x1, 95 GiB each",
+        topology="v5p:2x2x1",
+        slices=1,
+        devices=4,
+        hosts=1,
+        axes={"fsdp": 4, "tp": 1},
+        estimate=ESTIMATE,
+        run=RUN,
+        placements=PLACEMENTS,
+        settings={
+            "mesh.axes": "{fsdp: 4, tp: 1}",
+            "train.micro_batch_size": "1",
+            "remat.policy": "none",
+            "model.attention": "splash",
+        },
+        versions={"recipec": "0.1.0", "jax": "0.10.2", "libtpu": "0.0.43", "google-tunix": "0.1.7"},
+        notes=("Every layer's keys and values of the ten global layers are one array.",),
+        seconds=96.2,
+    )
+
+
+def too_large() -> Plan:
+    """Two rows on each device: 128.7 of 95 GiB."""
+    memory = replace(MEMORY, temporaries=112.4 * GIB)
+    estimate = replace(
+        ESTIMATE,
+        memory=memory,
+        rows=8,
+        compiler_seconds=2.142,
+        loop_seconds=0.156,
+        kernel_seconds=0.2902,
+        seconds=2.5882,
+        calibrated_seconds=4.5389,
+        model_flops=762.4e12,
+    )
+    return replace(flagship(), estimate=estimate)
+
+
+def refused() -> Plan:
+    """A step that the compiler refused: no figure but the memory that it would need."""
+    estimate = replace(
+        too_large().estimate,
+        flops=0.0,
+        bytes=0.0,
+        compiler_seconds=0.0,
+        loop_seconds=0.0,
+        kernel_seconds=0.0,
+        seconds=0.0,
+        calibrated_seconds=0.0,
+        mfu=0.0,
+        collectives=(),
+        kernels=(),
+    )
+    run = replace(
+        RUN,
+        hours=None,
+        usd=None,
+        calibrated_hours=None,
+        calibrated_usd=None,
+        tokens_per_second=0.0,
+        calibrated_tokens_per_second=0.0,
+        usd_per_million_tokens=None,
+    )
+    return replace(flagship(), estimate=estimate, run=run)
+
+
+def unpriced() -> Plan:
+    """The same, on a machine without a price."""
+    run = replace(RUN, usd=None, calibrated_usd=None, usd_per_hour=None, usd_per_million_tokens=None)
+    return replace(flagship(), run=run)
+
+
+def unknown_length() -> Plan:
+    """The data is not at hand and the recipe has no train.steps."""
+    run = replace(
+        RUN,
+        source="unknown",
+        tokens_per_row=3072.0,
+        steps=None,
+        hours=None,
+        usd=None,
+        calibrated_hours=None,
+        calibrated_usd=None,
+        note="data/train.jsonl is not at hand, and the recipe has no train.steps.",
+    )
+    return replace(flagship(), run=run)
+
+
+def sliced() -> Plan:
+    """256 devices: two slices of 128, joined over the data centre's network."""
+    collectives = (
+        Collective("all-gather", ("fsdp",), False, 854, 29.6e9),
+        Collective("all-gather", ("fsdp",), True, 61, 4.4e9),
+        Collective("all-reduce", ("tp",), False, 480, 61.2e9),
+        Collective("all-reduce", ("fsdp", "tp"), True, 123, 2.1e6),
+        Collective("collective-permute", (), False, 12, 0.2e9),
+    )
+    return replace(
+        flagship(),
+        recipe="gemma4-31b-two-slices",
+        accelerator="2 slices of v5p-256: 128 chips each, topology 4x4x8, 95 GiB each",
+        topology="v5p:4x4x8",
+        slices=2,
+        devices=256,
+        hosts=64,
+        axes={"fsdp": 64, "tp": 4},
+        estimate=replace(ESTIMATE, collectives=collectives, rows=64),
+    )
+
+
+def one_axis(devices: int = 256) -> Plan:
+    """A slice whose devices are all on fsdp."""
+    return replace(
+        flagship(), topology="v6e:16x16", devices=devices, hosts=devices // 4, axes={"fsdp": devices, "tp": 1}
+    )
+
+
+def search() -> Search:
+    """Fourteen configurations of the flagship: ten compiled, seven of them on the front."""
+    points = (
+        _compiled((), 1.2941, 72.5, 11_919),
+        _compiled(("remat.policy=block",), 1.58, 34.8, 11_919),
+        _compiled(("remat.policy=decoder",), 1.73, 25.4, 11_919),
+        _compiled(("remat.policy=block", "train.micro_batch_size=2"), 2.83, 55.1, 23_838),
+        _compiled(("remat.policy=decoder", "train.micro_batch_size=2"), 3.31, 34.0, 23_838),
+        _compiled(("remat.policy=decoder", "train.micro_batch_size=4"), 6.41, 51.9, 47_676),
+        _compiled(("remat.policy=block", "train.micro_batch_size=3"), 3.62, 75.3, 35_757),
+        _compiled(("mesh.axes={fsdp: 2, tp: 2}",), 0.911, 49.8, 5_959),
+        _compiled(("mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2"), 1.52, 82.7, 11_919),
+        _compiled(("mesh.axes={fsdp: 1, tp: 4}", "remat.policy=decoder"), 0.497, 17.2, 2_980),
+        replace(
+            _compiled(("train.micro_batch_size=2",), 2.6, 128.7, 23_838),
+            status="too large",
+            reason="it needs 128.7 GiB of 95.0 GiB",
+            seconds_per_token=None,
+            step_seconds=None,
+            usd_per_million_tokens=None,
+            mfu=None,
+            link_seconds=None,
+        ),
+        Point(
+            ("model.attention=dot", "remat.policy=decoder"),
+            "pruned",
+            "cannot be faster than 0.1402 ms a token",
+            11_919,
+            1.402e-4,
+        ),
+        Point(
+            ("mesh.axes={fsdp: 1, tp: 4}", "model.attention=dot"),
+            "pruned",
+            "cannot be faster than 0.2114 ms a token",
+            2_980,
+            2.114e-4,
+        ),
+        Point(
+            ("mesh.axes={fsdp: 4, tp: 1}", "train.micro_batch_size=3"),
+            "refused",
+            "E0502: global_batch_size 4 is not a multiple of 12",
+            0.0,
+            0.0,
+        ),
+    )
+    return Search(
+        points=points, front=(6, 0, 3, 1, 4, 2, 9), baseline=0, seconds=412.0, notes=("Two at a time.",)
+    )
+
+
+def _compiled(sets: tuple[str, ...], seconds: float, gib: float, tokens: float) -> Point:
+    others = MEMORY.used - MEMORY.temporaries
+    per_token = seconds / tokens
+    return Point(
+        sets=sets,
+        status="compiled",
+        reason="",
+        tokens=tokens,
+        bound_seconds_per_token=0.7e-4,
+        seconds_per_token=per_token,
+        step_seconds=seconds,
+        memory=replace(MEMORY, temporaries=gib * GIB - others),
+        usd_per_million_tokens=per_token * 16.80 / 3600 * 1e6,
+        mfu=381.2e12 / 11_919 / per_token / 459e12,
+        link_seconds=0.148,
+    )

@@ -1,0 +1,107 @@
+"""The budget: what is above it, what is within, and what cannot be told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compiler.lower import lower
+from compiler.plan import budget
+from compiler.plan.results import Plan
+from spec.diagnostics import Diagnostic
+from spec.load import load
+from tests.plan import plans
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: google/gemma-4-31B-it}
+mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
+lora: {rank: 64}
+data: {train: [gs://bucket/train.jsonl]}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def found(recipe: Path, plan: Plan, *sets: str) -> list[Diagnostic]:
+    program = lower(load(recipe, [f"budget.{item}" for item in sets])).program
+    assert program is not None
+    return budget.check(program, plan)
+
+
+def test_without_a_budget_nothing_is_said(recipe: Path) -> None:
+    assert found(recipe, plans.too_large()) == []
+
+
+def test_within_the_budget(recipe: Path) -> None:
+    assert found(recipe, plans.flagship(), "max_hbm_share=0.77", "max_hours=0.28", "max_usd=4.67") == []
+
+
+def test_above_the_budget(recipe: Path) -> None:
+    assert found(recipe, plans.flagship(), "max_hbm_share=0.7", "max_hours=0.25", "max_usd=4") == [
+        Diagnostic(
+            "E1002",
+            "the step takes an estimated 76.3 % of each device's HBM, and budget.max_hbm_share allows 70.0 %",
+            "budget.max_hbm_share",
+            "it takes 72.50 of 95.00 GiB, 6.00 GiB too much: lower train.micro_batch_size, choose a "
+            "remat.policy that stores less, or allow more",
+        ),
+        Diagnostic(
+            "E1003",
+            "the run takes an estimated 0.28 hours, and budget.max_hours allows 0.25",
+            "budget.max_hours",
+            "calibrated by the one published measurement it would be 0.49 hours; `recipe plan --search` "
+            "looks for a faster configuration",
+        ),
+        Diagnostic(
+            "E1004",
+            "the run costs an estimated US$ 4.67, and budget.max_usd allows 4",
+            "budget.max_usd",
+            "calibrated by the one published measurement it would be US$ 8.20; `recipe plan --search` looks "
+            "for a cheaper configuration",
+        ),
+    ]
+
+
+def test_only_what_is_above_is_said(recipe: Path) -> None:
+    assert [d.code for d in found(recipe, plans.flagship(), "max_hours=0.3", "max_usd=4")] == ["E1004"]
+
+
+def test_a_length_that_is_not_known(recipe: Path) -> None:
+    hours, usd = found(recipe, plans.unknown_length(), "max_hbm_share=0.9", "max_hours=1", "max_usd=10")
+    assert hours == Diagnostic(
+        "W1005",
+        "budget.max_hours cannot be checked: the length of the run is not known",
+        "budget.max_hours",
+        "give train.steps, or put the data beside the recipe and its tokenizer's folder after --model",
+    )
+    assert (usd.code, usd.path) == ("W1005", "budget.max_usd")
+
+
+def test_a_machine_without_a_price(recipe: Path) -> None:
+    assert found(recipe, plans.unpriced(), "max_hours=1", "max_usd=10") == [
+        Diagnostic(
+            "W1005",
+            "budget.max_usd cannot be checked: v5p-8 has no list price",
+            "budget.max_usd",
+            "give the whole machine's price as cost.train_usd_per_hour",
+        )
+    ]
+
+
+def test_a_step_that_was_refused_is_above_the_memory_alone(recipe: Path) -> None:
+    refused = plans.refused()
+    refused = replace(refused, run=replace(refused.run, steps=774))
+    memory, hours = found(recipe, refused, "max_hbm_share=1", "max_hours=1")
+    assert memory.message.startswith("the step takes an estimated 135.5 % of each device's HBM")
+    assert hours.message == (
+        "budget.max_hours cannot be checked: the step does not fit, so that its time is not known"
+    )

@@ -1,0 +1,149 @@
+"""The commands `plan`, `cost` and `diff --plan`, with a compiler that compiles nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler import cli
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: google/gemma-4-31B-it}
+mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
+lora: {rank: 16}
+data: {train: [gs://bucket/train.jsonl]}
+train: {steps: 100, global_batch_size: 4}
+"""
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
+    return monkeypatch
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+def run(*arguments: Any) -> Any:
+    return RUNNER.invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def planned(*arguments: Any) -> dict[str, Any]:
+    done = run("plan", *arguments, "--json")
+    out: dict[str, Any] = json.loads(done.stdout)
+    return out
+
+
+def test_figures_are_extrapolated_to_the_models_depth(file: Path) -> None:
+    plan = planned(file)["plan"]
+    # 2 outside of the layers and 0.5 in each of the 60.
+    assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
+    assert plan["estimate"]["compiler_seconds"] == pytest.approx(32)
+    assert plan["estimate"]["compiled_layers"] == [6, 12] and plan["cached"] is False
+    assert plan["run"]["steps"] == 100 and plan["run"]["hours"] == pytest.approx(100 * 32 / 3600)
+    assert planned(file)["plan"]["cached"] is True
+
+
+def test_exact_compiles_all_layers(file: Path) -> None:
+    plan = planned(file, "--exact")["plan"]
+    assert plan["estimate"]["compiled_layers"] == [60]
+    assert plan["estimate"]["memory"]["weights"] == pytest.approx(32)
+
+
+def test_an_exact_compile_that_is_killed_goes_to_a_smaller_depth(
+    file: Path, told: pytest.MonkeyPatch
+) -> None:
+    told.setenv("FAKE_WORKER_TOLD", "killed above 12")
+    plan = planned(file, "--exact")["plan"]
+    assert plan["estimate"]["compiled_layers"] == [6, 12]
+    assert plan["notes"][0] == (
+        "The compile was killed, most likely because this machine's memory ran out: 6 and 12 layers were "
+        "compiled instead of 60."
+    )
+
+
+def test_what_cannot_be_compiled_is_one_sentence(file: Path, told: pytest.MonkeyPatch) -> None:
+    told.setattr("sys.argv", ["recipe", "plan", str(file)])
+    told.setenv("FAKE_WORKER_TOLD", "failed")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+
+
+def test_a_budget_fails_the_plan(file: Path) -> None:
+    sets = ("--set", "budget={max_hours: 0.5, max_usd: 1000, max_hbm_share: 0.5}")
+    done = run("plan", file, *sets)
+    assert done.exit_code == 1
+    assert (
+        "error[E1003]: the run takes an estimated 0.89 hours, and budget.max_hours allows 0.5" in done.stderr
+    )
+    assert "E1002" not in done.stderr and "E1004" not in done.stderr
+    found = planned(file, *sets)["diagnostics"]
+    assert [(item["code"], item["file"], item["path"]) for item in found] == [
+        ("E1003", "--set", "budget.max_hours")
+    ]
+
+
+def test_a_step_that_is_too_large_says_what_was_tried(file: Path, told: pytest.MonkeyPatch) -> None:
+    told.setenv("FAKE_WORKER_TOLD", "too large")
+    done = run("plan", file)
+    assert done.exit_code == 1 and "error[E1001]" in done.stderr
+
+
+def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
+    done = run("plan", file, "--html", tmp_path / "plan.html")
+    assert done.exit_code == 0
+    assert "google/gemma-4-31B-it" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+def test_a_cpu_has_nothing_to_be_compiled_for(root: Path, told: pytest.MonkeyPatch, capsys: Any) -> None:
+    told.setattr("sys.argv", ["recipe", "plan", str(root / "recipes" / "quickstart.yaml")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("error: cpu-8 is no TPU, and a plan is compiled for one\n")
+
+
+def test_a_model_without_an_entry_is_a_finding_of_the_checks(file: Path) -> None:
+    done = run("plan", file, "--set", "model.id=nobody/nothing-7b")
+    assert done.exit_code == 1 and "error[E08" in done.stderr
+
+
+def test_several_hosts_and_slices_are_planned_and_not_built(file: Path, tmp_path: Path) -> None:
+    sets = ("--set", "mesh={accelerator: v5p-16, slices: 2, axes: {fsdp: 16}}", "--set")
+    sets = (*sets, "train.global_batch_size=16")
+    plan = planned(file, *sets)["plan"]
+    assert (plan["devices"], plan["slices"], plan["hosts"]) == (16, 2, 4)
+    assert "E0902" in run("build", file, *sets, "-o", tmp_path / "out").stderr
+
+
+def test_cost_comes_from_the_plan_unless_hours_are_given(file: Path) -> None:
+    done = run("cost", file)
+    assert done.exit_code == 0 and "estimate of `recipe plan`" in done.stdout
+    assert "16.80" in run("cost", file, "--train-hours", "1").stdout
+
+
+def test_diff_tells_what_a_change_does(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text(RECIPE.replace("steps: 100", "steps: 200"), encoding="utf-8")
+    done = run("diff", file, other, "--plan")
+    assert done.exit_code == 0
+    assert "hours" in done.stdout and "+100" in done.stdout
+
+
+def test_a_search_prints_its_front(file: Path) -> None:
+    done = run("plan", file, "--search")
+    assert done.exit_code == 0, done.stderr
+    assert "remat" in done.stdout

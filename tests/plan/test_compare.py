@@ -1,0 +1,111 @@
+"""`recipe diff --plan`: what a change does, row by row."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from compiler.plan.compare import compare, to_json
+from tests.plan import plans
+from tests.plan.plans import ESTIMATE, GIB, MEMORY, RUN
+
+
+def block() -> plans.Plan:
+    """The flagship with activations recomputed by block: less memory, a longer step, another collective."""
+    gather, *rest = ESTIMATE.collectives
+    estimate = replace(
+        ESTIMATE,
+        memory=replace(MEMORY, temporaries=18.51 * GIB),
+        seconds=1.5,
+        calibrated_seconds=2.63,
+        mfu=0.5537,
+        collectives=(replace(gather, bytes=177.6e9), rest[0]),
+    )
+    run = replace(
+        RUN,
+        hours=0.3225,
+        usd=5.418,
+        calibrated_hours=0.5655,
+        calibrated_usd=9.5,
+        tokens_per_second=7946.0,
+        calibrated_tokens_per_second=4532.0,
+        usd_per_million_tokens=0.5873,
+    )
+    return replace(plans.flagship(), recipe="with-block", estimate=estimate, run=run)
+
+
+def test_only_what_changes_is_shown() -> None:
+    assert compare(plans.flagship(), block()) == (
+        "before: gemma4-31b-v5p8 on v5p-8, mesh fsdp 4 x tp 1\n"
+        "after:  with-block on v5p-8, mesh fsdp 4 x tp 1\n"
+        "\n"
+        "                                   before       after   change\n"
+        "HBM of a device                 72.50 GiB   34.80 GiB  -52.0 %\n"
+        "  activations and temporaries   56.21 GiB   18.51 GiB  -67.1 %\n"
+        "share of it                        76.3 %      36.6 %  -52.0 %\n"
+        "its step                       1,294.1 ms  1,500.0 ms  +15.9 %\n"
+        "a real token                     0.109 ms    0.126 ms  +15.9 %\n"
+        "tokens/s                            9,210       7,946  -13.7 %\n"
+        "MFU                                64.2 %      55.4 %  -13.7 %\n"
+        "all-gather, fsdp                 118.4 GB    177.6 GB  +50.0 %\n"
+        "all-reduce, fsdp                   2.1 MB         0 B     gone\n"
+        "hours                                0.28        0.32  +15.9 %\n"
+        "hours, calibrated                    0.49        0.57  +15.9 %\n"
+        "US$                                  4.67        5.42  +16.0 %\n"
+        "US$, calibrated                      8.20        9.50  +15.9 %\n"
+        "US$ a million tokens                 0.51        0.59  +15.9 %\n"
+        "\n"
+        "Times, tokens/s, MFU, hours and US$ are estimates; HBM and collectives are the compiler's own,\n"
+        "extrapolated where it did not compile every layer. Nothing was measured on a TPU.\n"
+    )
+
+
+def test_a_change_below_rounding_is_none() -> None:
+    slightly = replace(plans.flagship(), estimate=replace(ESTIMATE, seconds=ESTIMATE.seconds + 1e-6))
+    assert compare(plans.flagship(), slightly) == (
+        "before: gemma4-31b-v5p8 on v5p-8, mesh fsdp 4 x tp 1\n"
+        "after:  gemma4-31b-v5p8 on v5p-8, mesh fsdp 4 x tp 1\n"
+        "\n"
+        "Nothing changes in memory, time or cost.\n"
+    )
+
+
+def test_a_collective_over_other_axes_is_another() -> None:
+    shown = compare(plans.flagship(), plans.sliced())
+    assert "\nall-gather, fsdp                  118.4 GB   29.6 GB     -75.0 %\n" in shown
+    assert "\nall-gather, fsdp over DCN              0 B    4.4 GB         new\n" in shown
+    assert "\ncollective-permute, other groups       0 B  200.0 MB         new\n" in shown
+    assert "\ndevices                                  4       256  +6,300.0 %\n" in shown
+
+
+@pytest.mark.parametrize("other", [plans.refused(), plans.unknown_length(), plans.unpriced()])
+def test_what_is_not_known_is_said(other: plans.Plan) -> None:
+    lines = [line for line in compare(plans.flagship(), other).splitlines() if "unknown" in line]
+    assert any(line.startswith("US$ ") for line in lines)
+    assert all(line.endswith("unknown") for line in lines)
+
+
+def test_a_refused_step_has_memory_alone() -> None:
+    shown = compare(plans.flagship(), plans.refused())
+    assert "\nHBM of a device                 72.50 GiB  128.69 GiB   +77.5 %\n" in shown
+    for name in ("its step", "a real token", "tokens/s", "MFU", "all-gather, fsdp", "hours", "US$"):
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"{name}  ")]
+        assert line.endswith("unknown"), line
+
+
+def test_json_has_every_figure_unrounded() -> None:
+    made = json.loads(json.dumps(to_json(plans.flagship(), block())))
+    assert (made["before"], made["after"]) == ("gemma4-31b-v5p8", "with-block")
+    figures = {figure["name"]: figure for figure in made["figures"]}
+    assert figures["its step"] == {
+        "name": "its step",
+        "unit": "seconds",
+        "before": 1.2941,
+        "after": 1.5,
+        "change": pytest.approx(1.5 / 1.2941 - 1),
+    }
+    assert figures["steps of the run"]["change"] == 0
+    assert figures["all-reduce, fsdp"]["after"] == 0
+    assert "are estimates" in made["estimates"]

@@ -1,0 +1,90 @@
+"""The planned step has the activation constraints that a TPU's has.
+
+Tunix leaves them out where the default backend is a CPU, which it is on every machine that plans. The
+reference is Tunix's own helper made to believe that it runs on a TPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from compiler.lower import lower
+from compiler.program import Program
+from runtime import forward
+from spec.load import load
+
+SETS = (
+    "mesh.axes={fsdp: 2, tp: 2}",
+    "model.attention=dot",
+    "train.global_batch_size=2",
+    "data.max_length=64",
+)
+LAYERS = range(6)
+"""One repeat of Gemma 4 31B's pattern, global layer included, at its real sizes: nothing is computed."""
+
+
+@pytest.fixture(scope="module")
+def program(root: Path) -> Program:
+    found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", SETS), planning=True).program
+    assert found is not None
+    return found
+
+
+def constraints(program: Program) -> Counter[str]:
+    """The shardings that the step's HLO, before it is partitioned, constrains arrays to."""
+    import jax
+
+    from compiler.plan.abstract import abstract_step
+    from compiler.plan.worker import constants
+    from runtime.mesh import arrange
+
+    script = constants(program)
+    mesh = arrange(script["MESH"].axes, jax.devices("cpu")[:4])
+    with mesh:
+        made = abstract_step(program, LAYERS, script, mesh)
+        text = made.step.jit().lower(*made.arguments).as_text()
+    found = re.findall(r"sdy\.sharding_constraint %\S+ (<.*?>) : (tensor<\S+>)", text)
+    assert found or "sharding_constraint" not in text
+    return Counter(f"{array} {spec}" for spec, array in found)
+
+
+def test_every_constraint_of_a_tpu_is_there_and_no_other(program: Program) -> None:
+    ours = constraints(program)
+    with tunix_on_a_tpu():
+        theirs = constraints(program)
+    assert ours == theirs
+    # Queries, keys, values, the feed-forward block and both results, in each layer.
+    assert sum(ours.values()) >= 6 * 7
+    assert any('"tp"' in key for key in ours) and any('"fsdp"' in key for key in ours)
+
+
+def test_dropped_constraints_would_show(program: Program) -> None:
+    kept = constraints(program)
+    with mock.patch.object(forward.sharding, "constrain", lambda x, spec, eager=False: x):
+        dropped = constraints(program)
+    assert sum(dropped.values()) < sum(kept.values()) / 2
+
+
+def tunix_on_a_tpu() -> Any:
+    """Tunix's own helper in the place of ours, with its look at the backend answered by a TPU."""
+    import jax
+    from tunix.utils import sharding_utils
+
+    class Tpu:
+        platform = "tpu"
+
+    shard = sharding_utils.shard
+    fake = mock.Mock(wraps=jax)
+    fake.devices = lambda: [Tpu()]
+
+    def on_a_tpu(x: Any, spec: Any, eager: bool = False) -> Any:
+        with mock.patch.object(sharding_utils, "jax", fake):
+            return shard(x, spec, eager)
+
+    return mock.patch.object(forward.sharding, "constrain", on_a_tpu)

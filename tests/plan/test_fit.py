@@ -1,0 +1,287 @@
+"""The way out of a step that does not fit, with a compiler that is told what to find."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from compiler.lower import lower
+from compiler.plan.fit import Found, diagnostic, find, hopeless, yaml_lines
+from compiler.plan.results import Estimate, Memory, Temporary
+from compiler.plan.ways import Way, ways
+from compiler.program import Program
+from spec.diagnostics import render_text
+from spec.load import load
+from tests.plan import plans
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+FLAGSHIP = RECIPES / "gemma4-31b-v5p8.yaml"
+STATED = (
+    "model.attention=splash",
+    "mesh.axes={fsdp: 4, tp: 1}",
+    "remat.policy=none",
+    "train.micro_batch_size=1",
+    "train.global_batch_size=4",
+)
+"""What these tests rest on, whatever the recipe's own settings come to be."""
+GIB = 2**30
+
+
+@functools.cache
+def program(*sets: str, recipe: Path = FLAGSHIP) -> Program:
+    lowered = lower(load(recipe, (*STATED, *sets) if recipe == FLAGSHIP else sets), planning=True)
+    assert lowered.program is not None, lowered.diagnostics
+    return lowered.program
+
+
+def estimate(temporaries: float, seconds: float = 1.0) -> Estimate:
+    """Of a step with 20 GiB of arguments on devices of 95 GiB.
+
+    Args:
+        temporaries: GiB.
+    """
+    memory = Memory(14.5 * GIB, 1.5 * GIB, 3 * GIB, 0, 0, temporaries * GIB, 1 * GIB, 95 * GIB)
+    largest = (
+        Temporary("layers.{}.mlp.gate_proj.kernel / dot_general", "bf16[3072,21504]", 60, 7.38 * GIB),
+        Temporary("embedder.input_embedding / all-gather", "bf16[262144,5376]", 1, 2.625 * GIB),
+    )
+    return replace(plans.ESTIMATE, memory=memory, largest=largest, seconds=seconds, rows=4, row_length=3072)
+
+
+class Compiler:
+    """Finds what it is told for sets that hold a certain one, and else a step that is too large."""
+
+    def __init__(self, **known: Estimate | None) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self._known = known
+
+    def __call__(self, sets: tuple[str, ...]) -> Estimate | None:
+        self.asked.append(sets)
+        for key, found in self._known.items():
+            if any(key in argument.replace(".", "_").replace("=", "_") for argument in sets):
+                return found
+        return estimate(200)
+
+
+def search(compiler: Compiler, given: tuple[str, ...] = (), most: int = 8) -> Found:
+    return find(program(), compiler, most, given=(*STATED, *given))
+
+
+def sets_of(program: Program) -> list[tuple[str, ...]]:
+    return [way.sets for way in ways(program)]
+
+
+def test_the_flagships_ways_from_the_smallest_to_the_largest() -> None:
+    assert sets_of(program()) == [
+        ("remat.policy=save_dots",),
+        ("remat.policy=save_attention",),
+        ("remat.policy=block",),
+        ("remat.policy=decoder",),
+        ("mesh.axes={fsdp: 2, tp: 2}",),
+        ("mesh.axes={fsdp: 1, tp: 4}",),
+        ("remat.policy=decoder", "mesh.axes={fsdp: 1, tp: 4}"),
+        ("lora.quantize=int8",),
+        ("lora.quantize=nf4",),
+        ("mesh.accelerator=v5p-16", "mesh.axes={fsdp: 4, tp: 2}"),
+        ("mesh.accelerator=v5p-32", "mesh.axes={fsdp: 4, tp: 4}"),
+    ]
+
+
+def test_micro_batches_are_halved_at_the_same_rows_of_a_step() -> None:
+    larger = program("train.micro_batch_size=6", "train.global_batch_size=48")
+    found = {way.sets: way for way in ways(larger)}
+    assert list(found)[:2] == [("train.micro_batch_size=3",), ("train.micro_batch_size=1",)]
+    assert (
+        found[("train.micro_batch_size=3",)].cost == "an optimizer step takes 4 micro-batches in place of 2"
+    )
+    assert [found[sets].kept for sets in list(found)[:2]] == [1 / 2, 1 / 6]
+    assert ("train.micro_batch_size=1", "remat.policy=decoder") in found
+
+
+def test_attention_before_what_costs_time_and_never_where_it_is_the_kernel() -> None:
+    assert sets_of(program("model.attention=dot"))[0] == ("model.attention=splash",)
+    assert not any("model.attention" in argument for sets in sets_of(program()) for argument in sets)
+    on_cpu = sets_of(program(recipe=RECIPES / "gemma3-270m-cpu.yaml"))
+    assert on_cpu and not any(
+        "splash" in argument or "accelerator" in argument for s in on_cpu for argument in s
+    )
+
+
+def test_tensor_parallel_sizes_divide_every_layers_heads() -> None:
+    """Ten layers of Gemma 4 31B have four key/value heads: tp 8 is not possible."""
+    wide = sets_of(program("mesh.accelerator=v5p-16", "mesh.axes={fsdp: 4, tp: 2}"))
+    assert ("mesh.axes={fsdp: 2, tp: 4}",) in wide
+    assert not any("tp: 8" in argument for sets in wide for argument in sets)
+
+
+def test_less_tensor_parallelism_only_where_the_rows_can_be_split() -> None:
+    split = program("mesh.axes={fsdp: 1, tp: 4}", "train.global_batch_size=2")
+    assert ("mesh.axes={fsdp: 2, tp: 2}",) in sets_of(split)
+    assert ("mesh.axes={fsdp: 4, tp: 1}",) not in sets_of(split)
+
+
+def test_a_larger_slice_is_named_as_the_recipe_names_its_own() -> None:
+    by_topology = program("mesh.accelerator=null", "mesh.topology=v5p:2x2x1")
+    assert ("mesh.topology=v5p:2x2x2", "mesh.axes={fsdp: 4, tp: 2}") in sets_of(by_topology)
+    sliced = program("mesh.slices=2", "mesh.axes={fsdp: 8, tp: 1}", "train.global_batch_size=16")
+    assert ("mesh.accelerator=v5p-16", "mesh.axes={fsdp: 16, tp: 1}") in sets_of(sliced)
+
+
+@pytest.mark.parametrize("recipe", ["llama31-8b-v6e8", "qwen3-8b-dpo-v5e8"])
+def test_the_checks_let_every_way_through(recipe: str) -> None:
+    path = RECIPES / f"{recipe}.yaml"
+    for sets in sets_of(program(recipe=path)):
+        assert lower(load(path, sets), planning=True).program is not None, sets
+
+
+def test_the_first_rung_that_fits_is_found_by_way_of_the_last() -> None:
+    compiler = Compiler(
+        remat_policy_save_dots=estimate(80),
+        remat_policy_save_attention=estimate(60),
+        remat_policy_decoder=estimate(20),
+    )
+    found = search(compiler)
+    assert found.way is not None and found.way.sets == ("remat.policy=save_attention",)
+    assert found.estimate == estimate(60)
+    assert [sets[0] for sets in compiler.asked] == [
+        "remat.policy=decoder",
+        "remat.policy=save_attention",
+        "remat.policy=save_dots",
+    ]
+
+
+def test_a_ladder_whose_last_rung_does_not_fit_is_left() -> None:
+    compiler = Compiler(lora_quantize=estimate(60))
+    found = search(compiler)
+    assert found.way is not None and found.way.sets == ("lora.quantize=int8",)
+    assert compiler.asked == [
+        ("remat.policy=decoder",),
+        ("mesh.axes={fsdp: 1, tp: 4}",),
+        ("remat.policy=decoder", "mesh.axes={fsdp: 1, tp: 4}"),
+        ("lora.quantize=nf4",),
+        ("lora.quantize=int8",),
+    ]
+
+
+@pytest.mark.parametrize(("temporaries", "fits"), [(73.0, True), (73.2, False)])
+def test_two_percent_stay_free(temporaries: float, fits: bool) -> None:
+    found = search(Compiler(remat=estimate(temporaries)))
+    assert (found.way is not None) is fits
+
+
+def test_what_does_not_compile_is_passed_over() -> None:
+    found = search(Compiler(remat_policy_decoder=None, remat_policy_block=estimate(50)))
+    assert [(way.sets[0], result is None) for way, result in found.tried[:2]] == [
+        ("remat.policy=decoder", True),
+        ("remat.policy=block", False),
+    ]
+    assert found.way is not None and found.way.sets == ("remat.policy=block",)
+
+
+def test_no_more_are_compiled_than_allowed() -> None:
+    compiler = Compiler(remat_policy_decoder=estimate(20))
+    assert search(compiler, most=2).way is not None
+    assert len(compiler.asked) == 2
+    assert search(Compiler(), most=3).way is None
+
+
+def test_what_the_checks_refuse_is_not_compiled() -> None:
+    """A rule of the recipe's own splits an array of one number over tp."""
+    compiler = Compiler()
+    search(compiler, ("sharding.rules=[{match: 'layers.*.skip_scale', spec: [tp]}]",))
+    assert ("remat.policy=decoder",) in compiler.asked
+    assert not any("mesh" in argument for sets in compiler.asked for argument in sets)
+
+
+def test_what_cannot_fit_is_not_compiled() -> None:
+    given = ("train.micro_batch_size=4", "train.global_batch_size=16")
+    full = program(*given)
+    compiler = Compiler()
+    find(full, compiler, given=(*STATED, *given), estimate=estimate(400))
+    # A quarter of the temporaries is 100 GiB, on a micro-batch of one row as on a row's quarter.
+    assert ("train.micro_batch_size=1",) not in compiler.asked
+    assert ("mesh.axes={fsdp: 1, tp: 4}",) not in compiler.asked
+    assert ("remat.policy=decoder",) in compiler.asked
+
+
+@pytest.mark.parametrize(
+    ("way", "before", "expected"),
+    [
+        (Way((), "", kept=0.5), estimate(160), True),  # 20 + 80 of 95 GiB
+        (Way((), "", kept=0.5), estimate(140), False),
+        (Way((), "", kept=0.5, arguments=True), estimate(160), False),
+        (Way((), "", kept=0.5), estimate(160, seconds=0.0), False),  # refused: the figures are no step's
+    ],
+)
+def test_hopeless(way: Way, before: Estimate, expected: bool) -> None:
+    assert hopeless(way, before) is expected
+
+
+def test_sections_are_written_once() -> None:
+    assert yaml_lines(("mesh.accelerator=v5p-16", "remat.policy=decoder", "mesh.axes={fsdp: 8, tp: 1}")) == [
+        "mesh:",
+        "  accelerator: v5p-16",
+        "  axes: {fsdp: 8, tp: 1}",
+        "remat:",
+        "  policy: decoder",
+    ]
+
+
+def shown(found: Callable[[], Found | None]) -> str:
+    return render_text([diagnostic(program(), estimate(101.25), found())])
+
+
+MESSAGE = (
+    "error[E1001]: the step needs 121.25 GiB of each device's memory, and a device of v5p-8 has 95.00 GiB: "
+    "101.25 GiB of temporaries, 14.50 GiB of base weights and 3.00 GiB of optimizer state; the largest "
+    "temporaries are `layers.{}.mlp.gate_proj.kernel / dot_general` (60 x bf16[3072,21504], 7.38 GiB) and "
+    "`embedder.input_embedding / all-gather` (bf16[262144,5376], 2.62 GiB)\n"
+)
+
+
+def test_the_diagnostic_of_a_step_with_a_way_out() -> None:
+    compiler = Compiler(remat=estimate(50, seconds=1.2), mesh=estimate(30))
+    found = search(compiler)
+    assert shown(lambda: found) == (
+        MESSAGE
+        + " = help: remat:\n"
+        + "           policy: save_dots\n"
+        + "         estimated: 70.00 of 95.00 GiB, 26.3 % free; 1.20 times the time a token\n"
+        + "         with this, the backward pass computes norms, rotations and activation functions again\n"
+        + "\n1 error\n"
+    )
+    assert diagnostic(program(), estimate(101.25), found).path == "remat.policy"
+
+
+def test_the_diagnostic_of_a_step_without_a_way_out() -> None:
+    found = search(Compiler(lora=None), most=5)
+    assert shown(lambda: found) == (
+        MESSAGE
+        + " = help: nothing that was tried fits:\n"
+        + "           remat.policy=decoder: 220.00 GiB\n"
+        + "           mesh.axes={fsdp: 1, tp: 4}: 220.00 GiB\n"
+        + "           remat.policy=decoder, mesh.axes={fsdp: 1, tp: 4}: 220.00 GiB\n"
+        + "           lora.quantize=nf4: does not compile\n"
+        + "           lora.quantize=int8: does not compile\n"
+        + "         `recipe plan --search` looks at more\n"
+        + "\n1 error\n"
+    )
+
+
+def test_the_diagnostic_where_nothing_was_tried() -> None:
+    assert shown(lambda: None).endswith(" = help: `recipe plan --search` looks for what fits\n\n1 error\n")
+    assert shown(lambda: Found(())).endswith("no larger slice is left to try\n\n1 error\n")
+
+
+def test_a_refused_step_has_no_time_to_compare_with() -> None:
+    refused = replace(estimate(101.25, seconds=0.0), largest=())
+    found = Found(
+        (), Way(("remat.policy=decoder",), "the backward pass computes each layer again"), estimate(50)
+    )
+    help = diagnostic(program(), refused, found).help
+    assert help is not None and "the time a token" not in help
+    assert diagnostic(program(), refused, found).message.endswith("3.00 GiB of optimizer state")

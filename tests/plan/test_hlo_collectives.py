@@ -1,0 +1,169 @@
+"""Collectives of HLO modules, and the mesh axes that they run over."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.plan.hlo.collectives import collectives
+from compiler.plan.results import Collective
+from tests.plan.hlo_text import module
+from tests.plan.test_hlo_costs import OVERLAPPED, OVERLAPPED_ENTRY
+
+AXES = {"fsdp": 2, "tp": 4}
+SUM = """sum
+    %x = f32[] parameter(0)
+    %y = f32[] parameter(1)
+    ROOT %s = f32[] add(%x, %y)"""
+REDUCED = "f32[8,130]{1,0:T(8,128)}"
+REDUCED_BYTES = 8 * 256 * 4
+
+
+def over(groups: str, axes: dict[str, int], slices: int = 1) -> tuple[tuple[str, ...], bool]:
+    """The axes of one all-reduce, and whether it goes over DCN."""
+    entry = f"""%p = {REDUCED} parameter(0)
+        ROOT %a = {REDUCED} all-reduce(%p), channel_id=1{groups}, use_global_device_ids=true, to_apply=%sum"""
+    (found,) = collectives(module(entry, SUM), axes, slices)
+    assert (found.kind, found.count, found.bytes) == ("all-reduce", 1, REDUCED_BYTES)
+    return found.axes, found.over_dcn
+
+
+@pytest.mark.parametrize(
+    "groups, axes",
+    [
+        ("{{0,1,2,3},{4,5,6,7}}", ("tp",)),
+        ("{{0,4},{1,5},{2,6},{3,7}}", ("fsdp",)),
+        ("{{3,7},{4,0},{5,1},{2,6}}", ("fsdp",)),
+        ("{{0,1,2,3,4,5,6,7}}", ("fsdp", "tp")),
+        ("{}", ("fsdp", "tp")),
+        ("{{0,1},{2,3},{4,5},{6,7}}", ()),
+        ("[2,4]<=[8]", ("tp",)),
+        ("[4,2]<=[2,4]T(1,0)", ("fsdp",)),
+        ("[2,4]<=[4,2]T(1,0)", ()),
+        ("[1,8]<=[8]", ("fsdp", "tp")),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_1'}", ("tp",)),
+        ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", ("fsdp",)),
+        ("mesh['axis_0'=1,'axis_1'=2,'axis_2'=4] {'axis_0','axis_2'}", ("tp",)),
+        ("mesh['axis_0'=8,'axis_1'=1] {'axis_0'}", ("fsdp", "tp")),
+        # Parts of an axis: what lies before a part, and its size.
+        ("mesh['axis_0'=8] {'axis_0':(2)4}", ("tp",)),
+        ("mesh['axis_0'=8] {'axis_0':(1)2}", ("fsdp",)),
+        ("mesh['axis_0'=8] {'axis_0':(2)2}", ()),
+        ("mesh['a'=4,'b'=2], device_ids=(0,4,1,5,2,6,3,7) {'a'}", ("tp",)),
+        ("mesh['a'=4,'b'=2], device_ids=(0,4,1,5,2,6,3,7) {'b'}", ("fsdp",)),
+    ],
+)
+def test_axes(groups: str, axes: tuple[str, ...]) -> None:
+    assert over(f", replica_groups={groups}", AXES)[0] == axes
+
+
+def test_axes_of_one_device_are_not_named() -> None:
+    assert over(", replica_groups={{0,1,2,3}}", {"dp": 1, "fsdp": 4, "tp": 1})[0] == ("fsdp",)
+    assert over("", {"dp": 1, "fsdp": 4, "tp": 1})[0] == ("fsdp",)
+
+
+def test_two_of_three_axes() -> None:
+    axes = {"dp": 2, "fsdp": 2, "tp": 2}
+    assert over(", replica_groups={{0,1,4,5},{2,3,6,7}}", axes)[0] == ("dp", "tp")
+    assert over(", replica_groups=[4,2]<=[2,2,2]T(0,2,1)", axes)[0] == ("fsdp",)
+
+
+def test_a_slice_has_a_part_of_fsdp() -> None:
+    """The program of one slice of two: its devices are numbered within it."""
+    assert over(", replica_groups={{0,1},{2,3}}", {"fsdp": 4, "tp": 2}, slices=2) == (("tp",), False)
+    assert over(", replica_groups={{0,2},{1,3}}", {"fsdp": 4, "tp": 2}, slices=2) == (("fsdp",), False)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "kind"),
+    [("ALL_GATHER", "all-gather"), ("ALL_REDUCE", "all-reduce"), ("ONE_TO_ONE", "collective-permute")],
+)
+def test_transfers_between_slices_go_over_dcn(transfer: str, kind: str) -> None:
+    how = f"""is_host_transfer=true, frontend_attributes={{\
+_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="{kind}.252_0",\
+_xla_megascale_target="{{1,2}}x{{0:3}}",_xla_megascale_transfer_type="{transfer}"}}"""
+    entry = f"""%p = {REDUCED} parameter(0)
+        %t = token[] after-all()
+        %s = ({REDUCED}, u32[], token[]) send(%p, %t), channel_id=59, {how}
+        %r = ({REDUCED}, u32[], token[]) recv(%t), channel_id=60, {how}
+        %d = ({REDUCED}, token[]) recv-done(%r), channel_id=60, is_host_transfer=true
+        ROOT %g = {REDUCED} get-tuple-element(%d), index=0"""
+    found = collectives(module(entry), {"fsdp": 4, "tp": 2}, slices=2)
+    assert found == (Collective(kind, ("fsdp",), True, 1, REDUCED_BYTES),)
+
+
+PERMUTED = "f32[8,128]{1,0:T(8,128)}"
+
+
+@pytest.mark.parametrize(
+    "pairs, axes",
+    [
+        ("{{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}}", ("tp",)),
+        ("{{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}", ("fsdp",)),
+        ("{{0,1},{1,2},{2,3}}", ("tp",)),
+        ("{{0,5},{5,0}}", ("fsdp", "tp")),
+        ("{{0,7},{1,0},{2,1},{3,2},{4,3},{5,4},{6,5},{7,6}}", ("fsdp", "tp")),
+    ],
+)
+def test_permutations(pairs: str, axes: tuple[str, ...]) -> None:
+    entry = f"""%p = {PERMUTED} parameter(0)
+        %s = ({PERMUTED}, {PERMUTED}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) collective-permute-start(%p), \
+channel_id=2, source_target_pairs={pairs}, metadata={{op_name="jit(f)"}}
+        ROOT %d = {PERMUTED} collective-permute-done(%s)"""
+    expected = Collective("collective-permute", axes, False, 1, 8 * 128 * 4)
+    assert collectives(module(entry), AXES) == (expected,)
+
+
+def test_loops_and_sums() -> None:
+    body = f"""body
+        %p = (s32[], {PERMUTED}) parameter(0)
+        %x = {PERMUTED} get-tuple-element(%p), index=1
+        %s = f32[32,128]{{1,0:T(8,128)}} all-gather(%x), channel_id=3, \
+replica_groups=[2,4]<=[8], dimensions={{0}}
+        ROOT %t = (s32[], {PERMUTED}) tuple(%p, %x)"""
+    entry = f"""%p = (s32[], {PERMUTED}) parameter(0)
+        %w = (s32[], {PERMUTED}) while(%p), condition=%c, body=%body, \
+backend_config={{"known_trip_count":{{"n":"12"}}}}
+        %x = {PERMUTED} get-tuple-element(%w), index=1
+        %g = (({PERMUTED}, {PERMUTED}), ({PERMUTED}, f32[16,128]{{1,0:T(8,128)}})) all-gather-start(%x, %x), \
+channel_id=4, replica_groups=[2,4]<=[8], dimensions={{0}}
+        %d = ({PERMUTED}, f32[16,128]{{1,0:T(8,128)}}) all-gather-done(%g)
+        %r = ({PERMUTED}, {PERMUTED}) all-reduce-start(%x, %x), channel_id=5, \
+replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%sum
+        ROOT %e = ({PERMUTED}, {PERMUTED}) all-reduce-done(%r)"""
+    one = 8 * 128 * 4
+    assert collectives(module(entry, SUM, body), AXES) == (
+        Collective("all-gather", ("tp",), False, 13, (12 * 4 + 3) * one),
+        Collective("all-reduce", ("fsdp",), False, 1, 2 * one),
+    )
+
+
+def test_a_wrapped_collective_counts_once() -> None:
+    wrapped = f"""wrapped
+        %p = {PERMUTED} parameter(0)
+        ROOT %r = f32[2,128]{{1,0:T(2,128)}} reduce-scatter(%p), channel_id=6, replica_groups=[2,4]<=[8], \
+dimensions={{0}}, to_apply=%sum"""
+    entry = f"""%p = {PERMUTED} parameter(0)
+        %s = (({PERMUTED}), f32[2,128]{{1,0:T(2,128)}}, u32[]) async-start(%p), calls=%wrapped
+        %u = (({PERMUTED}), f32[2,128]{{1,0:T(2,128)}}, u32[]) async-update(%s), calls=%wrapped
+        ROOT %d = f32[2,128]{{1,0:T(2,128)}} async-done(%u), calls=%wrapped"""
+    expected = Collective("reduce-scatter", ("tp",), False, 1, 2 * 128 * 4)
+    assert collectives(module(entry, SUM, wrapped), AXES) == (expected,)
+
+
+def test_a_fused_sum_of_which_a_part_is_kept_is_a_reduce_scatter() -> None:
+    fused = """all-reduce-scatter.1
+        %p = f32[16,128]{1,0:T(8,128)} parameter(0)
+        %r = f32[16,128]{1,0:T(8,128)} all-reduce(%p), channel_id=6, \
+replica_groups={{0,4},{1,5},{2,6},{3,7}}, to_apply=%sum
+        %i = u32[] partition-id()
+        %zero = u32[] constant(0)
+        ROOT %s = f32[8,128]{1,0:T(8,128)} dynamic-slice(%r, %i, %zero), dynamic_slice_sizes={8,128}"""
+    entry = """%p = f32[16,128]{1,0:T(8,128)} parameter(0)
+        ROOT %f = f32[8,128]{1,0:T(8,128)} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.1"""
+    expected = Collective("reduce-scatter", ("fsdp",), False, 1, 8 * 128 * 4)
+    assert collectives(module(entry, SUM, fused), AXES) == (expected,)
+
+
+def test_a_collective_in_parts_counts_once() -> None:
+    expected = Collective("all-gather", ("fsdp",), False, 1, 256 * 256 * 4)
+    assert collectives(module(OVERLAPPED_ENTRY, *OVERLAPPED), {"fsdp": 4, "tp": 2}) == (expected,)

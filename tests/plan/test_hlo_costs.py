@@ -1,0 +1,331 @@
+"""FLOPs, bytes and seconds of HLO modules."""
+
+from __future__ import annotations
+
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from compiler.plan.hlo.costs import costs, seconds_taken_off
+from compiler.plan.hlo.products import product_flops
+from compiler.plan.results import Costs
+from tests.plan.hlo_text import module
+
+PEAK, BANDWIDTH = 1e12, 1e9
+
+
+def once(entry: str, *computations: str) -> Costs:
+    """Costs of a program without loops."""
+    found = costs(module(entry, *computations), PEAK, BANDWIDTH)
+    assert (found.loop_flops, found.loop_bytes, found.loop_seconds) == (0, 0, 0)
+    return found
+
+
+@pytest.mark.parametrize(
+    "attributes, left, right, result",
+    [
+        ("dim_labels=bf_io->bf", (6, 10), (10, 4), (6, 4)),
+        ("dim_labels=bf_oi->fb", (6, 10), (4, 10), (4, 6)),
+        ("dim_labels=fb_io->bf", (10, 6), (10, 4), (6, 4)),
+        # One dimension of two that are summed over, as a window over all of it.
+        ("window={size=5}, dim_labels=b0f_o0i->bf0", (6, 5, 8), (3, 5, 8), (6, 3, 1)),
+        # One dimension of the result that only the kernel has: most of the window meets padding.
+        ("window={size=5 pad=4_4 rhs_reversal=1}, dim_labels=bf0_i0o->b0f", (6, 8, 1), (8, 5, 3), (6, 5, 3)),
+        (
+            "window={size=5x2 pad=4_4x0_0 rhs_reversal=1x0}, dim_labels=b1f0_1i0o->b0f1",
+            (6, 2, 8, 1),
+            (2, 8, 5, 3),
+            (6, 5, 3, 1),
+        ),
+        # A batch dimension: each position of the input meets one of the kernel.
+        (
+            "window={size=4x2 stride=3x1 pad=0_0x1_1 lhs_dilate=4x1 rhs_reversal=0x1}, "
+            "dim_labels=b0f1_o01i->0bf1",
+            (6, 4, 8, 1),
+            (3, 4, 2, 8),
+            (4, 6, 3, 2),
+        ),
+        ("window={size=3 pad=2_1 rhs_dilate=2}, dim_labels=b0f_0io->b0f", (2, 9, 4), (3, 4, 5), (2, 8, 5)),
+        ("window={size=3}, dim_labels=b0f_0io->b0f, feature_group_count=2", (2, 9, 4), (3, 2, 6), (2, 7, 6)),
+    ],
+)
+def test_products_against_a_convolution_of_ones(
+    attributes: str, left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]
+) -> None:
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
+    assert labels is not None
+    axes = sum(label.isdigit() for label in labels[3])
+
+    def each(name: str, default: str) -> list[str]:
+        match = re.search(rf"[{{ ]{name}=([\dx_]+)", attributes)
+        return match[1].split("x") if match else [default] * axes
+
+    def places(part: str, first: str) -> tuple[int, ...]:
+        return tuple(part.index(label) for label in first + "01"[:axes])
+
+    groups = re.search(r"feature_group_count=(\d)", attributes)
+    ones = lax.conv_general_dilated(
+        jnp.ones(left),
+        jnp.ones(right),
+        window_strides=[int(n) for n in each("stride", "1")],
+        padding=[tuple(int(n) for n in pad.split("_")) for pad in each("pad", "0_0")],
+        lhs_dilation=[int(n) for n in each("lhs_dilate", "1")],
+        rhs_dilation=[int(n) for n in each("rhs_dilate", "1")],
+        dimension_numbers=lax.ConvDimensionNumbers(
+            places(labels[1], "bf"), places(labels[2], "oi"), places(labels[3], "bf")
+        ),
+        feature_group_count=int(groups[1]) if groups else 1,
+    )
+    assert ones.shape == result
+    shape = ",".join(map(str, result))
+    (convolution,) = (
+        i
+        for i in module(
+            f"""%a = f32[] parameter(0)
+            ROOT %c = f32[{shape}] convolution(%a, %a), {attributes}"""
+        ).computations["main.1_spmd"]
+        if i.opcode == "convolution"
+    )
+    assert product_flops(convolution, left, right) == 2 * float(np.asarray(ones).sum())
+
+
+def test_dot() -> None:
+    found = once(
+        """%a = bf16[3,16,10] parameter(0)
+        %b = bf16[3,10,20] parameter(1)
+        ROOT %d = f32[3,16,20] dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, \
+rhs_batch_dims={0}, rhs_contracting_dims={1}"""
+    )
+    assert found.flops == 2 * np.einsum("bij,bjk->", np.ones((3, 16, 10)), np.ones((3, 10, 20)))
+    assert found.bytes == 3 * (16 * 10 * 2 + 10 * 20 * 2 + 16 * 20 * 4)
+
+
+PRODUCT = """products
+    %a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+    %b = bf16[128,256]{1,0:T(8,128)(2,1)} parameter(1)
+    %inner = bf16[64,128]{1,0:T(8,128)(2,1)} fusion(%a), kind=kLoop, calls=%view
+    ROOT %c = bf16[64,256]{1,0:T(8,128)(2,1)} convolution(%inner, %b), dim_labels=bf_io->bf"""
+VIEW = """view
+    %v = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+    ROOT %w = bf16[64,128]{1,0:T(8,128)(2,1)} bitcast(%v)"""
+PRODUCT_FLOPS = 2 * 64 * 128 * 256
+PRODUCT_BYTES = 2 * (64 * 128 + 128 * 256 + 64 * 256)
+
+
+def test_fusion_and_its_roofline() -> None:
+    entry = """%a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+        %b = bf16[128,256]{1,0:T(8,128)(2,1)} parameter(1)
+        %f = bf16[64,256]{1,0:T(8,128)(2,1)} fusion(%a, %b), kind=kOutput, calls=%products
+        ROOT %n = bf16[64,256]{1,0:T(8,128)(2,1)} negate(%f)"""
+    found = once(entry, VIEW, PRODUCT)
+    assert found.flops == PRODUCT_FLOPS
+    assert found.bytes == PRODUCT_BYTES + 2 * 64 * 256 * 2
+    assert found.seconds == pytest.approx((PRODUCT_BYTES + 2 * 64 * 256 * 2) / BANDWIDTH)
+    slow = costs(module(entry, VIEW, PRODUCT), 1e9, BANDWIDTH)
+    assert slow.seconds == pytest.approx(PRODUCT_FLOPS / 1e9 + 2 * 64 * 256 * 2 / BANDWIDTH)
+
+
+@pytest.mark.parametrize(
+    "left, right, precision, passes",
+    [
+        ("f32", "f32", "", 1),
+        ("f32", "f32", ", operand_precision={highest,highest}", 6),
+        ("f32", "f32", ", operand_precision={high,high}", 3),
+        ("f32", "bf16", ", operand_precision={highest,highest}", 3),
+        ("bf16", "bf16", ", operand_precision={highest,highest}", 1),
+    ],
+)
+def test_float32_takes_several_passes(left: str, right: str, precision: str, passes: int) -> None:
+    entry = f"""%a = {left}[512,512] parameter(0)
+        %b = {right}[512,512] parameter(1)
+        ROOT %c = f32[512,512] convolution(%a, %b), dim_labels=bf_io->bf{precision}"""
+    found = costs(module(entry), 1e9, BANDWIDTH)
+    assert found.flops == 2 * 512**3
+    assert found.seconds == pytest.approx(passes * 2 * 512**3 / 1e9)
+
+
+def test_memory_is_padded_and_vmem_costs_nothing() -> None:
+    found = once(
+        """%a = f32[5,130]{1,0:T(8,128)} parameter(0)
+        %b = f32[5,130]{1,0:T(8,128)S(1)} negate(%a)
+        %start = (f32[5,130]{1,0:T(8,128)}, f32[5,130]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%b)
+        ROOT %done = f32[5,130]{1,0:T(8,128)} copy-done(%start)"""
+    )
+    assert found.bytes == 2 * 8 * 256 * 4
+
+
+def test_loops() -> None:
+    state = "(s32[], bf16[64,128]{1,0:T(8,128)(2,1)}, bf16[128,256]{1,0:T(8,128)(2,1)})"
+    body = f"""body
+        %p = {state} parameter(0)
+        %i = s32[] get-tuple-element(%p), index=0
+        %one = s32[] constant(1)
+        %next = s32[] add(%i, %one)
+        %a = bf16[64,128]{{1,0:T(8,128)(2,1)}} get-tuple-element(%p), index=1
+        %b = bf16[128,256]{{1,0:T(8,128)(2,1)}} get-tuple-element(%p), index=2
+        %f = bf16[64,256]{{1,0:T(8,128)(2,1)}} fusion(%a, %b), kind=kOutput, calls=%products
+        ROOT %t = {state} tuple(%next, %a, %b)"""
+    condition = f"""condition
+        %p = {state} parameter(0)
+        %i = s32[] get-tuple-element(%p), index=0
+        %twelve = s32[] constant(12)
+        ROOT %lt = pred[] compare(%i, %twelve), direction=LT"""
+    inner = f"""inner
+        %p = {state} parameter(0)
+        ROOT %w = {state} while(%p), condition=%condition, body=%body"""
+    entry = f"""%p = {state} parameter(0)
+        %w = {state} while(%p), condition=%condition, body=%body
+        %x = {state} while(%w), condition=%other, body=%inner, \
+backend_config={{"known_trip_count":{{"n":"3"}}}}
+        ROOT %y = {state} call(%x), to_apply=%body"""
+    # A body runs 12 times, 3 x 12 times, and once.
+    found = costs(module(entry, VIEW, PRODUCT, body, condition, inner), PEAK, BANDWIDTH)
+    assert found.flops == 49 * PRODUCT_FLOPS
+    assert found.loop_flops == 46 * PRODUCT_FLOPS
+    scalars = 12  # the addition's
+    assert found.loop_bytes == pytest.approx(46 * (PRODUCT_BYTES + scalars), rel=1e-3)
+    assert found.loop_seconds / found.seconds == pytest.approx(46 / 49, rel=1e-3)
+
+
+def test_a_conditional_takes_its_longest_branch() -> None:
+    short = """short
+        ROOT %a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)"""
+    entry = """%a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
+        %which = s32[]{:T(128)} parameter(1)
+        ROOT %c = bf16[64,256]{1,0:T(8,128)(2,1)} conditional(%which, %a, %a, %a), \
+branch_computations={%short, %products, %short}"""
+    assert once(entry, VIEW, PRODUCT, short).flops == PRODUCT_FLOPS
+
+
+WHOLE, ROW = 1024 * 256 * 4, 8 * 256 * 4
+
+
+def test_slices_count_what_they_touch() -> None:
+    sliced = """sliced
+        %whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
+        %at = s32[]{:T(128)} parameter(1)
+        %zero = s32[]{:T(128)} constant(0)
+        %view = f32[1024,256]{1,0:T(8,128)} bitcast(%whole)
+        %row = f32[8,256]{1,0:T(8,128)} dynamic-slice(%view, %at, %zero), dynamic_slice_sizes={8,256}
+        ROOT %n = f32[8,256]{1,0:T(8,128)} negate(%row)"""
+    fused = """%whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
+        %at = s32[]{:T(128)S(6)} parameter(1)
+        ROOT %f = f32[8,256]{1,0:T(8,128)} fusion(%whole, %at), kind=kLoop, calls=%sliced"""
+    assert once(fused, sliced).bytes == 2 * ROW
+    alone = """%whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
+        %at = s32[]{:T(128)S(6)} parameter(1)
+        ROOT %s = f32[8,256]{1,0:T(8,128)} dynamic-slice(%whole, %at, %at), dynamic_slice_sizes={8,256}"""
+    assert once(alone).bytes == 2 * ROW
+    # One whole use, and the slice no longer spares anything.
+    both = sliced.replace(
+        "ROOT %n = f32[8,256]{1,0:T(8,128)} negate(%row)", "%n = f32[] reduce(%whole, %zero)"
+    )
+    assert once(fused, both).bytes == WHOLE + ROW
+
+
+def test_updates_count_what_they_touch() -> None:
+    updated = """updated
+        %whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
+        %new = f32[8,256]{1,0:T(8,128)} parameter(1)
+        %at = s32[]{:T(128)} parameter(2)
+        %twice = f32[8,256]{1,0:T(8,128)} add(%new, %new)
+        %u = f32[1024,256]{1,0:T(8,128)} dynamic-update-slice(%whole, %twice, %at, %at)
+        ROOT %t = (f32[1024,256]{1,0:T(8,128)}, f32[8,256]{1,0:T(8,128)}) tuple(%u, %twice)"""
+    given = """%whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
+        %new = f32[8,256]{1,0:T(8,128)} parameter(1)
+        %at = s32[]{:T(128)S(6)} parameter(2)
+        """
+    fused = """ROOT %f = (f32[1024,256]{1,0:T(8,128)}, f32[8,256]{1,0:T(8,128)}) fusion(%whole, %new, %at), \
+kind=kLoop, calls=%updated"""
+    assert once(given + fused, updated).bytes == 3 * ROW
+    alone = "ROOT %u = f32[1024,256]{1,0:T(8,128)} dynamic-update-slice(%whole, %new, %at, %at)"
+    assert once(given + alone).bytes == 2 * ROW
+
+
+def test_asynchronous_slice_counts_once() -> None:
+    found = once(
+        """%whole = f32[1024,256]{1,0:T(8,128)} parameter(0)
+        %s = ((f32[1024,256]{1,0:T(8,128)}), f32[8,256]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(\
+%whole), slice={[0:8], [0:256]}
+        %d = f32[8,256]{1,0:T(8,128)S(1)} slice-done(%s)
+        ROOT %c = f32[8,256]{1,0:T(8,128)S(1)} custom-call(%d), custom_call_target="ConcatBitcast\""""
+    )
+    assert found.bytes == ROW
+
+
+def test_what_counts_as_nothing() -> None:
+    found = once(
+        """%q = f32[1024,256]{1,0:T(8,128)} parameter(0)
+        %memory = f32[1024,256]{1,0:T(8,128)} custom-call(), custom_call_target="AllocateBuffer"
+        %kernel = f32[1024,256]{1,0:T(8,128)} custom-call(%q), custom_call_target="tpu_custom_call"
+        ROOT %t = (f32[1024,256]{1,0:T(8,128)}) tuple(%kernel)"""
+    )
+    assert (found.flops, found.bytes, found.seconds) == (0, 0, 0)
+
+
+def test_collectives_count_as_their_reading_and_writing() -> None:
+    found = once(
+        """%a = f32[64,256]{1,0:T(8,128)} parameter(0)
+        %g = f32[256,256]{1,0:T(8,128)} all-gather(%a), replica_groups={{0,1,2,3}}, dimensions={0}
+        %s = (f32[64,256]{1,0:T(8,128)}, f32[64,256]{1,0:T(8,128)}, u32[]{:S(2)}, u32[]{:S(2)}) \
+collective-permute-start(%a), source_target_pairs={{0,1},{1,0}}
+        %d = f32[64,256]{1,0:T(8,128)} collective-permute-done(%s)
+        ROOT %t = (f32[256,256]{1,0:T(8,128)}) tuple(%g)"""
+    )
+    part = 64 * 256 * 4
+    assert found.bytes == (part + 4 * part) + 2 * part
+
+
+GATHER = "all-gather(%w), channel_id=7, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}"
+PART, ALL = "f32[64,256]{1,0:T(8,128)}", "f32[256,256]{1,0:T(8,128)}"
+OVERLAPPED = (
+    f"""begins
+    %w = {PART} parameter(0)
+    %g = {ALL} {GATHER}
+    ROOT %c = ({PART}, {ALL}, u32[]{{:S(2)}}) custom-call(%g), custom_call_target="AsyncCollectiveStart\"""",
+    f"""goes_on
+    %w = {PART} parameter(0)
+    %r = {ALL} parameter(1)
+    %s = u32[]{{:S(2)}} parameter(2)
+    %x = {PART} parameter(3)
+    %n = {PART} negate(%x)
+    %g = {ALL} {GATHER}
+    ROOT %t = ({PART}, {PART}, {ALL}, u32[]{{:S(2)}}) tuple(%n, %w, %g, %s)""",
+    f"""ends
+    %w = {PART} parameter(0)
+    %r = {ALL} parameter(1)
+    %s = u32[]{{:S(2)}} parameter(2)
+    %g = {ALL} {GATHER}
+    ROOT %c = {ALL} custom-call(%w, %r, %g, %s), custom_call_target="AsyncCollectiveDone\"""",
+)
+OVERLAPPED_ENTRY = f"""%w = {PART} parameter(0)
+    %a = ({PART}, {ALL}, u32[]{{:S(2)}}) fusion(%w), kind=kCustom, \
+output_to_operand_aliasing={{{{0}}: (0, {{}})}}, calls=%begins
+    %a0 = {PART} get-tuple-element(%a), index=0
+    %a1 = {ALL} get-tuple-element(%a), index=1
+    %a2 = u32[]{{:S(2)}} get-tuple-element(%a), index=2
+    %b = ({PART}, {PART}, {ALL}, u32[]{{:S(2)}}) fusion(%a0, %a1, %a2, %w), kind=kLoop, \
+output_to_operand_aliasing={{{{1}}: (0, {{}}), {{2}}: (1, {{}}), {{3}}: (2, {{}})}}, calls=%goes_on
+    %b1 = {PART} get-tuple-element(%b), index=1
+    %b2 = {ALL} get-tuple-element(%b), index=2
+    %b3 = u32[]{{:S(2)}} get-tuple-element(%b), index=3
+    ROOT %c = {ALL} fusion(%b1, %b2, %b3), kind=kCustom, \
+output_to_operand_aliasing={{{{}}: (1, {{}})}}, calls=%ends"""
+
+
+def test_a_collective_in_parts_counts_once() -> None:
+    part = 64 * 256 * 4
+    gathering, negating = part + 4 * part, 2 * part
+    assert once(OVERLAPPED_ENTRY, *OVERLAPPED).bytes == gathering + negating
+
+
+def test_seconds_taken_off() -> None:
+    entry = """%a = f32[8,256]{1,0:T(8,128)S(1)} parameter(0)
+        %b = f32[8,256]{1,0:T(8,128)S(1)} custom-call(%a), custom_call_target="ConcatBitcast"
+        %c = f32[8,256]{1,0:T(8,128)S(1)} custom-call(%b), custom_call_target="AllocateBuffer"
+        ROOT %d = s32[]{:S(2)} custom-call(), custom_call_target="PrepareAsyncCallStart\""""
+    assert seconds_taken_off(module(entry)) == 2
+    assert seconds_taken_off(module("ROOT %a = f32[] parameter(0)")) == 0

@@ -1,0 +1,50 @@
+"""The front of a search, and the time on the chips' links."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from compiler.plan import pareto
+from compiler.plan.links import received
+from compiler.plan.results import Collective
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_front_against_brute_force(seed: int) -> None:
+    source = random.Random(seed)
+    points = [tuple(float(source.randrange(6)) for _ in range(3)) for _ in range(40)]
+    expected = set()
+    for i, a in enumerate(points):
+        worse = any(
+            all(b[k] <= a[k] for k in range(3)) and any(b[k] < a[k] for k in range(3)) for b in points
+        )
+        if not worse:
+            expected.add(i)
+    found = pareto.front(points)
+    assert set(found) == expected
+    assert [points[i] for i in found] == sorted(points[i] for i in found)
+
+
+def test_dominates() -> None:
+    assert pareto.dominates((1, 2, 3), (1, 2, 4))
+    assert not pareto.dominates((1, 2, 3), (1, 2, 3))
+    assert not any(pareto.dominates(a, b) for a, b in itertools.permutations([(1.0, 2.0), (2.0, 1.0)]))
+
+
+@pytest.mark.parametrize(
+    "kind, axes, expected",
+    [
+        ("all-gather", ("fsdp",), 75.0),
+        ("all-reduce", ("fsdp",), 150.0),
+        ("reduce-scatter", ("fsdp",), 300.0),
+        ("all-to-all", ("tp",), 50.0),
+        ("collective-permute", ("tp",), 100.0),
+        ("all-gather", (), 87.5),
+    ],
+)
+def test_received(kind: str, axes: tuple[str, ...], expected: float) -> None:
+    """Of 100 bytes that each device ends up with, on 4 x 2 devices."""
+    assert received(Collective(kind, axes, False, 1, 100.0), {"fsdp": 4, "tp": 2}) == expected

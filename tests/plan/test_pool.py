@@ -1,0 +1,187 @@
+"""Jobs in processes of their own: results, the cache, kills, Ctrl-C. The worker here compiles nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from compiler.artifact import ArtifactError
+from compiler.lower import lower
+from compiler.plan import identity, pool, store
+from compiler.plan.job import Failed, Job
+from compiler.plan.results import Compiled
+from compiler.program import Program
+from spec.load import load
+
+pytestmark = pytest.mark.usefixtures("fake")
+
+
+@pytest.fixture(scope="module")
+def program(root: Path) -> Program:
+    found = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml")).program
+    assert found is not None
+    return found
+
+
+def job(told: str, layers: int = 6) -> Job:
+    return Job(Path("/recipe.yaml"), (f"fake={told}",), tuple(range(layers)))
+
+
+def starts(log: Path) -> int:
+    return len(list(log.iterdir()))
+
+
+def test_results_come_in_the_order_of_the_jobs(program: Program) -> None:
+    work = [(program, job("compiled", layers)) for layers in (6, 18, 12)]
+    results = pool.compile_jobs(work)
+    assert [result.layers for result in results if isinstance(result, Compiled)] == [6, 18, 12]
+
+
+def test_a_second_time_nothing_is_compiled(program: Program, fake: Path) -> None:
+    first = pool.compile_jobs([(program, job("compiled"))])
+    seen: list[bool] = []
+    again = pool.compile_jobs(
+        [(program, job("compiled"))], on_done=lambda index, result, cached: seen.append(cached)
+    )
+    assert again == first and seen == [True] and starts(fake) == 1
+
+
+def test_a_damaged_entry_is_compiled_again(program: Program, fake: Path) -> None:
+    pool.compile_jobs([(program, job("compiled"))])
+    entry = store.folder() / (name := identity.name(program, job("compiled")))[:2] / f"{name}.json"
+    entry.write_text(entry.read_text()[:-9])
+    results = pool.compile_jobs([(program, job("compiled"))])
+    assert isinstance(results[0], Compiled) and starts(fake) == 2
+    assert pool.cached(name) == results[0]
+
+
+def test_failures_are_told_and_not_kept(program: Program, fake: Path) -> None:
+    results = pool.compile_jobs([(program, job("failed")), (program, job("silent", 12))])
+    assert results == [
+        Failed("it is not to be", help="do else"),
+        Failed("the compile ended without a result: no room for manoeuvre"),
+    ]
+    pool.compile_jobs([(program, job("failed"))])
+    assert starts(fake) == 3
+
+
+def test_a_killed_compile_is_tried_once_more_and_then_told(program: Program, fake: Path) -> None:
+    (once,) = pool.compile_jobs([(program, job("killed once"))])
+    assert isinstance(once, Compiled) and starts(fake) == 2
+    (result,) = pool.compile_jobs([(program, job("killed", 12))])
+    assert isinstance(result, Failed) and result.killed and starts(fake) == 4
+    assert result.message == "the compile was killed, most likely because this machine's memory ran out"
+
+
+def test_ctrl_c_ends_the_processes_and_keeps_what_is_done(program: Program, fake: Path) -> None:
+    def interrupt() -> None:
+        while starts(fake) < 2:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    done: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        pool.compile_jobs(
+            [(program, job("slow", 12)), (program, job("compiled"))],
+            most=2,
+            on_done=lambda index, result, cached: done.append(index),
+        )
+    pids = [int(path.name.split("-")[1]) for path in fake.iterdir()]
+    assert not any(map(alive, pids))
+    kept = pool.cached(identity.name(program, job("compiled")))
+    assert (kept is not None) == (1 in done)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_start_waits_for_memory(program: Program, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "available_memory", lambda: 0.0)
+    running: list[int] = []
+    monkeypatch.setattr(pool._Pool, "_report", lambda self, total: running.append(len(self._running)))
+    results = pool.compile_jobs([(program, job("compiled", layers)) for layers in (6, 12)], most=2)
+    assert len(results) == 2 and max(running) == 1
+
+
+def test_progress_goes_up_and_names_the_work(program: Program) -> None:
+    seen: list[tuple[float, str]] = []
+    pool.compile_jobs(
+        [(program, job("compiled", layers)) for layers in (6, 12)],
+        lambda share, what: seen.append((share, what)),
+    )
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares) and 0 < shares[-1] <= 1
+    assert any(what.startswith("compiling 12") for _, what in seen)
+
+
+def test_without_libtpu_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(pool, "find_spec", lambda name: None)
+    with pytest.raises(ArtifactError) as caught:
+        pool.require_compiler()
+    assert str(caught.value) == (
+        "planning needs libtpu, whose compiler runs without a TPU, and it is not installed"
+    )
+    assert caught.value.help == "pip install 'recipec[train,plan]'"
+
+
+@pytest.mark.parametrize(
+    ("change", "other"),
+    [
+        ("train.micro_batch_size=2", True),
+        ("train.optimizer.learning_rate=2e-4", True),
+        ("data.max_length=2048", True),
+        ("remat.policy=decoder", True),
+        ("lora.rank=32", True),
+        ("mesh.axes={fsdp: 2, tp: 2}", True),
+        ("model.id=google/gemma-3-27b-it", True),
+        ("sharding.rules=[{match: '.*down_proj.*', spec: [tp, fsdp]}]", True),
+        ("name=another", False),
+        ("budget.max_hours=3", False),
+        ("cost.train_usd_per_hour=3", False),
+        ("train.epochs=3", False),
+        ("data.packing=false", False),
+        ("checkpoint.every_steps=7", False),
+        ("serve.max_num_seqs=7", False),
+    ],
+)
+def test_what_a_result_depends_on(root: Path, program: Program, change: str, other: bool) -> None:
+    sets = ("train.global_batch_size=8", change)
+    base = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", sets[:1])).program
+    changed = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", sets)).program
+    assert base is not None and changed is not None
+    assert (identity.step(base) != identity.step(changed)) is other
+
+
+def test_versions_sources_depth_and_effort_are_part_of_a_name(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job("compiled")
+    names = {identity.name(program, one), identity.name(program, job("compiled", 12))}
+    names.add(identity.name(program, Job(one.recipe, one.sets, one.layers, 0.0)))
+    monkeypatch.setattr(identity, "versions", lambda: {"libtpu": "another"})
+    names.add(identity.name(program, one))
+    monkeypatch.setattr(identity, "sources", lambda: "others")
+    names.add(identity.name(program, one))
+    assert len(names) == 5
+
+
+def test_nothing_is_kept_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "file"))
+    store.put("ab", "value")
+    assert store.get("ab") is None

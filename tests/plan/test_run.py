@@ -1,0 +1,292 @@
+"""The length of a run: the same steps as train.py counts, the paper's accounting, and what is not at hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+
+from compiler import miniature_tokenizer
+from compiler.artifact import ArtifactError
+from compiler.emitters.train import emit_train
+from compiler.lower import lower
+from compiler.plan import run
+from compiler.plan.at_hand import Unavailable
+from compiler.plan.run import Statistics, run_length, statistics
+from compiler.program import Program
+from runtime.data import load_tokenizer, prepare
+from runtime.data.report import SplitReport
+from runtime.data.samples import Samples
+from spec.load import load
+from tests.plan.plans import ESTIMATE
+
+
+class Kept(dict[str, str]):
+    """A store in memory."""
+
+    def key(self, *parts: object) -> str:
+        return json.dumps(parts)
+
+    def put(self, name: str, value: str, /) -> None:
+        self[name] = value
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the quickstart's tokenizer: its markers, and a token a byte."""
+    folder = tmp_path_factory.mktemp("model")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(miniature_tokenizer, "SIZE", len(miniature_tokenizer.MARKERS["gemma4"]) + 256)
+        miniature_tokenizer.write_tokenizer(folder, "gemma4")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def lowered(path: Path, *sets: str) -> Program:
+    program = lower(load(path, sets)).program
+    assert program is not None
+    return program
+
+
+@pytest.fixture
+def quickstart(root: Path) -> Path:
+    return root / "recipes" / "quickstart.yaml"
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(
+        "recipe: 1\n"
+        "name: example\n"
+        "model: {id: google/gemma-4-31B-it}\n"
+        "mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}\n"
+        "lora: {rank: 8}\n"
+        "data: {train: [train.jsonl], max_length: 128}\n"
+        "train: {epochs: 1, global_batch_size: 4}\n"
+    )
+    return path
+
+
+def conversations(path: Path, count: int) -> None:
+    rows = (
+        [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "so " * (1 + i % 13)}]
+        for i in range(1, count + 1)
+    )
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+
+
+def trains(program: Program, model: Path) -> Any:
+    """What train.py prepares: runtime.data.prepare with the constants of the generated script."""
+    script: dict[str, Any] = {"__name__": "train", "__file__": str(program.source)}
+    exec(compile(emit_train(program), "train.py", "exec"), script)
+    data, train, folder = replace(script["DATA"], eval=()), script["TRAIN"], program.source.parent
+    rows = train.micro_batch_size * script["MESH"].data_parallel
+    return prepare(data, train, rows, load_tokenizer(model, script["MODEL"], data, folder), folder)
+
+
+EPOCHS = ("train.steps=null", "train.epochs=2")
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        EPOCHS,
+        (*EPOCHS, "data.packing=false"),
+        (*EPOCHS, "data.packing=false", "train.global_batch_size=32", "train.micro_batch_size=4"),
+        (*EPOCHS, "train.global_batch_size=20"),
+        (
+            *EPOCHS,
+            "data.train=[{path: data/quickstart/train.jsonl, weight: 1.5}, data/quickstart/eval.jsonl]",
+        ),
+    ],
+    ids=["steps", "epochs", "padded", "accumulated", "odd batch", "weights"],
+)
+def test_steps_are_those_of_train_py(quickstart: Path, model: Path, sets: tuple[str, ...]) -> None:
+    program = lowered(quickstart, *sets)
+    counted = statistics(program, model, store=Kept())
+    assert isinstance(counted, Statistics)
+    prepared = trains(program, model)
+    found = run_length(program, ESTIMATE, counted)
+    assert found.steps == prepared.total_steps
+    assert found.micro_batches == prepared.accumulation
+    report = prepared.report.train
+    assert (counted.samples, counted.dropped) == (report.kept, report.read - report.kept)
+    assert found.tokens_per_row == pytest.approx(report.row_tokens / report.rows)
+    assert found.source == "data" and 0 < found.tokens_per_row <= 128
+
+
+def test_a_preference_is_two_rows_of_tokens(quickstart: Path, model: Path, tmp_path: Path) -> None:
+    row = {"prompt": "Why?", "chosen": "So.", "rejected": "No, not at all so."}
+    (tmp_path / "pairs.jsonl").write_text(f"{json.dumps(row)}\n" * 21 + "nonsense\n")
+    program = lowered(
+        quickstart,
+        *("data.train=[pairs.jsonl]", "data.eval=[]", "data.format=preference", "data.packing=false"),
+        *("train.objective=orpo", "train.steps=null", "train.epochs=3", "data.loss_on=completion"),
+    )
+    counted = statistics(program, model, tmp_path, Kept())
+    assert isinstance(counted, Statistics)
+    assert (counted.samples, counted.dropped, counted.rows, counted.answers) == (21, 1, 21, 2)
+    found = run_length(program, ESTIMATE, counted)
+    assert found.steps == 3 * 3
+    # fsdp 4 x 1 pair x 2 answers are in a micro-batch.
+    assert found.tokens_per_second == pytest.approx(8 * found.tokens_per_row / ESTIMATE.seconds)
+    assert "21 pairs, 1 row left out; 21 rows of two answers an epoch" in found.note
+
+
+def test_the_papers_accounting(
+    root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """9,952 samples of 922 tokens on average, 1.21 s each: 1,244 steps, 3.34 hours, 763 tokens/s."""
+    lengths = np.tile([422, 922, 1422, 922], 9952 // 4)
+    tokens = np.zeros(lengths.sum(), np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    origins = np.full(len(lengths), b"a:1")
+    samples = Samples(tokens, tokens == 0, offsets, np.zeros(len(lengths), np.int32), origins)
+    report = SplitReport(read=10_000, kept=9_952, tokens=len(tokens), row_length=3072)
+    monkeypatch.setattr(sys.modules["runtime.data.prepare"], "read_split", lambda *given: (samples, report))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text("{}\n")
+    program = lowered(root / "recipes" / "gemma4-31b-paper.yaml")
+
+    counted = statistics(program, model, tmp_path, Kept())
+    assert counted == Statistics(samples=9_952, dropped=48, rows=9_952, answers=1, tokens=922 * 9_952)
+    found = run_length(program, replace(ESTIMATE, seconds=1.21, calibrated_seconds=2.42), counted)
+    assert (found.steps, found.micro_batches, found.tokens_per_row) == (1_244, 8, 922)
+    assert found.hours == pytest.approx(3.34, abs=0.006) and found.calibrated_hours == 2 * found.hours
+    assert found.usd == pytest.approx(56.11, abs=0.1) and found.usd_per_hour == pytest.approx(16.80)
+    assert found.tokens_per_second == pytest.approx(763, abs=2)
+    assert found.usd_per_million_tokens == pytest.approx(found.usd / (922 * 9_952) * 1e6)
+    assert found.note == (
+        "Counted in the data: 9,952 samples, 48 rows left out; 9,952 rows an epoch, with 922 of 3,072 tokens "
+        "on average (30.0 % full). Evaluation, checkpoints, start-up and compilation are not counted."
+    )
+
+
+def test_what_is_not_at_hand(recipe_file: Path, model: Path, tmp_path: Path) -> None:
+    program = lowered(recipe_file)
+    assert statistics(program, model) == Unavailable("there is no train.jsonl beside the recipe")
+    conversations(tmp_path / "train.jsonl", 30)
+    assert statistics(program) == Unavailable(
+        "the tokenizer of google/gemma-4-31B-it is not on this machine (--model DIR says where one is)"
+    )
+    hub = lowered(recipe_file, "data.train=[hf://owner/name]")
+    assert statistics(hub, model) == Unavailable("the data hf://owner/name is not on this machine")
+    other = lowered(recipe_file, "model.tokenizer=owner/name")
+    missing = statistics(other, model)
+    assert isinstance(missing, Unavailable) and "the tokenizer of owner/name" in missing.reason
+
+
+def test_the_hubs_cache_is_looked_into(recipe_file: Path, model: Path, tmp_path: Path) -> None:
+    conversations(tmp_path / "train.jsonl", 30)
+    for name in ("google--gemma-4-31B-it", "owner--name"):
+        repository = tmp_path / "hub" / f"models--{name}"
+        (repository / "snapshots").mkdir(parents=True)
+        (repository / "snapshots" / "abc").symlink_to(model)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text("abc")
+    given = statistics(lowered(recipe_file), model, store=Kept())
+    assert isinstance(given, Statistics) and given.samples == 30
+    assert statistics(lowered(recipe_file), store=Kept()) == given
+    assert statistics(lowered(recipe_file, "model.tokenizer=owner/name"), store=Kept()) == given
+
+
+def test_what_the_user_gave_has_to_be_there(recipe_file: Path, model: Path, tmp_path: Path) -> None:
+    program = lowered(recipe_file)
+    with pytest.raises(ArtifactError, match="nowhere: no such folder"):
+        statistics(program, model, tmp_path / "nowhere")
+    with pytest.raises(ArtifactError, match=r"there is no .*train\.jsonl"):
+        statistics(program, model, tmp_path)
+    conversations(tmp_path / "train.jsonl", 3)
+    with pytest.raises(ArtifactError, match="elsewhere: no such folder"):
+        statistics(program, tmp_path / "elsewhere")
+
+
+def test_data_that_train_py_refuses_is_an_error(recipe_file: Path, model: Path, tmp_path: Path) -> None:
+    conversations(tmp_path / "train.jsonl", 3)
+    with (tmp_path / "train.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    kept = Kept()
+    with pytest.raises(ArtifactError, match=r"1 of 4 rows of data\.train cannot be used") as error:
+        statistics(lowered(recipe_file), model, store=kept)
+    assert error.value.help and not kept
+
+
+def test_the_numbers_are_kept_by_content(
+    recipe_file: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversations(tmp_path / "train.jsonl", 30)
+    kept, program = Kept(), lowered(recipe_file)
+    first = statistics(program, model, store=kept)
+    calls = []
+    count = run._count
+    monkeypatch.setattr(run, "_count", lambda found: calls.append(found) or count(found))
+    batches = lowered(
+        recipe_file, "train.epochs=3", "train.global_batch_size=8", "mesh.axes={fsdp: 2, tp: 2}"
+    )
+    assert statistics(batches, model, store=kept) == first and not calls
+
+    assert statistics(lowered(recipe_file, "data.packing=false"), model, store=kept) != first
+    conversations(tmp_path / "train.jsonl", 31)
+    assert statistics(program, model, store=kept) != first
+    assert len(calls) == 2 and len(kept) == 3
+
+    for name in kept:
+        kept[name] = "{"
+    again = statistics(program, model, store=kept)
+    assert isinstance(again, Statistics) and again.samples == 31 and len(calls) == 3
+
+
+def test_without_the_data_the_steps_are_the_recipes(recipe_file: Path) -> None:
+    program = lowered(recipe_file, "train.epochs=null", "train.steps=90", "train.global_batch_size=16")
+    found = run_length(program, ESTIMATE, Unavailable("there is no train.jsonl beside the recipe"))
+    assert (found.source, found.steps, found.micro_batches, found.tokens_per_row) == ("steps", 90, 4, 128)
+    assert found.hours == pytest.approx(90 * 4 * ESTIMATE.seconds / 3600)
+    assert found.tokens_per_second == pytest.approx(4 * 128 / ESTIMATE.seconds)
+    assert found.note == (
+        "The steps are the recipe's, and there is no train.jsonl beside the recipe: tokens/s counts every "
+        "row as full (128 tokens), which is an upper bound. Evaluation, checkpoints, start-up and "
+        "compilation are not counted."
+    )
+
+
+def test_without_data_and_steps_the_length_is_unknown(recipe_file: Path, tmp_path: Path) -> None:
+    conversations(tmp_path / "train.jsonl", 30)
+    found = run_length(lowered(recipe_file), ESTIMATE, Unavailable("its tokenizer is not on this machine"))
+    assert (found.source, found.steps, found.hours, found.usd) == ("unknown", None, None, None)
+    assert found.usd_per_million_tokens is not None
+    assert found.note.startswith(
+        "The length of the run is not known (at most 8 steps, by the lines of its data), since its tokenizer "
+        "is not on this machine; "
+    )
+    assert "the data was not looked at" in run_length(lowered(recipe_file), ESTIMATE).note
+
+
+def test_prices(recipe_file: Path) -> None:
+    steps = ("train.epochs=null", "train.steps=100")
+    own = run_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=10"), ESTIMATE)
+    assert own.usd_per_hour == 10 and own.usd == pytest.approx(10 * 100 * ESTIMATE.seconds / 3600)
+    free = run_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=0"), ESTIMATE)
+    assert (free.usd, free.usd_per_million_tokens) == (0, 0)
+    ironwood = ("mesh.accelerator=tpu7x-8", "mesh.axes={fsdp: 8, tp: 1}", "train.global_batch_size=8")
+    without = run_length(lowered(recipe_file, *steps, *ironwood), ESTIMATE)
+    assert (without.usd, without.usd_per_hour, without.usd_per_million_tokens) == (None, None, None)
+    assert without.hours == pytest.approx(100 * ESTIMATE.seconds / 3600)
+
+
+def test_a_step_that_was_refused_has_no_hours(recipe_file: Path) -> None:
+    refused = replace(ESTIMATE, seconds=0.0, calibrated_seconds=0.0)
+    found = run_length(lowered(recipe_file, "train.epochs=null", "train.steps=100"), refused)
+    assert (found.steps, found.hours, found.usd, found.tokens_per_second) == (100, None, None, 0)
+    assert found.usd_per_million_tokens is None

@@ -1,0 +1,388 @@
+"""The search for the best configuration, with made-up compiles."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compiler.artifact import ArtifactError
+from compiler.lower import Lowered, lower
+from compiler.plan import pareto
+from compiler.plan.bound import Bound
+from compiler.plan.bound import bound as computed
+from compiler.plan.depth import Depth
+from compiler.plan.job import Failed, Job
+from compiler.plan.results import Collective, Compiled, Estimate, Memory, OutOfMemory, Search
+from compiler.plan.search import Interrupted, Tools, search
+from compiler.plan.variants import variants
+from compiler.program import Program
+from spec.diagnostics import Diagnostic
+from spec.load import load
+
+RECIPE = Path(__file__).resolve().parent.parent.parent / "recipes" / "gemma4-31b-v5p8.yaml"
+LENGTH = 3072
+GIB = 2**30
+DEPTHS = (Depth((0, 1), -1.0), Depth((0, 1, 2, 3), 2.0))
+
+
+def program() -> Program:
+    return BASE
+
+
+def _base() -> Program:
+    found = lower(load(RECIPE), planning=True).program
+    assert found is not None
+    return found
+
+
+BASE = _base()
+
+
+def settle(source: Path, sets: Sequence[str]) -> Lowered:
+    """What `lower` makes of these --set arguments, as far as it matters here, in a thousandth of its time."""
+    recipe = BASE.recipe
+    for argument in sets:
+        path, _, value = argument.partition("=")
+        section, key = path.split(".")
+        numbers = [int(number) for number in re.findall(r"\d+", value)]
+        new: Any = dict(zip(("fsdp", "tp"), numbers, strict=True)) if path == "mesh.axes" else value
+        new = numbers[0] if value.isdigit() else new
+        changed = getattr(recipe, section).model_copy(update={key: new})
+        recipe = recipe.model_copy(update={section: changed})
+    rows = recipe.train.micro_batch_size * recipe.mesh.axes["fsdp"]
+    if recipe.train.global_batch_size % rows:
+        return Lowered(None, [Diagnostic("E0501", f"no multiple of {rows} rows")])
+    steps = recipe.train.global_batch_size // rows
+    changes = {"data_parallel": recipe.mesh.axes["fsdp"], "accumulation_steps": steps}
+    return Lowered(replace(BASE, recipe=recipe, **changes), [])
+
+
+def settled(*sets: str) -> Program:
+    found = settle(RECIPE, sets).program
+    assert found is not None
+    return found
+
+
+BOUNDS: dict[str, Bound] = {}
+"""By what they depend on here: many searches look at the same configurations."""
+
+
+def bound(program: Program, length: int) -> Bound:
+    key = repr((program.recipe.mesh, program.recipe.train, program.recipe.remat, program.recipe.model))
+    if key not in BOUNDS:
+        BOUNDS[key] = computed(program, length)
+    return BOUNDS[key]
+
+
+@pytest.fixture(autouse=True)
+def _computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.plan.candidate.bound", bound)
+
+
+class Machine:
+    """Compiles by a table of made-up figures, and keeps what it compiled, as the cache does.
+
+    Attributes:
+        times: of each program, how many times its bound it takes, in time and in memory.
+        compiled: the jobs that were not in the cache, in order.
+    """
+
+    def __init__(
+        self, seed: int = 0, fixed: dict[tuple[str, ...], tuple[float, float]] | None = None
+    ) -> None:
+        self._random = random.Random(seed)
+        self.times: dict[tuple[str, ...], tuple[float, float]] = dict(fixed or {})
+        self.fails: dict[tuple[str, ...], Failed] = {}
+        self.refuses: set[tuple[str, ...]] = set()
+        self.stop_after: int | None = None
+        self.cache: dict[Job, Compiled | Failed] = {}
+        self.compiled: list[Job] = []
+        self._sets: tuple[str, ...] = ()
+
+    def tools(self) -> Tools:
+        return Tools(settle, lambda program: DEPTHS, self.compile_jobs, self.extrapolate)
+
+    def compile_jobs(self, work: Sequence[tuple[Program, Job]], progress: Any, *, on_done: Any) -> object:
+        for index, (_, job) in enumerate(work):
+            if job in self.cache:
+                on_done(index, self.cache[job], True)
+                continue
+            if self.stop_after is not None and len(self.compiled) >= self.stop_after:
+                raise KeyboardInterrupt
+            self.compiled.append(job)
+            result = self.fails.get(job.sets) or self._result(job)
+            if isinstance(result, Compiled):
+                self.cache[job] = result
+            on_done(index, result, False)
+            if progress:
+                progress((index + 1) / len(work), "compiling")
+        return None
+
+    def estimate(self, program: Program, sets: tuple[str, ...]) -> tuple[float, float]:
+        """Seconds and bytes of a configuration, never below its bound."""
+        least = bound(program, LENGTH)
+        if sets not in self.times:
+            self.times[sets] = (1 + self._random.random(), 1 + self._random.random())
+        slower, larger = self.times[sets]
+        return least.seconds * slower, least.memory_bytes * larger
+
+    def _result(self, job: Job) -> Compiled:
+        refused = OutOfMemory(100 * GIB, 95 * GIB) if job.sets in self.refuses else None
+        # The figures are the estimate's: `batch` says whose compile this is.
+        return Compiled(len(job.layers), 0, 0, 0, float(self._number(job.sets)), out_of_memory=refused)
+
+    def _number(self, sets: tuple[str, ...]) -> int:
+        names = [*self.times]
+        if sets not in names:
+            self.times[sets] = (1 + self._random.random(), 1 + self._random.random())
+            names = [*self.times]
+        return names.index(sets)
+
+    def extrapolate(
+        self, program: Program, depths: Sequence[Depth], compiled: Sequence[Compiled]
+    ) -> Estimate:
+        assert [one.layers for one in compiled] == [len(depth.layers) for depth in depths]
+        sets = [*self.times][int(compiled[0].batch)]
+        seconds, used = self.estimate(program, sets)
+        return an_estimate(program, seconds, used)
+
+
+def an_estimate(program: Program, seconds: float, used: float) -> Estimate:
+    return Estimate(
+        layers=60,
+        compiled_layers=(2, 4),
+        memory=Memory(used, 0, 0, 0, 0, 0, 0, program.accelerator.hbm_bytes_per_device),
+        flops=0,
+        bytes=0,
+        compiler_seconds=seconds,
+        loop_seconds=0,
+        kernel_seconds=0,
+        seconds=seconds,
+        calibrated_seconds=seconds,
+        peak_flops=459e12,
+        bandwidth=0,
+        model_flops=0,
+        mfu=0.5,
+        rows=program.micro_batch_rows,
+        row_length=LENGTH,
+        collectives=(Collective("all-gather", ("fsdp",), False, 2, 60e9),),
+        kernels=(),
+        largest=(),
+        compile_seconds=0,
+    )
+
+
+def named(found: Search, indices: Sequence[int] | None = None) -> set[tuple[str, ...]]:
+    return {found.points[i].sets for i in (found.front if indices is None else indices)}
+
+
+def best_of_all(machine: Machine, found: Search) -> set[tuple[str, ...]]:
+    """The front by compiling everything that passes the checks and fits."""
+    every: dict[tuple[str, ...], pareto.Objectives] = {}
+    for point in found.points:
+        if point.status == "refused":
+            continue
+        changed = settled(*point.sets)
+        seconds, used = machine.estimate(changed, point.sets)
+        if used <= changed.accelerator.hbm_bytes_per_device:
+            token = seconds / (changed.micro_batch_rows * LENGTH)
+            every[point.sets] = (token, used, token * 16.80 / 3600)
+    return {
+        sets
+        for sets, mine in every.items()
+        if not any(
+            all(x <= y for x, y in zip(other, mine, strict=True)) and other != mine
+            for other in every.values()
+        )
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pruning_never_drops_a_point_of_the_front(seed: int) -> None:
+    machine = Machine(seed)
+    found = search(program(), most=1000, tools=machine.tools())
+    assert named(found) == best_of_all(machine, found)
+    assert len(found.points) == len({point.sets for point in found.points})
+
+
+def test_pruning_spares_compiles() -> None:
+    """Where nothing is slower than its bound, what recomputes is left out: it is slower, and compiles of it
+    are spared where the fast ones are no larger."""
+    machine = Machine()
+    machine._random = SimpleNamespace(random=lambda: 0.0)  # type: ignore[assignment]
+    found = search(program(), most=1000, tools=machine.tools())
+    pruned = [point for point in found.points if point.status == "pruned"]
+    assert pruned
+    assert len(machine.compiled) == 2 * sum(point.status == "compiled" for point in found.points)
+    assert all(point.reason.startswith("even its bound is behind ") for point in pruned)
+
+
+def test_front_is_sorted_and_the_baseline_is_the_recipe() -> None:
+    found = search(program(), most=1000, tools=Machine(3).tools())
+    times = [found.points[i].seconds_per_token for i in found.front]
+    assert times == sorted(times)  # type: ignore[type-var]
+    assert found.baseline is not None and found.points[found.baseline].sets == ()
+
+
+def test_the_recipe_is_compiled_first_then_the_lowest_bounds() -> None:
+    machine = Machine()
+    found = search(program(), most=6, tools=machine.tools())
+    order = list(dict.fromkeys(job.sets for job in machine.compiled))
+    assert order[0] == () and len(order) == 6
+    bounds = {point.sets: point.bound_seconds_per_token for point in found.points}
+    others = [sets for sets in bounds if sets not in order]
+    assert max(bounds[sets] for sets in order) <= min(bounds[sets] for sets in others)
+    left = sum(point.reason.startswith("the search compiles") for point in found.points)
+    assert found.notes == (
+        f"{left} configurations could still be better: the search compiles at most 6, those with the lowest "
+        "bounds first.",
+    )
+
+
+def test_jobs_are_the_recipe_s_with_its_own_sets_first() -> None:
+    machine = Machine()
+    search(settled("data.max_length=3072"), ["data.max_length=3072"], most=2, tools=machine.tools())
+    assert [job.layers for job in machine.compiled] == [(0, 1), (0, 1, 2, 3)] * 2
+    assert {job.recipe for job in machine.compiled} == {RECIPE.resolve()}
+    assert machine.compiled[0].sets == ("data.max_length=3072",)
+    assert machine.compiled[2].sets[0] == "data.max_length=3072" and len(machine.compiled[2].sets) > 1
+
+
+def test_refused_by_the_checks() -> None:
+    base = settled("mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2")
+    sets = ["mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2"]
+    found = search(base, sets, most=1, tools=Machine().tools())
+    refused = [point for point in found.points if point.status == "refused"]
+    assert refused and all("mesh.axes={fsdp: 4, tp: 1}" in point.sets for point in refused)
+    assert refused[0].reason == "E0501: no multiple of 4 rows"
+
+
+def test_what_the_checks_say_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real checks, of one configuration that they let through and one that they do not."""
+    every = variants(BASE)
+    wrong = replace(every[1], sets=("train.micro_batch_size=3",))
+    monkeypatch.setattr("compiler.plan.search.variants", lambda program, free_batch: [every[0], wrong])
+    tools = replace(Machine().tools(), settle=Tools().settle)
+    found = search(BASE, tools=tools)
+    statuses = {point.sets: (point.status, point.reason) for point in found.points}
+    assert statuses[()] == ("compiled", "")
+    assert statuses[wrong.sets] == (
+        "refused",
+        "E0501: global_batch_size 4 is not a multiple of micro_batch_size 3 x fsdp 4 = 12 rows, one "
+        "micro-batch over all data-parallel devices",
+    )
+
+
+def test_free_batch_takes_them() -> None:
+    sets = ["mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2"]
+    found = search(settled(*sets), sets, most=1, free_batch=True, tools=Machine().tools())
+    assert not any(point.status == "refused" for point in found.points)
+
+
+def test_a_failed_compile_is_kept_with_its_reason() -> None:
+    machine = Machine()
+    machine.fails[()] = Failed("the compile was killed", True)
+    found = search(program(), most=5, tools=machine.tools())
+    failed = [point for point in found.points if point.status == "failed"]
+    assert [(point.sets, point.reason) for point in failed] == [((), "the compile was killed")]
+    assert found.baseline is None
+    assert sum(point.status == "compiled" for point in found.points) == 4
+
+
+def test_too_large_by_the_bound_is_not_compiled() -> None:
+    """Attention's probabilities of two rows: the compiler is not asked."""
+    machine = Machine()
+    sets = ["model.attention=dot", "train.global_batch_size=8", "remat.policy=none"]
+    machine.times[tuple(sets)] = (1.0, 1.0)
+    found = search(settled(*sets), sets, most=1, tools=machine.tools())
+    large = [point for point in found.points if point.status == "too large"]
+    assert large and all(point.reason.startswith("it needs at least ") for point in large)
+    assert not {job.sets[3:] for job in machine.compiled} & {point.sets for point in large}
+
+
+def test_what_did_not_fit_leaves_out_larger_micro_batches() -> None:
+    machine = Machine()
+    sets = ["mesh.axes={fsdp: 1, tp: 4}"]
+    machine.times[("mesh.axes={fsdp: 1, tp: 4}",)] = (1.0, 5.0)
+    found = search(settled(*sets), sets, most=1000, tools=machine.tools())
+    by_sets = {point.sets: point for point in found.points}
+    assert by_sets[()].status == "too large" and by_sets[()].reason.startswith("it needs ")
+    larger = by_sets[("train.micro_batch_size=2",)]
+    assert (larger.status, larger.reason) == ("too large", "1 row a device do not fit already")
+    assert ("mesh.axes={fsdp: 1, tp: 4}", "train.micro_batch_size=2") not in {
+        j.sets for j in machine.compiled
+    }
+
+
+def test_what_the_compiler_refuses_is_too_large() -> None:
+    machine = Machine()
+    machine.refuses.add(())
+    found = search(program(), most=3, tools=machine.tools())
+    assert next(point.status for point in found.points if not point.sets) == "too large"
+    assert found.baseline is None
+
+
+def test_interrupted_it_keeps_what_it_has_and_goes_on() -> None:
+    """Ctrl-C in the third batch; the second search compiles nothing again and finds what one search finds."""
+    machine = Machine(1)
+    machine.stop_after = 19
+    with pytest.raises(Interrupted) as interrupted:
+        search(program(), most=16, tools=machine.tools())
+    partial = interrupted.value.found
+    assert sum(point.status == "compiled" for point in partial.points) == 9
+    assert partial.baseline is not None and partial.front
+    assert partial.notes and partial.notes[0].endswith("the search was interrupted before that.")
+    before = list(machine.compiled)
+    machine.stop_after = None
+    found = search(program(), most=16, tools=machine.tools())
+    assert machine.compiled[: len(before)] == before
+    assert len(set(machine.compiled)) == len(machine.compiled)
+    whole = Machine(1)
+    whole.times = dict(machine.times)
+    once = search(program(), most=16, tools=whole.tools())
+    assert replace(found, seconds=0) == replace(once, seconds=0)
+
+
+def test_a_second_search_compiles_nothing() -> None:
+    machine = Machine()
+    search(program(), most=8, tools=machine.tools())
+    first = len(machine.compiled)
+    search(program(), most=8, tools=machine.tools())
+    assert len(machine.compiled) == first == 16
+
+
+def test_tokens_and_cost() -> None:
+    """4 rows of 900 real tokens; 4 chips at US$ 4.20 an hour."""
+    found = search(program(), tokens_per_row=900, most=1, tools=Machine(fixed={(): (1.2, 1.1)}).tools())
+    assert found.baseline is not None
+    point = found.points[found.baseline]
+    seconds = 1.2 * bound(program(), LENGTH).seconds
+    assert point.tokens == 3600
+    assert point.step_seconds == pytest.approx(seconds)
+    assert point.seconds_per_token == pytest.approx(seconds / 3600)
+    assert point.usd_per_million_tokens == pytest.approx(16.80 / 3600 * seconds / 3600 * 1e6)
+    assert point.bound_seconds_per_token == pytest.approx(seconds / 1.2 / 3600)
+    assert point.link_seconds == pytest.approx(60e9 * 3 / 4 / 600e9)
+
+
+def test_progress_goes_from_nothing_to_all() -> None:
+    said: list[tuple[float, str]] = []
+    search(program(), most=8, progress=lambda *what: said.append(what), tools=Machine().tools())
+    shares = [share for share, _ in said]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
+    assert said[0][1] == "checking 1 of 72 configurations"
+    assert said[-1][1] == "4 of at most 8 configurations, compiling"
+
+
+def test_a_cpu_is_refused() -> None:
+    quickstart = lower(load(RECIPE.parent / "quickstart.yaml")).program
+    assert quickstart is not None
+    with pytest.raises(ArtifactError, match="is no TPU"):
+        search(quickstart, tools=Machine().tools())

@@ -1,0 +1,366 @@
+"""Servers on paper, against numbers computed by hand and what was published of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.artifact import ArtifactError
+from compiler.lower import lower
+from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, plan_serving, promise
+from compiler.plan.paper.text import text
+from spec.load import load
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: google/gemma-4-31B-it}
+mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
+lora: {rank: 64}
+data: {train: [gs://bucket/train.jsonl], max_length: 512}
+serve:
+  accelerator: v6e-8
+  tensor_parallel_size: 8
+  kv_cache_dtype: fp8
+  extra_args: {gpu_memory_utilization: 0.9}
+"""
+
+DENSE = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 1001,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+}
+LLAMA = {**DENSE, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+GOLDEN = Path(__file__).parent / "golden"
+
+Plan = Callable[..., ServingPlan]
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Plan:
+    """Plans the recipe with `--set` arguments, and a model of this config.json where one is given."""
+
+    def run(*sets: str, config: dict[str, object] | None = None) -> ServingPlan:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(RECIPE)
+        if config is not None:
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            sets = ("model.id=.", *sets)
+        lowered = lower(load(path, sets))
+        assert lowered.program is not None, lowered.diagnostics
+        return plan_serving(lowered.program)
+
+    return run
+
+
+def weights_of(plan: ServingPlan) -> dict[tuple[str, str], float]:
+    return {(line.name, line.placed): line.bytes for line in plan.weights}
+
+
+def test_weights_and_cache_of_a_small_dense_model(planned: Plan) -> None:
+    plan = planned("serve.tensor_parallel_size=2", "serve.data_parallel_size=4", config=LLAMA)
+    split = "split over 2"
+    assert weights_of(plan) == {
+        ("embeddings", split): 501 * 256 * 2,  # 1,001 rows padded to 1,002
+        ("attention", split): 2 * (256 * 8 * 128 + 8 * 128 * 256),
+        ("keys and values", split): 2 * 2 * 256 * 4 * 128,
+        ("MLP", split): 2 * 3 * 256 * 512,
+        ("norms and small projections", "whole on each"): (2 * 2 + 1) * 256 * 2,
+        ("output head", split): 256 * 1001,
+    }
+    assert plan.weight_bytes == sum(weights_of(plan).values())
+    (cache,) = plan.caches
+    assert (cache.name, cache.layers, cache.device_heads, cache.window) == ("all", 2, 2, None)
+    assert cache.bytes_per_token == cache.unpadded_bytes_per_token == 2 * (2 * 2 * 128)
+    assert plan.cache_bytes == pytest.approx(31.25 * 2**30 * 0.9 - plan.weight_bytes)
+    assert plan.tokens_fit == int(plan.cache_bytes // 1024)
+    assert plan.sequences_fit == int(plan.cache_bytes // (1024 * 16384))
+
+
+def test_a_decode_step_of_the_small_model(planned: Plan) -> None:
+    plan = planned("serve.tensor_parallel_size=2", "serve.data_parallel_size=4", config=LLAMA)
+    step = next(step for step in plan.decode if step.sequences == 64 and step.tokens == 4096)
+    read = plan.weight_bytes - 501 * 256 * 2  # the embedding is only looked up in
+    cache = 64 * 4096 * 1024
+    assert step.weight_bytes == read and step.cache_bytes == step.whole_cache_bytes == cache
+    linear = 2 * (2 * 256 * 8 * 128 + 2 * 256 * 4 * 128 + 3 * 256 * 512)
+    flops = 64 * (2 * (linear + 256 * 1001) + 2 * 4 * 8 * 128 * 4096) / 2
+    assert step.flops == pytest.approx(flops)
+    # Two all-reduces in each of two layers; a ring of two sends and receives half of the array twice.
+    assert step.all_reduce_bytes == 2 * 2 * 4 * 0.5 * 64 * 256 * 2
+    assert step.memory_seconds == pytest.approx((read + cache) / 1638e9)
+    assert step.compute_seconds == pytest.approx(flops / 918e12)
+    assert step.all_reduce_seconds == pytest.approx(step.all_reduce_bytes / 800e9)
+    assert step.bound_seconds == step.memory_seconds
+    assert step.estimate_seconds == pytest.approx(step.memory_seconds + step.all_reduce_seconds)
+
+
+def test_a_prompt_of_the_small_model_is_handled_in_steps(planned: Plan) -> None:
+    plan = planned(
+        "serve.tensor_parallel_size=1",
+        "serve.data_parallel_size=8",
+        "serve.max_num_batched_tokens=2048",
+        config=LLAMA,
+    )
+    step = next(step for step in plan.prefill if step.tokens == 4096)
+    read = plan.weight_bytes - 1001 * 256 * 2
+    assert step.weight_bytes == 2 * read
+    linear = 2 * (2 * 256 * 8 * 128 + 2 * 256 * 4 * 128 + 3 * 256 * 512)
+    pairs = 4096 * 4097 / 2
+    assert step.flops == pytest.approx(4096 * 2 * linear + 2 * 256 * 1001 + 2 * 4 * 8 * 128 * pairs)
+    assert step.all_reduce_bytes == 0 and step.bound_seconds == max(step.memory_seconds, step.compute_seconds)
+
+
+def test_the_reference_server_has_the_published_weights_and_cache(planned: Plan) -> None:
+    plan = planned()
+    vision = weights_of(plan)["vision tower", "split over 8, positions whole"]
+    assert abs(plan.weight_bytes - 7.75e9) < 0.02 * 7.75e9
+    assert abs(plan.weight_bytes - vision - 7.75e9) < 0.02 * 7.75e9
+    # What tpu-inference's own step takes when it is compiled for the chip.
+    assert round(plan.weight_bytes / 1e9, 2) == 7.86
+    assert round((plan.weight_bytes - vision) / 1e9, 2) == 7.68
+    local, whole = plan.caches
+    assert (local.name, local.layers, local.device_heads, local.bytes_per_token) == ("local", 50, 2, 51_200)
+    # One of four heads on each of eight devices, key and value of eight bits padded to sixteen.
+    assert (whole.name, whole.layers, whole.device_heads, whole.bytes_per_token) == ("global", 10, 1, 20_480)
+    assert whole.unpadded_bytes_per_token * 4 == whole.bytes_per_token
+    assert not plan.windows_bound
+    step = next(step for step in plan.decode if (step.sequences, step.tokens) == (64, 4096))
+    assert round(step.whole_cache_bytes / 1e9, 1) == 18.8
+    assert round(step.cache_bytes / 1e9, 1) == 8.7
+    assert plan.tokens_fit == 311_622 and plan.sequences_fit == 19
+
+
+def test_what_was_published_is_above_every_bound(planned: Plan) -> None:
+    times = [one for one in planned().comparisons if one.unit == "ms"]
+    assert [one.published for one in times] == [61, 45, 13.5, 24]
+    for one in times:
+        assert one.estimate is not None and one.bound <= one.estimate < one.published
+    for another in (
+        "serve.kv_cache_dtype=bfloat16",
+        "serve.quantization=fp8",
+        "serve.tensor_parallel_size=4",
+    ):
+        assert planned(another).comparisons == ()
+
+
+def test_fp8_saves_nothing_where_a_device_has_one_head(planned: Plan) -> None:
+    fp8, bf16 = (planned(f"serve.kv_cache_dtype={kind}").caches for kind in ("fp8", "bfloat16"))
+    assert bf16[0].bytes_per_token == 2 * fp8[0].bytes_per_token
+    assert bf16[1].bytes_per_token == fp8[1].bytes_per_token
+    apart = planned("serve.tensor_parallel_size=4", "serve.data_parallel_size=2").caches[1]
+    assert apart.bytes_per_token == 10 * 2 * 2 * 512  # still one head a device, and none stored twice
+    assert apart.unpadded_bytes_per_token * 2 == apart.bytes_per_token
+
+
+def test_shared_layers_store_nothing_and_are_read(planned: Plan) -> None:
+    plan = planned(
+        "model.id=google/gemma-4-E2B-it",
+        "serve.accelerator=v6e-1",
+        "serve.tensor_parallel_size=1",
+        "serve.kv_cache_dtype=auto",
+    )
+    local, whole = plan.caches
+    assert (local.layers, local.shared, local.bytes_per_token) == (12, 16, 12 * 2 * 256 * 2)
+    assert (whole.layers, whole.shared, whole.bytes_per_token) == (3, 4, 3 * 2 * 512 * 2)
+    assert local.read_bytes_per_token == 28 * 2 * 256 * 2
+    step = next(step for step in plan.decode if (step.sequences, step.tokens) == (1, 4096))
+    assert step.cache_bytes == 28 * 2 * 256 * 2 * 512 + 7 * 2 * 512 * 2 * 4096
+    assert step.whole_cache_bytes == (28 * 2 * 256 * 2 + 7 * 2 * 512 * 2) * 4096
+    weights = weights_of(plan)
+    # Keys and values of 16 local and 4 global layers, which are loaded all the same.
+    assert weights["keys and values, not used", "whole"] == 2 * 2 * 1536 * (16 * 256 + 4 * 512)
+    per_layer = 262_144 * 35 * 256 * 2
+    assert weights["embeddings", "whole"] == per_layer + 262_144 * 1536 * 2
+    assert step.weight_bytes < plan.weight_bytes - per_layer
+    assert any("audio tower" in note for note in plan.notes)
+
+
+def test_heads_are_repeated_where_there_are_more_devices(planned: Plan) -> None:
+    plan = planned(config=DENSE)
+    weights = weights_of(plan)
+    assert weights["keys and values", "4 heads repeated over 8"] == 2 * 2 * 256 * 1 * 128 * 2
+    assert weights["output head", "whole on each"] == 256 * 1001 * 2
+    (cache,) = plan.caches
+    assert cache.device_heads == 1
+    assert cache.bytes_per_token == 2 * 4 * 128  # two slots padded to four
+    assert cache.unpadded_bytes_per_token == 2 * 2 * 4 * 128 / 8
+
+
+def test_heads_of_64_have_key_and_value_in_one_slot(planned: Plan) -> None:
+    config = {**DENSE, "head_dim": 64}
+    assert planned("serve.kv_cache_dtype=auto", config=config).cache_bytes_per_token == 2 * 2 * 128 * 2
+    one = ("serve.tensor_parallel_size=2", "serve.data_parallel_size=4")
+    assert planned(*one, "serve.kv_cache_dtype=auto", config=config).cache_bytes_per_token == 2 * 2 * 128 * 2
+
+
+def test_heads_that_do_not_divide_are_told(planned: Plan) -> None:
+    plan = planned("serve.tensor_parallel_size=4", "serve.data_parallel_size=2", config=_with_heads(12, 6))
+    assert any("refuses 6 key/value heads on 4 devices" in note for note in plan.notes)
+
+
+def _with_heads(heads: int, kv_heads: int) -> dict[str, object]:
+    return {**DENSE, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+
+
+def test_quantised_weights_take_half_and_embeddings_do_not(planned: Plan) -> None:
+    plain, merged = planned(), planned("merge.quantization=fp8")
+    served = planned("serve.quantization=fp8")
+    for quantised in (merged, served):
+        for key, size in weights_of(plain).items():
+            whole = key[0] in ("embeddings", "norms and small projections", "vision tower")
+            assert weights_of(quantised)[key] == (size if whole else size / 2)
+
+
+def test_experts_are_quantised_by_the_server_alone_and_read_as_they_are_used(planned: Plan) -> None:
+    model = "model.id=google/gemma-4-26B-A4B-it"
+    plain, merged, served = (
+        planned(model),
+        planned(model, "merge.quantization=fp8"),
+        planned(model, "serve.quantization=fp8"),
+    )
+    key = ("experts", "split over 8")
+    experts = 30 * 128 * 3 * 2816 * 704 * 2 / 8
+    assert weights_of(plain)[key] == weights_of(merged)[key] == experts == 2 * weights_of(served)[key]
+    one, many = plain.decode[:2]
+    assert one.sequences == 1 and many.sequences == 64
+    # A token uses 8 of 128 experts; 64 of them, routed evenly, miss few.
+    assert many.weight_bytes - one.weight_bytes == pytest.approx(
+        experts * ((1 - (120 / 128) ** 64) - 8 / 128)
+    )
+
+
+def test_windows_bound_the_cache_where_vllms_own_model_runs(planned: Plan) -> None:
+    model = "model.id=google/gemma-3-27b-it"
+    plan = planned(model)
+    assert plan.windows_bound
+    local, whole = plan.caches
+    kept = local.bytes_per_token * (1024 - 1 + 4096) + whole.bytes_per_token * 16384
+    assert plan.sequences_fit == int(plan.cache_bytes // kept)
+    flag = 'serve.extra_args={"disable-hybrid-kv-cache-manager": true, "gpu-memory-utilization": 0.9}'
+    off = planned(model, flag)
+    assert not off.windows_bound
+    assert off.sequences_fit == int(off.cache_bytes // (off.cache_bytes_per_token * 16384))
+    # Gemma 4's heads differ in size between layers.
+    assert not planned("serve.env={MODEL_IMPL_TYPE: vllm}").windows_bound
+
+
+def test_the_benchmarks_points(planned: Plan) -> None:
+    plan = planned(
+        "benchmark.input_lengths=[512]", "benchmark.request_rates=[1, 4, inf]", "benchmark.prompts=1000"
+    )
+    one, four, all_at_once = plan.loads
+    assert [one.limited_by, four.limited_by, all_at_once.limited_by] == ["rate", "rate", "max_num_seqs"]
+    # Little's law: requests under way are the rate times how long one takes.
+    for point in (one, four):
+        assert point.request_rate is not None
+        duration = point.ttft_seconds + 511 * point.tpot_seconds
+        assert point.concurrency == pytest.approx(point.request_rate * duration, rel=1e-4)
+        assert point.tokens_per_second == point.request_rate * 512
+    assert all_at_once.request_rate is None and all_at_once.concurrency == 64
+    step_bytes = 7_676_666_488 + 64 * 768 * 71_680
+    assert all_at_once.tpot_seconds == pytest.approx(step_bytes / 1638e9)
+    assert all_at_once.tokens_per_second == pytest.approx(64 / (step_bytes / 1638e9))
+    usd = 21.52 / 3600 / all_at_once.tokens_per_second * 1e6
+    assert all_at_once.usd_per_million_tokens == pytest.approx(usd)
+
+
+def test_what_limits_how_many_requests_are_under_way(planned: Plan) -> None:
+    inf, few = "benchmark.request_rates=[inf]", "benchmark.prompts=10"
+    assert planned(inf, few).loads[0].limited_by == "prompts"
+    many = ("serve.max_num_seqs=1024", "benchmark.prompts=2000", inf)
+    point = planned(*many).loads[1]
+    assert point.limited_by == "cache"
+    assert point.concurrency == pytest.approx(22_337_131_400 / 71_680 / (4096 + 256))
+    two = planned("serve.tensor_parallel_size=4", "serve.data_parallel_size=2", inf, "benchmark.prompts=999")
+    assert two.loads[0].concurrency == 128
+
+
+def test_a_point_that_vllm_refuses_is_left_out(planned: Plan) -> None:
+    plan = planned("serve.max_model_len=4096")
+    assert {point.input_length for point in plan.loads} == {512}
+    assert any("4,096 tokens in and 512 out are more than max_model_len" in note for note in plan.notes)
+
+
+def test_the_cache_holds_less_than_is_promised(planned: Plan) -> None:
+    plan = planned()
+    found = promise(plan)
+    assert found is not None and (found.code, found.path) == ("N1006", "serve.max_num_seqs")
+    assert "promises 64 sequences" in found.message and "holds 19" in found.message
+    assert promise(planned("serve.max_num_seqs=19")) is None
+
+
+def test_a_cache_without_room_for_one_sequence(planned: Plan) -> None:
+    plan = planned("serve.extra_args={gpu_memory_utilization: 0.25}")
+    found = promise(plan)
+    assert plan.sequences_fit == 0 and found is not None and "does not start" in found.message
+    assert {point.input_length for point in plan.loads} == {512, 4096}
+    assert planned("serve.extra_args={gpu_memory_utilization: 0.236}").tokens_fit < 1024
+    none = planned("serve.extra_args={gpu_memory_utilization: 0.1}")
+    assert none.cache_bytes == 0 and none.tokens_fit == 0 and none.loads == ()
+    assert "0 tokens" in text(none)
+
+
+def test_devices_of_tpu7x_are_half_chips_without_a_price(planned: Plan) -> None:
+    plan = planned("serve.accelerator=tpu7x-8")
+    assert plan.hbm_bytes == 96 * 2**30 and plan.devices_per_chip == 2
+    step = plan.decode[0]
+    assert step.memory_seconds == pytest.approx((step.weight_bytes + step.cache_bytes) / 3690e9)
+    assert step.all_reduce_seconds == pytest.approx(step.all_reduce_bytes / 600e9)
+    assert plan.usd_per_hour is None and plan.loads[0].usd_per_million_tokens is None
+    assert "no price is known" in text(plan)
+    own = planned("serve.accelerator=tpu7x-8", "cost.serve_usd_per_hour=40")
+    assert (own.usd_per_hour, own.price_source) == (40, "the recipe")
+
+
+def test_no_server_and_no_share(planned: Plan) -> None:
+    with pytest.raises(ArtifactError, match="no section `serve`") as caught:
+        planned("serve=null")
+    assert caught.value.help
+    for value in ("lots", "0", "1.5", "nan"):
+        with pytest.raises(ArtifactError, match="no share of the memory"):
+            planned(f"serve.extra_args={{gpu_memory_utilization: {value}}}")
+
+
+def test_idle_devices_are_paid_for(planned: Plan) -> None:
+    plan = planned("serve.tensor_parallel_size=4")
+    assert any("4 devices stay idle" in note for note in plan.notes)
+    assert plan.usd_per_hour == 21.52
+
+
+def test_json_and_back(planned: Plan) -> None:
+    plan = planned()
+    assert SERVING_PLAN.validate_json(SERVING_PLAN.dump_json(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    ("name", "sets"),
+    [
+        ("serving-31b", ("benchmark.request_rates=[4, inf]",)),
+        (
+            "serving-e2b",
+            (
+                "model.id=google/gemma-4-E2B-it",
+                "serve.accelerator=v6e-1",
+                "serve.tensor_parallel_size=1",
+                "benchmark.request_rates=[4]",
+            ),
+        ),
+    ],
+)
+def test_text(planned: Plan, update: bool, name: str, sets: tuple[str, ...]) -> None:
+    path, printed = GOLDEN / f"{name}.txt", text(planned(*sets))
+    if update:
+        path.write_text(printed)
+    assert printed == path.read_text()

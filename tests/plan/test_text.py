@@ -1,0 +1,178 @@
+"""What `recipe plan` prints, to the letter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from compiler.plan import calibration
+from compiler.plan.results import Collective, Kernel, Temporary
+from compiler.plan.text import text
+from compiler.plan.units import aligned, duration, flops, milliseconds, traffic
+from tests.plan import plans
+from tests.plan.plans import ESTIMATE
+
+
+@pytest.fixture(autouse=True)
+def _sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a factor of its own, since the real one changes with what was compiled last."""
+    sentence = (
+        "The one published measurement (arXiv 2605.25645: 1.21 s a sample) took 1.75 times its estimate."
+    )
+    monkeypatch.setattr(calibration, "sentence", lambda: sentence)
+
+
+FLAGSHIP = """\
+gemma4-31b-v5p8: google/gemma-4-31B-it
+v5p-8: 4 chips (the number in its name counts TensorCores), topology 2x2x1, 95 GiB each
+mesh fsdp 4 x tp 1 = 4 devices on 1 host; a micro-batch is 4 rows of 3,072 tokens
+mesh.axes {fsdp: 4, tp: 1}, train.micro_batch_size 1, remat.policy none, model.attention splash
+6 and 12 of its 60 layers were compiled for v5p:2x2x1, and every figure is extrapolated to 60;
+nothing was measured on a TPU.
+
+HBM of each device, as the compiler lays it out (an estimate, in GiB)
+  base weights                 14.62  15.4 %
+  adapters                      0.46   0.5 %
+  optimizer                     0.92   1.0 %
+  padding of their layouts      0.07   0.1 %
+  activations and temporaries  56.21  59.2 %
+  code                          0.22   0.2 %
+  in all                       72.50  76.3 %
+  headroom                     22.50  23.7 %  of the 95.00 that it has
+
+One micro-batch, forward, backward and update (estimates)
+  the compiler's estimate                       1,071.0 ms
+  + loops, of which it counts one turn             78.0 ms
+  + custom kernels, which it counts as nothing    145.1 ms
+  = the step                                    1,294.1 ms  9,210 tokens/s  MFU 64.2 %
+  the step, calibrated                          2,269.4 ms  5,252 tokens/s  MFU 36.6 %
+  The one published measurement (arXiv 2605.25645: 1.21 s a sample) took 1.75 times its estimate.
+  FLOPs   372.4 TFLOP  811.3 ms at 459 TFLOP/s, without the custom kernels'
+  needed  381.2 TFLOP  by the model for full rows, nothing twice; MFU counts these
+  bytes      1,610 GB  582.3 ms at 2,765 GB/s
+
+Collectives of a micro-batch on one device, from the compiled program
+  all-gather      fsdp  854 x  118.4 GB
+  reduce-scatter  fsdp  840 x  490.0 MB
+  all-reduce      fsdp  123 x    2.1 MB
+
+Custom kernels (estimates from their shapes, at half of the peak)
+  splash_mha_dkv_segmented            60 x  14.8 TFLOP  41.5 GB  64.5 ms
+  splash_mha_dq_segmented             60 x  11.1 TFLOP  38.0 GB  48.4 ms
+  splash_mha_fwd_segmented_residuals  60 x   7.4 TFLOP  26.1 GB  32.2 ms
+
+Largest temporaries, where they take most (GiB)
+  7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / gate_proj
+  7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / up_proj
+  7.38  60 x  bf16[1,3072,21504]   layers.*.mlp / mul
+  2.34  50 x  bf16[1,3072,32,256]  layers.*.attn / attn_vec_einsum
+  2.34  50 x  bf16[1,3072,32,256]  layers.*.attn / q_einsum
+  1.85  60 x  bf16[1,3072,5376]    layers.*.pre_ffw_norm / mul
+
+The whole run              estimate  calibrated
+  steps of 1 micro-batch          774
+  hours                          0.28        0.49
+  US$, at 16.80 an hour          4.67        8.20
+  US$ a million real tokens     0.507       0.889
+  10,000 samples of data/train.jsonl packed into 3,096 rows that are 97 % full.
+
+Planned in 96 s; compiling took 81 s, all depths together.
+recipec 0.1.0, jax 0.10.2, libtpu 0.0.43, google-tunix 0.1.7
+note: Every layer's keys and values of the ten global layers are one array.
+"""
+
+
+def test_the_flagship() -> None:
+    assert text(plans.flagship()) == FLAGSHIP
+
+
+ALL = [
+    *(plans.flagship(), plans.too_large(), plans.refused(), plans.unpriced(), plans.unknown_length()),
+    *(plans.sliced(), plans.one_axis()),
+]
+
+
+@pytest.mark.parametrize("plan", ALL, ids=range(len(ALL)))
+def test_it_fits_a_terminal(plan: plans.Plan) -> None:
+    lines = text(plan).splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 100
+    assert lines == [line.rstrip() for line in lines]
+
+
+def test_a_step_that_does_not_fit() -> None:
+    shown = text(plans.too_large())
+    assert "  in all                       128.69  135.5 %\n" in shown
+    assert "  MISSING                       33.69   35.5 %  of the 95.00 that it has\n" in shown
+    assert "headroom" not in shown
+
+
+def test_a_step_that_the_compiler_refused() -> None:
+    shown = text(plans.refused())
+    assert "MISSING" in shown and "Largest temporaries" in shown
+    assert "The compiler refused the step, and says nothing of its time.\n" in shown
+    for absent in ("tokens/s", "MFU", "The whole run", "Collectives", "Custom kernels"):
+        assert absent not in shown
+
+
+def test_a_length_that_is_not_known() -> None:
+    shown = text(plans.unknown_length())
+    assert "  = the step                                    1,294.1 ms  at most 9,210 tokens/s  MFU" in shown
+    assert "  steps of 1 micro-batch           unknown\n" in shown
+    assert "  hours                            unknown     unknown\n" in shown
+    assert "  US$ a million tokens, at least     0.507       0.889\n" in shown
+
+
+def test_a_machine_without_a_price() -> None:
+    shown = text(plans.unpriced())
+    assert "  US$                     no price\n" in shown
+    assert "a million" not in shown
+
+
+def test_several_slices() -> None:
+    shown = text(plans.sliced())
+    assert "mesh fsdp 64 x tp 4 = 256 devices on 64 hosts of 2 slices; a micro-batch is 64 rows" in shown
+    assert "  all-gather          fsdp over DCN          61 x    4.4 GB\n" in shown
+    assert "  collective-permute  other groups           12 x  200.0 MB\n" in shown
+
+
+def test_all_layers_compiled_and_from_the_cache() -> None:
+    exact = replace(ESTIMATE, compiled_layers=(60,), loop_seconds=0.0, kernel_seconds=0.0, kernels=())
+    shown = text(replace(plans.flagship(), estimate=exact, cached=True, seconds=1.26))
+    assert "All 60 layers were compiled for v5p:2x2x1; nothing was measured on a TPU.\n" in shown
+    assert "Planned in 1.3 s, from the cache; compiling took 81 s when it was filled.\n" in shown
+    assert "loops" not in shown and "Custom kernels" not in shown
+
+
+def test_accumulated_micro_batches() -> None:
+    plan = replace(plans.flagship(), run=replace(plans.RUN, steps=1244, micro_batches=8))
+    assert "  steps of 8 micro-batches      1,244\n" in text(plan)
+
+
+def test_the_calibrations_sentence_is_printed_once() -> None:
+    plan = replace(plans.flagship(), notes=("First.", calibration.sentence()))
+    assert text(plan).count("The one published measurement") == 1
+    assert text(plan).endswith("note: First.\n")
+
+
+def test_many_rows_are_cut_and_long_names_too() -> None:
+    estimate = replace(
+        ESTIMATE,
+        collectives=tuple(Collective("all-gather", (f"axis{i}",), False, 1, 1e9) for i in range(9)),
+        kernels=tuple(Kernel(f"kernel{i}", 1, 1e12, 1e9, 0.01) for i in range(7)),
+        largest=(Temporary("layers.{}." + "deep." * 30, "f32[8]", 1, 2**30),),
+    )
+    shown = text(replace(plans.flagship(), estimate=estimate))
+    assert "  and 3 more, 3.0 GB together\n" in shown and "  and 3 more, 30.0 ms together\n" in shown
+    (cut,) = [line for line in shown.splitlines() if "deep." in line]
+    assert len(cut) == 100 and cut.endswith("...")
+
+
+def test_units() -> None:
+    assert [flops(n) for n in (372.4e12, 1.2e15, 4.1e9, 12)] == [
+        *("372.4 TFLOP", "1,200 TFLOP", "4.1 GFLOP", "12 FLOP")
+    ]
+    assert [traffic(n) for n in (1.61e12, 2.1e6, 0)] == ["1,610 GB", "2.1 MB", "0 B"]
+    assert [milliseconds(n) for n in (1.2941, 0.0104, 0.000214)] == ["1,294.1 ms", "10.4 ms", "0.214 ms"]
+    assert [duration(n) for n in (81.4, 0.73)] == ["81 s", "0.7 s"]
+    assert aligned([["a", "10", "x"], ["bcd", "9"]], "<><") == ["  a    10  x", "  bcd   9"]

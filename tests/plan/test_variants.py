@@ -1,0 +1,112 @@
+"""What a search tries of a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from compiler.lower import lower
+from compiler.plan.variants import variants
+from compiler.program import Program
+from spec.load import load
+
+RECIPES = Path(__file__).resolve().parent.parent.parent / "recipes"
+
+
+def program(name: str, *sets: str) -> Program:
+    settled = lower(load(RECIPES / f"{name}.yaml", sets), planning=True)
+    assert settled.program is not None, [d.message for d in settled.diagnostics]
+    return settled.program
+
+
+def shapes_of(found: Sequence[object]) -> list[tuple[dict[str, int], int, int]]:
+    """Meshes and batches in order, each once."""
+    every = [(dict(v.axes), v.micro_batch, v.global_batch) for v in found]  # type: ignore[attr-defined]
+    return [one for i, one in enumerate(every) if one not in every[:i]]
+
+
+def test_the_flagship() -> None:
+    """Ten of its layers have 4 key/value heads, so that tp goes to 4; its 4 rows are never more or fewer."""
+    found = variants(program("gemma4-31b-v5p8"))
+    assert found[0].sets == ()
+    assert shapes_of(found) == [
+        ({"fsdp": 4, "tp": 1}, 1, 4),
+        ({"fsdp": 2, "tp": 2}, 1, 4),
+        ({"fsdp": 2, "tp": 2}, 2, 4),
+        ({"fsdp": 1, "tp": 4}, 1, 4),
+        ({"fsdp": 1, "tp": 4}, 2, 4),
+        ({"fsdp": 1, "tp": 4}, 4, 4),
+    ]
+    policies = {"none", "block", "decoder", "save_attention", "save_dots", "offload_dots"}
+    assert policies <= {v.remat for v in found}
+    assert {v.attention for v in found} == {"dot", "splash"}
+    assert len(found) == 6 * len({v.remat for v in found}) * 2
+    assert len({v.sets for v in found}) == len(found)
+
+
+def test_sets_give_the_variant() -> None:
+    """Each variant's --set arguments lead to that very configuration, and change nothing else."""
+    base = program("llama31-8b-v6e8")
+    for variant in variants(base)[::17]:
+        changed = program("llama31-8b-v6e8", *variant.sets)
+        recipe = changed.recipe
+        assert tuple(recipe.mesh.axes.items()) == variant.axes
+        assert recipe.train.micro_batch_size == variant.micro_batch
+        assert (recipe.remat.policy, recipe.model.attention) == (variant.remat, variant.attention)
+        assert changed.micro_batch_rows * changed.accumulation_steps == recipe.train.global_batch_size
+        assert recipe.train.global_batch_size == base.recipe.train.global_batch_size
+        same = {"name", "data", "lora", "merge", "checkpoint", "serve"}
+        assert recipe.model_dump(include=same) == base.recipe.model_dump(include=same)
+
+
+def test_a_mesh_that_the_rows_do_not_divide_is_left_to_the_checks() -> None:
+    base = program("gemma4-31b-v5p8", "mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2")
+    refused = next(v for v in variants(base) if dict(v.axes) == {"fsdp": 4, "tp": 1})
+    settled = lower(load(RECIPES / "gemma4-31b-v5p8.yaml", ["train.global_batch_size=2", *refused.sets]))
+    assert settled.program is None
+    assert [d.code for d in settled.diagnostics if d.severity == "error"] == ["E0501"]
+
+
+def test_free_batch_raises_the_rows() -> None:
+    """To multiples of a micro-batch over all devices, and four times the recipe's rows at the most."""
+    found = variants(program("gemma4-31b-v5p8"), free_batch=True)
+    assert shapes_of(found)[:4] == [
+        ({"fsdp": 4, "tp": 1}, 1, 4),
+        ({"fsdp": 4, "tp": 1}, 2, 8),
+        ({"fsdp": 4, "tp": 1}, 4, 16),
+        ({"fsdp": 2, "tp": 2}, 1, 4),
+    ]
+    assert all(v.global_batch % (v.micro_batch * dict(v.axes)["fsdp"]) == 0 for v in found)
+    assert {v.global_batch for v in found} == {4, 8, 16}
+    raised = next(v for v in found if v.global_batch == 8)
+    assert "train.global_batch_size=8" in raised.sets
+
+
+@pytest.mark.parametrize("rows, fsdp, expected", [(6, 4, 8), (1, 4, 4)])
+def test_free_batch_uses_every_device(rows: int, fsdp: int, expected: int) -> None:
+    base = program("gemma4-31b-v5p8", "mesh.axes={tp: 4}", f"train.global_batch_size={rows}")
+    found = [v for v in variants(base, free_batch=True) if dict(v.axes)["fsdp"] == fsdp]
+    assert min(v.global_batch for v in found) == expected
+
+
+def test_one_key_value_head_is_no_obstacle_to_tp() -> None:
+    """Gemma 3 270M has one key/value head, which is kept whole; its 4 query heads are split."""
+    base = program("gemma4-31b-v5p8", "model.id=google/gemma-3-270m-it", "serve=null")
+    assert {dict(v.axes)["tp"] for v in variants(base)} == {1, 2, 4}
+
+
+def test_a_cpu_has_no_kernel_and_no_other_memory() -> None:
+    found = variants(program("quickstart"))
+    assert {v.attention for v in found} == {"dot"}
+    assert "offload_dots" not in {v.remat for v in found}
+
+
+def test_the_recipe_has_its_own_mesh_among_them() -> None:
+    """tp 8 does not divide all heads, but the recipe says that their weights are kept whole."""
+    sets = ["mesh.accelerator=v5p-16", "mesh.axes={tp: 8}", "sharding.on_indivisible=replicate"]
+    found = variants(program("gemma4-31b-v5p8", *sets))
+    assert dict(found[0].axes) == {"fsdp": 1, "tp": 8}
+    assert {dict(v.axes)["tp"] for v in found} == {1, 2, 4, 8}
+    assert len({v.remat for v in found if dict(v.axes)["tp"] == 8}) > 1
