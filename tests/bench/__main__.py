@@ -13,12 +13,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tests import tpu_environment
 from tests.bench import commands
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -82,46 +81,14 @@ def merging() -> str:
     return section()
 
 
-def ahead() -> str:
-    names = ("published", "gemma4-31b-paper", "gemma4-31b-v5p8")
-    environment = tpu_environment.environment()
-    found = {
-        name: _json([sys.executable, "-W", "ignore", "-m", "tests.bench.ahead", name], environment)
-        for name in names
-    }
-    flagship = found["gemma4-31b-v5p8"]["milliseconds_per_token"]
-    rows = []
-    for name in names:
-        one = found[name]
-        cells = [
-            {"published": "as it was published, by Tunix alone"}.get(name, f"recipes/{name}.yaml"),
-            f"{one['gib']:.1f}",
-            f"{one['seconds']:.3f}",
-            f"{one['kernel_seconds']:.3f}",
-            f"{one['tokens']:,.0f}",
-            f"{one['milliseconds_per_token']:.4f}",
-            f"{one['milliseconds_per_token'] / flagship:.2f}",
-        ]
-        rows.append(f"| {' | '.join(cells)} |")
-    against = found["gemma4-31b-paper"]["milliseconds_per_token"] / flagship
-    return f"""Estimates, of libtpu's compiler (lowest effort) and its cost model: forward and backward pass of a micro-batch, from
-compiles of 6 and 12 layers extrapolated to 60. Nothing was measured on a TPU. The cost model counts splash attention's
-kernels as nothing; they are added from their shapes, at half of the chip's peak. GiB are a device's arguments, with
-the optimizer's state, and temporaries; the chip has 95. The published run's samples have 922 tokens on average, padded
-to 3,072; packed rows are taken to be 97 % full. The last column is how many times the flagship's time a real token takes.
+def planning() -> str:
+    from tests.bench.planning import section
 
-| | GiB | step, s | kernels, s | real tokens | ms a token | against the flagship |
-|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
-
-Target: 6 times against gemma4-31b-paper.yaml: {"met" if against >= 6 else f"missed, {against:.1f}"}. That recipe has the
-published mesh, padding and rematerialisation, with this project's bfloat16 computation and chunked loss, which make it
-faster than what was published.
-"""
+    return section()
 
 
-def _json(command: list[str], environment: Mapping[str, str] | None = None) -> Any:
-    done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+def _json(command: list[str]) -> Any:
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
@@ -145,7 +112,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "temporaries": ("Memory of the loss", temporaries),
     "data": ("Tokenising and packing", data),
     "merging": ("Merging", merging),
-    "ahead": ("Gemma 4 31B on v5p:2x2x1, compiled without one", ahead),
+    "planning": ("Planning", planning),
 }
 """Title and contents of each section of the page, by the name that the command line takes."""
 

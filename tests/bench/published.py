@@ -1,129 +1,51 @@
-"""A recipe's training step compiled ahead of time for its TPU: memory, and the compiler's estimate of time.
+"""The published program compiled ahead of time for a v5p-8, by Tunix alone: what this project is held against.
 
-Nothing here is measured on a TPU. A step is compiled at two depths that are whole repeats of the layer
-pattern, and extrapolated in a line to the model's own. The compiler's cost model counts Pallas kernels as
-nothing; attention's is added from its shapes.
+Nothing here is measured on a TPU. The reference run's own step (arXiv 2605.25645): Tunix's stock LoRA and
+loss, float32 computation on bfloat16 weights, tp 4, one padded sample of 3,072 tokens, layers recomputed
+whole. Its dropout, which the estimate does not notice, is left out.
 
-    python -m tests.bench.ahead RECIPE|published    one line of JSON; in the environment of tests.tpu_environment
+    python -m tests.bench.published    one line of JSON; in the environment of tests.tpu_environment
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from tests.bench.placing import batch, placed
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 TOPOLOGY = "v5p:2x2x1"
-MEAN_LENGTH, PACKED_SHARE = 922, 0.97
-"""Tokens of the reference run's mean sample (arXiv 2605.25645), and how full packing is taken to leave a row."""
-
-KERNEL_PRODUCTS = 9
-"""Matrix products of splash attention, forward and backward: 2 forward, 3 for dQ, 4 for dK and dV. Where a
-layer is computed again whole, the forward ones count twice."""
-KERNEL_EFFICIENCY = 0.5
-"""Share of the chip's peak that the kernel is taken to reach."""
+DEPTHS, LAYERS = (6, 12), 60
+ROW = 3072
 
 Figures = tuple[float, float, float]
 """Of a compiled step on one device: bytes of arguments and of temporaries, estimated seconds."""
 
 
-def estimate(name: str) -> dict[str, Any]:
-    """Figures of one device for a micro-batch's forward and backward pass, of a recipe in recipes/."""
-    from compiler.lower import lower
-    from compiler.miniature_config import period
-    from spec.load import load
+def main() -> None:
+    import jax
 
-    program = lower(load(ROOT / "recipes" / f"{name}.yaml")).program
-    assert program is not None, name
-    recipe, a = program.recipe, program.architecture
-    pattern = len(period(a.layer_types))
-
-    def compiled(layers: int) -> Figures:
-        return _compile(program, replace(a, layer_types=a.layer_types[:layers]))
-
-    tokens_a_row = recipe.data.max_length * PACKED_SHARE if recipe.data.packing else MEAN_LENGTH
-    kernels = _kernel_seconds(program) if recipe.model.attention == "splash" else 0.0
-    depths = (pattern, 2 * pattern)
-    return _extrapolated(compiled, depths, a.num_layers, kernels, program.micro_batch_rows * tokens_a_row)
-
-
-def published() -> dict[str, Any]:
-    """The reference run's own step (arXiv 2605.25645), by Tunix alone: its stock LoRA and loss, float32
-    computation on bfloat16 weights, tp 4, one padded sample of 3,072 tokens, layers recomputed whole. Its
-    dropout, which the estimate does not notice, is left out."""
-    return _extrapolated(_compile_published, (6, 12), 60, 0.0, MEAN_LENGTH)
-
-
-def _extrapolated(
-    compiled: Callable[[int], Figures], depths: tuple[int, int], layers: int, kernels: float, tokens: float
-) -> dict[str, Any]:
-    """The figures at a model's depth, in a line through those at two smaller ones.
-
-    Args:
-        kernels: seconds that the cost model does not count.
-        tokens: real ones of the micro-batch.
-    """
-    first, second = (compiled(depth) for depth in depths)
+    # The lowest of the compiler's efforts, as `recipe plan` has it.
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    jax.config.update("jax_memory_fitting_effort", -1.0)
+    first, second = (_compile(depth) for depth in DEPTHS)
     arguments, temporaries, seconds = (
-        y1 + (y2 - y1) / (depths[1] - depths[0]) * (layers - depths[0])
+        y1 + (y2 - y1) / (DEPTHS[1] - DEPTHS[0]) * (LAYERS - DEPTHS[0])
         for y1, y2 in zip(first, second, strict=True)
     )
-    return {
-        "compiled_layers": depths,
-        "layers": layers,
-        "gib": (arguments + temporaries) / 2**30,
-        "seconds": seconds,
-        "kernel_seconds": kernels,
-        "tokens": tokens,
-        "milliseconds_per_token": 1000 * (seconds + kernels) / tokens,
-    }
+    print(json.dumps({"gib": (arguments + temporaries) / 2**30, "seconds": seconds}))
 
 
-def _compile(program: Any, architecture: Any) -> Figures:
-    import jax
-    from flax import nnx
-
-    from runtime.loss import batch_loss
-    from runtime.model import abstract_model
-    from runtime.settings import ModelSettings
-
-    recipe, axes = program.recipe, dict(program.recipe.mesh.axes)
-    settings = ModelSettings(
-        id=recipe.model.id,
-        family=program.family.name,
-        dtype=recipe.model.dtype,
-        attention=recipe.model.attention,
-        remat=recipe.remat.policy,
-    )
-    built = abstract_model(program.family, architecture, settings, program.lora, axes, program.rules)
-    mesh = _mesh(axes)
-    graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
-
-    def step(adapters: Any, base: Any, batch: Mapping[str, Any]) -> Any:
-        def loss(model: Any) -> Any:
-            return batch_loss(built.forward, model, **batch)
-
-        wanted = nnx.DiffState(0, nnx.LoRAParam)
-        return nnx.value_and_grad(loss, argnums=wanted)(nnx.merge(graph, adapters, base))
-
-    rows = batch(program.micro_batch_rows, recipe.data.max_length, mesh)
-    with mesh:
-        lowered = jax.jit(step).lower(placed(adapters, mesh), placed(base, mesh), rows)
-    return _figures(lowered, adapters, mesh)
-
-
-def _compile_published(layers: int) -> Figures:
+def _compile(layers: int) -> Figures:
     import jax
     import jax.numpy as jnp
+    import numpy as np
     import qwix
     from flax import nnx
+    from jax.experimental import topologies
+    from jax.sharding import Mesh
     from tunix.models.gemma4 import model as gemma4
     from tunix.sft import peft_trainer
 
@@ -145,7 +67,8 @@ def _compile_published(layers: int) -> Figures:
     model = nnx.eval_shape(make)
     model.config.remat_config = gemma4.RematConfig.DECODER
     graph, adapters, base = nnx.split(model, nnx.LoRAParam, ...)
-    mesh = _mesh({"fsdp": 1, "tp": 4})
+    devices = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices
+    mesh = Mesh(np.array(devices).reshape(1, 4), ("fsdp", "tp"))
 
     def step(adapters: Any, base: Any, batch: Mapping[str, Any]) -> Any:
         def loss(model: Any) -> Any:
@@ -157,23 +80,8 @@ def _compile_published(layers: int) -> Figures:
         return nnx.value_and_grad(loss, argnums=wanted)(nnx.merge(graph, adapters, base))
 
     with mesh:
-        lowered = jax.jit(step).lower(placed(adapters, mesh), placed(base, mesh), batch(1, 3072, mesh))
-    return _figures(lowered, adapters, mesh)
-
-
-def _mesh(axes: Mapping[str, int]) -> Any:
-    import numpy as np
-    from jax.experimental import topologies
-    from jax.sharding import Mesh
-
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGY).devices
-    return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
-
-
-def _figures(lowered: Any, adapters: Any, mesh: Any) -> Figures:
-    """Of a lowered step; AdamW's state, split as the adapters are, counts among the arguments."""
-    import jax
-
+        lowered = jax.jit(step).lower(placed(adapters, mesh), placed(base, mesh), batch(1, ROW, mesh))
+    # AdamW's state, split as the adapters are, counts among the arguments.
     moments = 2 * sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(adapters))
     compiled = lowered.compile()
     memory = compiled.memory_analysis()
@@ -181,30 +89,5 @@ def _figures(lowered: Any, adapters: Any, mesh: Any) -> Figures:
     return arguments, memory.temp_size_in_bytes, compiled.cost_analysis()["optimal_seconds"]
 
 
-def _kernel_seconds(program: Any) -> float:
-    """Seconds of all layers' attention kernels on one device, at KERNEL_EFFICIENCY of its peak."""
-    recipe, a = program.recipe, program.architecture
-    length = recipe.data.max_length
-    products = KERNEL_PRODUCTS + (2 if recipe.remat.policy in ("decoder", "block") else 0)
-    flops = 0.0
-    for layer in range(a.num_layers):
-        seen = min(a.sliding_window, length) if a.layer_types[layer] != "full_attention" else length
-        pairs = length * seen - seen * (seen - 1) / 2
-        flops += products * 2 * pairs * a.layer_head_dim(layer) * a.heads(layer)
-    rows = recipe.train.micro_batch_size
-    return (
-        flops * rows / recipe.mesh.axes["tp"] / (program.accelerator.bf16_tflops * 1e12 * KERNEL_EFFICIENCY)
-    )
-
-
-def main(name: str) -> None:
-    import jax
-
-    # Of the compiler's efforts the lowest: a third of the time, for some per cent of either figure.
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
-    jax.config.update("jax_memory_fitting_effort", -1.0)
-    print(json.dumps(published() if name == "published" else estimate(name)))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

@@ -1,0 +1,149 @@
+"""Headless Chromium, driven through the pipe of its DevTools protocol: no driver and no package between."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+
+
+def program() -> str:
+    """Chromium's path; installs Debian's package where there is none."""
+    found = shutil.which("chromium")
+    if found is None:
+        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]):
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        found = shutil.which("chromium")
+    assert found is not None, "Debian's package chromium has no such command"
+    return found
+
+
+@dataclass
+class Tab:
+    """A page, with what it said and asked for since it was opened.
+
+    Attributes:
+        events: the protocol's, in order, as {"method", "params"}.
+    """
+
+    commands: int
+    answers: int
+    session: str = ""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    sent: int = 0
+    read: bytes = b""
+
+    def send(self, method: str, **params: Any) -> dict[str, Any]:
+        """A command's result."""
+        self.sent += 1
+        number = self.sent
+        message = {"id": number, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.commands, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._read()
+            if answer.get("id") == number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                result: dict[str, Any] = answer["result"]
+                return result
+            self.events.append(answer)
+
+    def show(self, path: Path, width: int, scheme: str) -> None:
+        """Opens a file in a window of `width` and 900 pixels, light or dark."""
+        self.events.clear()
+        self.send(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
+        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.send("Emulation.setEmulatedMedia", features=features)
+        self.send("Page.navigate", url=path.as_uri())
+        while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
+            self.events.append(self._read())
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression in the page."""
+        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def hover(self, x: float, y: float) -> None:
+        self.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def screenshot(self, path: Path) -> None:
+        """Of the whole page, not the window alone."""
+        answer = self.send("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def pdf(self) -> bytes:
+        return base64.b64decode(self.send("Page.printToPDF", printBackground=True)["data"])
+
+    def requests(self) -> list[str]:
+        """Addresses that the page asked for, itself included."""
+        wanted = (event for event in self.events if event.get("method") == "Network.requestWillBeSent")
+        return [event["params"]["request"]["url"] for event in wanted]
+
+    def complaints(self) -> list[dict[str, Any]]:
+        """Errors, warnings and whatever else it wrote to the console."""
+        named = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
+        return [event["params"] for event in self.events if event.get("method") in named]
+
+    def _read(self) -> dict[str, Any]:
+        """The next message, which ends with a zero byte."""
+        while b"\0" not in self.read:
+            more = os.read(self.answers, 1 << 20)
+            assert more, "Chromium has ended"
+            self.read += more
+        text, _, self.read = self.read.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+
+@contextmanager
+def tab(profile: Path) -> Iterator[Tab]:
+    """A page of a new Chromium whose settings are in `profile`, an empty folder."""
+    theirs_in, commands = os.pipe()
+    answers, theirs_out = os.pipe()
+    # Chromium reads commands from descriptor 3 and answers on 4.
+    script = 'exec "$@" 3<&"$CHROMIUM_IN" 4>&"$CHROMIUM_OUT"'
+    process = subprocess.Popen(
+        ["bash", "-c", script, "bash", program(), *FLAGS, f"--user-data-dir={profile}"],
+        env=os.environ | {"CHROMIUM_IN": str(theirs_in), "CHROMIUM_OUT": str(theirs_out)},
+        pass_fds=(theirs_in, theirs_out),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(theirs_in)
+    os.close(theirs_out)
+    try:
+        page = Tab(commands, answers)
+        target = page.send("Target.createTarget", url="about:blank")["targetId"]
+        page.session = page.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            page.send(f"{domain}.enable")
+        yield page
+    finally:
+        os.close(commands)
+        os.close(answers)
+        process.terminate()
+        process.wait(timeout=30)

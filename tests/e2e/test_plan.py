@@ -1,0 +1,218 @@
+"""`recipe plan` with libtpu's own compiler: topologies, extrapolation, fit, the flagship."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.lower import lower
+from compiler.plan.depth import depths, whole
+from compiler.plan.estimate import extrapolate
+from compiler.plan.hlo.costs import COMPILER_RATES
+from compiler.plan.job import Job
+from compiler.plan.pool import compile_jobs
+from compiler.plan.results import Compiled
+from compiler.program import Program
+from spec.load import load
+from tests.tpu_environment import environment
+
+pytestmark = pytest.mark.e2e
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+
+RECIPE = """
+recipe: 1
+name: small
+model: {id: ./model, attention: splash}
+mesh: {accelerator: v5p-8, axes: {fsdp: 2, tp: 2}}
+lora: {rank: 16, targets: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
+data: {train: [gs://bucket/train.jsonl], chat_template: "{{ messages }}", max_length: 512}
+train: {steps: 10, global_batch_size: 2}
+remat: {policy: none}
+"""
+
+SLICES: dict[str, tuple[str, int, int, int]] = {
+    "v4-8": ("v4-8", 1, 2, 2),
+    "v5e-1": ("v5e-1", 1, 1, 1),
+    "v5p-16": ("v5p-16", 1, 4, 2),
+    "v5p-32": ("v5p-32", 1, 8, 2),
+    "v5p-64": ("v5p-64", 1, 16, 2),
+    "v5p-128": ("v5p-128", 1, 32, 2),
+    "v5p-256": ("v5p-256", 1, 64, 2),
+    "v6e-256": ("v6e-256", 1, 128, 2),
+    "tpu7x-8": ("tpu7x-8", 1, 4, 2),
+    "tpu7x-64": ("tpu7x-64", 1, 32, 2),
+    "2 x v5p-8": ("v5p-8", 2, 4, 2),
+    "2 x v6e-16": ("v6e-16", 2, 16, 2),
+    "4 x v5p-32": ("v5p-32", 4, 32, 2),
+}
+"""Accelerator, slices, fsdp and tp."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a small model's config.json and a recipe."""
+    out = tmp_path_factory.mktemp("small")
+    (out / "model").mkdir()
+    (out / "model" / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    (out / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    return out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """libtpu for the workers, and a cache of these tests' own."""
+    patch = pytest.MonkeyPatch()
+    for name, value in environment().items():
+        patch.setenv(name, value)
+    patch.setenv("RECIPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+    patch.setattr("compiler.plan.pool.require_compiler", lambda: None)  # libtpu is the workers' alone
+    yield
+    patch.undo()
+
+
+def program_of(folder: Path, *sets: str) -> Program:
+    found = lower(load(folder / "recipe.yaml", sets), planning=True)
+    assert found.program is not None, [d.message for d in found.diagnostics if d.severity == "error"]
+    return found.program
+
+
+def compiled(folder: Path, work: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, Compiled]:
+    """Steps by name, from --set arguments and the number of layers."""
+    jobs = []
+    for sets, layers in work.values():
+        program = program_of(folder, *sets)
+        jobs.append((program, Job(folder / "recipe.yaml", sets, tuple(range(layers)))))
+    out = dict(zip(work, compile_jobs(jobs), strict=True))
+    assert all(isinstance(one, Compiled) for one in out.values()), out
+    return {name: one for name, one in out.items() if isinstance(one, Compiled)}
+
+
+@pytest.fixture(scope="module")
+def slices(folder: Path) -> dict[str, Compiled]:
+    work = {}
+    for name, (accelerator, count, fsdp, tp) in SLICES.items():
+        mesh = f"mesh={{accelerator: {accelerator}, slices: {count}, axes: {{fsdp: {fsdp}, tp: {tp}}}}}"
+        work[name] = ((mesh, f"train.global_batch_size={fsdp}"), 2)
+    return compiled(folder, work)
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_every_slice_compiles(slices: dict[str, Compiled], name: str) -> None:
+    _, count, fsdp, tp = SLICES[name]
+    one = slices[name]
+    assert one.out_of_memory is None and one.temporaries > 0
+    over = {axis for c in one.collectives for axis in c.axes}
+    assert over <= {axis for axis, size in (("fsdp", fsdp), ("tp", tp)) if size > 1}
+    assert ("fsdp" in over) == (fsdp > 1) and ("tp" in over) == (tp > 1)
+    assert any(c.over_dcn for c in one.collectives) == (count > 1)
+    assert not any(c.over_dcn for c in one.collectives if c.axes == ("tp",))
+    assert sum(kernel.count for kernel in one.kernels) == 2 * 3
+
+
+def test_weights_are_split_over_all_devices(slices: dict[str, Compiled]) -> None:
+    small, large = slices["v5p-16"], slices["v5p-256"]
+    # Norms are whole everywhere.
+    assert large.weights == pytest.approx(small.weights / 16, rel=0.1)
+
+
+def test_extrapolation_is_within_3_percent_of_the_whole(folder: Path) -> None:
+    program = program_of(folder)
+    chosen = depths(program)
+    assert [len(depth.layers) for depth in chosen] == [4, 8]
+    work = {str(len(depth.layers)): ((), len(depth.layers)) for depth in (*chosen, whole(program))}
+    found = compiled(folder, work)
+    extrapolated = extrapolate(program, chosen, [found["4"], found["8"]])
+    exact = extrapolate(program, [whole(program)], [found["16"]])
+    assert extrapolated.memory.used == pytest.approx(exact.memory.used, rel=0.03)
+    assert extrapolated.seconds == pytest.approx(exact.seconds, rel=0.03)
+    assert extrapolated.memory.weights == pytest.approx(exact.memory.weights, rel=1e-9)
+    assert [c.count for c in extrapolated.kernels] == [c.count for c in exact.kernels]
+
+
+def test_the_compiled_program_is_another_without_the_constraints(root: Path, folder: Path) -> None:
+    """What Tunix would do where the default backend is a CPU."""
+    sets = ("remat.policy=none",)
+    kept = compiled(folder, {"kept": (sets, 2)})["kept"]
+    job = Job(folder / "recipe.yaml", sets, (0, 1))
+    script = root / "tests" / "e2e" / "dropped_constraints.py"
+    from compiler.plan.job import JOB
+    from compiler.plan.pool import environment as of_workers
+    from compiler.plan.pool import read_result
+
+    done = subprocess.run(
+        [sys.executable, str(script)], input=JOB.dump_json(job), capture_output=True, env=of_workers()
+    )
+    dropped = read_result(done.returncode, done.stdout.decode().strip().rpartition("\n")[2], [])
+    assert isinstance(dropped, Compiled), done.stderr.decode()[-2000:]
+    assert {(c.kind, c.axes, c.count) for c in kept.collectives} != {
+        (c.kind, c.axes, c.count) for c in dropped.collectives
+    }
+    assert kept.weights == dropped.weights
+
+
+def test_the_flagship_is_planned_and_comes_back_from_the_cache(root: Path, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    first = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml", "--json", "--html", page)
+    assert first.returncode == 0, first.stderr[-3000:]
+    assert "<html" in page.read_text(encoding="utf-8")
+    plan = json.loads(first.stdout)["plan"]
+    estimate, memory = plan["estimate"], plan["estimate"]["memory"]
+    assert plan["cached"] is False and estimate["compiled_layers"] == [6, 12] and estimate["layers"] == 60
+    # 30.7 billion parameters in bfloat16 over four chips; 489,717,760 trained ones in float32, and Adam's two
+    # moments of each.
+    assert memory["weights"] == pytest.approx(30.7e9 * 2 / 4, rel=0.01)
+    assert memory["adapters"] == pytest.approx(memory["optimizer"] / 2, rel=0.01)
+    used = sum(value for key, value in memory.items() if key != "available")
+    assert 0.5 * memory["available"] < used < memory["available"]
+    assert 0.3 < estimate["mfu"] < 1
+    again = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml", "--json")
+    assert json.loads(again.stdout)["plan"]["cached"] is True
+    assert json.loads(again.stdout)["plan"]["estimate"] == estimate
+    text = recipe(root, "plan", "recipes/gemma4-31b-v5p8.yaml")
+    assert "estimate" in text.stdout and "Traceback" not in text.stderr
+
+
+def test_a_step_that_does_not_fit_has_a_way_out_that_was_tried(folder: Path, root: Path) -> None:
+    """Rows of 64k tokens whose scores are held whole: [2, 65536, 65536] in float32 on each device."""
+    sets = ["mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536"]
+    arguments = [word for item in sets for word in ("--set", item)]
+    done = recipe(root, "plan", folder / "recipe.yaml", *arguments)
+    assert done.returncode == 1
+    assert "error[E1001]" in done.stderr and "recipe.yaml:" in done.stderr
+    assert "attention: splash" in done.stderr
+
+
+def recipe(root: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "compiler.cli", *map(str, arguments)]
+    return subprocess.run(command, cwd=root, env=os.environ, capture_output=True, text=True, timeout=900)
+
+
+@pytest.mark.parametrize("name", ["v4-8", "v5e-8", "v5p-8", "v6e-8", "tpu7x-8"])
+def test_the_rates_are_those_that_the_compilers_estimate_rests_on(root: Path, name: str) -> None:
+    script = root / "tests" / "e2e" / "compiler_rates.py"
+    done = subprocess.run([sys.executable, str(script), name], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.strip().rpartition("\n")[2])
+    assert found["rates"] == pytest.approx(COMPILER_RATES[name.partition("-")[0]], rel=2e-3)
