@@ -1,0 +1,85 @@
+"""What a worker does before it compiles, and what it says when it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.lower import lower
+from compiler.plan import topology, worker
+from compiler.plan.job import Failed, Job
+from spec.load import load
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: google/gemma-3-270m-it}
+mesh: {accelerator: v5p-16, axes: {fsdp: 4, tp: 2}}
+lora: {rank: 4}
+data: {train: [gs://bucket/train.jsonl], max_length: 96, chat_template: "{{ messages }}"}
+train: {steps: 10, global_batch_size: 8, optimizer: {learning_rate: 3.0e-4}}
+sharding: {on_indivisible: replicate}
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return Job(path, (), (0, 1))
+
+
+def test_a_topology_that_libtpu_does_not_know(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(accelerator: object) -> None:
+        raise RuntimeError("NOT_FOUND: no such layout\nmore of it")
+
+    monkeypatch.setattr(topology, "devices", unknown)
+    assert worker.compile_step(job) == Failed(
+        "libtpu does not know the topology v5p:2x2x2: NOT_FOUND: no such layout",
+        help="choose another mesh.accelerator or mesh.topology",
+    )
+
+
+def test_a_recipe_that_does_not_pass_its_checks(job: Job) -> None:
+    found = worker.compile_step(Job(job.recipe, ("mesh.axes={fsdp: 3}",), job.layers))
+    assert found == Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
+
+
+def test_constants_are_those_of_the_generated_script(job: Job) -> None:
+    program = lower(load(job.recipe), planning=True).program
+    assert program is not None
+    script = worker.constants(program)
+    assert script["DATA"].max_length == 96 and script["DATA"].chat_template == "{{ messages }}"
+    assert dict(script["MESH"].axes) == {"fsdp": 4, "tp": 2} and script["LORA"].rank == 4
+    assert script["learning_rate"](10)(0) == pytest.approx(3e-4)
+
+
+def test_arguments_have_the_bytes_of_one_device(job: Job) -> None:
+    """Held against a sum over the program's own parameters and adapters."""
+    import math
+
+    import jax
+
+    from compiler.plan.abstract import abstract_step
+    from runtime.mesh import arrange
+
+    program = lower(load(job.recipe), planning=True).program
+    assert program is not None
+    mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
+    with mesh:
+        made = abstract_step(program, range(program.architecture.num_layers), worker.constants(program), mesh)
+    axes = {"fsdp": 4, "tp": 2}
+
+    def share(shape: tuple[int, ...], spec: tuple[str | None, ...], size: int) -> float:
+        return math.prod(shape) * size / math.prod(axes[axis] for axis in spec if axis is not None)
+
+    weights = sum(share(p.shape, p.spec, 2) for p in program.parameters)
+    adapters = sum(share(x.a_shape, x.a_spec, 4) + share(x.b_shape, x.b_spec, 4) for x in program.adapters)
+    assert made.sizes.weights == pytest.approx(weights, rel=1e-9)
+    assert made.sizes.adapters == pytest.approx(adapters, rel=1e-9)
+    # Adam's two moments, and gradients accumulated over two micro-batches.
+    assert program.accumulation_steps == 2
+    assert made.sizes.optimizer == pytest.approx(3 * adapters, rel=1e-3)
+    # Tokens, positions and segments of one row in int32, its mask, and two scalars.
+    assert made.sizes.batch == 96 * (3 * 4 + 1) + 8
