@@ -42,7 +42,7 @@ def programs(root: Path) -> dict[str, Program]:
         ("31b", [6, 12]),
         ("12b", [6, 12]),
         ("4b", [10, 16]),  # 34 layers: five repeats of six, and four more
-        ("llama", [4, 8]),
+        ("llama", [7, 12]),  # 32 layers: six repeats of five, and two more
         ("e2b", [10, 15, 15]),  # 15 layers with keys and values of their own, 20 that share them
         ("some", [18, 24, 24]),  # 20 layers without adapters, 40 with them
         ("few", [6, 12]),
