@@ -34,7 +34,6 @@ EXACT: Mapping[str, tuple[str, Sequence[str]]] = {
         ("model.id=google/gemma-3-4b-it", "mesh.axes={fsdp: 2, tp: 2}"),
     ),
     "Gemma 4 E2B, v5p-8, fsdp 4, splash, none": (FLAGSHIP, ("model.id=google/gemma-4-E2B-it",)),
-    "Qwen 3 1.7B with DPO on nf4, v5e-8, fsdp 8": ("qwen3-8b-dpo-v5e8", ("model.id=Qwen/Qwen3-1.7B",)),
 }
 """What is compiled whole as well: a recipe and what is set in it."""
 

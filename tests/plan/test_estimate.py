@@ -9,7 +9,7 @@ import pytest
 
 from compiler.lower import lower
 from compiler.plan import calibration
-from compiler.plan.depth import depths
+from compiler.plan.depth import Depth, depths
 from compiler.plan.estimate import extrapolate
 from compiler.plan.results import Collective, Compiled, Costs, Kernel, OutOfMemory, Temporary
 from compiler.program import Program
@@ -102,6 +102,14 @@ def test_a_refused_step_has_memory_and_no_time(program: Program) -> None:
     assert one.memory.used == pytest.approx(2e11 + 6e10 + 6e7)
     assert one.memory.headroom < 0 and one.seconds == 0 and one.mfu == 0
     assert one.largest[0].name == "scores"
+
+
+def test_code_that_layers_would_share_is_not_extrapolated(program: Program) -> None:
+    large = [replace(compiled(layers), code=1e7 * layers) for layers in (6, 12)]
+    assert extrapolate(program, depths(program), large).memory.code == 1.2e8
+    whole = replace(compiled(60), code=6e8)
+    exact = extrapolate(program, [Depth(tuple(range(60)), 1.0)], [whole])
+    assert exact.memory.code == 6e8
 
 
 def test_what_only_a_part_of_the_compiles_shows_is_taken_as_it_is(program: Program) -> None:
