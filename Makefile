@@ -6,7 +6,7 @@ BIN := .venv/bin
 help:
 	@echo "make quickstart  build, train, resume, merge and verify a small model on this machine"
 	@echo "make test        lint, types and every test that needs no model download"
-	@echo "make e2e         a real model, trained, merged and served by vLLM; steps compiled for a TPU"
+	@echo "make e2e         a real model, trained, merged and served by vLLM; steps compiled for TPUs; pages in Chromium"
 	@echo "make bench       the measurements, written to docs/benchmarks.md"
 	@echo "make generated   rebuild generated/ from recipes/"
 
