@@ -13,8 +13,8 @@ from compiler.program import Program
 
 SHARED_CODE = 300 * 2**20
 """Bytes of code that no whole compile was seen to have: Gemma 3 4B's 10 and 16 layers have 107 and 171 MiB,
-and all 34, which share theirs, 64; Gemma 4 E2B's 35 have 271 in a line with the smaller ones. An extrapolation
-beyond this is replaced by the largest that was compiled."""
+and all 34, which share theirs, 64; Gemma 4 E2B's 35 have 271, in a line with the smaller ones. Where an
+extrapolation is beyond this, the largest compile's stands for it."""
 
 SHOWN = 12
 """Temporaries that a plan names."""
