@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import qwix
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from compiler.plan.depth import renumbered, shortened
 from compiler.plan.results import Compiled
 from compiler.program import Program
+from runtime.lora import path_of
 from runtime.model import abstract_model
+from runtime.quantize import Layout
+from runtime.sharding import named
 from runtime.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
 
 SCHEDULED_STEPS = 1000
@@ -65,7 +69,7 @@ def abstract_step(
     trained, state = (
         placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
     )
-    base = placed(step.base, shardings_of(step.base, mesh))
+    base = placed_base(step.base, built.quantized, mesh)
     batch = abstract_batch(train, script["DATA"].max_length, script["MESH"].data_parallel, mesh)
     sizes = Compiled(
         layers=len(layers),
@@ -100,6 +104,26 @@ def placed(tree: Any, shardings: Any) -> Any:
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
         shardings,
+    )
+
+
+def placed_base(state: Any, quantized: Mapping[str, Layout], mesh: Mesh) -> Any:
+    """The state of a model that is not trained. A quantised weight has codes and scales, each with a sharding
+    of its own.
+
+    Args:
+        quantized: of `runtime.model.Built`.
+    """
+
+    def one(path: Any, leaf: Any, sharding: NamedSharding) -> Any:
+        if not isinstance(leaf, qwix.QArray):
+            return placed(leaf, sharding)
+        layout = quantized[path_of(path)]
+        codes, scales = (named(mesh, spec) for spec in (layout.spec, layout.scale_spec))
+        return replace(leaf, qvalue=placed(leaf.qvalue, codes), scale=placed(leaf.scale, scales))
+
+    return jax.tree_util.tree_map_with_path(
+        one, state, shardings_of(state, mesh), is_leaf=lambda node: isinstance(node, qwix.QArray)
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from compiler.lower import lower
 from compiler.plan import topology, worker
+from compiler.plan.depth import shortened
 from compiler.plan.job import Failed, Job
 from spec.load import load
 
@@ -83,3 +84,47 @@ def test_arguments_have_the_bytes_of_one_device(job: Job) -> None:
     assert made.sizes.optimizer == pytest.approx(3 * adapters, rel=1e-3)
     # Tokens, positions and segments of one row in int32, its mask, and two scalars.
     assert made.sizes.batch == 96 * (3 * 4 + 1) + 8
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("qwen3-8b-dpo-v5e8", ()),
+        ("qwen3-8b-dpo-v5e8", ("train.objective=orpo", "lora.quantize=int8")),
+        ("llama31-8b-v6e8", ("lora=null", "merge.adapter=false", "serve=null")),
+    ],
+)
+def test_quantised_full_and_preference_steps_are_built(
+    root: Path, recipe: str, sets: tuple[str, ...]
+) -> None:
+    """Two layers at their real sizes, lowered for virtual devices: nothing is computed."""
+    import jax
+
+    from compiler.plan.abstract import abstract_step
+    from runtime.mesh import arrange
+
+    found = lower(load(root / "recipes" / f"{recipe}.yaml", (*sets, "model.attention=dot")), planning=True)
+    assert found.program is not None
+    script = worker.constants(found.program)
+    mesh = arrange(script["MESH"].axes, jax.devices("cpu"))
+    with mesh:
+        made = abstract_step(found.program, (0, 1), script, mesh)
+        text = made.step.jit().lower(*made.arguments).as_text()
+    assert "stablehlo" in text
+    a, lora = found.program.architecture, found.program.lora
+    whole = 2 * sum(size(p.shape) for p in found.program.family.parameters(shortened(a, (0, 1)))) / 8
+    if lora is None:
+        assert made.sizes.adapters == 0 and made.sizes.weights == pytest.approx(whole, rel=0.01)
+        return
+    # The embedding and the head stay as they are, and most of two layers is quantised.
+    outside = 2 * 2 * a.vocab_size * a.hidden_size / 8
+    bytes_a_number = {"nf4": 4.5 / 8, "int8": 1.0}[lora.quantize or ""]
+    expected = outside + (whole - outside) / 2 * bytes_a_number
+    assert made.sizes.weights == pytest.approx(expected, rel=0.01)
+
+
+def size(shape: tuple[int, ...]) -> int:
+    out = 1
+    for length in shape:
+        out *= length
+    return out
