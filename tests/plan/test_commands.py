@@ -144,6 +144,6 @@ def test_diff_tells_what_a_change_does(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_search_prints_its_front(file: Path) -> None:
-    done = run("plan", file, "--search")
+    done = run("plan", file, "--search", "--most", "4")
     assert done.exit_code == 0, done.stderr
     assert "remat" in done.stdout
