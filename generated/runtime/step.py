@@ -65,7 +65,7 @@ def update_rule(built: Built, optimizer: optax.GradientTransformation) -> optax.
 
 def trained_type(built: Built) -> type[nnx.Variable]:
     """Which of a model's variables are trained."""
-    return nnx.LoRAParam if built.adapters else nnx.Param
+    return nnx.Param if built.provider is None else nnx.LoRAParam
 
 
 def abstract_optimizer(
