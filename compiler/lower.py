@@ -31,21 +31,21 @@ class Lowered:
     diagnostics: list[Diagnostic]
 
 
-SEVERAL_HOSTS = "E0902"
-"""What cannot be run by this version, and can be planned."""
+PLANNED = ("E0902", "E0634")
+"""What cannot be run, and can be planned: several hosts, and a server whose plan shows that nothing fits."""
 
 
 def lower(loaded: Loaded, planning: bool = False) -> Lowered:
     """Checks a recipe and settles its program.
 
     Args:
-        planning: whether the program is for planning alone, which several hosts are no obstacle to.
+        planning: whether the program is for planning alone, to which some errors are no obstacle.
     """
     recipe = loaded.recipe or loaded.tentative
     if recipe is None:
         return Lowered(None, list(loaded.diagnostics))
     facts, found = gather(recipe, loaded.path)
-    found += [d for d in run_checks(facts) if not (planning and d.code == SEVERAL_HOSTS)]
+    found += [d for d in run_checks(facts) if not (planning and d.code in PLANNED)]
     diagnostics = in_order([*loaded.diagnostics, *locate(loaded.credible(found), loaded.sources)])
     if has_errors(diagnostics):
         return Lowered(None, diagnostics)

@@ -612,8 +612,9 @@ SERVE: dict[str, Code] = {
     ),
     "N0607": Code(
         "fewer key/value heads than tensor_parallel_size",
-        "Those layers' cache is padded to one head a device. For Gemma 4 31B at 8, an fp8 cache saves "
-        "nothing in the 10 global layers.",
+        "Every device stores one, and several the same. For Gemma 4 31B at 8, an fp8 cache saves nothing in "
+        "the 10 "
+        "global layers. A token's bytes are an estimate from shapes.",
         "Nothing, or a smaller tensor_parallel_size with data_parallel_size.",
     ),
     "E0608": Code(
@@ -624,6 +625,11 @@ SERVE: dict[str, Code] = {
     "N0609": Code(
         "experimental generation",
         "tpu-inference's compatibility table calls v3, v4 and v5p experimental.",
+        "v5e, v6e or tpu7x.",
+    ),
+    "W0609": Code(
+        "generation without an attention kernel",
+        "tpu-inference 0.32 knows block sizes for v5, v6 and v7 alone, and raises an error on v4.",
         "v5e, v6e or tpu7x.",
     ),
     "E0610": Code(
@@ -691,6 +697,212 @@ SERVE: dict[str, Code] = {
         "quantised weights that were not tried",
         "The server runs vLLM's own model on torchax, whose sources have the format; no run of it was seen.",
         "Nothing.",
+    ),
+    "E0623": Code(
+        "unknown flag",
+        "`vllm serve` of the pinned version has no such flag. The flags are those of its own parser "
+        "(compiler/data/vllm.json); the version in an image cannot be told from a tag.",
+        "The flag that the message suggests, or none.",
+    ),
+    "E0624": Code(
+        "abbreviated flag",
+        "vLLM's parser takes the beginning of a name for the whole as long as no other flag begins so.",
+        "The whole name.",
+    ),
+    "E0625": Code(
+        "value that vLLM refuses",
+        "The flag takes another type, one of a few words, one value instead of several, or none at all.",
+        "A value as the message says. true and false give --NAME and --no-NAME.",
+    ),
+    "E0626": Code(
+        "key that a configuration does not have",
+        "A flag that takes a mapping, or its key after a dot, names what that configuration does not know.",
+        "The key that the message suggests.",
+    ),
+    "E0627": Code(
+        "flag given twice",
+        "Two keys of extra_args are one flag: with - and with _, by an alias, or with --no-. vLLM takes the "
+        "last "
+        "without a word.",
+        "One of them.",
+    ),
+    "E0628": Code(
+        "secret in a flag",
+        "The flag's value is a secret: it would stand in the artifact, in the image and in the list of "
+        "processes.",
+        "The environment variable that the message names, set where the server runs.",
+    ),
+    "E0629": Code(
+        "untrusted model code",
+        "trust_remote_code runs whatever code comes with the weights.",
+        "Leave it out.",
+    ),
+    "E0630": Code(
+        "flag that the artifact does not go with",
+        "The health check, the client scripts or the container would no longer fit the server.",
+        "Leave it out.",
+    ),
+    "E0631": Code(
+        "unknown parser",
+        "The pinned vLLM has registered no tool-call or reasoning parser of that name. It starts all the "
+        "same, "
+        "and fails or finds nothing when it is asked.",
+        "The name that the message suggests; or a plugin that registers it (tool_parser_plugin).",
+    ),
+    "W0632": Code(
+        "unknown environment variable of the server",
+        "A variable of serve.env is named like one of vLLM's or tpu-inference's, and neither reads it.",
+        "The name that the message suggests.",
+    ),
+    "N0633": Code(
+        "server that others can reach",
+        "serve.host is no loopback address. compose.yaml, serve.sh and k8s.yaml then refuse to start without "
+        "VLLM_API_KEY.",
+        "Set VLLM_API_KEY where the server runs, or `host: 127.0.0.1`.",
+    ),
+    "E0634": Code(
+        "cache without room for one sequence",
+        "The memory that is left beside the weights holds no sequence of max_model_len, by the plan on "
+        "paper; "
+        "vLLM does not start.",
+        "A smaller max_model_len, a larger tensor_parallel_size or accelerator.",
+    ),
+    "N0635": Code(
+        "decode blocks that save no reads",
+        "The decode kernel skips blocks that lie before a sliding window, and by default a block is (nearly) "
+        "the "
+        "whole context. Smaller ones compile; their times are estimates on paper.",
+        "`decode_block_sizes: [1, 1024, 1, 1024]`, measured with serve/bench.sh.",
+    ),
+    "E0636": Code(
+        "block sizes that the decode kernel refuses",
+        "It wants four positive numbers, whole parts of a block, and blocks of whole pages of the cache.",
+        "The sizes that the message gives.",
+    ),
+    "W0637": Code(
+        "block sizes without effect",
+        "No block of that size is ever skipped, or another kernel runs that has no such sizes.",
+        "`decode_block_sizes: null`.",
+    ),
+    "E0638": Code(
+        "variable that a key sets",
+        "serve.env repeats what a key of the serve section writes.",
+        "The key.",
+    ),
+    "E0639": Code(
+        "fewer replicas at most than at least",
+        "autoscaling.min_replicas is above max_replicas.",
+        "Exchange them.",
+    ),
+    "W0640": Code(
+        "benchmark beyond max_model_len",
+        "A prompt and its answer together are longer than the server takes.",
+        "Shorter input_lengths or output_length, or a larger max_model_len.",
+    ),
+    "E0642": Code(
+        "malformed place of the weights",
+        "serve.model is no folder, gs:// address or Hugging Face id that every tool reads alike.",
+        "One of the forms that the message lists.",
+    ),
+    "W0643": Code(
+        "weights that hardly are what is served",
+        "serve.model names the base where merged weights are served, or other weights than the adapter's "
+        "base.",
+        "`model: null`, which takes what belongs to serve.weights.",
+    ),
+    "N0643": Code(
+        "merged weights on the hub",
+        "serve.model is a Hugging Face id: merging writes a folder, which has to be uploaded there.",
+        "Nothing where it was; a folder starts with ./ or /.",
+    ),
+    "E0644": Code(
+        "no adapter to serve",
+        "serve.weights is adapter, and the recipe trains or writes none.",
+        "A lora section and `merge.adapter: true`, or `weights: merged`.",
+    ),
+    "E0645": Code(
+        "model that takes no adapters",
+        "The JAX models of tpu-inference 0.32 have no code for LoRA, and the server ends while it warms up. "
+        "vLLM's own models, which run on torchax, have it (compiler/data/vllm_features.json names the "
+        "sources).",
+        "`weights: merged`, or `MODEL_IMPL_TYPE: vllm` in serve.env.",
+    ),
+    "E0646": Code(
+        "adapter of too large a rank",
+        "--max-lora-rank is one of a few sizes, and the largest is below the recipe's largest rank, "
+        "rank_pattern "
+        "included.",
+        "Smaller ranks, or `weights: merged`.",
+    ),
+    "N0647": Code(
+        "adapter that was not tried on a TPU",
+        "vLLM's own model takes it by its sources, and did on a CPU.",
+        "Nothing.",
+    ),
+    "E0648": Code(
+        "adapter with several replicas in one process",
+        "tpu-inference refuses LoRA where one process holds several replicas.",
+        "Leave TPU_MULTIPROCESS_DP unset: `vllm serve` then gives each replica a process.",
+    ),
+    "W0648": Code(
+        "structured outputs with several replicas in one process",
+        "tpu-inference does not support structured outputs where one process holds several replicas.",
+        "Leave TPU_MULTIPROCESS_DP unset.",
+    ),
+    "E0649": Code(
+        "option of another structured-outputs backend",
+        "disable_any_whitespace is for xgrammar and guidance, disable_additional_properties for guidance; "
+        "vLLM "
+        "refuses them otherwise.",
+        "The backend that the message names.",
+    ),
+    "E0650": Code(
+        "prompts that cannot be read",
+        "evaluate.prompts names a UTF-8 file below the recipe's folder, which the artifact takes along. It "
+        "is missing, empty, too large or an address.",
+        "Correct the path, or copy the file there.",
+    ),
+    "E0651": Code(
+        "line of prompts in another form",
+        'Each line is {"prompt": ..., "expected": ...} or {"messages": [...], "expected": ...}, and no two '
+        "lines ask the same.",
+        "Correct the line that the message names.",
+    ),
+    "E0652": Code(
+        "expected that is no regular expression",
+        "Python's re refuses the expression. In JSON a backslash is written twice.",
+        "Correct the line that the message names.",
+    ),
+    "W0653": Code(
+        "expected that matches any answer",
+        "The expression is found in an empty answer as well: every answer passes, and the rate says nothing.",
+        "An expression of what a wrong answer does not have.",
+    ),
+    "W0654": Code(
+        "several samples at temperature 0",
+        "The likeliest token is always taken: the samples of a prompt are one answer, and pass@k is pass@1.",
+        "samples: 1, or a temperature above 0.",
+    ),
+    "E0655": Code(
+        "answers as long as the context",
+        "evaluate.max_tokens and the prompt share serve.max_model_len; vLLM refuses the requests.",
+        "A smaller max_tokens, or a longer max_model_len.",
+    ),
+    "N0656": Code(
+        "evaluation without a server",
+        "eval.sh asks the server that the serve section describes; without that section it is not written.",
+        "A serve section, or no evaluate section.",
+    ),
+    "E0657": Code(
+        "name of a task that is none",
+        "lm-eval's tasks have names of letters, digits and a few signs; a comma or a space makes several.",
+        "One name for each entry of evaluate.tasks.",
+    ),
+    "W0658": Code(
+        "tasks that may end the server",
+        "Where data.format knows no turns, lm-eval asks for log probabilities of prompts if a task scores "
+        "given answers. tpu-inference raises an error in its engine then if the model is multimodal.",
+        "Tasks that generate their answers.",
     ),
 }
 
@@ -785,11 +997,6 @@ UNAVAILABLE: dict[str, Code] = {
         "log.wandb_project is set.",
         "metrics.jsonl and TensorBoard files are written.",
     ),
-    "E0912": Code(
-        "serving an adapter",
-        "serve.weights is adapter.",
-        "`weights: merged`.",
-    ),
     "E0915": Code(
         "serving on several hosts",
         "The serving accelerator spans several machines.",
@@ -797,8 +1004,7 @@ UNAVAILABLE: dict[str, Code] = {
     ),
     "N0916": Code(
         "section without a file",
-        "benchmark, evaluate and launch are part of the language, and this version emits nothing from them; "
-        "`recipe plan` reads benchmark.",
+        "launch.kind is part of the language, and this version emits nothing from it.",
         "Nothing: they are kept in recipe.lock.json.",
     ),
     "E0919": Code(
@@ -845,7 +1051,7 @@ PLAN: dict[str, Code] = {
 
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
-    *("E0917", "N0918"),
+    *("E0912", "E0917", "N0918"),
 )
 """Codes of earlier versions, of what is available now; none is used again."""
 

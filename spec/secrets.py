@@ -38,7 +38,7 @@ _SECRET_WORDS = {
     "apikey",
 }
 _SECRET_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key")}
-_HARMLESS_ENDS = {"path", "file", "dir", "parallelism"}
+_HARMLESS_ENDS = {"path", "file", "dir", "parallelism", "threshold", "adaptive", "ids"}
 
 
 def find(root: Mapping) -> Iterator[Diagnostic]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from compiler.checks import (
     availability,
     data,
+    evaluate,
     formats,
     lora,
     mesh,
@@ -12,6 +13,9 @@ from compiler.checks import (
     paths,
     quantized,
     serve,
+    serve_flags,
+    serve_plan,
+    serve_weights,
     sharding,
     train,
 )
@@ -28,6 +32,10 @@ CHECKS = (
     train.check,
     quantized.check,
     serve.check,
+    serve_flags.check,
+    serve_weights.check,
+    serve_plan.check,
+    evaluate.check,
     paths.check,
     availability.check,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from compiler.facts import Facts
 from spec.diagnostics import Diagnostic
@@ -61,20 +60,6 @@ def _attention(facts: Facts) -> Iterator[Diagnostic]:
 
 def _unused(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
-    if recipe.serve is not None and recipe.serve.weights == "adapter":
-        yield Diagnostic(
-            "E0912",
-            "serving the base with the adapter beside it is not in this version",
-            "serve.weights",
-            "weights: merged",
-        )
-    unused = [name for name in ("benchmark", "evaluate") if _differs(getattr(recipe, name))]
-    unused += ["launch.kind"] if recipe.launch.kind != type(recipe.launch)().kind else []
-    for name in unused:
-        message = f"this version makes nothing from `{name}`: it is recorded in recipe.lock.json alone"
-        yield Diagnostic("N0916", message, name)
-
-
-def _differs(section: Any) -> bool:
-    """Whether anything in it is not the default."""
-    return bool(section != type(section)())
+    if recipe.launch.kind != type(recipe.launch)().kind:
+        message = "this version makes nothing from `launch.kind`: it is recorded in recipe.lock.json alone"
+        yield Diagnostic("N0916", message, "launch.kind")

@@ -16,6 +16,7 @@ ARTIFACT_FILES = (
     "train.py",
     "merge.py",
     "requirements-train.txt",
+    "requirements-eval.txt",
     "serve",
     "launch",
 )

@@ -1,4 +1,4 @@
-"""Serving: the accelerator's data types, devices and memory; vLLM's limits; flags that repeat a key."""
+"""Serving: the accelerator's data types, devices and memory; vLLM's limits; the image."""
 
 from __future__ import annotations
 
@@ -9,42 +9,21 @@ from typing import TYPE_CHECKING
 
 from compiler.facts import Facts
 from compiler.hardware import Accelerator
+from compiler.serving.flags import dashed, version
 from compiler.wording import divisors, listing, plural
 from spec.diagnostics import Diagnostic
-from spec.paths import join
 
 if TYPE_CHECKING:
     from spec.language import Recipe, Serve
 
-FLAGS = {
-    "tensor-parallel-size": "tensor_parallel_size",
-    "model": "weights",
-    "enable-lora": "weights",
-    "lora-modules": "weights",
-    "tp": "tensor_parallel_size",
-    "data-parallel-size": "data_parallel_size",
-    "dp": "data_parallel_size",
-    "max-model-len": "max_model_len",
-    "max-num-seqs": "max_num_seqs",
-    "max-num-batched-tokens": "max_num_batched_tokens",
-    "kv-cache-dtype": "kv_cache_dtype",
-    "quantization": "quantization",
-    "enable-prefix-caching": "prefix_caching",
-    "no-enable-prefix-caching": "prefix_caching",
-    "enable-auto-tool-choice": "tool_call_parser",
-    "tool-call-parser": "tool_call_parser",
-    "port": "port",
-}
-"""Flags of `vllm serve` that a key of the serve section sets."""
-
 EXPERIMENTAL = ("v4", "v5p")
 """Generations that tpu-inference's compatibility table calls experimental."""
 
+WITHOUT_KERNEL = ("v4",)
+"""Generations for which tpu-inference's ragged paged attention raises NotImplementedError."""
+
 MEMORY_SHARE = 0.92
 """vLLM 0.32's default for --gpu-memory-utilization."""
-
-PARSERS = {"gemma4": "gemma4"}
-"""The tool-call parser made for a family's markup."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -59,7 +38,6 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _memory(facts, serve)
     yield from _limits(facts, serve)
     yield from _image(serve)
-    yield from _flags(facts, serve)
 
 
 def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
@@ -91,6 +69,15 @@ def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
             f"vllm-tpu calls {accelerator.generation} experimental; v5e, v6e and tpu7x are the ones it is "
             "tested on",
             "serve.accelerator",
+        )
+    if accelerator.generation in WITHOUT_KERNEL:
+        yield Diagnostic(
+            "W0609",
+            f"tpu-inference {version()} has no sizes of its attention kernel for {accelerator.generation}: "
+            "by its "
+            "sources the server ends with the first compilation",
+            "serve.accelerator",
+            "serve on v5e, v6e or tpu7x",
         )
 
 
@@ -129,38 +116,40 @@ def _heads(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
         )
         return
     for count in sorted({architecture.kv_heads(i) for i in range(architecture.num_layers)}):
-        layers = [i for i in range(architecture.num_layers) if architecture.kv_heads(i) == count]
-        if count >= tp:
-            continue
-        kinds = {architecture.layer_types[i] for i in layers}
-        kind = " global" if kinds == {"full_attention"} and len(layers) < architecture.num_layers else ""
-        fp8 = ", where fp8 saves nothing" if serve.kv_cache_dtype.startswith("fp8") else ""
-        yield Diagnostic(
-            "N0607",
-            f"{title} has {plural(count, 'key/value head')} in {len(layers)}{kind} layers, fewer than "
-            f"tensor_parallel_size {tp}: their cache is padded to one head a device{fp8}",
-            "serve.tensor_parallel_size",
-            f"tensor_parallel_size: {count} with data_parallel_size: "
-            f"{max(1, serve.tensor_parallel_size * serve.data_parallel_size // count)} has no padding",
-        )
+        if max(count, tp) % min(count, tp):
+            fits = [n for n in divisors(heads) if n <= tp and not max(count, n) % min(count, n)]
+            yield Diagnostic(
+                "E0606",
+                f"{title} has {plural(count, 'key/value head')}, which tensor_parallel_size {tp} can neither "
+                "split nor copy evenly: tpu-inference refuses it",
+                "serve.tensor_parallel_size",
+                f"tensor_parallel_size can be {listing(fits, 'or')}",
+            )
 
 
 def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
-    accelerator = facts.serve_accelerator
-    if facts.model is None or accelerator is None or accelerator.hbm_gib is None:
-        return
-    numbers = sum(math.prod(p.shape) for p in facts.defaults if p.sources)
-    gib = numbers * weight_size(facts.recipe) / serve.tensor_parallel_size / 2**30
-    room = accelerator.hbm_gib / accelerator.devices_per_chip * MEMORY_SHARE
-    if gib > room:
+    sizes = _weight_gib(facts)
+    if sizes is not None and sizes[0] > sizes[1]:
+        assert facts.model is not None and facts.serve_accelerator is not None
         yield Diagnostic(
             "E0608",
-            f"the weights of {facts.model.title} take {gib:.1f} GiB of each device at tensor_parallel_size "
-            f"{serve.tensor_parallel_size}, and vLLM uses {room:.1f} GiB ({MEMORY_SHARE:.0%}) of a "
-            f"{accelerator.generation} device, with no room for a key/value cache",
+            f"the weights of {facts.model.title} take {sizes[0]:.1f} GiB of each device at "
+            f"tensor_parallel_size {serve.tensor_parallel_size}, and vLLM uses {sizes[1]:.1f} GiB "
+            f"({MEMORY_SHARE:.0%}) of a {facts.serve_accelerator.generation} device, with no room for a "
+            "key/value cache",
             "serve.tensor_parallel_size",
             "a larger tensor_parallel_size, a larger accelerator, or quantization: fp8 where it has fp8",
         )
+
+
+def _weight_gib(facts: Facts) -> tuple[float, float] | None:
+    """GiB of a device that the weights take, and that vLLM uses; None where they cannot be told."""
+    serve, accelerator = facts.recipe.serve, facts.serve_accelerator
+    if serve is None or facts.model is None or accelerator is None or accelerator.hbm_gib is None:
+        return None
+    numbers = sum(math.prod(p.shape) for p in facts.defaults if p.sources)
+    gib = numbers * weight_size(facts.recipe) / serve.tensor_parallel_size / 2**30
+    return gib, accelerator.hbm_gib / accelerator.devices_per_chip * MEMORY_SHARE
 
 
 def weight_size(recipe: Recipe) -> int:
@@ -179,8 +168,9 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "serve.max_num_batched_tokens",
             f"max_num_batched_tokens: {max(2048, serve.max_num_seqs)}",
         )
-    whole = {str(name).replace("_", "-") for name, value in serve.extra_args.items() if value is not False}
-    if "no-enable-chunked-prefill" in whole and serve.max_num_batched_tokens < serve.max_model_len:
+    given = {dashed(name): value for name, value in serve.extra_args.items()}
+    whole = given.get("no-enable-chunked-prefill") is True or given.get("enable-chunked-prefill") is False
+    if whole and serve.max_num_batched_tokens < serve.max_model_len:
         yield Diagnostic(
             "E0610",
             f"without chunked prefill a prompt is handled in one step: max_num_batched_tokens "
@@ -231,50 +221,4 @@ def _image(serve: Serve) -> Iterator[Diagnostic]:
             "N0614",
             f"the image's tag `{tag}` may be moved by its publisher; a digest pins it",
             "serve.image",
-        )
-
-
-def _flags(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
-    for name in serve.extra_args:
-        flag = name.replace("_", "-")
-        where = join(("serve", "extra_args", name))
-        if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[a-z0-9_.-]+)?", flag):
-            plain = re.sub(r"[^a-z0-9-]+", "-", flag.lower()).strip("-")
-            yield Diagnostic(
-                "E0615",
-                f"`{name}` is not the name of a flag: names have no leading dashes and are in lower case",
-                where,
-                f"did you mean `{plain}`?" if plain else "write for example disable_chunked_mm_input: true",
-            )
-        elif flag in FLAGS:
-            yield Diagnostic(
-                "E0616",
-                f"`{name}` is what serve.{FLAGS[flag]} sets: the flag would be given twice",
-                where,
-                f"set serve.{FLAGS[flag]}",
-            )
-    for name, value in serve.env.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Diagnostic(
-                "E0618",
-                f"`{name}` is not the name of an environment variable",
-                join(("serve", "env", name)),
-                "use letters, digits and underscores",
-            )
-        elif not value.isprintable():
-            yield Diagnostic(
-                "E0618",
-                f"`{name}` holds a line break or another control character, which no Dockerfile can set",
-                join(("serve", "env", name)),
-                "write it on one line",
-            )
-    family = facts.model.family.name if facts.model else ""
-    expected = PARSERS.get(family)
-    if serve.tool_call_parser is not None and expected is not None and serve.tool_call_parser != expected:
-        yield Diagnostic(
-            "W0619",
-            f"tool_call_parser `{serve.tool_call_parser}` is not the one for this model's markup; vLLM "
-            "accepts any name and finds no tool calls",
-            "serve.tool_call_parser",
-            f"tool_call_parser: {expected}",
         )

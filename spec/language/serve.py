@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from spec.language.base import Section, distinct, fault, field
 
@@ -21,6 +21,23 @@ def _finite(value: Any) -> Any:
     return value
 
 
+Positive = Annotated[int, Field(ge=1)]
+NonEmpty = Annotated[str, Field(min_length=1)]
+
+
+class Autoscaling(Section):
+    """How many replicas Kubernetes runs, by how many requests wait in their queues."""
+
+    min_replicas: int = field("Replicas at least.", 1, unit="replicas", ge=1)
+    max_replicas: int = field("Replicas at most.", 2, unit="replicas", ge=1)
+    waiting_requests: int = field(
+        "Waiting requests of a replica, on average, above which another is started.",
+        10,
+        unit="requests",
+        ge=1,
+    )
+
+
 class Serve(Section):
     """A vLLM-TPU server for the trained model."""
 
@@ -33,6 +50,12 @@ class Serve(Section):
     )
     weights: Literal["merged", "adapter"] = field(
         "Serve the merged weights, or the base with the adapter.", "merged"
+    )
+    model: str | None = field(
+        "Where the weights are that vLLM loads: a folder, a gs:// address or a Hugging Face id; null takes "
+        "merge.output, or model.id where an adapter is served beside it.",
+        None,
+        min_length=1,
     )
     tensor_parallel_size: int = field("Chips that one replica is split over.", 8, unit="devices", ge=1)
     data_parallel_size: int = field("Replicas of the model.", 1, unit="replicas", ge=1)
@@ -49,11 +72,29 @@ class Serve(Section):
     tool_call_parser: str | None = field(
         "vLLM's parser for tool calls; null switches tool calls off.", None, min_length=1
     )
+    decode_block_sizes: list[Positive] | None = field(
+        "Block sizes of the decode kernel (RPA_V3_DECODE_BLOCK_SIZES); null leaves tpu-inference's own.",
+        None,
+        unit="sequences, tokens, sequences, tokens",
+        min_length=4,
+        max_length=4,
+    )
     extra_args: Annotated[dict[str, Any], AfterValidator(_finite)] = field(
         "Further flags of `vllm serve`, without the leading dashes; true gives a flag without a value.", {}
     )
     env: dict[str, str] = field("Environment variables of the server; no secrets.", {})
+    host: str = field(
+        "Address that the server listens on; any but a loopback one wants an API key (VLLM_API_KEY).",
+        "127.0.0.1",
+        pattern=r"^[0-9A-Za-z.:-]+$",
+        form="an IP address or a host's name",
+    )
     port: int = field("TCP port that the server listens on.", 8000, unit="none (a port)", ge=1, le=65535)
+    smoke_prompts: list[NonEmpty] = field(
+        "Prompts whose answers must differ from the base's; smoke.sh asks them. [] takes a few of its own.",
+        [],
+    )
+    autoscaling: Autoscaling | None = field("Replicas on Kubernetes; null keeps one.", None)
 
 
 def _request_rate(value: Any) -> Any:
@@ -92,15 +133,23 @@ class Benchmark(Section):
 class Evaluate(Section):
     """What `serve/eval.sh` runs against the server."""
 
-    tasks: Annotated[list[str], AfterValidator(distinct)] = field("lm-eval tasks.", [])
+    tasks: Annotated[list[str], AfterValidator(distinct)] = field(
+        "Tasks of lm-evaluation-harness (lm-eval), by name.", []
+    )
     prompts: str | None = field(
-        "A JSONL file of prompts, each with a regular expression that the answer must match; null has none.",
+        'A JSONL file of {"prompt": ..., "expected": ...} or {"messages": [...], "expected": ...}, where '
+        "expected is a regular expression of Python's re, to be found in the answer; a prompt is a user's "
+        "turn, and with data.format text or prompt_completion a text to go on with. null has none.",
         None,
         min_length=1,
     )
-    samples: int = field("Answers drawn for each prompt.", 1, unit="answers", ge=1)
+    samples: int = field("Answers drawn for each of the own prompts.", 1, unit="answers", ge=1)
+    max_tokens: int = field("Longest answer.", 512, unit="tokens", ge=1)
+    limit: int | None = field(
+        "Questions of each lm-eval task that are asked; null asks all.", None, unit="questions", ge=1
+    )
     temperature: float = field(
-        "Sampling temperature; 0 always takes the likeliest token.",
+        "Sampling temperature of the own prompts' answers; 0 always takes the likeliest token.",
         0.0,
         unit="none",
         ge=0,

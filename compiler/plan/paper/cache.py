@@ -10,17 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from compiler.artifact import ArtifactError
 from compiler.plan.paper.results import Cache
 from compiler.plan.paper.weights import layer_head_dim, padded_head, runs_jax_model, shares_cache
+from compiler.serving.blocks import (
+    SMALL_HEAD,
+    batched_kernel,
+    decode_blocks,
+    default_block,
+    read_tokens,
+)
 
 if TYPE_CHECKING:
     from compiler.program import Program
+    from spec.language import Serve
 
 FULL = "full_attention"
 WORD_BYTES = 4
-SMALL_HEAD = 64
-"""Heads of this size have their key and value in one slot of 128 numbers."""
-
 DTYPES: Mapping[str, tuple[str, int]] = {
     "auto": ("bfloat16", 2),
     "bfloat16": ("bfloat16", 2),
@@ -38,6 +44,7 @@ def slot_bytes(heads: int, head_dim: int, number_bytes: int) -> int:
         heads: that the device stores.
         number_bytes: 2 for bfloat16, 1 for eight bits.
     """
+    # Heads of 64 have their key and value in one slot.
     packing = WORD_BYTES // number_bytes
     slots, lanes = (heads, 2 * SMALL_HEAD) if head_dim == SMALL_HEAD else (2 * heads, padded_head(head_dim))
     return -(-slots // packing) * packing * lanes * number_bytes
@@ -107,16 +114,35 @@ def sequence_bytes(kinds: Sequence[Cache], tokens: float, bounded: int | None) -
     return total
 
 
-def read_bytes(kinds: Sequence[Cache], context: float, windows: bool) -> float:
-    """What a decode step reads of a sequence's cache on each device.
+def read_bytes(kinds: Sequence[Cache], context: float) -> float:
+    """What a decode step reads of a sequence's cache on each device, windows' tokens alone."""
+    return sum(kind.read_bytes_per_token * min(context, kind.window or context) for kind in kinds)
 
-    Args:
-        windows: whether blocks outside of a layer's window are skipped.
-    """
+
+def read_by_blocks(kinds: Sequence[Cache], serve: Serve, context: float) -> float:
+    """The same by the decode kernel's blocks: those that lie partly before a window are read whole."""
     return sum(
-        kind.read_bytes_per_token * (min(context, kind.window) if windows and kind.window else context)
+        kind.read_bytes_per_token * read_tokens(context, kind.window, decode_block(kind, serve))
         for kind in kinds
     )
+
+
+def decode_block(kind: Cache, serve: Serve) -> int | None:
+    """Tokens of a block of the decode kernel, None where its blocks are not known: then none is skipped.
+
+    Raises:
+        ArtifactError: when the recipe's environment sets sizes that are none.
+    """
+    if batched_kernel(serve) or kind.head_dim == SMALL_HEAD:
+        return None
+    try:
+        sizes = decode_blocks(serve)
+    except ValueError as error:
+        raise ArtifactError(f"serve.env: {error}", "write four, as in decode_block_sizes") from None
+    if sizes is not None:
+        return sizes[1]
+    number_bytes = DTYPES[serve.kv_cache_dtype][1]
+    return default_block(serve, kind.device_heads, padded_head(kind.head_dim), number_bytes)
 
 
 def _window(architecture: Any) -> int | None:

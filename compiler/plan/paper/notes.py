@@ -20,13 +20,8 @@ def promise(plan: ServingPlan) -> Diagnostic | None:
         return None
     where = "serve.max_num_seqs"
     if plan.sequences_fit == 0:
-        return Diagnostic("N1006", _none_fits(plan.max_model_len, plan.tokens_fit), where, _smaller())
-    return Diagnostic(
-        "N1006",
-        _too_many(plan.max_num_seqs, plan.max_model_len, plan.sequences_fit),
-        where,
-        f"nothing where requests are shorter; else max_num_seqs: {plan.sequences_fit}",
-    )
+        return Diagnostic("N1006", none_fits(plan.max_model_len, plan.tokens_fit), where, _smaller())
+    return too_many(plan.max_num_seqs, plan.max_model_len, plan.sequences_fit)
 
 
 def notes(program: Program, kinds: Sequence[Cache], windows_bound: bool, share: float) -> Iterator[str]:
@@ -81,12 +76,7 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
         yield f"local layers keep every token, not their window of {windows[0]:,} alone: {why}"
     for kind in kinds:
         name = "" if kind.name == "all" else f"{kind.name} "
-        if max(kind.heads, tp) % min(kind.heads, tp):
-            yield (
-                f"tpu-inference refuses {kind.heads} key/value heads on {tp} devices, as neither number "
-                "divides the other"
-            )
-        elif kind.heads < tp:
+        if kind.heads < tp:
             wasted = ", where eight bits take as much as sixteen" if fp8 else ""
             yield (
                 f"{name}layers have {plural(kind.heads, 'key/value head')} for {tp} devices: a device stores "
@@ -106,14 +96,19 @@ def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) 
         )
 
 
-def _too_many(promised: int, length: int, fit: int) -> str:
-    return (
+def too_many(promised: int, length: int, fit: int) -> Diagnostic:
+    """N1006, of a cache that holds fewer sequences than max_num_seqs promises."""
+    return Diagnostic(
+        "N1006",
         f"max_num_seqs promises {plural(promised, 'sequence')}, and the key/value cache holds {fit:,} of "
-        f"max_model_len {length:,} at once; vLLM puts the others off"
+        f"max_model_len {length:,} at once; vLLM puts the others off",
+        "serve.max_num_seqs",
+        f"nothing where requests are shorter; else max_num_seqs: {fit}",
     )
 
 
-def _none_fits(length: int, tokens: int) -> str:
+def none_fits(length: int, tokens: int) -> str:
+    """That a cache of so many tokens holds no sequence of max_model_len."""
     return (
         f"the key/value cache holds {tokens:,} tokens, less than one sequence of max_model_len {length:,}, "
         "and vLLM does not start"

@@ -70,14 +70,14 @@ class Step:
         sequences: handled together.
         tokens: of each sequence: of the context that a decode step sees, or of the prompt.
         weight_bytes, cache_bytes: read; of layers with a window, the window's cache alone.
-        whole_cache_bytes: read when the blocks outside of a window are read as well, as vLLM-TPU's default
-            block sizes do.
+        whole_cache_bytes: read by the decode kernel's blocks, one that lies partly before a window
+            whole; with vLLM-TPU's default sizes that is mostly the whole context.
         flops: of matrix products and attention.
         all_reduce_bytes: sent and received by two all-reduces in each layer.
         memory_seconds, compute_seconds, all_reduce_seconds: at the memory's bandwidth, the peak in bfloat16
             and the links' bandwidth.
         bound_seconds: the longest of the three, a lower bound.
-        estimate_seconds: with the whole cache read, and the all-reduces after the rest instead of beside it.
+        estimate_seconds: with the cache read by blocks, and the all-reduces after the rest, not beside it.
     """
 
     sequences: float

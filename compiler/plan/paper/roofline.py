@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.plan.paper.cache import FULL, read_bytes, sequence_bytes
+from compiler.plan.paper.cache import FULL, read_by_blocks, read_bytes, sequence_bytes
 from compiler.plan.paper.results import Cache, Load, Step, Weights
-from compiler.plan.paper.weights import layer_head_dim
+from compiler.plan.paper.weights import layer_head_dim, weights
 from compiler.program import Program
 
 ALL_REDUCES = 2
@@ -40,14 +40,15 @@ class Server:
         Args:
             context: tokens that each of them sees.
         """
-        skipped, whole = (sequences * read_bytes(self.caches, context, skip) for skip in (True, False))
+        serve = self.program.recipe.serve
+        assert serve is not None
         seen = self._attention([min(context, window) for window in self._windows()])
         return self._step(
             sequences=sequences,
             tokens=context,
             weight_bytes=self._read_weights(sequences),
-            cache_bytes=skipped,
-            whole_cache_bytes=whole,
+            cache_bytes=sequences * read_bytes(self.caches, context),
+            whole_cache_bytes=sequences * read_by_blocks(self.caches, serve, context),
             flops=sequences * (2 * self._sum("per_token") + 2 * self._sum("per_sample") + seen),
             handled=sequences,
         )
@@ -130,6 +131,26 @@ class Server:
             4 * a.heads(layer) * layer_head_dim(a, layer) / self.tensor_parallel * count
             for layer, count in enumerate(pairs)
         )
+
+
+def server_of(program: Program, kinds: Sequence[Cache]) -> Server:
+    """One replica of a recipe's server.
+
+    Args:
+        program: has a `serve` section.
+        kinds: of layers, as `caches` has them.
+    """
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    assert serve is not None and accelerator is not None
+    return Server(
+        program=program,
+        weights=weights(program),
+        caches=kinds,
+        tensor_parallel=serve.tensor_parallel_size,
+        peak_flops=accelerator.peak_flops_per_device,
+        bandwidth=accelerator.bandwidth_per_device,
+        link_bandwidth=(accelerator.ici_gb_per_s or 0) * 1e9 / accelerator.devices_per_chip,
+    )
 
 
 @dataclass(frozen=True)

@@ -9,30 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler import catalog
+from compiler import catalog, published
 from compiler.artifact import ArtifactError
 from compiler.checks.serve import MEMORY_SHARE
 from compiler.cost import serving_price
 from compiler.plan.paper.cache import DTYPES, caches, sequence_bytes, windows_bound
 from compiler.plan.paper.notes import notes, promise
 from compiler.plan.paper.results import SERVING_PLAN, Comparison, ServingPlan, Step
-from compiler.plan.paper.roofline import Limits, Server, load
-from compiler.plan.paper.weights import VISION, weights
+from compiler.plan.paper.roofline import Limits, Server, load, server_of
+from compiler.plan.paper.weights import VISION
 
 if TYPE_CHECKING:
     from compiler.program import Program
 
 __all__ = ["SERVING_PLAN", "ServingPlan", "plan_serving", "promise"]
 
-PUBLISHED_MODEL = "Gemma 4 31B"
-PUBLISHED_WEIGHTS_GB = 7.75
-PUBLISHED_TTFT = (
-    (61.0, 4096, "4,096 tokens in, 4 requests/s"),
-    (45.0, 512, "the lowest, beside 512 tokens in"),
-)
-"""ms, and the prompt that a bound is given for."""
-PUBLISHED_TPOT = ((13.5, 1, 512, "the lowest"), (24.0, 64, 4096, "the highest"))
-"""ms, and the sequences and context that a bound is given for: a server nearly empty, and full."""
+LOWEST_TTFT = (512, "the lowest, beside 512 tokens in")
+"""The prompt that a bound is given for, and how it is called."""
 
 
 def plan_serving(program: Program) -> ServingPlan:
@@ -47,20 +40,13 @@ def plan_serving(program: Program) -> ServingPlan:
             f"{program.name} has no section `serve`, and so no server to plan",
             "add one: `recipe schema` lists the keys of serve",
         )
-    held, kinds = weights(program), caches(program)
+    kinds = caches(program)
+    server = server_of(program, kinds)
+    held = list(server.weights)
     share = memory_share(serve.extra_args)
     weight_bytes = sum(one.bytes for one in held)
     room = max(0.0, accelerator.hbm_bytes_per_device * share - weight_bytes)
     bounded = serve.max_num_batched_tokens if windows_bound(program, kinds) else None
-    server = Server(
-        program=program,
-        weights=held,
-        caches=kinds,
-        tensor_parallel=serve.tensor_parallel_size,
-        peak_flops=accelerator.peak_flops_per_device,
-        bandwidth=accelerator.bandwidth_per_device,
-        link_bandwidth=(accelerator.ici_gb_per_s or 0) * 1e9 / accelerator.devices_per_chip,
-    )
     limits = Limits(serve.data_parallel_size, serve.max_num_seqs, serve.max_num_batched_tokens, room, bounded)
     price = serving_price(program)
     usd = None if price is None else float(price.usd_per_hour)
@@ -111,7 +97,7 @@ def memory_share(extra_args: dict[str, Any]) -> float:
         ArtifactError: when the flag's value is no share.
     """
     given = {str(name).replace("_", "-"): value for name, value in extra_args.items()}
-    value = given.get("gpu-memory-utilization", MEMORY_SHARE)
+    value = given.get("gpu-memory-utilization", given.get("device-memory-utilization", MEMORY_SHARE))
     try:
         share = float(value)
     except (TypeError, ValueError):
@@ -134,28 +120,26 @@ def _decode_steps(server: Server, limits: Limits, contexts: Sequence[int]) -> It
 
 def _comparisons(program: Program, server: Server, weight_bytes: float) -> Iterator[Comparison]:
     """To the published measurements, where this is the server that they are of."""
-    recipe, serve = program.recipe, program.recipe.serve
+    serve = program.recipe.serve
     assert serve is not None and program.serve_accelerator is not None
-    measured = (
-        catalog.title(recipe.model.id) == PUBLISHED_MODEL
-        and program.serve_accelerator.name == "v6e-8"
-        and (serve.tensor_parallel_size, serve.data_parallel_size) == (8, 1)
-        and serve.quantization is None
-        and recipe.merge.quantization is None
-        and DTYPES[serve.kv_cache_dtype][1] == 1
-    )
-    if not measured:
+    found = published.of_recipe(program.recipe, program.serve_accelerator.name)
+    if found is None:
         return
     text = weight_bytes - sum(one.bytes for one in server.weights if one.name == VISION)
     for what, size in (("with the vision tower", weight_bytes), ("text alone", text)):
-        yield Comparison(f"weights on a chip, {what}", "GB", PUBLISHED_WEIGHTS_GB, size / 1e9, None)
-    for ms, prompt, name in PUBLISHED_TTFT:
-        step = server.prefill(prompt, serve.max_num_batched_tokens)
-        yield _compared(f"TTFT: {name}", ms, step)
-    for ms, sequences, context, name in PUBLISHED_TPOT:
+        name = f"weights on a chip, {what}"
+        yield Comparison(name, "GB", found.weights_gb_per_chip, size / 1e9, None)
+    point = found.median_ttft_ms
+    prompt = int(point["input_length"])
+    named = f"{prompt:,} tokens in, {point['requests_per_s']:g} requests/s"
+    # The load behind the other figures is not known: a bound is given for a server nearly empty, and full.
+    for ms, tokens, name in ((point["ms"], prompt, named), (found.ttft_ms["lowest"], *LOWEST_TTFT)):
+        yield _compared(f"TTFT: {name}", ms, server.prefill(tokens, serve.max_num_batched_tokens))
+    for key, sequences, context in (("lowest", 1, 512), ("highest", 64, 4096)):
         held_against = f"{sequences} x {context:,} tokens"
-        yield _compared(f"TPOT: {name}, beside {held_against}", ms, server.decode(sequences, context))
+        step = server.decode(sequences, context)
+        yield _compared(f"TPOT: the {key}, beside {held_against}", found.tpot_ms[key], step)
 
 
-def _compared(what: str, published: float, step: Step) -> Comparison:
-    return Comparison(what, "ms", published, step.bound_seconds * 1e3, step.estimate_seconds * 1e3)
+def _compared(what: str, measured: float, step: Step) -> Comparison:
+    return Comparison(what, "ms", measured, step.bound_seconds * 1e3, step.estimate_seconds * 1e3)

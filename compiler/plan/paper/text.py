@@ -89,12 +89,14 @@ def _decode(serving: ServingPlan) -> list[str]:
         ]
         for step in serving.decode
     ]
-    head = ["decode of", "weights", "cache", "whole cache", "memory", "compute", "all-reduces"]
+    head = ["decode of", "weights", "cache", "in blocks", "memory", "compute", "all-reduces"]
     return [
         *table(rows, [*head, "TPOT at least", "estimate"]),
         "Sequences x context; what is read in GB, times in ms. TPOT at least: the longest of memory, compute",
-        "and all-reduces, with blocks of the cache outside of windows skipped: a lower bound. Estimate: the",
-        "whole cache read, as at vLLM-TPU's default block sizes, and the all-reduces after the rest.",
+        "and all-reduces, with the cache outside of windows skipped: a lower bound. Estimate: the cache read "
+        "in",
+        "the decode kernel's blocks, at vLLM-TPU's default sizes mostly whole, and the all-reduces after the "
+        "rest.",
     ]
 
 

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from compiler import catalog
 from compiler.plan.paper.results import Weights
+from compiler.serving import features
 from compiler.wording import split_layer
 from runtime.families.base import Parameter
 
 if TYPE_CHECKING:
     from compiler.program import Program
-
-JAX_FAMILIES = ("gemma4", "qwen3", "qwen2", "llama3")
-"""Families that tpu-inference has a JAX model of, which is run unless MODEL_IMPL_TYPE says otherwise."""
 
 WHOLE_HEADS = ("qwen2", "qwen3")
 """Families whose JAX model keeps an output head of its own whole on each device: it names no sharding."""
@@ -67,8 +65,7 @@ EXPERTS = re.compile(r"\.moe\.(gating_einsum|linear)$")
 def runs_jax_model(program: Program) -> bool:
     """Whether tpu-inference's own JAX model is run, rather than vLLM's on torchax."""
     assert program.recipe.serve is not None
-    torchax = program.recipe.serve.env.get("MODEL_IMPL_TYPE") == "vllm"
-    return program.family.name in JAX_FAMILIES and not torchax
+    return features.runs_jax_model(program.family.name, program.recipe.serve)
 
 
 def padded_head(head_dim: int) -> int:

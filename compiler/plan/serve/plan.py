@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler import pins
+from compiler import published as figures
 from compiler.artifact import ArtifactError
-from compiler.plan.serve import compile as serve_compile
-from compiler.plan.serve import program as serve_program
-from compiler.plan.serve.compile import Run, Say
+from compiler.plan.serve.compile import Run, Say, compile_program, extrapolated
 from compiler.plan.serve.estimate import Steps, machine
 from compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
 from compiler.plan.serve.load import point
+from compiler.plan.serve.program import has_vision, padded
 from compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH, CompiledServing, ServingPoint
 from compiler.program import Program
+from compiler.serving import blocks
 
-BLOCKS = "RPA_V3_DECODE_BLOCK_SIZES"
-
-PUBLISHED_TTFT = (0.045, 0.061)
-PUBLISHED_TPOT = (0.0135, 0.024)
-PUBLISHED_WEIGHTS = 7.75e9
-PUBLISHED_LONG = (4096, 0.061)
-"""Seconds and bytes of the published run of Gemma 4 31B on v6e-8 (arXiv 2605.25645), TP 8 with an fp8 cache;
-the last is the time to the first token of prompts of so many tokens."""
+BLOCKS = blocks.VARIABLE
 
 
 @dataclass(frozen=True)
@@ -92,11 +86,11 @@ def serving(
     if serve is None or accelerator is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
     if prefill is not None:
-        changes["buckets"] = (Bucket("decode", serve_program.padded(serve.max_num_seqs)),)
-    made, done, notes = serve_compile.compile_program(program, exact, say, run, **changes)
+        changes["buckets"] = (Bucket("decode", padded(serve.max_num_seqs)),)
+    made, done, notes = compile_program(program, exact, say, run, **changes)
     replicas = data_parallel or serve.data_parallel_size
     layers = program.architecture.num_layers
-    weights, page, programs = serve_compile.extrapolated(done, layers)
+    weights, page, programs = extrapolated(done, layers)
     refusal = next((p.refusal for p in (*programs, done.head) if p.refusal), None)
     arguments = max(p.arguments for p in programs)
     if prefill is not None:
@@ -135,7 +129,7 @@ def serving(
 
 def _notes(made: ServeJob, done: ServeAnswer) -> list[str]:
     notes = []
-    if not serve_program.has_vision(made.config) and "text_config" in made.config:
+    if not has_vision(made.config) and "text_config" in made.config:
         notes.append("text model alone: the weights of the vision tower are not counted")
     if len(done.depths) > 1:
         depths = " and ".join(str(depth.layers) for depth in done.depths)
@@ -217,28 +211,30 @@ def steps_of(
 
 def published(planned: CompiledServing, steps: Steps, step_tokens: int) -> tuple[str, ...]:
     """How far the estimates of the published run lie from what was measured; () for another run."""
-    run = (planned.tensor_parallel, planned.data_parallel, planned.accelerator, planned.kv_cache_dtype)
-    if not planned.model.startswith("google/gemma-4-31B") or run != (8, 1, "v6e-8", "fp8"):
+    found = figures.serving()
+    parallel = (planned.tensor_parallel, planned.data_parallel)
+    if not found.is_of(planned.model, planned.accelerator, *parallel, planned.kv_cache_dtype):
         return ()
-    prompt, measured = PUBLISHED_LONG
+    prompt, measured = int(found.median_ttft_ms["input_length"]), found.median_ttft_ms["ms"] / 1e3
     first = steps.prompt_seconds(prompt, step_tokens)
-    share = planned.weights / PUBLISHED_WEIGHTS - 1
+    weights = found.weights_gb_per_chip
+    share = planned.weights / (1e9 * weights) - 1
     shortest = min((p.ttft for p in planned.points), default=first)
     longest = max((p.ttft for p in planned.points), default=first)
     return (
-        f"weights: {planned.weights / 1e9:.2f} GB a chip, published 7.75 GB ({share:+.1%})",
+        f"weights: {planned.weights / 1e9:.2f} GB a chip, published {weights:.2f} GB ({share:+.1%})",
         "TPOT: a decode step is estimated at "
-        + _against(planned.decode_alone, planned.decode_full, PUBLISHED_TPOT)
+        + _against(planned.decode_alone, planned.decode_full, found.tpot_ms)
         + "; the load behind each published figure is not known",
-        "TTFT: the benchmark's prompts are estimated at " + _against(shortest, longest, PUBLISHED_TTFT),
+        "TTFT: the benchmark's prompts are estimated at " + _against(shortest, longest, found.ttft_ms),
         f"TTFT of {prompt:,} tokens: {1e3 * first:.0f} ms estimated, {1e3 * measured:.0f} ms published "
         f"({first / measured - 1:+.0%})",
     )
 
 
-def _against(low: float, high: float, measured: tuple[float, float]) -> str:
+def _against(low: float, high: float, measured: Mapping[str, float]) -> str:
+    lowest, highest = measured["lowest"], measured["highest"]
     return (
-        f"{1e3 * low:.1f} to {1e3 * high:.1f} ms, "
-        f"published {1e3 * measured[0]:g} to {1e3 * measured[1]:g} ms "
-        f"({low / measured[0] - 1:+.0%} and {high / measured[1] - 1:+.0%})"
+        f"{1e3 * low:.1f} to {1e3 * high:.1f} ms, published {lowest:g} to {highest:g} ms "
+        f"({1e3 * low / lowest - 1:+.0%} and {1e3 * high / highest - 1:+.0%})"
     )

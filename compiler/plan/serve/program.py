@@ -14,6 +14,7 @@ from compiler.artifact import ArtifactError
 from compiler.miniature_config import period
 from compiler.plan.serve.job import Bucket, ServeJob
 from compiler.program import Program
+from compiler.serving import blocks
 
 COMPILED_IN_JAX = (
     "Gemma4ForConditionalGeneration",
@@ -73,7 +74,7 @@ def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
         memory_share=float(flags.get("gpu-memory-utilization", 0.9)),
         pages=flags.get("num-gpu-blocks-override"),
         page_tokens=flags.get("block-size"),
-        environment=tuple(sorted(serve.env.items())),
+        environment=tuple(sorted(blocks.environment(serve).items())),
     )
     return replace(made, **changes)
 

@@ -17,6 +17,7 @@ from compiler.plan.serve.job import ServeProgram
 from compiler.plan.serve.plan import BLOCKS, serving
 from compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
 from compiler.program import Program
+from compiler.serving import blocks as block_sizes
 from compiler.wording import divisors
 
 BLOCK = 1024
@@ -101,7 +102,7 @@ def _own(program: Program) -> Choice:
     if serve is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or search without --serve")
     sizes = (serve.tensor_parallel_size, serve.data_parallel_size)
-    return Choice(*sizes, serve.kv_cache_dtype, serve.env.get(BLOCKS))
+    return Choice(*sizes, serve.kv_cache_dtype, block_sizes.environment(serve).get(BLOCKS))
 
 
 def _recipe(program: Program, own: Choice, exact: bool, say: Say, run: Run | None) -> ServingCandidate:
@@ -170,7 +171,8 @@ def _candidate(program: Program, choice: Choice, status: str, reason: str) -> Se
 
 def _sets(program: Program, choice: Choice) -> tuple[str, ...]:
     """What differs from the recipe."""
-    own = _own(program)
+    own, serve = _own(program), program.recipe.serve
+    assert serve is not None
     sets = []
     if choice.tensor_parallel != own.tensor_parallel:
         sets.append(f"serve.tensor_parallel_size={choice.tensor_parallel}")
@@ -178,8 +180,13 @@ def _sets(program: Program, choice: Choice) -> tuple[str, ...]:
         sets.append(f"serve.data_parallel_size={choice.data_parallel}")
     if choice.kv_cache_dtype != own.kv_cache_dtype:
         sets.append(f"serve.kv_cache_dtype={choice.kv_cache_dtype}")
+    if own.decode_blocks and not choice.decode_blocks and serve.decode_block_sizes:
+        sets.append("serve.decode_block_sizes=null")
     if choice.decode_blocks != own.decode_blocks and choice.decode_blocks:
-        sets.append(f'serve.env.{BLOCKS}="{choice.decode_blocks}"')
+        if BLOCKS in serve.env:
+            sets.append(f'serve.env.{BLOCKS}="{choice.decode_blocks}"')
+        else:
+            sets.append(f"serve.decode_block_sizes=[{choice.decode_blocks.replace(',', ', ')}]")
     return tuple(sets)
 
 

@@ -152,7 +152,7 @@ def _yaml(candidate: ServingCandidate) -> Iterator[str]:
     yield f"  data_parallel_size: {candidate.data_parallel}"
     yield f"  kv_cache_dtype: {candidate.kv_cache_dtype}"
     if candidate.decode_blocks:
-        yield f'  env: {{RPA_V3_DECODE_BLOCK_SIZES: "{candidate.decode_blocks}"}}'
+        yield f"  decode_block_sizes: [{candidate.decode_blocks.replace(',', ', ')}]"
 
 
 def _untested(candidate: ServingCandidate) -> str:

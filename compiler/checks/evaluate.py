@@ -1,0 +1,121 @@
+"""Evaluation: the file of prompts, samples, and whether answers fit the server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from compiler import catalog, pins
+from compiler.checks.paths import escapes
+from compiler.facts import Facts
+from runtime.serving.evaluate_prompts import parse
+from spec.diagnostics import Diagnostic
+from spec.paths import join
+
+if TYPE_CHECKING:
+    from spec.language import Recipe
+
+TEXT_FORMATS = ("text", "prompt_completion")
+"""Formats of data that know no turns."""
+
+CODES = {"file": "E0650", "line": "E0651", "regex": "E0652"}
+"""By kind of fault in a file of prompts."""
+
+SHOWN = 5
+"""Faults of a file that are told one by one."""
+
+TASK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+*:@-]*")
+"""Names of lm-eval's tasks and groups."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    evaluate, serve = facts.recipe.evaluate, facts.recipe.serve
+    if serve is None:
+        if evaluate.prompts or evaluate.tasks:
+            yield Diagnostic(
+                "N0656",
+                "without a serve section there is no server to ask, and no eval.sh",
+                "evaluate",
+                "serve: {accelerator: v6e-8}",
+            )
+    elif evaluate.max_tokens >= serve.max_model_len and (evaluate.prompts or evaluate.tasks):
+        yield Diagnostic(
+            "E0655",
+            f"max_tokens {evaluate.max_tokens:,} leaves no room for a prompt: the server takes "
+            f"{serve.max_model_len:,} tokens of prompt and answer (serve.max_model_len)",
+            facts.first_given("evaluate.max_tokens", "serve.max_model_len"),
+            f"max_tokens: {max(1, serve.max_model_len // 2)}, or a longer max_model_len",
+        )
+    if evaluate.samples > 1 and evaluate.temperature == 0:
+        yield Diagnostic(
+            "W0654",
+            f"at temperature 0 all {evaluate.samples} samples of a prompt are the same answer",
+            "evaluate.samples",
+            "samples: 1, or temperature: 0.8",
+        )
+    yield from _tasks(facts)
+    yield from _prompts(facts)
+
+
+def asks_chats(recipe: Recipe) -> bool:
+    """Whether a prompt is a user's turn; else it is text to go on with."""
+    return recipe.data.format not in TEXT_FORMATS
+
+
+def _tasks(facts: Facts) -> Iterator[Diagnostic]:
+    for index, task in enumerate(facts.recipe.evaluate.tasks):
+        if not TASK.fullmatch(task):
+            yield Diagnostic(
+                "E0657",
+                f"`{task}` is not the name of a task of lm-eval",
+                join(("evaluate", "tasks", index)),
+                "write one name for each entry, for example gsm8k; `lm_eval ls tasks` lists them",
+            )
+    if facts.recipe.evaluate.tasks and not asks_chats(facts.recipe) and _is_multimodal(facts):
+        yield Diagnostic(
+            "W0658",
+            "tasks that score given answers by log probabilities, such as mmlu, end the server: in "
+            f"tpu-inference {pins.sets()['serve']['tpu-inference']} multimodal models have none of prompts",
+            "evaluate.tasks",
+            "tasks that generate their answers, such as gsm8k",
+        )
+
+
+def _is_multimodal(facts: Facts) -> bool:
+    """Whether the server loads the model with its vision tower, as far as the catalogue knows."""
+    entry = catalog.entries().get(facts.recipe.model.id)
+    return facts.recipe.serve is not None and entry is not None and "text_config" in entry["config"]
+
+
+def _prompts(facts: Facts) -> Iterator[Diagnostic]:
+    path = facts.recipe.evaluate.prompts
+    where = "evaluate.prompts"
+    if path is None or escapes(path):
+        return
+    if "://" in path:
+        yield Diagnostic(
+            "E0650",
+            f"`{path}` is an address: the artifact takes the prompts along, from a file beside the recipe",
+            where,
+            "copy the file below the recipe's folder",
+        )
+        return
+    prompts, faults = parse(facts.folder / path, asks_chats(facts.recipe))
+    for fault in faults[:SHOWN]:
+        place = path if fault.line is None else f"{path}:{fault.line}"
+        help = fault.help
+        if fault.line is None and help is None:
+            help = "the path is relative to the recipe's folder"
+        yield Diagnostic(CODES[fault.kind], f"{place}: {fault.message}", where, help)
+    if len(faults) > SHOWN:
+        yield Diagnostic("E0651", f"{path}: {len(faults) - SHOWN} more lines have faults", where)
+    for prompt in prompts:
+        if prompt.matches_nothing:
+            yield Diagnostic(
+                "W0653",
+                f"{path}:{prompt.line}: `expected` matches even an empty answer, so every answer passes",
+                where,
+                "ask for something that a wrong answer has not, for example \\b42\\b",
+            )
+            return

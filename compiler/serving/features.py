@@ -1,0 +1,59 @@
+"""What the pinned vllm-tpu can do beside serving merged weights: compiler/data/vllm_features.json.
+
+The file is kept by hand from the sources that it names; tests/e2e/test_serve_flags.py holds it against them.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.serving.flags import flags
+
+if TYPE_CHECKING:
+    from spec.language import Recipe, Serve
+
+DATA = Path(__file__).parent.parent / "data" / "vllm_features.json"
+
+JAX_FAMILIES = ("gemma4", "qwen3", "qwen2", "llama3")
+"""Families that tpu-inference has a JAX model of, which is run unless MODEL_IMPL_TYPE says otherwise."""
+
+IMPLEMENTATION = "MODEL_IMPL_TYPE"
+ONE_PROCESS = "TPU_MULTIPROCESS_DP"
+
+
+@cache
+def features() -> dict[str, Any]:
+    """The file; read when it is first asked for."""
+    data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def runs_jax_model(family: str, serve: Serve) -> bool:
+    """Whether tpu-inference's own JAX model is run, rather than vLLM's on torchax."""
+    return family in JAX_FAMILIES and serve.env.get(IMPLEMENTATION) != "vllm"
+
+
+def replicas_in_one_process(serve: Serve) -> bool:
+    """Whether several replicas run in one process, as `vllm serve` does where it is told to."""
+    return serve.data_parallel_size > 1 and serve.env.get(ONE_PROCESS, "").lower() in ("0", "false")
+
+
+def adapter_rank(recipe: Recipe) -> int:
+    """The largest rank that the recipe's adapter has, by which vLLM judges it; 0 without a lora section."""
+    if recipe.lora is None:
+        return 0
+    return max([recipe.lora.rank, *recipe.lora.rank_pattern.values()])
+
+
+def lora_ranks() -> tuple[int, ...]:
+    """What --max-lora-rank can be, in ascending order."""
+    return tuple(map(int, flags()["max-lora-rank"].choices))
+
+
+def max_lora_rank(recipe: Recipe) -> int | None:
+    """The smallest --max-lora-rank that holds the recipe's adapter, None where none does."""
+    rank = adapter_rank(recipe)
+    return next((size for size in lora_ranks() if size >= rank), None)

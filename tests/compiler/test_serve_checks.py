@@ -1,0 +1,202 @@
+"""What is checked of a server beside its flags: where its weights are, adapters, the cache, its settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from compiler.lower import Lowered
+from spec.diagnostics import Diagnostic
+
+Lower = Callable[..., Lowered]
+
+SERVED = "serve={accelerator: v6e-8}"
+ADAPTER = "serve.weights=adapter"
+TORCHAX = "serve.env={MODEL_IMPL_TYPE: vllm}"
+LLAMA = "model.id=meta-llama/Llama-3.1-8B-Instruct"
+SIZES = "[1, 1024, 1, 1024]"
+
+
+@pytest.fixture
+def found(lowered: Lower) -> Callable[..., dict[str, Diagnostic]]:
+    """What is found in a served recipe, by code."""
+    return lambda *sets: {d.code: d for d in lowered(SERVED, *sets).diagnostics}
+
+
+Found = Callable[..., dict[str, Diagnostic]]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "./merged-fp8",
+        "/data/models/gemma 4",
+        "/data/models/gemma-4",
+        "~/models/x",
+        "gs://bucket/folder/x",
+        "gs://bucket",
+        "organisation/name",
+    ],
+)
+def test_places_of_weights(model: str, found: Found) -> None:
+    refused = "E0642" in found(f'serve.model="{model}"')
+    assert refused is (" " in model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "merged",
+        "../x",
+        "./a/../../x",
+        "~someone/x",
+        "s3://bucket/x",
+        "gs://bucket/a b",
+        "gs://bucket/$(id)",
+        "gs://bucket/../x",
+        "gs://",
+        "./x;reboot",
+        "./$(id)",
+        "./a:b",
+        "--flag",
+        "a/b/c",
+        "a/-b",
+        "./x\\ny",
+    ],
+)
+def test_what_is_no_place_of_weights(model: str, found: Found) -> None:
+    assert "E0642" in found(f'serve.model="{model}"')
+
+
+def test_weights_that_are_hardly_meant(found: Found) -> None:
+    base = "serve.model=google/gemma-4-31B-it"
+    assert "as if nothing had been trained" in found(base)["W0643"].message
+    assert "N0643" in found("serve.model=me/mine")
+    served = (ADAPTER, TORCHAX)
+    assert "would count twice" in found("serve.model=./merged", *served)["W0643"].message
+    assert "is trained on" in found("serve.model=google/gemma-4-E4B-it", *served)["W0643"].message
+    for quiet in ((base, *served), ("serve.model=./merged",), ("serve.model=gs://bucket/x", *served)):
+        assert not {"W0643", "N0643", "E0642"} & set(found(*quiet)), quiet
+
+
+def test_adapters_are_for_vllms_own_models(found: Found) -> None:
+    assert "MODEL_IMPL_TYPE: vllm" in (found(ADAPTER)["E0645"].help or "")
+    taken = found(ADAPTER, TORCHAX)
+    assert "N0647" in taken and not {"E0645", "E0646"} & set(taken)
+    assert "E0644" in found(ADAPTER, TORCHAX, "merge.adapter=false")
+    assert "E0644" in found(ADAPTER, TORCHAX, "lora=null", "merge.adapter=false")
+    replicas = ("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")
+    one = "serve.env={MODEL_IMPL_TYPE: vllm, TPU_MULTIPROCESS_DP: '0'}"
+    assert "E0648" in found(ADAPTER, one, *replicas)
+    assert "E0648" not in found(ADAPTER, TORCHAX, *replicas)
+    assert "E0648" not in found(ADAPTER, one)
+    options = "serve.extra_args={structured_outputs_config.backend: guidance}"
+    assert "W0648" in found(one, options, *replicas) and "W0648" not in found(options, *replicas)
+
+
+def test_who_reaches_the_server(found: Found) -> None:
+    for host in ("127.0.0.1", "localhost", "'::1'", "127.8.8.8"):
+        assert "N0633" not in found(f"serve.host={host}")
+    for host in ("0.0.0.0", "'::'", "10.0.0.1", "tpu.example"):
+        assert "VLLM_API_KEY" in found(f"serve.host={host}")["N0633"].message
+
+
+def test_replicas_and_lengths(found: Found) -> None:
+    assert "E0639" in found("serve.autoscaling={min_replicas: 3}")
+    assert "E0639" not in found("serve.autoscaling={min_replicas: 2}")
+    long = found("benchmark={input_lengths: [512, 16384], output_length: 128}")["W0640"]
+    assert "16,384 tokens in and 128 out" in long.message and long.path == "benchmark.input_lengths"
+    # Of the language's own lengths one is enough.
+    short = ("data.max_length=512", "serve.max_num_batched_tokens=512")
+    assert "W0640" not in found("serve.max_model_len=2048", *short)
+    assert "W0640" in found("serve.max_model_len=1000", *short)
+
+
+def test_the_cache_holds_a_sequence(found: Found) -> None:
+    promised = found()["N1006"]
+    assert "holds 19 of" in promised.message and promised.path == "serve.max_num_seqs"
+    assert "N1006" not in found("serve.max_num_seqs=19")
+    none = found("serve.max_model_len=400000")["E0634"]
+    most = int(re.search(r"max_model_len: (\d+)", none.help or "")[1])  # type: ignore[index]
+    assert "E0634" in found(f"serve.max_model_len={most + 1}")
+    assert "E0634" not in found(f"serve.max_model_len={most}")
+    by_hand = "serve.extra_args={num_gpu_blocks_override: 100000}"
+    assert not {"E0634", "N1006"} & set(found("serve.max_model_len=400000", by_hand))
+
+
+def test_a_server_without_room_is_planned_all_the_same(loaded: Any) -> None:
+    from compiler.lower import lower
+
+    recipe = loaded(SERVED, "serve.max_model_len=400000")
+    assert lower(recipe).program is None and lower(recipe, planning=True).program is not None
+
+
+def test_decode_blocks_are_recommended_with_their_estimate(found: Found) -> None:
+    note = found()["N0635"]
+    # As the compiled step has it: at 64 x 4096 8.7 instead of 18.8 GB of each chip's cache.
+    assert "64 sequences of 4,096 tokens" in note.message and "18.8 GB" in note.message
+    assert "8.7 GB" in note.message and "an estimate, untested on hardware" in note.message
+    assert note.help == f"decode_block_sizes: {SIZES}"
+    for taken in (
+        f"serve.decode_block_sizes={SIZES}",
+        "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,1024'}",
+    ):
+        after = found(taken)
+        assert not {"N0635", "W0637", "E0636"} & set(after), taken
+    # No windows, nothing to skip, another kernel.
+    assert "N0635" not in found(LLAMA)
+    assert "N0635" not in found("benchmark={input_lengths: [1024]}")
+    assert "N0635" not in found("serve.env={USE_BATCHED_RPA_KERNEL: '1'}")
+    # Estimates of a server that does not start are left out.
+    assert not {"N0635", "N0607", "N1006"} & set(found("serve.data_parallel_size=2"))
+
+
+def test_decode_blocks_without_effect(found: Found) -> None:
+    blocks = f"serve.decode_block_sizes={SIZES}"
+    assert "no layers with a sliding window" in found(LLAMA, blocks)["W0637"].message
+    assert "are never skipped" in found(blocks, "serve.max_model_len=2047")["W0637"].message
+    assert "W0637" not in found(blocks, "serve.max_model_len=2048")
+    batched = "serve.env={USE_BATCHED_RPA_KERNEL: '1'}"
+    assert "another kernel" in found(blocks, batched)["W0637"].message
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        "serve.decode_block_sizes=[1, 1000, 1, 1000]",
+        "serve.decode_block_sizes=[1, 1024, 1, 768]",
+        "serve.decode_block_sizes=[1, 1024, 2, 1024]",
+        "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024'}",
+        "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,x'}",
+        "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,-1024'}",
+    ],
+)
+def test_blocks_that_the_kernel_refuses(sets: str, found: Found) -> None:
+    assert "E0636" in found(sets)
+
+
+def test_blocks_are_set_once(found: Found) -> None:
+    both = (f"serve.decode_block_sizes={SIZES}", "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,1024'}")
+    assert found(*both)["E0638"].path == "serve.env.RPA_V3_DECODE_BLOCK_SIZES"
+
+
+def test_fewer_devices_than_key_value_heads(found: Found) -> None:
+    note = found()["N0607"]
+    # 50 local layers with 2 heads a device, 10 global ones with a head padded to the size of bfloat16.
+    before = 8 * (50 * 4 * 256 + 10 * 4 * 512) / 1024
+    after = 4 * (50 * 8 * 256 + 10 * 4 * 512) / 1024
+    assert f"{before:,.0f} KiB" in note.message and f"{after:,.0f} KiB at 4" in note.message
+    # The weights are there twice: the caches hold less all the same, which the help does not conceal.
+    figures = [int(n.replace(",", "")) for n in re.findall(r"\d+,\d+", note.help or "")]
+    assert len(figures) == 2 and figures[0] < figures[1]
+    assert "N0607" not in found("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")
+
+
+def test_a_chip_without_a_kernel(found: Found) -> None:
+    assert "W0609" in found(
+        "serve.accelerator=v4-8", "serve.tensor_parallel_size=4", "serve.kv_cache_dtype=auto"
+    )
+    assert "W0609" not in found("serve.accelerator=v5p-8", "serve.tensor_parallel_size=4")

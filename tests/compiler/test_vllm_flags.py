@@ -1,0 +1,270 @@
+"""Flags of the server: what the catalogue of vLLM's own says of a recipe's, and what they become."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.lower import lower
+from compiler.serving import flags as vllm
+from compiler.serving.container import container
+from spec.load import load
+
+Codes = Callable[..., set[str]]
+
+SERVED = "serve={accelerator: v6e-8}"
+
+
+def said(name: str, value: Any) -> list[str]:
+    return [problem.message for problem in vllm.problems(name, value)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 1),
+        ("seed", "1"),
+        ("seed", -1),
+        ("async_scheduling", True),
+        ("async-scheduling", False),
+        ("no_async_scheduling", True),
+        ("gpu_memory_utilization", 0.9),
+        ("device_memory_utilization", 1),
+        ("watermark", -0.5),
+        ("kv_cache_memory_bytes", "8G"),
+        ("kv_cache_memory_bytes", "None"),
+        ("uvicorn_log_level", "warning"),
+        ("allowed_origins", ["https://example.com"]),
+        ("allowed_origins", '["*"]'),
+        ("served_model_name", ["a", "b"]),
+        ("max_lora_rank", 64),
+        ("hf_overrides", {"a": 1}),
+        ("hf_overrides", "package.function"),
+        ("compilation_config", {"mode": 3, "pass_config": {"fuse_norm_quant": True}}),
+        ("compilation-config.cudagraph_mode", "FULL"),
+        ("additional_config.any.thing", [1, 2]),
+        ("structured_outputs_config.backend", "xgrammar"),
+        ("moe_backend", "Flashinfer-TRTLLM"),
+        ("hf_token", True),
+        ("seed", None),
+    ],
+)
+def test_what_the_parser_takes(name: str, value: Any) -> None:
+    assert said(name, value) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "part"),
+    [
+        ("gpu_memory_utilisation", 0.9, "no flag --gpu-memory-utilisation"),
+        ("seed", "x", "which is not a whole number"),
+        ("seed", 1.5, "which is not a whole number"),
+        ("seed", True, "takes a value"),
+        ("seed", False, "has no form --no-seed"),
+        ("seed", [1, 2], "takes one value, not a list"),
+        ("async_scheduling", 1, "is a switch"),
+        ("no_async_scheduling", "x", "is a switch"),
+        ("no_async_scheduling", False, "says no twice"),
+        ("headless", False, "there is no --no-headless"),
+        ("gpu_memory_utilization", "most", "which is not a number"),
+        ("kv_cache_memory_bytes", "1.5K", "which is not a whole number, or one such as 8k"),
+        ("uvicorn_log_level", "loud", "cannot be `loud`"),
+        ("max_lora_rank", 12, "cannot be `12`"),
+        ("lora_target_modules", [], "is an empty list"),
+        ("lora_target_modules", ["-x"], "takes for another flag"),
+        ("allowed_origins", "*", "which is not JSON"),
+        ("hf_overrides", "{a", None),
+        ("hf_overrides", "{a}", "which is not JSON"),
+        ("compilation_config", "[1]", "which is not a mapping"),
+        ("compilation_config", {"zzz": 1}, "no key `zzz`"),
+        ("compilation_config", {"pass_config": {"zzz": 1}}, "no key `zzz`"),
+        ("structured_outputs_config.backend", "nope", "cannot be `nope`"),
+        ("seed.x", 1, "has no keys"),
+        ("compilation-config..x", 1, "is empty"),
+        ("scheduling_pol", "fcfs", "is the beginning of --scheduling-policy"),
+    ],
+)
+def test_what_the_parser_refuses(name: str, value: Any, part: str | None) -> None:
+    messages = said(name, value)
+    assert messages == [] if part is None else len(messages) == 1 and part in messages[0], messages
+
+
+@pytest.mark.parametrize(
+    ("name", "help"),
+    [
+        ("gpu_memory_utilisation", "did you mean `gpu-memory-utilization` or `device-memory-utilization`?"),
+        ("disable_log_requests", "it has no-enable-log-requests"),
+        ("guided_decoding_backend", "it has structured-outputs-config.backend"),
+        ("pp", "-pp is pipeline-parallel-size: write that"),
+        ("zzz", "`vllm serve --help=all` of vllm-tpu 0.32.0 lists them"),
+    ],
+)
+def test_a_way_out_of_an_unknown_flag(name: str, help: str) -> None:
+    assert [problem.help for problem in vllm.problems(name, 1)] == [help]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("max_model_len", 8, ["--max-model-len", "8"]),
+        ("enable_lora", True, ["--enable-lora"]),
+        ("enable_lora", False, ["--no-enable-lora"]),
+        ("seed", None, []),
+        ("served_model_name", ["a", "b c"], ["--served-model-name", "a", "b c"]),
+        # One word of JSON, not a word for each item.
+        ("allowed_origins", ["*"], ["--allowed-origins", '["*"]']),
+        ("hf_overrides", {"ä": 1}, ["--hf-overrides", '{"ä": 1}']),
+        # Keys behind the dot keep their spelling, and a truth value is a value.
+        ("compilation_config.use_x", True, ["--compilation-config.use_x", "true"]),
+        ("compilation_config.sizes", [1, 2], ["--compilation-config.sizes", "[1, 2]"]),
+        # vLLM reads a key's value as JSON first: a text that is JSON needs quotes.
+        ("additional_config.x", "8k", ["--additional-config.x", '"8k"']),
+        ("additional_config.x", "plain", ["--additional-config.x", "plain"]),
+        ("watermark", -0.5, ["--watermark=-0.5"]),
+        ("hf_overrides.x", -1, ["--hf-overrides.x=-1"]),
+    ],
+)
+def test_the_words_of_a_flag(name: str, value: Any, words: list[str]) -> None:
+    assert vllm.words(name, value) == words
+
+
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        ("{api_key: [abc]}", "E0628"),
+        ("{api_key: abc}", "E0703"),
+        ("{hf_token: {a: b}}", "E0628"),
+        ("{trust_remote_code: true}", "E0629"),
+        ("{config: /etc/vllm.yaml}", "E0630"),
+        ("{uds: /tmp/x}", "E0630"),
+        ("{no_disable_chunked_mm_input: true}", "E0630"),
+        ("{disable_chunked_mm_input: false}", "E0630"),
+        ("{tp: 4}", "E0616"),
+        ("{host: 0.0.0.0}", "E0616"),
+        ("{served_model_name: x}", "E0616"),
+        ("{max_num_batch: 1}", "E0616"),
+        ("{no_enable_prefix_caching: true}", "E0616"),
+        ("{seed: 1, SEED: 2}", "E0615"),
+        ("{scheduling_pol: fcfs}", "E0624"),
+        ("{stream_interval: 1, stream-interval: 2}", "E0627"),
+        ("{async_scheduling: true, no_async_scheduling: true}", "E0627"),
+        ("{compilation_config: {mode: 3}, compilation_config.mode: 0}", "E0627"),
+        ("{compilation_config.mode: 3, compilation-config.mode: 0}", "E0627"),
+        ("{device_memory_utilization: 0.9, gpu_memory_utilization: 0.8}", "E0627"),
+        ("{gpu_memory_utilization: 1.5}", "E0625"),
+        ("{reasoning_parser: gema4}", "E0631"),
+        ("{structured_outputs_config.disable_any_whitespace: true}", "E0649"),
+    ],
+)
+def test_flags_of_a_recipe(flags: str, code: str, codes: Codes) -> None:
+    assert code in codes(SERVED, f"serve.extra_args={flags}")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "{compilation_config.mode: 3, compilation_config.cudagraph_mode: FULL}",
+        "{no_trust_remote_code: true, trust_request_chat_template: false}",
+        "{structured_outputs_config: {backend: guidance, disable_any_whitespace: true}}",
+        # Not secrets, whatever their names hold.
+        "{long_prefill_token_threshold: 1, return_tokens_as_token_ids: true, dbo_decode_token_threshold: 3}",
+        "{reasoning_parser: gemma4, tool_parser_plugin: /x.py}",
+    ],
+)
+def test_flags_that_a_recipe_may_have(flags: str, codes: Codes) -> None:
+    assert not {c for c in codes(SERVED, f"serve.extra_args={flags}") if c[0] == "E"}
+
+
+def test_a_plugin_registers_parsers_of_its_own(codes: Codes) -> None:
+    unknown = "serve.tool_call_parser=mine"
+    assert "E0631" in codes(SERVED, unknown)
+    assert "E0631" not in codes(SERVED, unknown, "serve.extra_args={tool_parser_plugin: /x.py}")
+    # Known, and made for other markup.
+    assert codes(SERVED, "serve.tool_call_parser=hermes") >= {"W0619"}
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        ("VLLM_LOGGING_LEVEL", False),
+        ("VLLM_LOGING_LEVEL", True),
+        ("VLLM_WHATEVER", True),
+        ("MODEL_IMPL_TYP", True),
+        ("MODEL_IMPL_TYPE", False),
+        ("HF_HOME", False),
+        ("LIBTPU_INIT_ARGS", False),
+        ("MY_OWN", False),
+    ],
+)
+def test_variables_of_the_server(name: str, warned: bool, codes: Codes) -> None:
+    assert ("W0632" in codes(SERVED, f"serve.env={{{name}: '1'}}")) is warned
+
+
+def test_every_flag_that_an_artifact_gives_is_one_of_vllms(root: Path) -> None:
+    several = "serve.data_parallel_size=2"
+    sets: list[tuple[str, ...]] = [
+        (),
+        ("serve.tool_call_parser=gemma4", "serve.prefix_caching=false", "serve.quantization=fp8"),
+        (
+            "serve.weights=adapter",
+            "serve.env={MODEL_IMPL_TYPE: vllm}",
+            "serve.tensor_parallel_size=4",
+            several,
+        ),
+        ("serve.model=google/gemma-4-31B-it", "model.revision=main", "serve.weights=adapter"),
+    ]
+    seen = set()
+    for path in sorted((root / "recipes").glob("*-v*.yaml")):
+        for changes in sets:
+            recipe = load(path, changes).recipe
+            assert recipe is not None
+            if recipe.serve is None:
+                continue
+            given = container(recipe, "gemma4").flags
+            for words in given:
+                name, _, value = words[0].removeprefix("--").partition("=")
+                flag = vllm.find(name)
+                assert flag is not None, words
+                seen.add(flag.name)
+                values: Any = [*words[1:], *([value] if value else [])]
+                whole = True if not values else values if flag.many else values[0]
+                assert said(name, whole) == [], words
+    assert seen >= {"max-lora-rank", "lora-modules", "tool-call-parser", "host", "port", "data-parallel-size"}
+
+
+def test_the_adapter_of_a_recipe_is_served_by_the_smallest_rank_that_holds_it(lowered: Any) -> None:
+    torchax = "serve.env={MODEL_IMPL_TYPE: vllm}"
+    base = (SERVED, torchax, "serve.weights=adapter")
+    for rank, pattern, flag in ((8, 8, "8"), (9, 9, "16"), (8, 100, "128"), (300, 8, "320"), (512, 1, "512")):
+        sets = (*base, f"lora.rank={rank}", f"lora.rank_pattern={{q_proj: {pattern}}}")
+        program = lowered(*sets).program
+        assert program is not None
+        words = container(program.recipe, "gemma4").entrypoint
+        assert words[words.index("--max-lora-rank") + 1] == flag
+    assert "E0646" in {d.code for d in lowered(*base, "lora.rank=513").diagnostics}
+    pattern = "lora.rank_pattern={q_proj: 600}"
+    (found,) = [d for d in lowered(*base, pattern).diagnostics if d.code == "E0646"]
+    assert (found.path, "rank 600" in found.message) == ("lora.rank_pattern", True)
+
+
+def test_the_catalogue_is_read_only_where_something_is_served(root: Path) -> None:
+    """And checking needs none of the packages that training needs."""
+    check = (
+        "import sys; from pathlib import Path; from spec.load import load; from compiler.lower import lower; "
+        "from compiler.serving.flags import catalogue; "
+        "lower(load(Path(sys.argv[1]))); print(catalogue.cache_info().currsize, 'jax' in sys.modules)"
+    )
+    for name, reads in (("quickstart", 0), ("gemma4-31b-v5p8", 1)):
+        path = root / "recipes" / f"{name}.yaml"
+        done = subprocess.run([sys.executable, "-c", check, path], cwd=root, capture_output=True, text=True)
+        assert done.stdout.split() == [str(reads), "False"], done.stderr
+
+
+def test_recipes_of_the_project_have_no_errors(root: Path) -> None:
+    for path in sorted((root / "recipes").glob("*.yaml")):
+        assert lower(load(path)).program is not None, path.name
