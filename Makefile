@@ -19,7 +19,7 @@ help:
 	touch $@
 
 .venv/.dev: .venv/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,serve,dev]'
 	touch $@
 
 quickstart: .venv/.train
@@ -32,10 +32,10 @@ lint: .venv/.dev
 
 test: lint
 	$(BIN)/recipe build recipes/*.yaml --check
-	$(BIN)/python -m pytest -n 2 --durations=10 $(PYTEST)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(PYTEST)
 
 e2e: .venv/.dev
-	$(BIN)/python -m pytest -m e2e -s $(PYTEST)
+	$(BIN)/python -m pytest -m e2e -p tests.e2e.two_workers -n 2 $(PYTEST)
 
 bench: .venv/.dev
 	$(BIN)/python -m tests.bench

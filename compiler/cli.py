@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from compiler import cli_plan
+from compiler import cli_plan, cli_serve
 from compiler.cli_base import (
     DONE,
     FAILED,
@@ -191,6 +191,7 @@ def diff(
 
 app.command()(cli_plan.plan)
 app.command()(cli_plan.cost)
+app.add_typer(cli_serve.app, name="serve")
 
 
 @app.command()
@@ -273,6 +274,9 @@ def preview(
 
 def main() -> NoReturn:
     """The console script: whatever happens, the user reads sentences and gets an exit status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started this: `recipe ... 2>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as this process lasts)
     try:
         app()
     except SystemExit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ def plan(
     if lowered.program is None:
         show(lowered.diagnostics, format)
         raise typer.Exit(FAILED)
+    _refuse_early(lowered.program, serve, html)
     asked = session.Asked(tuple(sets or ()), exact, search, most, free_batch, effort, model, data_dir)
     try:
         with _progress(f"planning {lowered.program.name}") as progress:
@@ -103,6 +105,27 @@ def plan(
         if html is not None:
             print(f"\n{html}: written")
     raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
+
+
+def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
+    """What would fail after minutes of compiling.
+
+    Raises:
+        ArtifactError: the server to be planned is none, or the page cannot be written.
+    """
+    from compiler.artifact import ArtifactError
+
+    if serve and program.recipe.serve is None:
+        raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
+    if html is None:
+        return
+    way_out = "give a file in a folder that is there and can be written"
+    if html.is_dir():
+        raise ArtifactError(f"{html} is a folder", way_out)
+    if not html.parent.is_dir():
+        raise ArtifactError(f"{html} cannot be written: there is no folder {html.parent}", way_out)
+    if not os.access(html if html.exists() else html.parent, os.W_OK):
+        raise ArtifactError(f"{html} cannot be written: Permission denied", way_out)
 
 
 def compare(before: Program, after: Program, sets: tuple[str, ...]) -> str:

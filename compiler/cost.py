@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
@@ -25,22 +25,6 @@ SERVED_HOURS = (1.0, 24.0)
 CENT = Decimal("0.01")
 ANY_SIZE = Context(prec=700)
 """Digits enough for every price and number of hours: the usual 28 are refused where they do not suffice."""
-
-
-class BaselineSection(Protocol):
-    """The recipe's `cost.baseline`: a run on other hardware."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def train_hours(self) -> float: ...
-
-    @property
-    def train_usd_per_hour(self) -> float: ...
-
-    @property
-    def serve_usd_per_hour(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -107,20 +91,17 @@ COST: TypeAdapter[Cost] = TypeAdapter(Cost)
 """To and from JSON."""
 
 
-def cost(
-    program: Program, training: Hours, hours: float | None = None, baseline: BaselineSection | None = None
-) -> Cost:
+def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     """The costs of a recipe.
 
     Args:
         training: as from `compiler.duration.training_hours`.
         hours: of serving, beside 1 and 24; None for no other.
-        baseline: None takes the recipe's.
 
     Raises:
         ArtifactError: when a price is not known, or hours have no meaning.
     """
-    baseline = baseline or program.recipe.cost.baseline
+    baseline = program.recipe.cost.baseline
     train, serve = _required_prices(program)
     check_hours(hours, "--hours")
     served = sorted({*SERVED_HOURS, *([hours] if hours else [])}) if serve else []
@@ -161,14 +142,14 @@ def cost(
 
 def training_price(program: Program) -> Price | None:
     """Of the whole training machine; None when nobody says it."""
-    return _price(program.recipe.cost.train_usd_per_hour, program.accelerator)
+    return machine_price(program.recipe.cost.train_usd_per_hour, program.accelerator)
 
 
 def serving_price(program: Program) -> Price | None:
     """Of the whole serving machine; None without one, or when nobody says it."""
     if program.serve_accelerator is None:
         return None
-    return _price(program.recipe.cost.serve_usd_per_hour, program.serve_accelerator)
+    return machine_price(program.recipe.cost.serve_usd_per_hour, program.serve_accelerator)
 
 
 def text(cost: Cost) -> str:
@@ -228,7 +209,12 @@ def _required_prices(program: Program) -> tuple[Price, Price | None]:
     return train, serve
 
 
-def _price(own: float | None, accelerator: Accelerator) -> Price | None:
+def machine_price(own: float | None, accelerator: Accelerator) -> Price | None:
+    """Of a whole machine: the recipe's own, or else the catalogue's; None when nobody says it.
+
+    Args:
+        own: the recipe's, in US$ per hour.
+    """
     if own is not None:
         return Price(_decimal(own), "the recipe")
     if accelerator.usd_per_chip_hour is None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compiler.artifact import LOCK
+from compiler.emitters.bench import emit_bench
 from compiler.emitters.data_files import data_files
+from compiler.emitters.evaluate import emit_evaluate
 from compiler.emitters.lock import emit_lock
 from compiler.emitters.merge import emit_merge
 from compiler.emitters.readme import emit_readme
 from compiler.emitters.requirements import emit_requirements
 from compiler.emitters.serve import emit_serve
+from compiler.emitters.smoke import emit_smoke
 from compiler.emitters.train import emit_train
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ def emit(program: Program) -> dict[str, bytes]:
         "merge.py": emit_merge(program),
         "requirements-train.txt": emit_requirements(program),
         **emit_serve(program),
+        **emit_smoke(program),
+        **emit_bench(program),
+        **emit_evaluate(program),
     }
     files = {path: text.encode() for path, text in texts.items()}
     files = dict(sorted((data_files(program) | files).items()))

@@ -72,6 +72,9 @@ class Accelerator:
         hbm_gb_per_s, ici_gb_per_s: bandwidth of a chip's memory, and of its links in both directions, in
             10^9 bytes/s; None for a CPU.
         slices: how many, joined over the data centre's network (DCN).
+        gke_accelerator: what GKE's node label calls the generation: "tpu-v6e-slice"; None for a CPU.
+        gke_machine: the machine type of a node that has the whole slice, None where no single node has.
+        gke_disk: the type of disk that its machines attach: "hyperdisk-balanced"; None for a CPU.
     """
 
     name: str
@@ -93,6 +96,9 @@ class Accelerator:
     hbm_gb_per_s: float | None = None
     ici_gb_per_s: float | None = None
     slices: int = 1
+    gke_accelerator: str | None = None
+    gke_machine: str | None = None
+    gke_disk: str | None = None
 
     @property
     def devices_per_chip(self) -> int:
@@ -154,6 +160,7 @@ def accelerator(mesh: MeshSection) -> Accelerator:
         devices=found.devices * count,
         hosts=found.hosts * count,
         slices=count,
+        gke_machine=None,
     )
 
 
@@ -240,6 +247,9 @@ def _tpu(generation: str, shape: str) -> Accelerator:
         fp8_matmul=data["fp8_matmul"],
         hbm_gb_per_s=data["hbm_gb_per_s"],
         ici_gb_per_s=data["ici_gb_per_s"],
+        gke_accelerator=data["gke"]["accelerator"],
+        gke_machine=data["gke"]["machines"].get(str(chips)),
+        gke_disk=data["gke"]["disk"],
     )
 
 

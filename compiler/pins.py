@@ -53,6 +53,11 @@ def training(program: Program) -> Pins:
     return pins | _pins("gcs") if uses_gcs(program) else pins
 
 
+def evaluation() -> Pins:
+    """The environment of lm-eval, which serve/eval.sh runs."""
+    return _pins("eval")
+
+
 def uses_gcs(program: Program) -> bool:
     """Whether anything that a recipe reads or writes lies in Google Cloud Storage."""
     recipe = program.recipe

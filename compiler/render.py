@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,24 +27,51 @@ def docker_value(text: str) -> str:
     return '"' + re.sub(r'(["\\$])', r"\\\1", text) + '"'
 
 
-def exec_form(words: list[str]) -> str:
+def exec_form(words: Sequence[str]) -> str:
     """Words of a Dockerfile's exec form, without the brackets."""
     return ", ".join(json.dumps(word, ensure_ascii=False) for word in words)
 
 
-def yaml_name(name: str) -> str:
-    """A recipe's name as a YAML string: in quotes where a reader would take it for another value."""
-    return json.dumps(name) if name in OTHER_YAML else name
+def yaml_string(text: str) -> str:
+    """A YAML string: in quotes where a reader would take it for something else."""
+    if PLAIN_YAML.fullmatch(text) and text.lower() not in OTHER_YAML:
+        return text
+    return '"' + "".join(map(_yaml_character, text)) + '"'
 
+
+PLAIN_YAML = re.compile(r"(--)?[A-Za-z/][A-Za-z0-9._/-]*(:[A-Za-z0-9._/-]+)*(@sha256:[0-9a-f]+)?")
+"""Strings that every reader of YAML takes for strings, unless they are in OTHER_YAML."""
 
 OTHER_YAML = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+
+def compose_string(text: str) -> str:
+    """A YAML string that docker compose, which fills in variables at $, reads as `text`."""
+    return yaml_string(text.replace("$", "$$"))
+
+
+def kubernetes_string(text: str) -> str:
+    """A YAML string of a container's command or environment, where Kubernetes fills in $(NAME)."""
+    return yaml_string(text.replace("$", "$$"))
+
+
+def _yaml_character(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def shell_word(text: str) -> str:
     """A word of a shell command, in double quotes where it must be."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./-]+", text):
         return text
-    return '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
+    quoted = re.sub(r'(["\\$`])', r"\\\1", text)
+    # Within double quotes in an array bash puts a byte of its own before these.
+    quoted = re.sub("[\x01\x7f]", lambda found: f"\"$'\\{ord(found[0]):03o}'\"", quoted)
+    return f'"{quoted}"'
 
 
 @functools.cache
@@ -58,5 +86,12 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    environment.filters.update(docker=docker_value, exec_form=exec_form, yaml=yaml_name, shell=shell_word)
+    environment.filters.update(
+        docker=docker_value,
+        exec_form=exec_form,
+        yaml=yaml_string,
+        compose=compose_string,
+        kubernetes=kubernetes_string,
+        shell=shell_word,
+    )
     return environment

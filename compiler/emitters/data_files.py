@@ -1,4 +1,4 @@
-"""The files beside a recipe that its artifact takes along: the chat template and the transform."""
+"""The files beside a recipe that its artifact takes along: chat template, transform, prompts to evaluate."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def data_files(program: Program) -> dict[str, bytes]:
     if data.transform is not None:
         path = data.transform.partition(":")[0]
         files[path] = _read(program, path)
+    if program.recipe.evaluate.prompts is not None:
+        files[program.recipe.evaluate.prompts] = _read(program, program.recipe.evaluate.prompts)
     return files
 
 

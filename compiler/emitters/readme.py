@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from compiler import pins
 from compiler.emitters.lock import compiler_name
-from compiler.emitters.serve import STARTUP_MINUTES
+from compiler.emitters.readme_serve import serve_section
 from compiler.emitters.settings import kind
 from compiler.render import render, shell_word
+from compiler.serving.weights import OWN_MODELS
 from compiler.wording import listing, plural
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 LARGE_MODEL = 30e9
 """Bytes of weights that a TPU VM's boot disk of 97 GB does not hold twice, beside the system."""
-
-OWN_MODELS = "recipec/"
-"""The start of the ids of models that this project writes itself, which are on no hub."""
 
 
 def emit_readme(program: Program) -> str:
@@ -76,9 +73,8 @@ def emit_readme(program: Program) -> str:
         serve_accelerator=serving,
         serves_elsewhere=serves_elsewhere,
         serve_create=create_command(f"{program.name}-serve", serving, recipe.launch) if serving else [],
-        serve_weights=f"/dev/shm/{PurePosixPath(merged).name}" if serves_elsewhere else merged,
+        **serve_section(program, merged, serves_elsewhere),
         vllm=pins.sets()["serve"]["vllm-tpu"],
-        startup_minutes=STARTUP_MINUTES,
     )
 
 

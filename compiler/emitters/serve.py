@@ -1,122 +1,130 @@
 """serve/: a container image, its compose file and a script for a bare TPU VM.
 
-All three start the same server: `server_flags` and `server_environment` are the one place that says how.
+All of them start the same server, as compiler.serving.container says.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from compiler.render import render
+from compiler import pins
+from compiler.emitters.kubernetes import emit_kubernetes
+from compiler.render import render, shell_word, yaml_string
+from compiler.serving.container import Container, Volume, container, is_loopback, own_address
+from compiler.serving.weights import Weights
 
 if TYPE_CHECKING:
     from compiler.program import Program
-    from spec.language import Serve
 
-WEIGHTS = "/model"
-"""Where the container finds the merged weights."""
-
-CACHE = "/cache/xla"
-"""Where the container keeps compiled programs, so that a restart does not compile them again."""
-
-SHARED_MEMORY = "16gb"
-"""What the processes of one server exchange data through; the container's default of 64 MB stops them."""
-
-STARTUP_MINUTES = 30
-"""Loading and the first compilation of a large model; about 8 min of compilation were seen for 31B."""
-
-FAMILY_FLAGS: Mapping[str, Mapping[str, Any]] = {
-    # Its attention sees an image's tokens in both directions, so no chunk may end within an image.
-    "gemma4": {"disable-chunked-mm-input": True},
-}
+CONTAINER_PLACES = ("VLLM_XLA_CACHE_PATH", "HF_HOME")
+"""Variables that say where the container's volumes are; a bare machine keeps the defaults."""
 
 
 def emit_serve(program: Program) -> dict[str, str]:
-    """The files of serve/; none without a `serve` section."""
-    serve, accelerator = program.recipe.serve, program.serve_accelerator
-    if serve is None or accelerator is None:
+    """The files of serve/ that start a server; none without a `serve` section."""
+    accelerator = program.serve_accelerator
+    if program.recipe.serve is None or accelerator is None:
         return {}
+    server = container(program.recipe, program.family.name)
     values = {
-        "name": program.name,
-        "model": program.recipe.model.id,
+        "server": server,
+        "name": server.name,
         "accelerator": accelerator.name,
-        "image": serve.image,
-        "port": serve.port,
-        "flags": flag_words(server_flags(program.name, serve, program.family.name)),
-        "environment": server_environment(serve),
-        "weights": WEIGHTS,
-        "cache": CACHE,
-        "shared_memory": SHARED_MEMORY,
-        "startup_minutes": STARTUP_MINUTES,
-        "merged": local_weights(program),
+        "tpu": accelerator.platform == "tpu",
     }
-    files = ("serve/Dockerfile", "serve/compose.yaml", "serve/serve.sh")
-    return {file: render(file, **values) for file in files}
+    return {
+        "serve/Dockerfile": render("serve/Dockerfile", **values),
+        "serve/compose.yaml": render("serve/compose.yaml", **values, sources=_sources(server)),
+        "serve/serve.sh": render("serve/serve.sh", **values, **_script(server, program)),
+        **emit_kubernetes(program, server),
+    }
 
 
-def local_weights(program: Program) -> str | None:
-    """Where merge.py leaves the weights by default, relative to the artifact's folder.
-
-    None when that is an address, which cannot be mounted, or a name that a shell would read otherwise:
-    then the folder has to be given.
-    """
-    output = program.recipe.merge.output
-    return output.rstrip("/") if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._/-]*", output) else None
+def _sources(server: Container) -> dict[str, str]:
+    """What is mounted in compose.yaml, by its folder within the container."""
+    return {v.target: v.source if v.kind == "volume" else _folder(v) for v in server.volumes}
 
 
-def server_flags(name: str, serve: Serve, family: str) -> dict[str, Any]:
-    """The flags of `vllm serve` by name, without dashes; True stands for a flag without a value.
+def _folder(volume: Volume) -> str:
+    """The folder that the volume's variable names, or else the recipe's."""
+    folder = volume.source
+    # A default ends at the first }, whatever quotes it, and is one line.
+    if not folder or re.search(r"[}\n]", folder):
+        return f"${{{volume.variable}:?the folder of {volume.holds}}}"
+    start = "" if folder.startswith("/") else "${HOME}" if folder.startswith("~/") else "../"
+    rest = folder.removeprefix("~").replace("$", "$$")
+    text = f"${{{volume.variable}:-{start}{rest}}}"
+    return text if re.fullmatch("[A-Za-z0-9._/-]+", rest) else yaml_string(text)
+
+
+def _script(server: Container, program: Program) -> dict[str, Any]:
+    """What serve.sh has of its own: folders of this machine instead of the container's."""
+    assert program.recipe.serve is not None
+    folders = []
+    if server.model.local:
+        merges = program.recipe.serve.weights == "merged" and program.recipe.serve.model is None
+        folders.append(_script_folder("model", server.model, server.name, merges))
+    if server.adapter is not None:
+        folders.append(_script_folder("adapter", server.adapter, server.name, merges=True))
+    return {
+        "folders": folders,
+        "relative": any("$here" in line for folder in folders for line in folder["lines"]),
+        "model": '"$model"' if server.model.local else shell_word(server.model.address),
+        "flags": [_script_words(words, server.name) for words in server.flags],
+        "environment": _script_environment(server.environment, program.recipe.serve.env),
+        "own_address": _asked(server.host),
+        "vllm": pins.sets()["serve"]["vllm-tpu"],
+    }
+
+
+def _asked(host: str) -> str | None:
+    """Where a listener on the port shows at once; None for addresses that may be another machine's."""
+    own = own_address(host).strip("[]")
+    return own if is_loopback(own) else None
+
+
+def _script_folder(part: str, weights: Weights, name: str, merges: bool) -> dict[str, Any]:
+    """How serve.sh finds the model or the adapter, and what it says where there is none.
 
     Args:
-        name: of the recipe, under which clients ask for the model.
-        family: of the model.
+        merges: whether merge.py writes it.
     """
-    flags: dict[str, Any] = {
-        "served-model-name": name,
-        "host": "0.0.0.0",
-        "port": serve.port,
-        "tensor-parallel-size": serve.tensor_parallel_size,
+    variable = f"{part.upper()}_DIR"
+    given = f"${{1:-${{{variable}:-%s}}}}" if part == "model" else f"${{{variable}:-%s}}"
+    if weights.kind == "bucket":
+        start, path = "$HOME", f"/.cache/{name}/{part}"
+    elif weights.address.startswith("~/"):
+        start, path = "$HOME", weights.address[1:]
+    elif weights.address.startswith("/") or not weights.address:
+        start, path = "", weights.address
+    else:
+        start, path = "$here", f"/../{weights.address}"
+    if shell_word(path) in (path, '""'):
+        lines = [f'{part}="{given % (start + path)}"']
+    else:
+        # Within the braces of a default its quotes and braces would count.
+        default = f"default_{part}"
+        lines = [f'{default}="{start}{shell_word(path)[1:]}', f'{part}="{given % f"${default}"}"']
+    return {
+        "part": part,
+        "lines": lines,
+        "address": weights.address if weights.kind == "bucket" else None,
+        "file": "config.json" if part == "model" else "adapter_config.json",
+        "help": f"run merge.py first, or name the folder in {variable}"
+        if merges
+        else f"name the folder in {variable}",
+        "named": bool(weights.address),
+        "holds": "weights" if part == "model" else "an adapter",
     }
-    if serve.data_parallel_size > 1:
-        flags["data-parallel-size"] = serve.data_parallel_size
-    flags |= {
-        "max-model-len": serve.max_model_len,
-        "max-num-seqs": serve.max_num_seqs,
-        "max-num-batched-tokens": serve.max_num_batched_tokens,
-        "kv-cache-dtype": serve.kv_cache_dtype,
-    }
-    if serve.quantization is not None:
-        flags["quantization"] = serve.quantization
-    flags["enable-prefix-caching" if serve.prefix_caching else "no-enable-prefix-caching"] = True
-    if serve.tool_call_parser is not None:
-        flags |= {"enable-auto-tool-choice": True, "tool-call-parser": serve.tool_call_parser}
-    flags |= FAMILY_FLAGS.get(family, {})
-    return flags | {key.replace("_", "-"): value for key, value in serve.extra_args.items()}
 
 
-def flag_words(flags: Mapping[str, Any]) -> list[list[str]]:
-    """The words of each flag: its name and its values, if any."""
-    words = []
-    for name, value in flags.items():
-        if value is None:
-            continue
-        if isinstance(value, bool):
-            words.append([f"--{name}" if value else f"--no-{name}"])
-        elif isinstance(value, list):
-            words.append([f"--{name}", *map(_word, value)])
-        else:
-            words.append([f"--{name}", _word(value)])
-    return words
+def _script_words(words: tuple[str, ...], name: str) -> list[str]:
+    if words[0] == "--lora-modules":
+        return [words[0], f'{name}="$adapter"']
+    return [shell_word(word) for word in words]
 
 
-def server_environment(serve: Serve) -> dict[str, str]:
-    """Environment variables of the server; the recipe's win."""
-    # The weights are local: the server need not ask the hub, nor report usage.
-    return {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", **serve.env}
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _script_environment(environment: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in environment.items() if key in own or key not in CONTAINER_PLACES}

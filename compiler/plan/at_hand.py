@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 DECISIVE = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
 """Packages that decide how rows are read, rendered and tokenised."""
 
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+"""A folder without any of these has none."""
+
 
 @dataclass(frozen=True)
 class Unavailable:
@@ -64,6 +67,8 @@ def look(program: Program, model: Path | None, data_dir: Path | None) -> AtHand 
     Raises:
         ArtifactError: what was given is not there.
     """
+    if model is not None and not model.is_dir():
+        raise ArtifactError(f"{model}: no such folder", "--model DIR says where the tokenizer lies")
     folder = data_dir or program.source.parent
     data = replace(data_settings(program), eval=())
     absent = _absent(data, folder, data_dir is not None)
@@ -123,8 +128,6 @@ def _tokenizer(
 
     model = program.recipe.model
     settings = ModelSettings(model.id, program.family.name, revision=model.revision)
-    if given is not None and not given.is_dir():
-        raise ArtifactError(f"{given}: no such folder", "--model DIR says where the tokenizer lies")
     if model.tokenizer is not None:
         folder = data_dir / Path(model.tokenizer).expanduser()
         other = folder.resolve() if folder.is_dir() else _cached(model.tokenizer, None)
@@ -132,6 +135,10 @@ def _tokenizer(
             return _not_here(model.tokenizer, "model.tokenizer may name a folder")
         return given or other, replace(settings, tokenizer=str(other))
     if given is not None:
+        if not any((given / name).is_file() for name in TOKENIZERS):
+            raise ArtifactError(
+                f"there is no tokenizer in {given}", "--model DIR says where the tokenizer lies"
+            )
         return given, settings
     if is_directory(model.id):
         own: Path | None = program.source.parent / Path(model.id).expanduser()

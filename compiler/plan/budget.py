@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from compiler.plan.units import gib, percent
+from compiler.plan.units import gib
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from compiler.plan.results import Plan
     from compiler.program import Program
+
+DIGITS = 15
+"""Those that a float keeps of a decimal number."""
 
 
 def check(program: Program, plan: Plan) -> list[Diagnostic]:
@@ -18,54 +21,66 @@ def check(program: Program, plan: Plan) -> list[Diagnostic]:
 
     Hours and US$ are held against the compiler's estimate; the calibrated figure is told beside it.
     """
-    return [*_memory(program, plan), *_hours(program, plan), *_usd(program, plan)]
+    return [*_memory(program, plan), *_run(program, plan)]
 
 
 def _memory(program: Program, plan: Plan) -> Iterator[Diagnostic]:
     most, memory = program.recipe.budget.max_hbm_share, plan.estimate.memory
     if most is None or memory.share <= most:
         return
-    over = memory.used - most * memory.available
+    over = gib(memory.used - most * memory.available)
+    over = "less than 0.01" if over == "0.00" else over
     yield Diagnostic(
         "E1002",
-        f"the step takes an estimated {percent(memory.share)} of each device's HBM, and "
-        f"budget.max_hbm_share allows {percent(most)}",
+        f"the step takes an estimated {_above(100 * memory.share, 100 * most, 1)} % of each device's HBM, "
+        f"and budget.max_hbm_share allows {_allowed(100 * most, 1)} %",
         "budget.max_hbm_share",
-        f"it takes {gib(memory.used)} of {gib(memory.available)} GiB, {gib(over)} GiB too much: lower "
+        f"it takes {gib(memory.used)} of {gib(memory.available)} GiB, {over} GiB too much: lower "
         "train.micro_batch_size, choose a remat.policy that stores less, or allow more",
     )
 
 
-def _hours(program: Program, plan: Plan) -> Iterator[Diagnostic]:
-    most, run = program.recipe.budget.max_hours, plan.run
-    if most is None:
-        return
-    if run.hours is None or run.calibrated_hours is None:
-        yield _unchecked("max_hours", plan)
-    elif run.hours > most:
-        yield Diagnostic(
+def _run(program: Program, plan: Plan) -> Iterator[Diagnostic]:
+    budget, run = program.recipe.budget, plan.run
+    for key, most, estimate, calibrated, code, verb, unit, better in (
+        (
+            "max_hours",
+            budget.max_hours,
+            run.hours,
+            run.calibrated_hours,
             "E1003",
-            f"the run takes an estimated {run.hours:,.2f} hours, and budget.max_hours allows {most:,g}",
-            "budget.max_hours",
-            f"calibrated by the one published measurement it would be {run.calibrated_hours:,.2f} hours; "
-            "`recipe plan --search` looks for a faster configuration",
-        )
+            "takes",
+            "{} hours",
+            "faster",
+        ),
+        ("max_usd", budget.max_usd, run.usd, run.calibrated_usd, "E1004", "costs", "US$ {}", "cheaper"),
+    ):
+        if most is None:
+            continue
+        if estimate is None or calibrated is None:
+            yield _unchecked(key, plan)
+        elif estimate > most:
+            yield Diagnostic(
+                code,
+                f"the run {verb} an estimated {unit.format(_above(estimate, most))}, and budget.{key} allows "
+                f"{_allowed(most)}",
+                f"budget.{key}",
+                "calibrated by the one published measurement it would be "
+                f"{unit.format(f'{calibrated:,.2f}')}; `recipe plan --search` looks for a {better} "
+                "configuration",
+            )
 
 
-def _usd(program: Program, plan: Plan) -> Iterator[Diagnostic]:
-    most, run = program.recipe.budget.max_usd, plan.run
-    if most is None:
-        return
-    if run.usd is None or run.calibrated_usd is None:
-        yield _unchecked("max_usd", plan)
-    elif run.usd > most:
-        yield Diagnostic(
-            "E1004",
-            f"the run costs an estimated US$ {run.usd:,.2f}, and budget.max_usd allows {most:,g}",
-            "budget.max_usd",
-            f"calibrated by the one published measurement it would be US$ {run.calibrated_usd:,.2f}; "
-            "`recipe plan --search` looks for a cheaper configuration",
-        )
+def _above(number: float, most: float, digits: int = 2) -> str:
+    """A number that is above another, with decimals enough to show it, and so many at least."""
+    written = (f"{number:,.{count}f}" for count in range(digits, DIGITS))
+    return next((said for said in written if float(said.replace(",", "")) > most), repr(number))
+
+
+def _allowed(most: float, digits: int = 0) -> str:
+    """A limit as the recipe gives it, with so many decimals at least."""
+    said = f"{most:,.{DIGITS}g}"
+    return said if "." in said or "e" in said or not digits else f"{most:,.{digits}f}"
 
 
 def _unchecked(key: str, plan: Plan) -> Diagnostic:

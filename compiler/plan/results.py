@@ -16,7 +16,8 @@ class Collective:
     """All collectives of one kind over the same mesh axes.
 
     Attributes:
-        kind: "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute".
+        kind: "all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute"; of a transfer
+            between slices the compiler's own word for any other, or "transfer".
         axes: mesh axes that it runs over, () when its groups are those of no set of axes.
         over_dcn: whether a group has devices of several slices.
         count: how often a step runs it, loops counted.
@@ -110,12 +111,10 @@ class Compiled:
         weights, adapters, optimizer, batch: bytes of the arguments by what they are, from their shapes.
         arguments: bytes as the compiler lays them out, padding included.
         temporaries, code: bytes.
-        host: bytes of host memory (offloaded activations).
         flops, bytes, seconds: the compiler's own cost analysis, which counts a loop's body once and a
             custom kernel as nothing. Where it gives no meaningful time, seconds are our reading's.
         costs: our reading of the HLO.
         trace_seconds, compile_seconds: what it took on this machine.
-        peak_rss: bytes of this machine's memory that the compile took.
         out_of_memory: set when the compiler refused; then figures from `arguments` on are 0.
     """
 
@@ -127,7 +126,6 @@ class Compiled:
     arguments: float = 0.0
     temporaries: float = 0.0
     code: float = 0.0
-    host: float = 0.0
     flops: float = 0.0
     bytes: float = 0.0
     seconds: float = 0.0
@@ -137,7 +135,6 @@ class Compiled:
     largest: tuple[Temporary, ...] = ()
     trace_seconds: float = 0.0
     compile_seconds: float = 0.0
-    peak_rss: float = 0.0
     out_of_memory: OutOfMemory | None = None
 
 

@@ -159,7 +159,7 @@ class _Run:
                 )
                 continue
             out.append(candidate)
-        # Of those with one bound of time, what keeps most is the quickest: the bounds differ in memory alone.
+        # Of those with one bound of time, what keeps most is likely the quickest: it computes least again.
         return sorted(out, key=lambda one: (one.variant.sets != (), one.lowest[0], -one.memory))
 
     def compile(self, now: Sequence[Candidate]) -> None:
@@ -185,7 +185,15 @@ class _Run:
                     self._judge(candidate, [done[index] for index in place])
 
     def pruned(self, waiting: Sequence[Candidate]) -> list[Candidate]:
-        """Those that can still be on the front, and can still fit."""
+        """Those that can still be on the front, and can still fit.
+
+        What was compiled dominates the bound of what is left out here, and nothing is better than its own
+        bound: so it is dominated itself, in whatever order they were compiled. The order (the bound of time,
+        then the memory that is kept) decides how many are compiled, and which ones where `most` ends it.
+
+        The bound of memory is none where the compiler makes a step that does not fit compute activations
+        again. Such a step is taken to be too large, though it might be made to fit, slowly.
+        """
         out = []
         for candidate in waiting:
             better = next(

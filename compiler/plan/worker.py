@@ -9,7 +9,6 @@ Prints one line of JSON: a Compiled, or a Failed.
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
 import time
@@ -84,7 +83,7 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
         made = abstract_step(program, job.layers, script, mesh)
         lowered = made.step.jit().lower(*made.arguments)
         traced = time.monotonic()
-        found = replace(made.sizes, trace_seconds=traced - start, peak_rss=float(_peak_rss()))
+        found = replace(made.sizes, trace_seconds=traced - start)
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as error:
@@ -135,7 +134,6 @@ def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
         # Outputs that are no donated argument; the loss and the norm are all there is.
         code=memory.generated_code_size_in_bytes
         + max(0, memory.output_size_in_bytes - memory.alias_size_in_bytes),
-        host=memory.host_temp_size_in_bytes + memory.host_argument_size_in_bytes,
         flops=analysis.get("flops", 0.0),
         bytes=analysis.get("bytes accessed", 0.0),
         seconds=seconds,
@@ -143,7 +141,6 @@ def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
         collectives=collectives(module, program.recipe.mesh.axes, accelerator.slices),
         kernels=kernels(module, *chip),
         largest=largest(module)[1],
-        peak_rss=float(_peak_rss()),
     )
 
 
@@ -160,11 +157,6 @@ def constants(program: Program) -> Mapping[str, Any]:
         space: dict[str, Any] = {"__name__": "train", "__file__": file}
         exec(compile(emit_train(program), file, "exec"), space)
     return space
-
-
-def _peak_rss() -> int:
-    """Bytes of memory that this process has taken at the most."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _first_line(error: BaseException) -> str:

@@ -13,10 +13,12 @@ from compiler.plan.hlo.parse import Array, Instruction, Module
 from compiler.plan.hlo.walk import executed
 from compiler.plan.results import Collective
 
-MEGASCALE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-"""What a transfer between slices is a part of. libtpu compiles the program of one slice, in which a
-collective over all of them becomes one within the slice, and transfers over the network."""
-ONE_TO_ONE = "ONE_TO_ONE"
+MEGASCALE = '"xla_megascale_runtime"'
+"""The handler of transfers between slices. libtpu compiles the program of one slice, in which a collective
+over all of them becomes one within the slice, and transfers over the network."""
+TRANSFER = re.compile(r'_xla_megascale_transfer_type="([^"]*)"')
+"""What such a transfer is a part of: "ALL_GATHER". A word that is no collective's is shown as it is."""
+ONE_TO_ONE = "one-to-one"
 
 
 def collectives(
@@ -48,14 +50,18 @@ def _all(module: Module) -> Iterator[tuple[str, Instruction, int, int]]:
         kind = e.instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
             yield kind, e.instruction, _size(_result(e.instruction)), e.times
-        elif kind == "recv" and (transfer := MEGASCALE.search(e.instruction.attributes)):
-            said = (
-                "collective-permute" if transfer[1] == ONE_TO_ONE else transfer[1].lower().replace("_", "-")
-            )
-            yield said, e.instruction, _size(e.instruction.arrays[:1]), e.times
+        elif kind == "recv" and MEGASCALE in e.instruction.attributes:
+            # The last array is the transfer's own.
+            yield _transfer(e.instruction), e.instruction, _size(e.instruction.arrays[:-1]), e.times
         elif kind == "fusion" and overlap.part(e.instruction) in ("", "start"):
             for kind, instruction, size in _fused(module, e.instruction.calls):
                 yield kind, instruction, size, e.times
+
+
+def _transfer(instruction: Instruction) -> str:
+    said = TRANSFER.search(instruction.attributes)
+    kind = said[1].lower().replace("_", "-") if said else ""
+    return "collective-permute" if kind == ONE_TO_ONE else kind or "transfer"
 
 
 def _fused(module: Module, calls: Sequence[str]) -> Iterator[tuple[str, Instruction, int]]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from markupsafe import Markup
 
-from compiler.plan.page.numbers import GIB, capacity, gib, in_words, percent
+from compiler.plan.page.numbers import GIB, capacity, gib, percent
+from compiler.plan.page.parts import Part, rows
 from compiler.plan.page.svg import NARROW, Scale, both, line, picture, rectangle, tag, text, text_width
 from compiler.plan.results import Memory
 
@@ -22,30 +21,9 @@ PARTS = {
 """Name and meaning by field of `Memory`, in the order in which they are drawn."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """A row of the table: `kind` is its class in the style sheet."""
-
-    kind: str
-    name: str
-    meaning: str
-    gib: str
-    share: str
-    bytes: str
-
-
 def parts(memory: Memory) -> list[Part]:
-    return [
-        Part(
-            field,
-            name,
-            meaning,
-            gib(getattr(memory, field)),
-            percent(getattr(memory, field) / memory.available),
-            in_words(getattr(memory, field)),
-        )
-        for field, (name, meaning) in PARTS.items()
-    ]
+    sizes = ((field, *words, getattr(memory, field)) for field, words in PARTS.items())
+    return rows(sizes, memory.available, gib)
 
 
 def bar(memory: Memory) -> Markup:
@@ -87,7 +65,7 @@ def _bar(memory: Memory, width: int) -> Markup:
         anchor = "start" if tick == 0 else "end" if scale(tick) > width - 20 else "middle"
         drawn.append(line(scale(tick), top + height, scale(tick), top + height + 5, "axis"))
         drawn.append(text(scale(tick), top + height + 20, f"{tick:g}" if tick else "0 GiB", anchor, "tick"))
-    listed = ", ".join(f"{part.name} {part.gib}" for part in parts(memory))
+    listed = ", ".join(f"{part.name} {part.amount}" for part in parts(memory))
     return picture(
         width,
         top + height + 26,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from compiler.plan.page.numbers import flops, moved, ms, number, percent
+from compiler.plan.page.numbers import flops, moved, ms, number
+from compiler.plan.page.parts import Part, rows
 from compiler.plan.page.svg import NARROW, Scale, both, line, picture, rectangle, tag, text, text_width
 from compiler.plan.results import Estimate
 
@@ -24,17 +25,6 @@ PARTS = (
 
 
 @dataclass(frozen=True)
-class Part:
-    """A row of the table."""
-
-    kind: str
-    name: str
-    meaning: str
-    seconds: str
-    share: str
-
-
-@dataclass(frozen=True)
 class CollectiveRow:
     """Collectives of one kind over the same axes; `bar` is its bytes against the largest, in percent."""
 
@@ -47,17 +37,9 @@ class CollectiveRow:
 
 
 def parts(estimate: Estimate) -> list[Part]:
-    return [
-        Part(
-            kind,
-            name,
-            meaning,
-            ms(getattr(estimate, field)),
-            percent(getattr(estimate, field) / estimate.seconds),
-        )
-        for field, kind, name, meaning in PARTS
-        if getattr(estimate, field)
-    ]
+    """Those that there are."""
+    sizes = [(*words, getattr(estimate, field)) for field, *words in PARTS]
+    return rows((one for one in sizes if one[-1]), estimate.seconds, ms)
 
 
 def collectives(estimate: Estimate) -> list[CollectiveRow]:
@@ -117,7 +99,7 @@ def _breakdown(estimate: Estimate, width: int) -> Markup:
         anchor = "start" if tick == 0 else "end" if scale(tick) > width - 24 else "middle"
         drawn.append(line(scale(tick), bottom, scale(tick), bottom + 5, "axis"))
         drawn.append(text(scale(tick), bottom + 20, f"{tick:,g}" if tick else "0 ms", anchor, "tick"))
-    listed = ", ".join(f"{part.name} {part.seconds}" for part in parts(estimate))
+    listed = ", ".join(f"{part.name} {part.amount}" for part in parts(estimate))
     return picture(
         width,
         bottom + 26,

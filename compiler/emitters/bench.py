@@ -1,0 +1,104 @@
+"""serve/bench.sh: the recipe's sweep, as flags of the client that measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from compiler import published
+from compiler.cost import machine_price
+from compiler.render import render, shell_word
+from compiler.serving.container import MODEL, container, own_address
+from compiler.serving.weights import Weights
+from runtime.serving.bench_points import parse_rate
+
+if TYPE_CHECKING:
+    from compiler.hardware import Accelerator
+    from compiler.program import Program
+    from spec.language import Recipe
+
+
+def emit_bench(program: Program) -> dict[str, str]:
+    """The benchmark's script; none without a `serve` section."""
+    recipe, accelerator = program.recipe, program.serve_accelerator
+    if recipe.serve is None or accelerator is None:
+        return {}
+    server = container(recipe, program.family.name)
+    benchmark = recipe.benchmark
+    text = render(
+        "serve/bench.sh",
+        name=program.name,
+        accelerator=accelerator.name,
+        points=len(benchmark.input_lengths) * len(benchmark.request_rates),
+        hub=shell_word(server.model.address) if not server.model.local else None,
+        weights=_weights(server.model, server.name),
+        model=MODEL,
+        lines=[[shell_word(word) for word in line] for line in bench_flags(recipe, accelerator)],
+    )
+    return {"serve/bench.sh": text}
+
+
+def bench_flags(recipe: Recipe, accelerator: Accelerator) -> list[list[str]]:
+    """The flags of `runtime.serving.bench` that a recipe leads to, in lines that belong together.
+
+    Args:
+        accelerator: that the recipe serves on.
+    """
+    serve, benchmark = recipe.serve, recipe.benchmark
+    assert serve is not None
+    rates = [parse_rate(str(rate)) for rate in benchmark.request_rates]
+    return [
+        ["--url", f"http://{own_address(serve.host)}:{serve.port}", "--model", recipe.name],
+        [
+            *("--input-lengths", ",".join(map(str, benchmark.input_lengths))),
+            *("--output-length", str(benchmark.output_length)),
+        ],
+        ["--request-rates", ",".join(rates), "--prompts", str(benchmark.prompts)],
+        ["--max-model-len", str(serve.max_model_len)],
+        ["--accelerator", accelerator.name, "--chips", str(accelerator.chips)],
+        *_price(recipe, accelerator),
+        *_published(recipe, accelerator),
+    ]
+
+
+def _price(recipe: Recipe, accelerator: Accelerator) -> Iterator[list[str]]:
+    price = machine_price(recipe.cost.serve_usd_per_hour, accelerator)
+    if price is not None:
+        yield ["--accelerator-usd-per-hour", f"{price.usd_per_hour}", "--price-source", price.source]
+
+
+def _published(recipe: Recipe, accelerator: Accelerator) -> Iterator[list[str]]:
+    """Figures of others on the same server, of what this recipe measures too."""
+    found = published.of_recipe(recipe, accelerator.name)
+    if found is None:
+        return
+    yield ["--published-source", found.source]
+    for length in recipe.benchmark.input_lengths:
+        figures = found.by_input_length.get(str(length))
+        if figures:
+            yield ["--published", f"input={length}", *(f"{key}={value}" for key, value in figures.items())]
+    point = found.median_ttft_ms
+    if point["input_length"] in recipe.benchmark.input_lengths:
+        at = [f"input={point['input_length']}", f"rate={point['requests_per_s']}"]
+        yield ["--published", *at, f"median_ttft_ms={point['ms']:g}"]
+    tpot = [f"{key}_tpot_ms={found.tpot_ms[key]:g}" for key in ("lowest", "highest")]
+    yield ["--published", *tpot]
+
+
+def _weights(weights: Weights, name: str) -> list[str]:
+    """Lines that set `model` to the folder of the weights on a bare machine, where serve.sh has it too."""
+    if weights.kind == "bucket":
+        folder = f"$HOME/.cache/{name}/model"
+    elif not weights.address:
+        return ['model="${MODEL_DIR:?names the folder of the weights}"']
+    elif weights.address.startswith("~/"):
+        folder = '"$HOME"' + shell_word(weights.address[1:])
+    elif weights.address.startswith("/"):
+        folder = shell_word(weights.address)
+    else:
+        folder = '"$here"' + shell_word(f"/../{weights.address}")
+    if '"' in folder.replace('"$here"', "").replace('"$HOME"', ""):
+        # Within the braces of a default its quotes would count.
+        return [f"default={folder}", 'model="${MODEL_DIR:-$default}"']
+    plain = folder.replace('"', "")
+    return [f'model="${{MODEL_DIR:-{plain}}}"']

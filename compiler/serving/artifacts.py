@@ -1,0 +1,159 @@
+"""An artifact's folder as `recipe serve` reads it: its recipe, and the server that it is for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.artifact import LOCK, ArtifactError, artifacts_in, digest, locked_files, runtime_digest
+
+if TYPE_CHECKING:
+    from compiler.hardware import Accelerator
+    from compiler.serving.container import Container
+    from spec.language import Recipe
+
+AGAIN = "build it again: recipe build RECIPE"
+
+
+@dataclass(frozen=True)
+class ServedArtifact:
+    """An artifact that has a server.
+
+    Attributes:
+        folder: of the artifact, absolute.
+        name: of the recipe.
+        recipe: resolved, as recipe.lock.json has it.
+        family: of the model, by name.
+        accelerator: what it is served on.
+        container: what serve/ starts.
+        notes: what the user should know of the folder: edited files, another version's runtime.
+    """
+
+    folder: Path
+    name: str
+    recipe: Recipe
+    family: str
+    accelerator: Accelerator
+    container: Container
+    notes: tuple[str, ...] = ()
+
+
+def open_artifact(folder: Path) -> ServedArtifact:
+    """Reads the folder of an artifact that has a serve section.
+
+    Raises:
+        ArtifactError: when the folder is missing, is no artifact, was built by another version, or its
+            recipe has no serve section.
+    """
+    from compiler.serving.container import container
+
+    lock = _read_lock(folder)
+    recipe = _recipe(folder, lock)
+    if recipe.serve is None:
+        raise ArtifactError(
+            f"{folder} has nothing to serve: its recipe has no serve section",
+            "give the recipe one (`serve: {accelerator: v6e-8}`), and build it again",
+        )
+    family = _family(folder, lock)
+    return ServedArtifact(
+        folder=folder.resolve(),
+        name=recipe.name,
+        recipe=recipe,
+        family=family,
+        accelerator=_accelerator(folder, recipe.serve.accelerator),
+        container=container(recipe, family),
+        notes=tuple(_notes(folder, lock)),
+    )
+
+
+def _read_lock(folder: Path) -> Mapping[str, Any]:
+    from compiler.emitters.lock import VERSION
+
+    path = folder / LOCK
+    if not folder.exists():
+        others = artifacts_in(folder.parent)
+        has = f"{folder.parent} has {', '.join(others)}" if others else "build one first: recipe build RECIPE"
+        raise ArtifactError(f"there is no artifact {folder}", has)
+    if not path.is_file():
+        inside = artifacts_in(folder) if folder.is_dir() else []
+        named = f"name one of them: {', '.join(str(folder / name) for name in inside)}"
+        raise ArtifactError(
+            f"{folder} is no artifact: it has no {LOCK}",
+            named if inside else "name a folder that `recipe build` wrote, for example generated/NAME",
+        )
+    try:
+        lock = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read ({error})", AGAIN) from error
+    if not isinstance(lock, dict) or "lock" not in lock:
+        raise ArtifactError(f"{path} is not the lock of an artifact", AGAIN)
+    if lock["lock"] != VERSION:
+        by = f"by {lock['compiler']}" if isinstance(lock.get("compiler"), str) else "by another version"
+        raise ArtifactError(
+            f"{path} was written {by}, with layout {lock['lock']!r}: this version reads {VERSION}", AGAIN
+        )
+    return lock
+
+
+def _recipe(folder: Path, lock: Mapping[str, Any]) -> Recipe:
+    from pydantic import ValidationError
+
+    from spec.language import Recipe
+
+    try:
+        return Recipe.model_validate(_unpaired(lock.get("recipe")))
+    except ValidationError as errors:
+        first = errors.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "recipe"
+        raise ArtifactError(
+            f"{folder / LOCK} holds a recipe that this version does not read ({where}: {first['msg']})", AGAIN
+        ) from None
+
+
+def _unpaired(recipe: Any) -> Any:
+    """The recipe as the language has it: a lock lists rank and alpha patterns as pairs, in their order."""
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("lora"), dict):
+        return recipe
+    lora = dict(recipe["lora"])
+    for name in ("rank_pattern", "alpha_pattern"):
+        pairs = lora.get(name)
+        if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            lora[name] = {str(pattern): value for pattern, value in pairs}
+    return recipe | {"lora": lora}
+
+
+def _family(folder: Path, lock: Mapping[str, Any]) -> str:
+    model = lock.get("model")
+    family = model.get("family") if isinstance(model, dict) else None
+    if not isinstance(family, str):
+        raise ArtifactError(f"{folder / LOCK} does not say of which family the model is", AGAIN)
+    return family
+
+
+def _accelerator(folder: Path, name: str) -> Accelerator:
+    from compiler import hardware
+
+    try:
+        return hardware.from_topology(name) if ":" in name else hardware.from_name(name)
+    except hardware.UnknownAccelerator as error:
+        raise ArtifactError(f"{folder / LOCK}: {error}", error.help) from error
+
+
+def _notes(folder: Path, lock: Mapping[str, Any]) -> list[str]:
+    notes = []
+    recorded = lock.get("files")
+    for path in locked_files(folder):
+        if path == LOCK or not isinstance(recorded, dict):
+            continue
+        if not (folder / path).is_file():
+            notes.append(f"{folder / path} is missing since it was built")
+        elif path.startswith("serve/") and digest((folder / path).read_bytes()) != recorded[path]:
+            notes.append(f"{folder / path} was edited after it was built")
+    if lock.get("runtime") != runtime_digest():
+        notes.append(
+            f"{folder} was built by another version of recipec: recipe build RECIPE brings it up to date"
+        )
+    return notes

@@ -1,0 +1,282 @@
+"""The server that serve/ starts: the one place that says with which words, environment and volumes."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from compiler.serving import blocks, features
+from compiler.serving import flags as vllm
+from compiler.serving.weights import Weights, adapter_weights, model_weights
+
+if TYPE_CHECKING:
+    from spec.language import Recipe, Serve
+
+MODEL = "/model"
+"""Where the container finds the weights."""
+
+ADAPTER = "/adapter"
+"""Where it finds the PEFT adapter."""
+
+XLA_CACHE = "/cache/xla"
+"""Where it keeps compiled programs, so that a restart does not compile them again."""
+
+HUB_CACHE = "/cache/huggingface"
+"""Where it keeps what it downloads from the Hugging Face hub."""
+
+SHARED_MEMORY_GB = 16
+"""What the processes of one server exchange data through; the container's default of 64 MB stops them."""
+
+STARTUP_MINUTES = 30
+"""Loading and the first compilation of a large model; about 8 min of compilation were seen for 31B."""
+
+SHUTDOWN_SECONDS = 120
+"""How long requests in flight may take to finish after SIGTERM; vLLM aborts them at once by default."""
+
+SHUTDOWN_MARGIN_SECONDS = 30
+"""What the processes take to end after the last request."""
+
+CLOUD_SDK_IMAGE = "google/cloud-sdk:587.0.0-slim"
+"""What copies weights from gs://."""
+
+FAMILY_FLAGS: Mapping[str, Mapping[str, Any]] = {
+    # Its attention sees an image's tokens in both directions, so no chunk may end within an image.
+    "gemma4": {"disable-chunked-mm-input": True},
+}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """What is mounted into the container.
+
+    Attributes:
+        kind: "bind" for a folder of the machine, "volume" for one that the engine keeps by name.
+        source: the folder, relative to the artifact's, absolute or below ~/, or "" where `variable` has to
+            name it; the volume's name.
+        target: folder within the container.
+        holds: what is in it: "the merged weights".
+        variable: environment variable that names another folder, "" where there is none.
+    """
+
+    kind: Literal["bind", "volume"]
+    source: str
+    target: str
+    read_only: bool
+    holds: str
+    variable: str = ""
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A container that copies weights from gs:// into a volume before the server starts.
+
+    Attributes:
+        name: of the service: "fetch-model".
+        image: with the Google Cloud CLI.
+        command: what it runs, with words that nothing expands.
+        volume: what it writes into; the server mounts the same volume read-only.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    volume: Volume
+
+
+@dataclass(frozen=True)
+class Container:
+    """What serve/ starts: Dockerfile, compose.yaml, k8s.yaml, serve.sh and `recipe serve up` all read this.
+
+    Attributes:
+        name: of the recipe: image, container and served model.
+        base_image: default of the Dockerfile's BASE_IMAGE.
+        entrypoint: what the image runs: ("vllm", "serve", "/model", "--served-model-name", ...).
+        flags: the words of each flag of `entrypoint`, after the model.
+        environment: what the image sets.
+        secrets: environment variables that are passed on from whoever starts it and never written.
+        volumes: the weights, the adapter, and the caches.
+        fetches: what runs to its end before the server starts.
+        model, adapter: where the weights come from.
+        shared_memory: "16gb".
+        stop_grace_seconds: from SIGTERM to SIGKILL: requests in flight finish in it.
+        health_url: what answers 200 once the server is ready, from its own machine.
+        api_key: whether VLLM_API_KEY is demanded: others than this machine can reach the server.
+    """
+
+    name: str
+    base_image: str
+    entrypoint: tuple[str, ...]
+    flags: tuple[tuple[str, ...], ...]
+    environment: Mapping[str, str]
+    secrets: tuple[str, ...]
+    volumes: tuple[Volume, ...]
+    fetches: tuple[Fetch, ...]
+    model: Weights
+    adapter: Weights | None
+    shared_memory: str
+    privileged: bool
+    network_mode: str
+    stop_grace_seconds: int
+    host: str
+    port: int
+    health_url: str
+    startup_minutes: int
+    api_key: bool
+
+
+def container(recipe: Recipe, family: str) -> Container:
+    """The server of a recipe that has a `serve` section.
+
+    Args:
+        family: of the model: "gemma4".
+    """
+    serve = recipe.serve
+    assert serve is not None
+    model, adapter = model_weights(recipe), adapter_weights(recipe)
+    flags = flag_words(server_flags(recipe, family))
+    environment = server_environment(serve, offline=model.local)
+    volumes, fetches = _volumes(model, adapter, environment)
+    target = model.address if model.kind == "hub" else MODEL
+    return Container(
+        name=recipe.name,
+        base_image=serve.image,
+        entrypoint=("vllm", "serve", target, *(word for words in flags for word in words)),
+        flags=flags,
+        environment=environment,
+        secrets=("VLLM_API_KEY",) if model.local else ("VLLM_API_KEY", "HF_TOKEN"),
+        volumes=volumes,
+        fetches=fetches,
+        model=model,
+        adapter=adapter,
+        shared_memory=f"{SHARED_MEMORY_GB}gb",
+        privileged=True,
+        network_mode="host",
+        stop_grace_seconds=_shutdown_seconds(serve) + SHUTDOWN_MARGIN_SECONDS,
+        host=serve.host,
+        port=serve.port,
+        health_url=f"http://{own_address(serve.host)}:{serve.port}/health",
+        startup_minutes=STARTUP_MINUTES,
+        api_key=not is_loopback(serve.host),
+    )
+
+
+def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
+    """The flags of `vllm serve` by name, without dashes; True stands for a flag without a value.
+
+    Args:
+        family: of the model.
+    """
+    serve = recipe.serve
+    assert serve is not None
+    adapter = serve.weights == "adapter"
+    flags: dict[str, Any] = {}
+    model = model_weights(recipe)
+    if model.revision is not None:
+        flags["revision"] = model.revision
+    flags |= {
+        # Clients ask for the fine-tuned model by the recipe's name, and for an adapter's base by another.
+        "served-model-name": f"{recipe.name}-base" if adapter else recipe.name,
+        "host": serve.host,
+        "port": serve.port,
+        "shutdown-timeout": SHUTDOWN_SECONDS,
+        "tensor-parallel-size": serve.tensor_parallel_size,
+    }
+    if serve.data_parallel_size > 1:
+        flags["data-parallel-size"] = serve.data_parallel_size
+    flags |= {
+        "max-model-len": serve.max_model_len,
+        "max-num-seqs": serve.max_num_seqs,
+        "max-num-batched-tokens": serve.max_num_batched_tokens,
+        "kv-cache-dtype": serve.kv_cache_dtype,
+    }
+    if serve.quantization is not None:
+        flags["quantization"] = serve.quantization
+    if adapter:
+        flags |= {
+            "enable-lora": True,
+            "max-lora-rank": features.max_lora_rank(recipe),
+            "lora-modules": [f"{recipe.name}={ADAPTER}"],
+        }
+    flags["enable-prefix-caching" if serve.prefix_caching else "no-enable-prefix-caching"] = True
+    if serve.tool_call_parser is not None:
+        flags |= {"enable-auto-tool-choice": True, "tool-call-parser": serve.tool_call_parser}
+    flags |= FAMILY_FLAGS.get(family, {})
+    return flags | {vllm.dashed(name): value for name, value in serve.extra_args.items()}
+
+
+def flag_words(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    """The words of each flag: its name and its values, if any."""
+    return tuple(tuple(words) for name, value in flags.items() if (words := vllm.words(name, value)))
+
+
+def server_environment(serve: Serve, offline: bool) -> dict[str, str]:
+    """Environment variables of the server; the recipe's win.
+
+    Args:
+        offline: whether everything is on the machine, so that the hub need not be asked.
+    """
+    hub = {"HF_HUB_OFFLINE": "1"} if offline else {"HF_HOME": HUB_CACHE}
+    environment = {"VLLM_XLA_CACHE_PATH": XLA_CACHE, **hub, "VLLM_NO_USAGE_STATS": "1"}
+    return environment | blocks.environment(serve)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reached from its own machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def own_address(host: str) -> str:
+    """How a server that listens on `host` is reached from its own machine, as part of a URL."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return host if address.version == 4 else f"[{host}]"
+
+
+def _volumes(
+    model: Weights, adapter: Weights | None, environment: Mapping[str, str]
+) -> tuple[tuple[Volume, ...], tuple[Fetch, ...]]:
+    volumes: list[Volume] = []
+    fetches: list[Fetch] = []
+    parts = [("model", model, MODEL, "the weights" if adapter is None else "the base's weights")]
+    if adapter is not None:
+        parts.append(("adapter", adapter, ADAPTER, "the adapter"))
+    for name, weights, target, holds in parts:
+        if weights.kind == "folder":
+            variable = f"{name.upper()}_DIR"
+            volumes.append(Volume("bind", weights.address, target, True, holds, variable))
+        elif weights.kind == "bucket":
+            volumes.append(Volume("volume", name, target, True, holds))
+            written = Volume("volume", name, target, False, holds)
+            fetches.append(Fetch(f"fetch-{name}", CLOUD_SDK_IMAGE, _copy_words(weights, target), written))
+    programs = "compiled programs, so that a restart does not compile for minutes again"
+    volumes.append(Volume("volume", "xla-cache", environment["VLLM_XLA_CACHE_PATH"], False, programs))
+    if model.kind == "hub":
+        volumes.append(
+            Volume("volume", "hub-cache", environment["HF_HOME"], False, "what was downloaded from the hub")
+        )
+    return tuple(volumes), tuple(fetches)
+
+
+def _copy_words(weights: Weights, target: str) -> tuple[str, ...]:
+    """The command that makes a folder what is at gs://; what is there already is not copied again.
+
+    Files that are there no more are deleted: vLLM would load shards of another model beside this one's.
+    """
+    mirror = "--delete-unmatched-destination-objects"
+    return ("gcloud", "storage", "rsync", "--recursive", mirror, weights.address, target)
+
+
+def _shutdown_seconds(serve: Serve) -> int:
+    given = {vllm.dashed(name): value for name, value in serve.extra_args.items()}.get("shutdown-timeout")
+    return int(given) if given is not None else SHUTDOWN_SECONDS

@@ -1,0 +1,371 @@
+"""The Docker engine through its SDK: the one module that touches it. Its faults become ArtifactErrors."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from compiler.artifact import ArtifactError
+
+if TYPE_CHECKING:
+    from compiler.serving.logs import Hider
+    from compiler.serving.settings import Settings
+
+ARTIFACT_LABEL = "recipec.artifact"
+"""The label of our containers and volumes: the folder of the artifact."""
+
+PORT_LABEL = "recipec.port"
+
+SOCKET = "/var/run/docker.sock"
+
+RESTART = {"Name": "unless-stopped"}
+
+SEE = "see whether it runs: docker info"
+
+ANSWER_SECONDS = 60
+"""That the engine may take for an answer that waits for nothing."""
+
+START_ENGINE = (
+    "start it (sudo systemctl start docker), or set DOCKER_HOST to the address of one that runs here"
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A container that the engine has.
+
+    Attributes:
+        status: "created", "running", "exited", ...
+        artifact: folder of the artifact that `recipe serve up` started it for; None when it did not.
+        project: of docker compose, None when compose did not start it.
+    """
+
+    id: str
+    name: str
+    status: str
+    artifact: str | None
+    project: str | None
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How a container ended."""
+
+    code: int
+    out_of_memory: bool
+    error: str
+
+
+class Engine:
+    """A connection to the engine. Its methods raise ArtifactError; each may run in a thread of its own.
+
+    Attributes:
+        api: the SDK's client, to be used within `doing`.
+    """
+
+    def __init__(self, api: Any, hide: Hider) -> None:
+        self.api = api
+        self._hide = hide
+
+    @classmethod
+    def connect(cls, hide: Hider, environ: Mapping[str, str] | None = None) -> Engine:
+        """The engine that DOCKER_HOST names, or the one behind the usual socket.
+
+        Raises:
+            ArtifactError: the SDK is not installed, or no engine of this machine answers.
+        """
+        try:
+            import docker
+        except ModuleNotFoundError as error:
+            raise ArtifactError(
+                f"the Docker SDK for Python is not installed (no module {error.name})",
+                "install it with: pip install 'recipec[serve]'",
+            ) from error
+        from docker.utils import kwargs_from_env
+
+        given = dict(os.environ if environ is None else environ)
+        host = given.get("DOCKER_HOST") or f"unix://{SOCKET}"
+        _refuse_elsewhere(host)
+        try:
+            api = docker.APIClient(version="auto", timeout=ANSWER_SECONDS, **kwargs_from_env(given))
+        except docker.errors.InvalidVersion as error:
+            raise ArtifactError(
+                f"the Docker engine at {host} is too old for the Docker SDK: {_line(error)}",
+                "update the engine",
+            ) from error
+        except Exception as error:
+            raise _unreachable(host, error) from error
+        return cls(api, hide)
+
+    def has_image(self, name: str) -> bool:
+        from docker.errors import ImageNotFound
+
+        with self.doing(f"look for the image {name}"):
+            try:
+                self.api.inspect_image(name)
+            except ImageNotFound:
+                return False
+        return True
+
+    def pull(self, name: str) -> Iterator[str]:
+        """Fetches an image from its registry; yields what is being done, a line at a time."""
+        with self.doing(f"fetch the image {name}"):
+            # Without a tag the SDK would fetch all of them.
+            tag = None if "@" in name or ":" in name.rpartition("/")[2] else "latest"
+            for event in self.api.pull(name, tag=tag, stream=True, decode=True):
+                self._raise_reported(f"fetch the image {name}", event)
+                # Progress in bytes comes several times a second for each layer.
+                if "status" in event and not event.get("progressDetail"):
+                    layer = f"{event['id']}: " if event.get("id") else ""
+                    yield f"{layer}{event['status']}"
+
+    def build(self, folder: Path, tag: str, base_image: str | None) -> Iterator[str]:
+        """Builds the image of a folder's Dockerfile; yields its output, a line at a time."""
+        with self.doing(f"build the image {tag}"):
+            output = self.api.build(
+                path=str(folder),
+                tag=tag,
+                buildargs={"BASE_IMAGE": base_image} if base_image else None,
+                # Of a build that is interrupted, too, no container is left.
+                rm=True,
+                forcerm=True,
+                decode=True,
+            )
+            for event in output:
+                self._raise_reported(f"build the image {tag}", event)
+                yield from self._hide(event.get("stream", "")).splitlines()
+
+    def find(self, name: str) -> Found | None:
+        """The container of exactly this name."""
+        from docker.errors import NotFound
+
+        with self.doing(f"look for the container {name}"):
+            try:
+                found = self.api.inspect_container(name)
+            except NotFound:
+                return None
+        if found["Name"].lstrip("/") != name:  # a name may be an id, too
+            return None
+        return _found(found["Id"], name, found["State"]["Status"], found["Config"].get("Labels"))
+
+    def running(self) -> list[tuple[Found, int | None]]:
+        """All containers that run, each with the port that its label names."""
+        out = []
+        with self.doing("list its containers"):
+            for item in self.api.containers():
+                name = (item.get("Names") or ["?"])[0].lstrip("/")
+                labels = item.get("Labels") or {}
+                port = labels.get(PORT_LABEL, "")
+                found = _found(item["Id"], name, item.get("State", "running"), labels)
+                out.append((found, int(port) if port.isdigit() else None))
+        return out
+
+    def create(self, settings: Settings) -> Running:
+        """Makes a container and the volumes that it names, and listens to it; it is not started yet."""
+        with self.doing(f"create the container {settings.name}"):
+            for volume, labels in settings.volumes.items():
+                self.api.create_volume(volume, labels=labels)
+            host = self.api.create_host_config(**settings.host)
+            made = self.api.create_container(**settings.container, host_config=host)
+        running = Running(self, made["Id"], settings.name)
+        try:
+            running.listen()
+        except BaseException:
+            running.remove()
+            raise
+        return running
+
+    def adopt(self, found: Found) -> Running:
+        """A container that is there already."""
+        return Running(self, found.id, found.name)
+
+    def remove_volume(self, name: str) -> bool:
+        """Removes a volume; False when there is none."""
+        from docker.errors import NotFound
+
+        with self.doing(f"remove the volume {name}"):
+            try:
+                self.api.remove_volume(name)
+            except NotFound:
+                return False
+        return True
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Turns the SDK's exceptions into sentences.
+
+        Args:
+            what: the engine is asked for: "start the container NAME".
+        """
+        from docker.errors import APIError, DockerException
+        from requests.exceptions import RequestException, Timeout
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except APIError as error:
+            said = self._hide(_line(error.explanation or error))
+            raise Refused(what, said, error.status_code) from error
+        except (Timeout, TimeoutError) as error:
+            raise Lost(f"the Docker engine was to {what}, and gives no answer in time", SEE) from error
+        except (RequestException, HTTPError, ConnectionError) as error:
+            raise Lost(f"the Docker engine was to {what}, and is gone meanwhile", SEE) from error
+        except (DockerException, OSError, ValueError) as error:
+            raise Refused(what, self._hide(_line(error))) from error
+
+    def _raise_reported(self, what: str, event: Mapping[str, Any]) -> None:
+        """An error that comes as a line of a stream."""
+        if "error" in event:
+            raise Refused(what, self._hide(_line(event["error"])))
+
+
+class Refused(ArtifactError):
+    """The engine answered that it will not.
+
+    Attributes:
+        said: what it says itself.
+        status: of HTTP; None of an error within a stream.
+    """
+
+    def __init__(self, what: str, said: str, status: int | None = None) -> None:
+        super().__init__(f"the Docker engine could not {what}: {said}")
+        self.said = said
+        self.status = status
+
+
+class Lost(ArtifactError):
+    """The engine does not answer any longer."""
+
+
+class Running:
+    """A container that `up` made, or `down` found."""
+
+    def __init__(self, engine: Engine, id: str, name: str) -> None:
+        self.id = id
+        self.name = name
+        self._engine = engine
+        self._api = engine.api
+        self._output: Any = None
+
+    def listen(self) -> None:
+        """Attaches to the output. Before the start, so that no byte of it is missed."""
+        with self._engine.doing(f"follow the log of {self.name}"):
+            self._output = self._api.attach(self.id, stream=True, demux=True)
+
+    def start(self) -> None:
+        with self._engine.doing(f"start the container {self.name}"):
+            self._api.start(self.id)
+
+    def output(self) -> Iterator[tuple[bytes | None, bytes | None]]:
+        """What it writes to stdout and to stderr, piece by piece, until it ends."""
+        with self._engine.doing(f"follow the log of {self.name}"):
+            yield from self._output
+
+    def wait(self) -> Exit:
+        """Waits until it ends."""
+        from docker.errors import NotFound
+
+        with self._engine.doing(f"wait for the container {self.name}"):
+            try:
+                code = self._api.wait(self.id)["StatusCode"]
+                state = self._api.inspect_container(self.id)["State"]
+            except NotFound:
+                return Exit(0, False, "removed by another command")
+        return Exit(code, bool(state.get("OOMKilled")), self._engine._hide(state.get("Error", "")))
+
+    def keep(self) -> None:
+        """Has the engine start it again when it fails, and after a restart of the machine."""
+        with self._engine.doing(f"set the restart policy of {self.name}"):
+            self._api.update_container(self.id, restart_policy=RESTART)
+
+    def stop(self, seconds: int) -> None:
+        """SIGTERM, and SIGKILL when it has not ended after so many seconds."""
+        self._unless_gone(f"stop the container {self.name}", lambda: self._api.stop(self.id, timeout=seconds))
+
+    def remove(self) -> None:
+        """Removes it, running or not, with the volumes that have no name."""
+        self._unless_gone(
+            f"remove the container {self.name}",
+            lambda: self._api.remove_container(self.id, v=True, force=True),
+        )
+
+    def _unless_gone(self, what: str, act: Any) -> None:
+        """Does something to a container that others may have stopped or removed."""
+        try:
+            with self._engine.doing(what):
+                act()
+        except Refused as error:
+            # 404: no such container; 409: it does not run, or is being removed already.
+            if error.status not in (404, 409):
+                raise
+
+
+def _found(id: str, name: str, status: str, labels: Mapping[str, str] | None) -> Found:
+    labels = labels or {}
+    return Found(id, name, status, labels.get(ARTIFACT_LABEL), labels.get("com.docker.compose.project"))
+
+
+def _refuse_elsewhere(host: str) -> None:
+    """The weights are mounted from this machine's folders: another machine's engine has none of them."""
+    kind, _, rest = host.partition("://")
+    try:
+        name = urlsplit(host if rest else f"tcp://{host}").hostname or ""
+    except ValueError:
+        return  # not an address at all: the SDK says so
+    local = kind in ("unix", "http+unix") or name in ("localhost", "127.0.0.1", "::1", "")
+    if kind in ("tcp", "http", "https", "ssh") and not local:
+        raise ArtifactError(
+            f"DOCKER_HOST is {host}, the engine of another machine, which has none of this one's folders",
+            "run the command on the machine that serves, with its own engine",
+        )
+
+
+def _unreachable(host: str, error: Exception) -> ArtifactError:
+    cause, path = _cause(error), host.removeprefix("http+").removeprefix("unix://")
+    if isinstance(cause, FileNotFoundError):
+        return ArtifactError(f"no Docker engine runs here: there is no socket {path}", START_ENGINE)
+    if isinstance(cause, PermissionError):
+        return ArtifactError(
+            f"this user may not talk to the Docker engine: no permission on its socket {path}",
+            "join the group docker (sudo usermod -aG docker $USER) and log in again, or use sudo",
+        )
+    if isinstance(cause, ConnectionRefusedError):
+        return ArtifactError(f"no Docker engine runs here: nothing listens at {host}", START_ENGINE)
+    if cause is not None:
+        reason = cause.strerror or type(cause).__name__
+        return ArtifactError(f"no Docker engine answers at {host}: {reason}", START_ENGINE)
+    if re.search(r"bind address|not implemented|Port could not be cast|Port out of range", str(error)):
+        return ArtifactError(
+            f"DOCKER_HOST is `{host}`, which is not the address of an engine",
+            f"unset it, or write it as unix://{SOCKET}",
+        )
+    return ArtifactError(f"no Docker engine answers at {host}: {_line(error)}", START_ENGINE)
+
+
+def _cause(error: BaseException) -> OSError | None:
+    """The operating system's own error that lies within the SDK's."""
+    seen: set[int] = set()
+    pending: list[object] = [error]
+    while pending:
+        item = pending.pop(0)
+        if not isinstance(item, BaseException) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        system = isinstance(item, OSError) and (item.errno is not None or isinstance(item, TimeoutError))
+        if isinstance(item, OSError) and (system or isinstance(item, socket.gaierror)):
+            return item
+        pending += [*item.args, item.__cause__, item.__context__, getattr(item, "reason", None)]
+    return None
+
+
+def _line(error: object) -> str:
+    """One line of what an exception or the engine says."""
+    said = " ".join(str(error).split())
+    return said if len(said) <= 500 else f"{said[:497]}..."

@@ -1,0 +1,373 @@
+"""`recipe serve up`: builds the image, starts the server, waits until it answers; leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.artifact import ArtifactError
+from compiler.serving import preflight
+from compiler.serving.engine import Engine, Exit, Refused, Running
+from compiler.serving.events import Events, Interrupted, Put, Signals
+from compiler.serving.logs import Hider, Lines
+from compiler.serving.settings import Settings, folders, passed_on, settings
+from runtime.progress import duration
+from runtime.serving.client import Client
+
+if TYPE_CHECKING:
+    from compiler.serving.artifacts import ServedArtifact
+
+Say = Callable[[str], None]
+
+LAST_LINES = 15
+"""Of a log that are shown again with the reason of a failure."""
+
+ASK_SECONDS = 0.5
+"""Between two questions whether the server answers."""
+
+TELL_SECONDS = 30.0
+"""Between two lines that say for how long it has been starting."""
+
+UNREADY_GRACE_SECONDS = 5
+"""From SIGTERM to SIGKILL of a server that is not ready: no request is in flight."""
+
+STOPPED = (0, 143)
+"""Exit statuses of a server that got SIGTERM."""
+
+WIDTH = 110
+"""Characters of a line that is shown in short."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `up` is called with.
+
+    Attributes:
+        model, adapter: folders of this machine in place of the recipe's.
+        base_image: in place of the Dockerfile's.
+        detach: whether it returns once the server is ready.
+        minutes: that the server may take to be ready; None for the usual.
+        memory: limit of the container's memory, "64g".
+    """
+
+    model: Path | None = None
+    adapter: Path | None = None
+    base_image: str | None = None
+    detach: bool = False
+    minutes: float | None = None
+    memory: str | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """Text that the container wrote to one of its streams."""
+
+    error: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The server answers."""
+
+
+def up(artifact: ServedArtifact, options: Options, say: Say, environ: Mapping[str, str] = os.environ) -> None:
+    """Starts an artifact's server, and ends when it does; with `detach` when it is ready.
+
+    Raises:
+        ArtifactError: it was refused, or did not start, or ended by itself.
+        Interrupted: a signal came; nothing runs any longer.
+    """
+    with Signals() as signals:
+        hide = Hider(passed_on(artifact.container, environ).values())
+        mounted = _refuse_early(artifact, options, environ)
+        engine = signals.result(lambda: Engine.connect(hide, environ))
+        left = signals.result(lambda: preflight.check_name(artifact, engine))
+        signals.result(lambda: preflight.check_port(artifact.container, engine))
+        for note in [*artifact.notes, *preflight.warnings(artifact, environ)]:
+            say(f"note: {note}")
+        _provide_base(artifact, options, engine, signals, say)
+        _build(artifact, options, engine, signals, say)
+        if left is not None:
+            engine.adopt(left).remove()
+        asked = settings(artifact.container, artifact.folder, mounted, environ, options.memory)
+        _run(artifact, options, asked, engine, signals, hide, say)
+
+
+def _refuse_early(artifact: ServedArtifact, options: Options, environ: Mapping[str, str]) -> dict[str, Path]:
+    """Refuses what no engine needs to be asked for; returns the folders to mount."""
+    container = artifact.container
+    preflight.check_options(container, options.model, options.adapter)
+    preflight.check_memory(options.memory)
+    preflight.check_key(container, environ)
+    mounted = folders(container, artifact.folder, options.model, options.adapter, environ)
+    preflight.check_files(artifact, mounted)
+    return mounted
+
+
+def _provide_base(
+    artifact: ServedArtifact, options: Options, engine: Engine, signals: Signals, say: Say
+) -> None:
+    """Fetches the image that the server's is made from, unless it is here."""
+    base = (
+        options.base_image or _base_of(artifact.folder / "serve/Dockerfile") or artifact.container.base_image
+    )
+    if signals.result(lambda: engine.has_image(base)):
+        return
+    say(f"fetching {base}, which is not here yet")
+    try:
+        for line in signals.each(lambda: engine.pull(base)):
+            say(f"  {line}")
+    except Refused as error:
+        raise ArtifactError(
+            f"the base image {base} is not on this machine and cannot be fetched: {error.said}",
+            "see that its name is right and its registry reached (docker login, when it is private); "
+            "--base-image IMAGE names another",
+        ) from error
+
+
+def _base_of(dockerfile: Path) -> str | None:
+    """The base image that a Dockerfile names: it may have been edited since it was built."""
+    found = re.search(r"^ARG BASE_IMAGE=(\S+)", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else None
+
+
+def _build(artifact: ServedArtifact, options: Options, engine: Engine, signals: Signals, say: Say) -> None:
+    """Builds the image; shows its steps, and all of its output when it fails."""
+    started, lines = time.monotonic(), []
+    say(f"building the image {artifact.name}")
+    try:
+        folder = artifact.folder / "serve"
+        for line in signals.each(lambda: engine.build(folder, artifact.name, options.base_image)):
+            lines.append(line)
+            if re.match(r"Step \d+/\d+ :", line):
+                say(f"  {_short(' '.join(line.split()))}")
+    except Refused as error:
+        for line in lines:
+            say(f"  {line}")
+        raise ArtifactError(
+            f"the image {artifact.name} could not be built: {error.said}",
+            f"the Dockerfile is {artifact.folder / 'serve/Dockerfile'}; its output is above",
+        ) from error
+    say(f"built in {duration(time.monotonic() - started)}")
+
+
+def _run(
+    artifact: ServedArtifact,
+    options: Options,
+    asked: Settings,
+    engine: Engine,
+    signals: Signals,
+    hide: Hider,
+    say: Say,
+) -> None:
+    """Creates and starts the container, and follows it; removes it unless it is to be left running."""
+    signals.check()
+    server = _Server(artifact, engine.create(asked), signals, hide, say)
+    try:
+        server.start(options)
+        server.await_ready(options.minutes or artifact.container.startup_minutes)
+        if options.detach:
+            server.leave()
+            return
+        say("Ctrl-C stops it")
+        server.follow()
+    except BaseException:
+        server.end()
+        raise
+    server.end()
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 3]}..."
+
+
+class _Server:
+    """The container that was created, and what it reports."""
+
+    def __init__(
+        self, artifact: ServedArtifact, running: Running, signals: Signals, hide: Hider, say: Say
+    ) -> None:
+        self._artifact = artifact
+        self._container = artifact.container
+        self._running = running
+        self._signals = signals
+        self._hide = hide
+        self._say = say
+        self._memory: str | None = None
+        self._events: Events[Output | Exit | Ready] = Events(signals)
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._ready = False
+        # Whether a thread follows the container, and will tell its end.
+        self._followed = False
+
+    def start(self, options: Options) -> None:
+        self._memory = options.memory
+        self._say(f"starting {self._running.name}")
+        try:
+            self._running.start()
+        except Refused as error:
+            if "executable file not found" in str(error):
+                raise ArtifactError(
+                    "the image has no program `vllm`",
+                    "is its base an image of vLLM-TPU? --base-image IMAGE names another",
+                ) from error
+            raise
+        self._followed = True
+        self._events.start(self._report)
+
+    def await_ready(self, minutes: float) -> None:
+        """Waits until /health answers, and tells now and then for how long.
+
+        Raises:
+            ArtifactError: it ended, or is not ready in time.
+        """
+        self._events.start(self._ask)
+        started = told = time.monotonic()
+        while not isinstance(event := self._next(1.0), Ready):
+            now = time.monotonic()
+            if isinstance(event, Exit):
+                raise ArtifactError(*self._why(event))
+            if now - started > minutes * 60:
+                raise ArtifactError(
+                    f"{self._running.name} is not ready after {minutes:g} min: {self._container.health_url} "
+                    f"does not answer{self._last_lines()}",
+                    "give it longer with --wait MINUTES, if its log shows that it still loads or compiles",
+                )
+            if now - told >= TELL_SECONDS:
+                told = now
+                self._say(f"waiting for {self._container.health_url}, {duration(now - started)} so far")
+        self._ready = True
+        base = self._container.health_url.removesuffix("/health")
+        self._say(f"{self._running.name} is ready after {duration(time.monotonic() - started)}: {base}/v1")
+        self._say(
+            "  the first requests may take longer, for what is still to be compiled; serve/smoke.sh shows "
+            "the time to the first token (TTFT)"
+        )
+
+    def follow(self) -> None:
+        """Shows the log until the server ends.
+
+        Raises:
+            ArtifactError: it ended by itself.
+        """
+        while not isinstance(event := self._next(None), Exit):
+            pass
+        if event.code not in STOPPED:
+            raise ArtifactError(*self._why(event))
+        self._say(f"{self._running.name} was stopped by another command")
+
+    def leave(self) -> None:
+        """Lets the server run on by itself."""
+        self._running.keep()
+        self._say(
+            f"stop it with: recipe serve down {self._artifact.folder}; "
+            f"its log: docker logs --follow {self._running.name}"
+        )
+
+    def end(self) -> None:
+        """Stops the container, when it runs, and removes it; at a signal meanwhile without any grace."""
+        try:
+            if self._followed:
+                self._stop()
+        except Interrupted:
+            self._say(f"killing {self._running.name}")
+        except ArtifactError:
+            pass
+        self._remove_or_tell()
+
+    def _stop(self) -> None:
+        seconds = self._container.stop_grace_seconds if self._ready else UNREADY_GRACE_SECONDS
+        finish = ": requests in flight may finish" if self._ready else ""
+        self._say(f"stopping {self._running.name}, within {duration(seconds)}{finish}; Ctrl-C again kills it")
+        stopping: Events[bool] = Events(self._signals)
+
+        def stop(put: Put[bool]) -> None:
+            self._running.stop(seconds)
+            put(True)
+
+        stopping.start(stop)
+        stopped = False
+        while self._followed or not stopped:
+            stopped = stopped or bool(stopping.next(0.0))
+            # The terminal that the log goes to may be gone: the container is stopped all the same.
+            with suppress(OSError):
+                self._next(0.1)
+
+    def _remove_or_tell(self) -> None:
+        try:
+            self._running.remove()
+            self._say(f"{self._running.name} is down")
+        except ArtifactError as error:
+            self._say(
+                f"note: {self._running.name} may still run ({error}); once the engine answers again: "
+                f"recipe serve down {self._artifact.folder}"
+            )
+
+    def _next(self, seconds: float | None) -> Output | Exit | Ready | None:
+        """The next event; the log is shown."""
+        try:
+            event = self._events.next(seconds)
+        except ArtifactError:
+            self._followed = False
+            raise
+        if isinstance(event, Exit):
+            self._followed = False
+        if isinstance(event, Output):
+            self._last.extend(line for line in event.text.splitlines() if line.strip())
+            stream = sys.stderr if event.error else sys.stdout
+            stream.write(event.text)
+            stream.flush()
+        return event
+
+    def _report(self, put: Put[Output | Exit | Ready]) -> None:
+        """Runs in a thread: the container's output, and then its end."""
+        streams = Lines(self._hide), Lines(self._hide)
+        for pieces in self._running.output():
+            for error, (lines, piece) in enumerate(zip(streams, pieces, strict=True)):
+                if piece and (text := lines.feed(piece)):
+                    put(Output(bool(error), text))
+        for error, lines in enumerate(streams):
+            if text := lines.end():
+                put(Output(bool(error), text))
+        put(self._running.wait())
+
+    def _ask(self, put: Put[Output | Exit | Ready]) -> None:
+        """Runs in a thread: asks whether the server answers."""
+        client = Client(self._container.health_url.removesuffix("/health"), api_key="", timeout=5.0)
+        while not client.healthy():
+            time.sleep(ASK_SECONDS)
+        put(Ready())
+
+    def _why(self, end: Exit) -> tuple[str, str]:
+        """Why a server ended that was not asked to, and what to do."""
+        look = "the reason is in its log, above"
+        if end.out_of_memory:
+            limit = f"its limit of {self._memory}" if self._memory else "what the machine has"
+            said = f"it ran out of memory, with more than {limit}"
+            look = "a larger --memory, or none" if self._memory else "take a machine with more memory"
+        elif end.code == 137:
+            said = "it was killed (exit status 137), by another command or as the machine ran out of memory"
+            look = "dmesg shows whether the kernel killed it"
+        elif end.code in STOPPED:
+            said = f"it was stopped by another command (exit status {end.code})"
+        elif end.code > 128:
+            said = f"it ended by a signal (exit status {end.code})"
+        else:
+            said = f"it ended with exit status {end.code}"
+        when = "" if self._ready else " before it was ready"
+        detail = f" ({end.error})" if end.error else ""
+        return f"{self._running.name} is gone{when}: {said}{detail}{self._last_lines()}", look
+
+    def _last_lines(self) -> str:
+        if not self._last:
+            return "; its log is empty"
+        return "; its log ends:\n" + "\n".join(f"    {_short(line)}" for line in self._last)

@@ -1,0 +1,287 @@
+"""The checkpoint in transformers: its tokenizer, its template and its log probabilities of what was said.
+
+The endpoint's answer is fed back (teacher forcing): at every step both have read the same tokens, so no
+difference hides or grows behind an earlier one, and one pass of the model gives all steps.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import UserError
+
+BYTES = {"float32": 4, "bfloat16": 2}
+
+SPARE = 1.5e9
+"""Bytes beside the weights: torch itself, activations, and log probabilities over a large vocabulary."""
+
+MEMORY = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class ServedTypes:
+    """In which types the server computes, as far as its flags tell.
+
+    Attributes:
+        dtype: of weights and activations.
+        kv_cache: of keys and values; "auto" is `dtype`.
+        weights: "fp8" where the server quantises them itself; else None.
+        source: where this is known from.
+    """
+
+    dtype: str
+    kv_cache: str = "auto"
+    weights: str | None = None
+    source: str = "the options"
+
+    def __str__(self) -> str:
+        parts = [self.dtype]
+        if self.kv_cache not in ("auto", self.dtype):
+            parts.append(f"{self.kv_cache} keys and values")
+        if self.weights:
+            parts.append(f"{self.weights} weights")
+        return ", ".join(parts)
+
+
+def torch() -> Any:
+    """The package torch."""
+    return _package("torch")
+
+
+def transformers() -> Any:
+    """The package transformers, which is quiet."""
+    package = _package("transformers")
+    package.logging.set_verbosity_error()
+    package.logging.disable_progress_bar()
+    return package
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(
+            f"verifying compares with transformers, and {error.name or name} is not installed",
+            "pip install torch transformers",
+        ) from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a checkpoint.
+
+    Raises:
+        UserError: when there is none.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError
+        return config
+    except OSError:
+        what = "is no checkpoint: it has no config.json" if folder.is_dir() else "is not there"
+        raise UserError(f"{folder} {what}", "run merge.py, or name the merged folder with --model") from None
+    except ValueError:
+        raise UserError(f"{folder / 'config.json'} is not JSON", "merge again") from None
+
+
+def config_dtype(config: Mapping[str, Any]) -> str:
+    """The type that a checkpoint is in, as config.json says."""
+    text = config.get("text_config") or {}
+    for part in (config, text):
+        for key in ("dtype", "torch_dtype"):
+            if isinstance(part.get(key), str):
+                return str(part[key])
+    return "float32"
+
+
+def sliding_window(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a local layer sees; None where all layers see everything."""
+    for part in (config.get("text_config") or {}, config):
+        if isinstance(part.get("sliding_window"), int) and part.get("use_sliding_window", True):
+            return int(part["sliding_window"])
+    return None
+
+
+def refuse_too_large(folder: Path, dtype: str) -> None:
+    """Checks that the weights fit into memory.
+
+    Args:
+        dtype: "float32" or "bfloat16", in which they are held.
+
+    Raises:
+        UserError: when they do not, or there are none.
+    """
+    numbers = count_numbers(folder)
+    available = available_memory()
+    need = numbers * BYTES[dtype] * 1.05 + SPARE
+    if available is None or need <= available:
+        return
+    smaller = numbers * BYTES["bfloat16"] * 1.05 + SPARE
+    other = f"--dtype bfloat16 takes {smaller / 1e9:.1f} GB, or " if dtype == "float32" else ""
+    raise UserError(
+        f"{folder} has {numbers / 1e9:.2f} billion numbers, which take {need / 1e9:.1f} GB in {dtype}, and "
+        f"this machine has {available / 1e9:.1f} GB available",
+        f"{other}run it on a machine with more memory; only the URL and the folder are needed there",
+    )
+
+
+def count_numbers(folder: Path) -> int:
+    """Numbers in the safetensors files of a folder, by their headers.
+
+    Raises:
+        UserError: when there are none, or one is damaged.
+    """
+    count = 0
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                if size > 100_000_000:
+                    raise ValueError
+                header = json.loads(file.read(size))
+            header.pop("__metadata__", None)
+            shapes = [tensor["shape"] for tensor in header.values()]
+            count += sum(math.prod(shape) for shape in shapes)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            raise UserError(f"{path} is damaged: its header cannot be read", "merge again") from None
+    if not count:
+        raise UserError(f"{folder} holds no weights: no .safetensors file", "run merge.py")
+    return count
+
+
+def available_memory() -> int | None:
+    """Bytes that programs can still take without swapping; None where the system does not say."""
+    try:
+        fields = dict(line.split(":", 1) for line in MEMORY.read_text("ascii").splitlines() if ":" in line)
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    try:  # a container may be given less than its machine has
+        limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return max(0, min(free, limit + int(stat["inactive_file"])))
+    except (OSError, KeyError, ValueError):
+        return free
+
+
+class Tokens:
+    """The checkpoint's tokenizer and template.
+
+    Raises:
+        UserError: when they cannot be loaded.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._tokenizer = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{folder} has no tokenizer that can be loaded: {_first_line(error)}") from None
+
+    @property
+    def has_template(self) -> bool:
+        return self._tokenizer.chat_template is not None
+
+    def of_text(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text)["input_ids"])
+
+    def of_chat(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        try:
+            made = self._tokenizer.apply_chat_template(
+                [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
+            )
+        except Exception as error:  # whatever a template raises
+            raise UserError(f"the chat template refuses a prompt: {_first_line(error)}") from None
+        return tuple(made["input_ids"])
+
+    def show(self, tokens: Sequence[int]) -> str:
+        """Tokens as text, markers included."""
+        return str(self._tokenizer.decode(list(tokens)))
+
+
+class Reference:
+    """The checkpoint's model.
+
+    Args:
+        dtype: "float32" or "bfloat16".
+
+    Raises:
+        UserError: when transformers cannot load it.
+    """
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], dtype: str) -> None:
+        library = torch()
+        try:
+            build = getattr(transformers(), config["architectures"][0])
+            # Eager: soft-caps are ignored by transformers' other implementations of attention.
+            self.model = build.from_pretrained(
+                folder,
+                dtype=getattr(library, dtype),
+                attn_implementation="eager",
+                trust_remote_code=False,
+                low_cpu_mem_usage=True,
+            ).eval()
+        except (OSError, ValueError, KeyError, LookupError, AttributeError, ImportError) as error:
+            raise UserError(f"transformers does not load {folder}: {_first_line(error)}") from None
+        self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
+
+    def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], kv_cache: str = "auto") -> Any:
+        """Log probabilities of every token at each step of an answer: an array of [step, token], float32.
+
+        Args:
+            prompt, tokens: token ids.
+            kv_cache: "fp8..." rounds keys and values as a server does that keeps them so.
+        """
+        library = torch()
+        ids = library.tensor([[*prompt, *tokens][:-1]])
+        cache = {"past_key_values": _rounded_cache(kv_cache), "use_cache": True} if "fp8" in kv_cache else {}
+        with library.inference_mode():
+            logits = self.model(
+                input_ids=ids,
+                attention_mask=library.ones_like(ids),
+                logits_to_keep=len(tokens),
+                **(cache or {"use_cache": False}),
+            ).logits[0]
+        return logits[-len(tokens) :].float().log_softmax(-1).numpy()
+
+    def lower(self, types: ServedTypes) -> None:
+        """Rounds the model, in place, to the types of a server."""
+        library = torch()
+        if types.weights:
+            with library.inference_mode():
+                for module in self.model.modules():
+                    if isinstance(module, library.nn.Linear):
+                        module.weight.copy_(_fp8_rows(module.weight))
+        self.model.to(getattr(library, types.dtype))
+
+
+def _rounded_cache(dtype: str) -> Any:
+    """A cache of keys and values rounded to fp8 at a scale of 1, vLLM's where none was calibrated."""
+    library, caches = torch(), _package("transformers.cache_utils")
+    narrow = library.float8_e5m2 if "e5m2" in dtype else library.float8_e4m3fn
+    largest = library.finfo(narrow).max
+
+    class Rounded(caches.DynamicCache):  # type: ignore[name-defined]
+        def update(self, keys: Any, values: Any, *rest: Any, **more: Any) -> Any:
+            keys, values = (x.float().clamp(-largest, largest).to(narrow).to(x.dtype) for x in (keys, values))
+            return super().update(keys, values, *rest, **more)
+
+    return Rounded()
+
+
+def _fp8_rows(weight: Any) -> Any:
+    """A matrix rounded to fp8 with one scale for each row."""
+    library = torch()
+    scale = weight.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
+    return ((weight.float() / scale).to(library.float8_e4m3fn).float() * scale).to(weight.dtype)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
