@@ -46,7 +46,7 @@ EVERYTHING = {
     "template-file": ["data.chat_template=templates/a-folder-of-templates/a-template-with-a-long-name.jinja"],
     "served": [
         "serve.extra_args={max_log_len: 10, disable_log_stats: true, async_scheduling: false, "
-        'middleware: [a b, c], limit_mm_per_prompt: {image: 0}, chat_template: "it\'s \\"$HOME\\""}',
+        'ignore_patterns: [a b, c], limit_mm_per_prompt: {image: 0}, chat_template: "it\'s \\"$HOME\\""}',
         'serve.env={GREETING: \'say "hi" for $5 \\ now\', EMPTY: ""}',
         "serve.tool_call_parser=gemma4",
         "serve.tensor_parallel_size=4",
@@ -56,6 +56,33 @@ EVERYTHING = {
         "serve.port=9000",
         "merge.output='merged $weights'",
     ],
+    "adapter": [
+        "serve.weights=adapter",
+        "serve.env={MODEL_IMPL_TYPE: vllm}",
+        "serve.model=./base",
+        "serve.autoscaling={max_replicas: 3}",
+    ],
+    "adapter-of-the-hub": [
+        "serve.weights=adapter",
+        "serve.env={MODEL_IMPL_TYPE: vllm}",
+        "model.revision=main",
+    ],
+    "bucket": [
+        "serve.model=gs://bucket/merged",
+        "serve.host=0.0.0.0",
+        "serve.autoscaling={min_replicas: 2, max_replicas: 4}",
+    ],
+    "adapter-in-a-bucket": [
+        "serve.weights=adapter",
+        "serve.env={MODEL_IMPL_TYPE: vllm}",
+        "merge.output=gs://bucket/merged",
+        "serve.host='::'",
+    ],
+    "hub": ["serve.model=somebody/merged", "serve.decode_block_sizes=[1, 1024, 1, 1024]"],
+    "elsewhere": ["serve.model=~/models/merged", 'serve.smoke_prompts=["What\'s $HOME?"]'],
+    "copied-by-hand": ["merge.output=s3://bucket/merged"],
+    "evaluated": ["evaluate.tasks=[gsm8k]"],
+    "v5e": ["serve.accelerator=v5e-8", "serve.kv_cache_dtype=auto"],
     "cpu": ["mesh={accelerator: cpu-8, axes: {fsdp: 4, tp: 2}}", "name=on", "model.dtype=float32"],
     "tpu7x": [
         "mesh={topology: 'tpu7x:1x1x1', axes: {fsdp: 2, tp: 1}}",
@@ -160,11 +187,19 @@ def test_dockerfiles_pass_hadolint(root: Path, variants: Path) -> None:
 
 
 def test_compose_files_are_valid(root: Path, variants: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MODEL_DIR", "/srv/model")
+    for variable in ("MODEL_DIR", "ADAPTER_DIR"):
+        monkeypatch.setenv(variable, "/srv/model")
+    monkeypatch.setenv("VLLM_API_KEY", "the key of a test")
     files = [*variants.glob("*/serve/compose.yaml"), *(root / "generated").glob("*/serve/compose.yaml")]
     assert files
     for path in files:
         assert tool("docker-compose", "--file", path, "config", "--quiet") == ""
+
+
+def test_manifests_are_those_of_kubernetes(root: Path, variants: Path) -> None:
+    files = [*variants.glob("*/serve/k8s.yaml"), *(root / "generated").glob("*/serve/k8s.yaml")]
+    assert files
+    assert tool("kubernetes-validate", "--strict", *files) == ""
 
 
 def test_nothing_of_the_machine_is_in_an_artifact(variants: Path, root: Path) -> None:

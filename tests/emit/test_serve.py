@@ -1,37 +1,22 @@
-"""serve/: one list of flags, stated by the image and by the script alike."""
+"""serve/: one server, stated by the image, by Kubernetes and by the script alike."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
+import socket
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from emitting import RECIPE, files_of
+from ruamel.yaml import YAML
+from serving import base, expanded, image_environment, image_words, run_script, served, server_of, variant
 
+from compiler.emitters.serve import emit_serve
+from compiler.hardware import from_name
 from compiler.lower import lower
 from spec.load import load
-
-
-def image_words(dockerfile: str) -> list[str]:
-    entry = dockerfile.partition("\nENTRYPOINT ")[2].replace("\\\n", "")
-    words: list[str] = json.loads(entry)
-    return words
-
-
-def run_script(folder: Path, files: dict[str, bytes], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs serve.sh with a vllm that prints its arguments, one a line, and the environment after them."""
-    (folder / "bin").mkdir(exist_ok=True)
-    (folder / "bin/vllm").write_text('#!/bin/sh\nprintf "%s\\n" vllm "$@"\nenv\n')
-    (folder / "bin/vllm").chmod(0o755)
-    (folder / "serve").mkdir(exist_ok=True)
-    (folder / "serve/serve.sh").write_bytes(files["serve/serve.sh"])
-    environment = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HOME": str(folder)}
-    command = ["bash", str(folder / "serve/serve.sh"), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-
 
 FULL = [
     "serve.tensor_parallel_size=4",
@@ -40,36 +25,67 @@ FULL = [
     "serve.prefix_caching=false",
     "serve.tool_call_parser=gemma4",
     "serve.port=9000",
-    "serve.extra_args={async_scheduling: true, disable_chunked_mm_input: false, seed: 3, "
-    'hf_overrides: {a: "$b"}}',
+    "serve.decode_block_sizes=[1, 1024, 1, 1024]",
+    'serve.extra_args={async_scheduling: true, enable_log_requests: false, seed: 3, hf_overrides: {a: "$b"}}',
 ]
 
 
+def yaml(text: str) -> dict[str, Any]:
+    data: dict[str, Any] = YAML(typ="safe").load(text)
+    return data
+
+
+def objects(manifest: str) -> dict[str, dict[str, Any]]:
+    """The objects of a manifest, by kind."""
+    found = [item for item in YAML(typ="safe").load_all(manifest) if item]
+    assert len({item["kind"] for item in found}) == len(found)
+    return {item["kind"]: item for item in found}
+
+
+def pod_of(manifest: str) -> dict[str, Any]:
+    pod: dict[str, Any] = objects(manifest)["StatefulSet"]["spec"]["template"]["spec"]
+    return pod
+
+
+def with_model(folder: Path, *names: str) -> Path:
+    """The folder, with a model (or an adapter) in folders below it."""
+    for name in names or ("merged",):
+        (folder / name).mkdir(parents=True)
+        (folder / name / ("adapter_config.json" if name.endswith("adapter") else "config.json")).write_text(
+            "{}"
+        )
+    return folder
+
+
 @pytest.mark.parametrize("sets", [[], FULL], ids=["default", "full"])
-def test_image_and_script_start_the_same_server(sets: list[str], tmp_path: Path) -> None:
-    files = files_of(tmp_path, sets)
-    (tmp_path / "merged").mkdir()
-    (tmp_path / "merged/config.json").write_text("{}")
-    image = image_words(files["serve/Dockerfile"].decode())
-    script = run_script(tmp_path, files).stdout.splitlines()
+def test_image_pod_and_script_start_the_same_server(sets: list[str], tmp_path: Path) -> None:
+    program = base(*sets)
+    server, files = server_of(program), emit_serve(program)
+    image = image_words(files["serve/Dockerfile"])
+    assert tuple(image) == server.entrypoint
     assert image[:3] == ["vllm", "serve", "/model"]
-    assert script[:3] == ["vllm", "serve", f"{tmp_path}/serve/../merged"]
-    assert script[3 : len(image)] == image[3:]
-    assert {"HF_HUB_OFFLINE=1", f"VLLM_XLA_CACHE_PATH={tmp_path}/.cache/vllm/xla"} <= {*script[len(image) :]}
+    assert image_environment(files["serve/Dockerfile"]) == server.environment
+    script = run_script(with_model(tmp_path), files["serve/serve.sh"])
+    assert script.words == ("vllm", "serve", f"{tmp_path}/serve/../merged", *image[3:])
+    # On a bare machine vLLM keeps compiled programs where it always does, in the user's folder.
+    passed = {**server.environment} | {"VLLM_XLA_CACHE_PATH": None}
+    assert {name: script.environment.get(name) for name in passed} == passed
+    (vllm,) = pod_of(files["serve/k8s.yaml"])["containers"]
+    assert [expanded(word, {}) for word in vllm["command"]] == image
+    assert {env["name"]: env.get("value") for env in vllm["env"]} == {
+        "HOME": "/tmp",
+        **server.environment,
+        "VLLM_API_KEY": None,
+    }
 
 
-def test_the_script_says_when_there_is_no_model(tmp_path: Path) -> None:
-    done = run_script(tmp_path, files_of(tmp_path), str(tmp_path / "nowhere"))
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: {tmp_path / 'nowhere'} holds no model: run merge.py first")
-
-
-def test_every_key_of_the_recipe_is_a_flag(tmp_path: Path) -> None:
-    words = image_words(files_of(tmp_path, FULL)["serve/Dockerfile"].decode())[3:]
-    assert words == [
+def test_every_key_of_the_recipe_is_a_flag() -> None:
+    dockerfile = variant(*FULL)["serve/Dockerfile"]
+    assert image_words(dockerfile)[3:] == [
         *["--served-model-name", "sample"],
-        *["--host", "0.0.0.0"],
+        *["--host", "127.0.0.1"],
         *["--port", "9000"],
+        *["--shutdown-timeout", "120"],
         *["--tensor-parallel-size", "4"],
         *["--data-parallel-size", "2"],
         *["--max-model-len", "16384"],
@@ -80,41 +96,96 @@ def test_every_key_of_the_recipe_is_a_flag(tmp_path: Path) -> None:
         "--no-enable-prefix-caching",
         "--enable-auto-tool-choice",
         *["--tool-call-parser", "gemma4"],
-        "--no-disable-chunked-mm-input",
+        "--disable-chunked-mm-input",
         "--async-scheduling",
+        "--no-enable-log-requests",
         *["--seed", "3"],
         *["--hf-overrides", '{"a": "$b"}'],
     ]
+    assert 'ENV RPA_V3_DECODE_BLOCK_SIZES="1,1024,1,1024"\n' in dockerfile
 
 
-def test_chunked_multimodal_input_is_off_for_gemma_4_alone(tmp_path: Path) -> None:
-    assert b"--disable-chunked-mm-input" in files_of(tmp_path)["serve/serve.sh"]
-    gemma3 = files_of(tmp_path, ["model.id=google/gemma-3-27b-it", "serve.tensor_parallel_size=8"])
-    assert b"chunked" not in gemma3["serve/serve.sh"]
+def test_untrusted_code_of_a_model_is_never_run() -> None:
+    for changes in ({}, {"model": "someone/model"}, {"weights": "adapter"}):
+        assert not any("trust" in text for text in variant(**changes).values())
 
 
-def test_the_environment_reaches_the_server(tmp_path: Path) -> None:
-    files = files_of(tmp_path, ['serve.env={HF_HUB_OFFLINE: "0", GREETING: \'a "b" $c\'}'])
-    dockerfile, script = (files[f"serve/{name}"].decode() for name in ("Dockerfile", "serve.sh"))
+def test_chunked_multimodal_input_is_off_for_gemma_4_alone() -> None:
+    assert "--disable-chunked-mm-input" in variant()["serve/serve.sh"]
+    gemma3 = ["model.id=google/gemma-3-27b-it", "serve.tensor_parallel_size=8"]
+    assert "chunked" not in variant(*gemma3)["serve/serve.sh"]
+
+
+def test_the_environment_reaches_the_server() -> None:
+    files = variant('serve.env={HF_HUB_OFFLINE: "0", GREETING: \'a "b" $c\'}')
+    dockerfile, script = files["serve/Dockerfile"], files["serve/serve.sh"]
     assert 'ENV HF_HUB_OFFLINE="0"\n' in dockerfile
     assert 'ENV GREETING="a \\"b\\" \\$c"\n' in dockerfile
     assert "export HF_HUB_OFFLINE=0\n" in script
     assert 'export GREETING="a \\"b\\" \\$c"\n' in script
+    (vllm,) = pod_of(files["serve/k8s.yaml"])["containers"]
+    assert {"name": "GREETING", "value": 'a "b" $$c'} in vllm["env"]
 
 
-def test_the_image_is_pinned_as_the_recipe_says(tmp_path: Path) -> None:
+def test_a_cache_of_compiled_programs_elsewhere_is_on_the_volume_too() -> None:
+    files = variant(env={"VLLM_XLA_CACHE_PATH": "/elsewhere"})
+    assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"][1]["target"] == "/elsewhere"
+    (vllm,) = pod_of(files["serve/k8s.yaml"])["containers"]
+    assert {"name": "xla-cache", "mountPath": "/elsewhere"} in vllm["volumeMounts"]
+
+
+def test_the_image_is_pinned_as_the_recipe_says() -> None:
     digest = f"vllm/vllm-tpu@sha256:{'0' * 64}"
-    dockerfile = files_of(tmp_path, [f"serve.image={digest}"])["serve/Dockerfile"].decode()
-    assert f"\nARG BASE_IMAGE={digest}\nFROM ${{BASE_IMAGE}}\n" in dockerfile
+    files = variant(f"serve.image={digest}")
+    assert f"\nARG BASE_IMAGE={digest}\nFROM ${{BASE_IMAGE}}\n" in files["serve/Dockerfile"]
     # Nothing is fetched when it is built: the image has all that is needed.
-    assert not re.search(r"^(RUN|ADD|COPY)\b", dockerfile, re.MULTILINE)
-    assert "/health" in dockerfile
+    assert not re.search(r"^(RUN|ADD|COPY)\b", files["serve/Dockerfile"], re.MULTILINE)
+    assert pod_of(files["serve/k8s.yaml"])["containers"][0]["image"] == digest
 
 
-def test_compose_mounts_the_weights_read_only_and_keeps_the_cache(tmp_path: Path) -> None:
-    from ruamel.yaml import YAML
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000/health"),
+        ("localhost", "http://localhost:8000/health"),
+        ("::1", "http://[::1]:8000/health"),
+        ("0.0.0.0", "http://127.0.0.1:8000/health"),
+        ("::", "http://[::1]:8000/health"),
+        ("10.0.0.5", "http://10.0.0.5:8000/health"),
+    ],
+)
+def test_health_is_asked_where_the_server_listens(host: str, url: str) -> None:
+    program = served(base(), host=host)
+    assert server_of(program).health_url == url
+    assert f"urlopen('{url}'" in emit_serve(program)["serve/Dockerfile"]
+    assert ("--host", host) in server_of(program).flags
 
-    compose = YAML(typ="safe").load(files_of(tmp_path)["serve/compose.yaml"].decode())
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "tpu.example.com"])
+def test_a_server_that_others_reach_demands_a_key(host: str, tmp_path: Path) -> None:
+    files = variant(host=host)
+    (key,) = yaml(files["serve/compose.yaml"])["services"]["vllm"]["environment"]
+    assert key.startswith("VLLM_API_KEY=${VLLM_API_KEY:?")
+    with_model(tmp_path)
+    refused = run_script(tmp_path, files["serve/serve.sh"])
+    assert refused.status == 1 and refused.words == ()
+    assert refused.stderr.startswith(
+        f"error: VLLM_API_KEY is not set, and others can reach {host}\n  = help: "
+    )
+    started = run_script(tmp_path, files["serve/serve.sh"], VLLM_API_KEY="sentinel-of-a-test")
+    assert started.environment["VLLM_API_KEY"] == "sentinel-of-a-test"
+    assert not any("sentinel" in word for word in started.words)
+
+
+def test_a_loopback_server_takes_a_key_where_there_is_one() -> None:
+    files = variant()
+    assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["environment"] == ["VLLM_API_KEY"]
+    assert "VLLM_API_KEY" not in files["serve/Dockerfile"] + files["serve/serve.sh"]
+
+
+def test_compose_mounts_the_weights_read_only_and_keeps_the_cache() -> None:
+    files = variant()
+    compose = yaml(files["serve/compose.yaml"])
     service = compose["services"]["vllm"]
     assert service["privileged"] is True and service["network_mode"] == "host"
     assert service["shm_size"] == "16gb" and service["restart"] == "unless-stopped"
@@ -122,14 +193,264 @@ def test_compose_mounts_the_weights_read_only_and_keeps_the_cache(tmp_path: Path
     assert weights["read_only"] is True and weights["target"] == "/model"
     assert weights["source"] == "${MODEL_DIR:-../merged}"
     assert cache["source"] in compose["volumes"]
-    dockerfile = files_of(tmp_path)["serve/Dockerfile"].decode()
-    assert f"ENV VLLM_XLA_CACHE_PATH={cache['target']}\n" in dockerfile
+    assert f'ENV VLLM_XLA_CACHE_PATH="{cache["target"]}"\n' in files["serve/Dockerfile"]
 
 
-def test_weights_that_cannot_be_mounted_have_to_be_given(tmp_path: Path) -> None:
-    files = files_of(tmp_path, ["merge.output='odd name'"])
-    assert "${MODEL_DIR:?" in files["serve/compose.yaml"].decode()
-    assert 'model="${1:?' in files["serve/serve.sh"].decode()
+@pytest.mark.parametrize(("given", "seconds"), [(None, 150), (5, 35), (0, 30)])
+def test_requests_in_flight_have_time_to_finish(given: int | None, seconds: int) -> None:
+    files = variant(extra_args={} if given is None else {"shutdown_timeout": given})
+    assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["stop_grace_period"] == f"{seconds}s"
+    assert image_words(files["serve/Dockerfile"]).count("--shutdown-timeout") == 1
+    pod = pod_of(files["serve/k8s.yaml"])
+    before = pod["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert pod["terminationGracePeriodSeconds"] == seconds + before
+
+
+FOLDERS = {
+    "merged": ("${MODEL_DIR:-../merged}", "serve/../merged"),
+    "runs/a b": ("${MODEL_DIR:-../runs/a b}", "serve/../runs/a b"),
+    "odd $name": ("${MODEL_DIR:-../odd $$name}", "serve/../odd $name"),
+    "odd }": ("${MODEL_DIR:?the folder of the weights}", "serve/../odd }"),
+    "s3://bucket/merged": ("${MODEL_DIR:?the folder of the weights}", None),
+}
+
+
+@pytest.mark.parametrize("output", FOLDERS)
+def test_weights_are_where_merge_py_puts_them(output: str, tmp_path: Path) -> None:
+    files = variant(merge__output=output)
+    source, default = FOLDERS[output]
+    assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"][0]["source"] == source
+    script = files["serve/serve.sh"]
+    with_model(tmp_path, "elsewhere", "given", *([output] if default else []))
+    elsewhere, given = str(tmp_path / "elsewhere"), str(tmp_path / "given")
+    assert run_script(tmp_path, script, given, MODEL_DIR=elsewhere).words[2] == given
+    assert run_script(tmp_path, script, MODEL_DIR=elsewhere).words[2] == elsewhere
+    found = run_script(tmp_path, script)
+    if default:
+        assert found.words[2] == f"{tmp_path}/{default}"
+    else:
+        assert found.status == 1 and found.stderr.startswith("error: no folder of weights is named\n")
+
+
+PLACES = {
+    "~/models/x": ("${MODEL_DIR:-${HOME}/models/x}", "{home}/models/x"),
+    "./x": ("${MODEL_DIR:-.././x}", "{home}/serve/.././x"),
+    "/srv/x": ("${MODEL_DIR:-/srv/x}", None),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_weights_in_a_folder_of_the_machine(place: str, tmp_path: Path) -> None:
+    files = variant(model=place)
+    source, default = PLACES[place]
+    assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"][0]["source"] == source
+    with_model(tmp_path, "models/x", "x")
+    if default:
+        words = run_script(tmp_path, files["serve/serve.sh"]).words
+        assert words[2] == default.format(home=tmp_path)
+    else:
+        assert f'model="${{1:-${{MODEL_DIR:-{place}}}}}"\n' in files["serve/serve.sh"]
+
+
+def test_weights_in_a_bucket_are_copied_before_the_server_starts(tmp_path: Path) -> None:
+    files = variant(model="gs://bucket/merged")
+    compose = yaml(files["serve/compose.yaml"])
+    fetch, vllm = compose["services"]["fetch-model"], compose["services"]["vllm"]
+    mirror = "--delete-unmatched-destination-objects"
+    copy = ["gcloud", "storage", "rsync", "--recursive", mirror, "gs://bucket/merged", "/model"]
+    assert fetch["command"] == copy and fetch["cap_drop"] == ["ALL"]
+    assert vllm["depends_on"] == {"fetch-model": {"condition": "service_completed_successfully"}}
+    assert fetch["volumes"] == [{"type": "volume", "source": "model", "target": "/model"}]
+    assert vllm["volumes"][0] == fetch["volumes"][0] | {"read_only": True}
+    pod = pod_of(files["serve/k8s.yaml"])
+    (init,) = pod["initContainers"]
+    assert init["command"] == copy and init["securityContext"]["runAsNonRoot"] is True
+    # Of the users that are not root the one that the image has: gcloud asks /etc/passwd for its name.
+    assert init["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 1000
+    assert pod["serviceAccountName"] == objects(files["serve/k8s.yaml"])["ServiceAccount"]["metadata"]["name"]
+    ran = run_script(tmp_path, files["serve/serve.sh"])
+    local = f"{tmp_path}/.cache/sample/model"
+    # A folder of the user's own, perhaps: nothing is deleted in it.
+    assert ran.copied == (("storage", "rsync", "--recursive", "gs://bucket/merged", local),)
+    assert ran.words[2] == local
+    refused = run_script(tmp_path, files["serve/serve.sh"], stubs=["vllm"])
+    assert refused.status == 1 and "error: weights cannot be copied from the bucket\n" in refused.stderr
+
+
+def test_weights_on_the_hub_are_named_by_their_id(tmp_path: Path) -> None:
+    files = variant(model="someone/model", model__revision="main")
+    words = image_words(files["serve/Dockerfile"])
+    assert words[2] == "someone/model" and "--revision" not in words
+    assert run_script(tmp_path, files["serve/serve.sh"]).words == tuple(words)
+    assert "HF_HUB_OFFLINE" not in files["serve/Dockerfile"] + files["serve/serve.sh"]
+    service = yaml(files["serve/compose.yaml"])["services"]["vllm"]
+    assert service["environment"] == ["VLLM_API_KEY", "HF_TOKEN"]
+    home = image_environment(files["serve/Dockerfile"])["HF_HOME"]
+    assert home in [volume["target"] for volume in service["volumes"]]
+    (vllm,) = pod_of(files["serve/k8s.yaml"])["containers"]
+    (token,) = [env for env in vllm["env"] if env["name"] == "HF_TOKEN"]
+    assert token["valueFrom"]["secretKeyRef"] == {"name": "sample", "key": "HF_TOKEN", "optional": True}
+    assert "initContainers" not in pod_of(files["serve/k8s.yaml"])
+
+
+def test_the_recipes_revision_goes_with_the_recipes_model_alone() -> None:
+    files = variant(model="google/gemma-4-31B-it", model__revision="main")
+    assert image_words(files["serve/Dockerfile"])[2:5] == ["google/gemma-4-31B-it", "--revision", "main"]
+
+
+def test_an_adapter_is_served_beside_its_base(tmp_path: Path) -> None:
+    files = variant(weights="adapter", model="./base", env={"MODEL_IMPL_TYPE": "vllm"})
+    words = image_words(files["serve/Dockerfile"])
+    flags = " ".join(words)
+    assert "--served-model-name sample-base " in flags
+    assert "--enable-lora --max-lora-rank 16 --lora-modules sample=/adapter " in flags
+    base, adapter, _ = yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"]
+    assert base["source"] == "${MODEL_DIR:-.././base}"
+    assert adapter["source"] == "${ADAPTER_DIR:-../merged-adapter}"
+    assert adapter["target"] == "/adapter" and adapter["read_only"] is True
+    with_model(tmp_path, "base", "merged-adapter", "other-adapter")
+    script = run_script(tmp_path, files["serve/serve.sh"])
+    assert f"sample={tmp_path}/serve/../merged-adapter" in script.words
+    other = str(tmp_path / "other-adapter")
+    assert f"sample={other}" in run_script(tmp_path, files["serve/serve.sh"], ADAPTER_DIR=other).words
+    waits = pod_of(files["serve/k8s.yaml"])["initContainers"]
+    assert [wait["name"] for wait in waits] == ["await-model", "await-adapter"]
+
+
+@pytest.mark.parametrize("model", ["./mine", "recipec/tiny-gemma4"])
+def test_a_base_that_the_serving_machine_cannot_know_has_to_be_named(model: str, tmp_path: Path) -> None:
+    files = variant(weights="adapter", model__id=model)
+    base, _, _ = yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"]
+    assert base["source"] == "${MODEL_DIR:?the folder of the base's weights}"
+    with_model(tmp_path, "base", "merged-adapter")
+    refused = run_script(tmp_path, files["serve/serve.sh"])
+    assert refused.stderr == (
+        "error: no folder of weights is named\n  = help: name the folder in MODEL_DIR\n"
+    )
+    named = run_script(tmp_path, files["serve/serve.sh"], MODEL_DIR=str(tmp_path / "base"))
+    assert named.words[2] == str(tmp_path / "base")
+
+
+def test_the_script_refuses_in_one_sentence(tmp_path: Path) -> None:
+    script = variant()["serve/serve.sh"]
+    nowhere = str(tmp_path / "nowhere")
+    refused = run_script(tmp_path, script, nowhere)
+    assert refused.stderr == (
+        f"error: {nowhere} holds no config.json\n"
+        "  = help: run merge.py first, or name the folder in MODEL_DIR\n"
+    )
+    refused = run_script(with_model(tmp_path), script, stubs=[])
+    assert refused.status == 1
+    assert refused.stderr.startswith(
+        "error: vllm is not installed\n  = help: in an environment of Python 3.12"
+    )
+
+
+@pytest.mark.parametrize(("host", "family"), [("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6)])
+def test_the_script_refuses_a_port_that_is_taken(host: str, family: int, tmp_path: Path) -> None:
+    with socket.socket(family) as taken:
+        try:
+            taken.bind((host, 0))
+        except OSError:
+            pytest.skip(f"this machine has no {host}")
+        taken.listen()
+        port = taken.getsockname()[1]
+        with_model(tmp_path)
+        script = variant(host=host, port=port)["serve/serve.sh"]
+        refused = run_script(tmp_path, script)
+    assert refused.status == 1 and refused.words == ()
+    assert refused.stderr.startswith(f"error: port {port} is taken\n")
+    assert run_script(tmp_path, script).words
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "label", "topology", "chips", "disk"),
+    [
+        ("v4-8", "tpu-v4-podslice", "2x2x1", 4, None),
+        ("v5e-8", "tpu-v5-lite-podslice", "2x4", 8, None),
+        ("v5p-8", "tpu-v5p-slice", "2x2x1", 4, None),
+        ("v6e-1", "tpu-v6e-slice", "1x1", 1, "hyperdisk-balanced"),
+        ("v6e-8", "tpu-v6e-slice", "2x4", 8, "hyperdisk-balanced"),
+        ("tpu7x-2", "tpu7x", "1x1x1", 1, "hyperdisk-balanced"),
+        ("tpu7x-8", "tpu7x", "2x2x1", 4, "hyperdisk-balanced"),
+    ],
+)
+def test_pods_run_on_nodes_of_the_accelerator(
+    accelerator: str, label: str, topology: str, chips: int, disk: str | None
+) -> None:
+    program = replace(base(), serve_accelerator=from_name(accelerator))
+    found = objects(emit_serve(program)["serve/k8s.yaml"])
+    pod = found["StatefulSet"]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": label,
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    resources = pod["containers"][0]["resources"]
+    assert resources["limits"] == resources["requests"] == {"google.com/tpu": chips}
+    assert ("StorageClass" in found) == (disk is not None)
+    if disk:
+        assert found["StorageClass"]["parameters"] == {"type": disk}
+
+
+def test_there_are_no_pods_for_what_gke_has_no_node_of() -> None:
+    program = replace(base(), serve_accelerator=from_name("cpu-8"))
+    files = emit_serve(program)
+    assert set(files) == {"serve/Dockerfile", "serve/compose.yaml", "serve/serve.sh"}
+    assert "TPU" not in files["serve/Dockerfile"]
+
+
+def test_pods_are_confined_and_listen_behind_a_key() -> None:
+    pod = pod_of(variant()["serve/k8s.yaml"])
+    (vllm,) = pod["containers"]
+    assert vllm["args"] == ["--host", "0.0.0.0"]
+    (key,) = [env for env in vllm["env"] if env["name"] == "VLLM_API_KEY"]
+    assert key["valueFrom"] == {"secretKeyRef": {"name": "sample", "key": "VLLM_API_KEY"}}
+    assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
+    for one in (vllm, *pod["initContainers"]):
+        assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert one["securityContext"]["allowPrivilegeEscalation"] is False
+        assert one["securityContext"]["readOnlyRootFilesystem"] is True
+    assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}} in pod["volumes"]
+    startup = vllm["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] == 30 * 60
+
+
+def test_replicas_follow_the_queue_where_the_recipe_says_so() -> None:
+    alone = objects(variant()["serve/k8s.yaml"])
+    assert alone["StatefulSet"]["spec"]["replicas"] == 1 and "HorizontalPodAutoscaler" not in alone
+    assert alone["PodDisruptionBudget"]["spec"]["minAvailable"] == 1
+    sets = ["serve.autoscaling={min_replicas: 2, max_replicas: 5, waiting_requests: 7}"]
+    scaled = objects(variant(*sets)["serve/k8s.yaml"])
+    assert "replicas" not in scaled["StatefulSet"]["spec"]
+    assert scaled["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 1
+    scaler = scaled["HorizontalPodAutoscaler"]["spec"]
+    assert scaler["scaleTargetRef"]["name"] == scaled["StatefulSet"]["metadata"]["name"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (2, 5)
+    (metric,) = scaler["metrics"]
+    assert metric["pods"]["metric"]["name"] == "prometheus.googleapis.com|vllm:num_requests_waiting|gauge"
+    assert metric["pods"]["target"] == {"type": "AverageValue", "averageValue": "7"}
+    labels = scaled["StatefulSet"]["spec"]["template"]["metadata"]["labels"]
+    assert scaled["PodMonitoring"]["spec"]["selector"]["matchLabels"] == labels
+    assert scaled["PodMonitoring"]["spec"]["endpoints"][0]["port"] == "http"
+
+
+def test_a_long_name_leaves_room_for_the_names_of_its_pods() -> None:
+    name = "a-name-that-is-as-long-as-names-may-be-which-is-63-characters-l"
+    found = objects(variant(name=name)["serve/k8s.yaml"])
+    app = found["StatefulSet"]["metadata"]["name"]
+    assert name.startswith(app) and len(f"{app}-0123456789") <= 63 and app[-1] != "-"
+    assert name in found["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]["command"]
+
+
+@pytest.mark.parametrize("name", ["on", "null", "y", "true"])
+def test_names_that_yaml_takes_for_something_else_stay_names(name: str) -> None:
+    files = variant(name=name)
+    assert yaml(files["serve/compose.yaml"])["name"] == name
+    assert f'\nname: "{name}"\n' in files["serve/compose.yaml"]
+    assert {item["metadata"]["name"] for item in objects(files["serve/k8s.yaml"]).values()} == {
+        name,
+        f"{name}-hyperdisk-balanced",
+    }
 
 
 def test_an_environment_that_would_break_out_of_the_dockerfile_is_refused(tmp_path: Path) -> None:
@@ -138,3 +459,8 @@ def test_an_environment_that_would_break_out_of_the_dockerfile_is_refused(tmp_pa
     found = lower(load(path, ['serve.env={A: "x\\nRUN rm -rf /"}']))
     assert found.program is None
     assert [d.path for d in found.diagnostics if d.code == "E0618"] == ["serve.env.A"]
+
+
+def test_the_files_are_those_of_the_artifact(tmp_path: Path) -> None:
+    files = {path for path in files_of(tmp_path) if path.startswith("serve/")}
+    assert files >= {f"serve/{name}" for name in ("Dockerfile", "compose.yaml", "k8s.yaml", "serve.sh")}

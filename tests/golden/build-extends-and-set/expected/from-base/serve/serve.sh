@@ -3,22 +3,31 @@
 # Usage: serve.sh [MODEL_DIR]
 set -euo pipefail
 
-here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-model="${1:-$here/../merged}"
-if [[ ! -f "$model/config.json" ]]; then
-    echo "error: $model holds no model: run merge.py first, or give the folder of the merged weights" >&2
+fail() {
+    printf 'error: %s\n  = help: %s\n' "$1" "$2" >&2
     exit 1
-fi
+}
 
-export VLLM_XLA_CACHE_PATH="${VLLM_XLA_CACHE_PATH:-$HOME/.cache/vllm/xla}"
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+model="${1:-${MODEL_DIR:-$here/../merged}}"
+
+command -v vllm > /dev/null ||
+    fail "vllm is not installed" "in an environment of Python 3.12: pip install vllm-tpu==0.32.0"
+if (exec 3<> /dev/tcp/127.0.0.1/8000) 2> /dev/null; then
+    fail "port 8000 is taken" "stop what listens there; ss -ltnp 'sport = :8000' shows it"
+fi
+[[ -f "$model/config.json" ]] ||
+    fail "$model holds no config.json" "run merge.py first, or name the folder in MODEL_DIR"
+
 export HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1
 export HF_HOME=/dev/shm/hf
 
 exec vllm serve "$model" \
     --served-model-name from-base \
-    --host 0.0.0.0 \
+    --host 127.0.0.1 \
     --port 8000 \
+    --shutdown-timeout 120 \
     --tensor-parallel-size 4 \
     --data-parallel-size 2 \
     --max-model-len 16384 \

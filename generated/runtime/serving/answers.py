@@ -1,0 +1,218 @@
+"""Asks for greedy answers: whole, streamed with the times of their chunks, and with log probabilities."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.serving.client import Client, pick
+from runtime.serving.findings import Failed
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+LIKELIEST = 5
+"""Candidates of which log probabilities are asked for, at each token."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An answer that came in one piece.
+
+    Attributes:
+        text: of the reasoning, where the server tells it apart, and of the answer.
+        tokens: ids, None from a server that does not tell them.
+    """
+
+    text: tuple[str, str]
+    tokens: list[int] | None
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """An answer that came in chunks.
+
+    Attributes:
+        text, tokens, finish_reason: as in `Whole`.
+        times: seconds from the request to every chunk that held something.
+        first_tokens: in the first of them.
+        completion_tokens: by the stream's usage, None without one.
+    """
+
+    text: tuple[str, str]
+    tokens: list[int] | None
+    finish_reason: str
+    times: tuple[float, ...]
+    first_tokens: int
+    completion_tokens: int | None
+
+    @property
+    def first(self) -> float:
+        """Seconds to the first token."""
+        return self.times[0]
+
+    @property
+    def last(self) -> float:
+        """Seconds to the last token."""
+        return self.times[-1]
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second after the first chunk; None when there are too few."""
+        if self.completion_tokens is None or self.last <= self.first:
+            return None
+        rest = self.completion_tokens - self.first_tokens
+        return rest / (self.last - self.first) if rest > 0 else None
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A greedy answer with the log probabilities of the likeliest tokens at each step, by token id."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model at an endpoint.
+
+    Attributes:
+        name: that it is served by.
+        chat: whether a prompt is a user's turn; else it is text to go on with.
+    """
+
+    client: Client
+    name: str
+    chat: bool = True
+
+    @property
+    def path(self) -> str:
+        return CHAT if self.chat else COMPLETIONS
+
+    def question(self, prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+        """The body of a request."""
+        asked = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
+        body = {"model": self.name, **asked, "max_tokens": max_tokens, "temperature": 0}
+        return body | {"return_token_ids": True} | more
+
+    def whole(self, body: Mapping[str, Any]) -> Whole:
+        """The answer to a request."""
+        answer = self.client.post(self.path, body)
+        choice = pick(answer, self.path, "choices", 0, kind=dict)
+        message = pick(choice, self.path, "message", kind=dict) if self.chat else choice
+        tokens = choice.get("token_ids")
+        return Whole(
+            (_text(message.get("reasoning")), _text(message.get("content" if self.chat else "text"))),
+            tokens if isinstance(tokens, list) else None,
+            pick(choice, self.path, "finish_reason", kind=str),
+            pick(answer, self.path, "usage", "prompt_tokens", kind=int),
+            pick(answer, self.path, "usage", "completion_tokens", kind=int),
+        )
+
+    def streamed(self, body: Mapping[str, Any]) -> Streamed:
+        """The answer to a request, chunk by chunk.
+
+        Raises:
+            Failed: the stream holds no token, or does not say why it ended.
+        """
+        what = f"the stream of {self.path}"
+        thought = said = ""
+        tokens: list[int] = []
+        told = True
+        times: list[float] = []
+        first_tokens = 0
+        finish_reason = usage = None
+        started = time.monotonic()
+        for event in self.client.stream(self.path, {**body, "stream_options": {"include_usage": True}}):
+            now = time.monotonic() - started
+            usage = event.get("usage") or usage
+            for choice in pick(event, what, "choices", kind=list):
+                delta = pick(choice, what, "delta", kind=dict) if self.chat else pick(choice, what, kind=dict)
+                parts = _text(delta.get("reasoning")), _text(delta.get("content" if self.chat else "text"))
+                ids = choice.get("token_ids")
+                finish_reason = choice.get("finish_reason") or finish_reason
+                if not ids and not any(parts):
+                    continue
+                times.append(now)
+                thought, said = thought + parts[0], said + parts[1]
+                told = told and isinstance(ids, list)
+                tokens += ids if isinstance(ids, list) else []
+                first_tokens = first_tokens or len(tokens) or 1
+        if not times:
+            raise Failed("the stream ended without a token", "look at the server's log")
+        if not isinstance(finish_reason, str):
+            raise Failed(
+                "the stream ended without a finish_reason", "does something on the way cut it short?"
+            )
+        completed = None
+        if usage is not None:
+            completed = pick(usage, "the stream's usage", "completion_tokens", kind=int)
+        return Streamed(
+            (thought, said),
+            tokens if told else None,
+            finish_reason,
+            tuple(times),
+            first_tokens,
+            completed,
+        )
+
+    def prompt_tokens(self, prompt: str) -> list[int]:
+        """The token ids that a prompt becomes, a user's turn by the served chat template."""
+        answer = self.client.post(self.path, self.question(prompt, 1))
+        where = () if self.chat else ("choices", 0)
+        return pick(answer, self.path, *where, "prompt_token_ids", kind=list)
+
+    def scored(self, prompt: Sequence[int], max_tokens: int) -> Scored:
+        """The answer to token ids."""
+        body = {
+            "model": self.name,
+            "prompt": list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "logprobs": LIKELIEST,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+        choice = pick(self.client.post(COMPLETIONS, body), COMPLETIONS, "choices", 0, kind=dict)
+        tokens = pick(choice, COMPLETIONS, "token_ids", kind=list)
+        steps = pick(choice, COMPLETIONS, "logprobs", "top_logprobs", kind=list)
+        if not tokens or not steps:
+            raise Failed(f"{self.name} answers without a token", "look at the server's log")
+        return Scored(
+            pick(choice, COMPLETIONS, "text", kind=str),
+            tokens,
+            [_by_id(pick(step, f"{COMPLETIONS} (top_logprobs)", kind=dict)) for step in steps],
+        )
+
+
+def _by_id(step: Mapping[str, Any]) -> dict[int, float]:
+    """Log probabilities by token id, of names like "token_id:42"."""
+    out = {}
+    for name, value in step.items():
+        number = name.partition("token_id:")[2]
+        if not number.isdecimal() or not isinstance(value, (int, float)):
+            raise Failed(f"{COMPLETIONS} names tokens otherwise than vLLM does", "is this vLLM's address?")
+        if not math.isfinite(value):
+            broken = "the weights or their numerics are broken"
+            raise Failed("a log probability is not a finite number", broken)
+        out[int(number)] = float(value)
+    return out
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Where two lists of tokens part; None when they are the same."""
+    for place, (a, b) in enumerate(zip(one, other)):  # noqa: B905 (strict is for equal lengths)
+        if a != b:
+            return place
+    return None if len(one) == len(other) else min(len(one), len(other))

@@ -1,0 +1,254 @@
+"""A benchmark's summary: its table, what it costs, and published figures beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.serving import bench_plots
+from runtime.serving.bench_machine import Machine
+from runtime.serving.bench_points import Point, as_json, whole, write_whole
+from runtime.serving.bench_published import MEASURED, Published, comparison, ms, source
+from runtime.serving.bench_server import Server
+
+FAILED, NOT_MEASURED = "failed", "not measured"
+
+FIGURES = {
+    "requests_per_s": "request_throughput",
+    "output_tokens_per_s": "output_throughput",
+    "median_ttft_ms": "median_ttft_ms",
+    "p99_ttft_ms": "p99_ttft_ms",
+    "median_tpot_ms": "median_tpot_ms",
+    "p99_tpot_ms": "p99_tpot_ms",
+}
+"""The summary's names of what vLLM measures."""
+
+HEADER = (
+    "Input tokens",
+    "Requests/s",
+    "Output tokens/s",
+    "TTFT ms",
+    "TTFT p99",
+    "TPOT ms",
+    "TPOT p99",
+    "US$ per million",
+    "Outcome",
+)
+"""The price is that of a million output tokens."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of an hour of the whole machine.
+
+    Attributes:
+        usd_per_hour: in US$.
+        source: where it is from: "list price of 2026-05, ...".
+    """
+
+    usd_per_hour: float
+    source: str
+
+    def per_million(self, tokens_per_second: float) -> float | None:
+        """US$ per million output tokens; None where none came."""
+        return self.usd_per_hour / (3600 * tokens_per_second) * 1e6 if tokens_per_second else None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a benchmark was measured.
+
+    Attributes:
+        sentence: that says so.
+        is_accelerator: whether it is the recipe's, as was seen or as the user says.
+    """
+
+    sentence: str
+    is_accelerator: bool
+
+
+def place(machine: Machine, accelerator: str, chips: int, told: str, url: str) -> Place:
+    """Where the figures are from, which is the recipe's accelerator only when that is seen or said.
+
+    Args:
+        machine: what can be seen.
+        accelerator, chips: the recipe's.
+        told: what the user says that the server runs on; "" for nothing.
+    """
+    if told:
+        same = told.strip().lower() == accelerator.lower()
+        return Place(f"Measured on {told}, as --machine says, which answered at {url}.", same)
+    if accelerator and machine.chips == {accelerator.partition("-")[0]: chips}:
+        return Place(f"Measured on {accelerator}: {machine.described}.", True)
+    sentence = f"Measured on {machine.described}."
+    if not accelerator:
+        return Place(sentence, False)
+    if machine.chips is None:
+        sentence += f" Nothing shows that it is the recipe's {accelerator}"
+        return Place(f"{sentence}; if it is, say so with `--machine {accelerator}`.", False)
+    return Place(f"{sentence} It is not the recipe's {accelerator}: these are no figures of that.", False)
+
+
+def summary(
+    *,
+    model: str,
+    settings: Mapping[str, Any],
+    server: Server,
+    place: Place,
+    price: Price | None,
+    published: Published,
+    records: Sequence[tuple[Point, Mapping[str, Any] | None]],
+    left_out: Sequence[str],
+) -> dict[str, Any]:
+    """What the report says, as JSON's values."""
+    return {
+        "model": model,
+        "place": asdict(place),
+        "server": asdict(server),
+        "settings": dict(settings),
+        "price": None if price is None else asdict(price),
+        "published": {"source": published.source, "figures": [dict(one) for one in published.figures]},
+        "points": [_row(point, record, price) for point, record in records],
+        "left_out": list(left_out),
+    }
+
+
+def _row(point: Point, record: Mapping[str, Any] | None, price: Price | None) -> dict[str, Any]:
+    row: dict[str, Any] = {**asdict(point), "outcome": NOT_MEASURED, "reason": None, "measured": None}
+    if record is None:
+        return row
+    row["measured"] = record.get("measured")
+    if not whole(record):
+        reason = record.get("failure")
+        return {**row, "outcome": FAILED, "reason": reason} if reason else row
+    result = record["result"]
+    row |= {name: result[key] for name, key in FIGURES.items()}
+    row["usd_per_million_output_tokens"] = price.per_million(row["output_tokens_per_s"]) if price else None
+    return {**row, "outcome": MEASURED, "reason": record.get("note")}
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """What came of a point, in a few words."""
+    if record["failure"] is not None:
+        return f"failed: {record['failure']}"
+    result = record["result"]
+    said = (
+        f"{result['output_throughput']:,.0f} output tokens/s, "
+        f"TTFT {ms(result['median_ttft_ms'])} ms, TPOT {ms(result['median_tpot_ms'])} ms"
+    )
+    return f"{said}; {record['note']}" if record.get("note") else said
+
+
+def write(folder: Path, summary: dict[str, Any]) -> None:
+    """Writes summary.json, summary.md and the plots, and prints the table.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    plots, missing = bench_plots.draw(folder, summary)
+    write_whole(folder / "summary.json", as_json(summary | {"plots": plots}))
+    write_whole(folder / "summary.md", markdown(summary, plots))
+    print()
+    print("\n".join(_aligned([HEADER, *_cells(summary)])))
+    print()
+    print("\n".join([*_sentences(summary), *_beside(summary)]))
+    if missing:
+        print(missing)
+    print(f"in {folder}: {', '.join(['summary.md', 'summary.json', *plots])}, and a JSON file of each point")
+
+
+def markdown(summary: Mapping[str, Any], plots: Sequence[str]) -> str:
+    """The report as Markdown."""
+    lines = [f"# Benchmark of {summary['model']}", ""]
+    lines += [*_sentences(summary), "", *_table([HEADER, *_cells(summary)]), ""]
+    lines += [
+        "TTFT is the time to the first token and TPOT that of each further one, in ms: the median and the "
+        "99th percentile over the requests of a point.",
+        "",
+    ]
+    beside = comparison(summary)
+    if beside:
+        lines += ["## Beside published figures", "", source(summary), ""]
+        lines += [*_table([("", "Published", "Measured"), *beside]), ""]
+    for sentence in summary["left_out"]:
+        lines.append(f"- Left out: {sentence}.")
+    if summary["left_out"]:
+        lines.append("")
+    for plot in plots:
+        lines += [f"![{bench_plots.TITLES[plot]}]({plot})", ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _sentences(summary: Mapping[str, Any]) -> list[str]:
+    settings, server = summary["settings"], summary["server"]
+    version = f"vLLM {server['vllm']}" if server["vllm"] else "A server that does not tell its version"
+    lines = [
+        summary["place"]["sentence"],
+        f"{version}; {settings['prompts']:,} requests a point, {settings['output_length']:,} tokens out "
+        f"each, random prompts{_when(summary)}.",
+    ]
+    price = summary["price"]
+    if price is not None:
+        lines.append(
+            f"Cost: at US$ {price['usd_per_hour']:,.2f} an hour ({price['source']}), for output tokens, with "
+            "the whole machine paid for."
+        )
+    return lines
+
+
+def _when(summary: Mapping[str, Any]) -> str:
+    days = sorted({row["measured"][:10] for row in summary["points"] if row["outcome"] == MEASURED})
+    if not days:
+        return ""
+    return f"; {days[0]} to {days[-1]}" if len(days) > 1 else f"; {days[0]}"
+
+
+def _beside(summary: Mapping[str, Any]) -> list[str]:
+    """The comparison as lines of text."""
+    rows = comparison(summary)
+    if not rows:
+        return []
+    return ["", source(summary), *_aligned([("", "Published", "Measured"), *rows]), ""]
+
+
+def _cells(summary: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for row in summary["points"]:
+        where = (f"{row['input_length']:,}", row["rate"])
+        if row["outcome"] != MEASURED:
+            said = f"{row['outcome']}: {row['reason']}" if row["reason"] else row["outcome"]
+            yield (*where, *["-"] * 6, said)
+            continue
+        usd = row["usd_per_million_output_tokens"]
+        yield (
+            *where,
+            f"{row['output_tokens_per_s']:,.1f}",
+            *(ms(row[f"{part}_{name}_ms"]) for name in ("ttft", "tpot") for part in ("median", "p99")),
+            "-" if usd is None else f"{usd:,.2f}",
+            "measured" + (f"; {row['reason']}" if row["reason"] else ""),
+        )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as a Markdown table, the first as its head; figures to the right."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    sides = ["---" if _left(rows, column) else "---:" for column in range(len(rows[0]))]
+    return [lines[0], "|" + "|".join(sides) + "|", *lines[1:]]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as text in columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.ljust(widths[column]) if _left(rows, column) else cell.rjust(widths[column])
+            for column, cell in enumerate(row)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _left(rows: Sequence[Sequence[str]], column: int) -> bool:
+    """Whether a column is of words."""
+    return rows[0][column] in ("", "Outcome")

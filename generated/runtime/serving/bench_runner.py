@@ -1,0 +1,172 @@
+"""Runs `vllm bench serve` where vLLM is: on this machine, or in the server's container."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from runtime.errors import UserError
+from runtime.serving.client import KEY_VARIABLE
+
+CLIENT_KEY = "OPENAI_API_KEY"
+"""Where vLLM's client looks for a key."""
+
+PREPARE = """\
+umask 077
+mkdir "$1" && : >"$1/go"
+"""
+"""Makes the folder of a measurement."""
+
+START = f"""\
+umask 077
+echo $$ >"$1/pid" && test -e "$1/go" || exit 1
+shift
+export {CLIENT_KEY}="${{{KEY_VARIABLE}-}}"
+exec "$@"
+"""
+"""The key goes from the server's variable to the client's within the environment, so that no argument holds
+it; and a key that the user has for another service does not go to this server."""
+
+STOP = """\
+rm -f "$1/go"
+test -f "$1/pid" || exit 0
+kill -TERM "$(cat "$1/pid")" 2>/dev/null || exit 0
+tries="$2"
+while [ "$tries" -gt 0 ]; do
+    sleep 0.1
+    kill -0 "$(cat "$1/pid")" 2>/dev/null || exit 0
+    tries=$((tries - 1))
+done
+kill -KILL "$(cat "$1/pid")" 2>/dev/null
+"""
+"""Ends what START began, or is about to begin: in a container it outlives the command that brought it there.
+Its arguments are the folder, and tenths of a second from SIGTERM to SIGKILL."""
+
+GRACE_SECONDS = 10.0
+ASIDE_SECONDS = 60.0
+"""That a command beside the benchmark may take: reading a file, removing a folder."""
+
+
+def tenths() -> str:
+    """STOP's second argument."""
+    return str(round(10 * GRACE_SECONDS))
+
+
+class TimedOut(Exception):
+    """A command had not ended in its time, and was ended."""
+
+
+class Runner(Protocol):
+    """Where vLLM is. `folder` is a new one of that place, for one measurement."""
+
+    def check(self) -> None:
+        """Raises UserError where there is no vLLM."""
+
+    def run(self, folder: str, words: Sequence[str], log: Path, seconds: float) -> int:
+        """Runs a command to its end, its output into `log`; whatever ends the waiting ends the command.
+
+        Raises:
+            TimedOut: after `seconds`.
+        """
+
+    def read(self, folder: str, name: str) -> bytes | None:
+        """A file of `folder`; None where there is none."""
+
+    def remove(self, folder: str) -> None:
+        """Removes `folder`."""
+
+
+def new_folder() -> str:
+    """The name of a folder for one measurement."""
+    return f"/tmp/recipe-bench-{secrets.token_hex(8)}"
+
+
+class Processes:
+    """Processes of this machine.
+
+    Args:
+        prefix: words that bring a command to where vLLM is, such as `docker compose exec -T vllm`; () for
+            this machine itself.
+    """
+
+    def __init__(self, prefix: Sequence[str] = ()) -> None:
+        self.prefix = tuple(prefix)
+
+    def check(self) -> None:
+        try:
+            done = self._aside("command -v vllm")
+        except OSError as error:
+            raise self._no_vllm(f"{self.prefix[0]} does not start: {error.strerror}") from None
+        except subprocess.TimeoutExpired:
+            raise self._no_vllm(f"{self.prefix[0]} gave no answer within {ASIDE_SECONDS:g} s") from None
+        if done.returncode != 0:
+            said = done.stderr.decode(errors="replace").strip().splitlines()
+            raise self._no_vllm(said[-1] if said else "no command vllm")
+
+    def _no_vllm(self, reason: str) -> UserError:
+        if not self.prefix:
+            return UserError("vllm is not on PATH", "install vllm, or start the server's container")
+        return UserError(
+            f"the server's container has no vllm to measure with: {reason}",
+            "start the container first, or put vllm on PATH",
+        )
+
+    def run(self, folder: str, words: Sequence[str], log: Path, seconds: float) -> int:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._aside(PREPARE, folder)
+        command = [*self.prefix, "sh", "-c", START, "sh", folder, *words]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise TimedOut from None
+        finally:
+            if process.returncode is None:
+                self._end(process, folder)
+
+    def _end(self, process: subprocess.Popen[bytes], folder: str) -> None:
+        try:
+            if self.prefix:
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    self._aside(STOP, folder, tenths())
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        finally:
+            # Also when a second Ctrl-C ends the waiting.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def read(self, folder: str, name: str) -> bytes | None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = self._aside('cat "$1/$2"', folder, name)
+            return done.stdout if done.returncode == 0 else None
+        return None
+
+    def remove(self, folder: str) -> None:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self._aside('rm -rf "$1"', folder)
+
+    def _aside(self, script: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [*self.prefix, "sh", "-c", script, "sh", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ASIDE_SECONDS,
+            start_new_session=True,
+        )

@@ -1,0 +1,88 @@
+"""What the server that is measured says of itself, and what the artifact says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import UserError
+from runtime.serving.client import Client, ServerError, pick
+
+CACHE_SETTINGS = (
+    "block_size",
+    "cache_dtype",
+    "enable_prefix_caching",
+    "gpu_memory_utilization",
+    "sliding_window",
+)
+"""Labels of the metric vllm:cache_config_info that are settings. Others, such as the number of blocks, come
+out a little different at every start."""
+
+NOT_MEASURED = ("host", "port", "smoke_prompts", "autoscaling")
+"""Keys of a recipe's `serve` that change nothing of what is measured."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What it says of itself.
+
+    Attributes:
+        vllm: its version; None where it does not tell.
+        root: folder or id of the weights that the model is served from.
+        max_model_len: prompt and answer together, in tokens.
+        cache: settings of its key/value cache.
+    """
+
+    vllm: str | None
+    root: str | None
+    max_model_len: int | None
+    cache: dict[str, str]
+
+
+def ask(client: Client, model: str) -> Server:
+    """Asks a server about itself.
+
+    Raises:
+        UserError: it does not answer, or serves other models.
+    """
+    client.text("/health")
+    entries = pick(client.get("/v1/models"), "/v1/models", "data", kind=list)
+    named = {pick(entry, "/v1/models", "id", kind=str): entry for entry in entries}
+    if model not in named:
+        served = ", ".join(named) or "no model"
+        raise UserError(
+            f"the server at {client.url} serves {served}, and not {model}", "is it another recipe's?"
+        )
+    entry = named[model]
+    # An adapter's entry has no length of its own.
+    lengths = [one.get("max_model_len") for one in (entry, *entries)]
+    length = next((n for n in lengths if isinstance(n, int) and not isinstance(n, bool)), None)
+    root = entry.get("root")
+    return Server(client.version(), root if isinstance(root, str) else None, length, _cache(client))
+
+
+def _cache(client: Client) -> dict[str, str]:
+    try:
+        match = re.search(r"^vllm:cache_config_info\{(.*)\}", client.text("/metrics"), re.MULTILINE)
+    except ServerError:
+        return {}
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', match[1])) if match else {}
+    return {name: labels[name] for name in CACHE_SETTINGS if name in labels}
+
+
+def recipe_settings(lock: Path | None) -> dict[str, Any]:
+    """The settings of the server in an artifact's recipe.lock.json; {} without one.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    if lock is None or not lock.is_file():
+        return {}
+    try:
+        serve = json.loads(lock.read_text(encoding="utf-8"))["recipe"]["serve"]
+        return {key: value for key, value in serve.items() if key not in NOT_MEASURED}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{lock} is not an artifact's lock", "build the recipe again") from None

@@ -1,0 +1,329 @@
+"""Talks to an OpenAI-compatible server, and says in one sentence what is wrong with an answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from runtime.errors import UserError
+
+KEY_VARIABLE = "VLLM_API_KEY"
+"""The environment variable that holds the key; vLLM's server reads the same one."""
+
+TIMEOUT = 120.0
+"""Seconds without a byte from the server after which a request is given up."""
+
+REFUSED, NO_HOST, SILENT, BROKEN, STATUS, GARBAGE = (
+    "refused",
+    "no host",
+    "silent",
+    "broken",
+    "status",
+    "garbage",
+)
+"""Kinds of ServerError: nothing listens; the host is not found; no answer in time; the connection ended in
+mid-answer; an HTTP status other than 200; an answer of another form than asked for."""
+
+
+class ServerError(UserError):
+    """A request that got no usable answer.
+
+    Attributes:
+        kind: one of the kinds above.
+        status: the HTTP status; None when there was none.
+    """
+
+    def __init__(
+        self, message: str, help: str | None = None, *, kind: str, status: int | None = None
+    ) -> None:
+        super().__init__(message, help)
+        self.kind = kind
+        self.status = status
+
+
+class Client:
+    """A server's address and key. Each request has a connection of its own, so threads may share a client.
+
+    Redirects are not followed and proxies not used: the key goes to the address that was given alone.
+
+    Args:
+        url: "http://127.0.0.1:8000"; a path before "/v1" is kept.
+        api_key: None takes the environment's VLLM_API_KEY; "" sends none.
+        timeout: seconds without a byte after which a request is given up.
+
+    Raises:
+        UserError: the address or the key is not one.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, timeout: float = TIMEOUT) -> None:
+        self._secure, self._host, self._port, self._prefix = _parts(url)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.url = f"{'https' if self._secure else 'http'}://{host}:{self._port}{self._prefix}"
+        self.timeout = timeout
+        key = os.environ.get(KEY_VARIABLE, "") if api_key is None else api_key
+        if not re.fullmatch(r"[\x21-\x7e]*", key):
+            raise UserError(
+                f"the key in {KEY_VARIABLE} holds a space, a line break or another character that no "
+                "HTTP header carries",
+                f"export {KEY_VARIABLE} as the server has it",
+            )
+        self._key = key
+
+    @property
+    def has_key(self) -> bool:
+        return bool(self._key)
+
+    def without_key(self) -> Client:
+        """The same server, asked as a stranger would."""
+        return self.with_key("")
+
+    def with_key(self, key: str) -> Client:
+        """The same server with another key; "" sends none."""
+        return Client(self.url, key, self.timeout)
+
+    def within(self, timeout: float) -> Client:
+        """The same server with another `timeout`, in seconds."""
+        return Client(self.url, self._key, timeout)
+
+    def get(self, path: str) -> Any:
+        """The JSON at `path`."""
+        return self._json(path, self._body(path, None))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The JSON that answers `body`."""
+        return self._json(path, self._body(path, body))
+
+    def text(self, path: str) -> str:
+        """What `path` holds, as text: /metrics."""
+        return self._body(path, None).decode("utf-8", "replace")
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The events that answer `body` with "stream": true, each as soon as it comes.
+
+        The request is sent when the first event is asked for. Leaving the loop early ends the connection,
+        and vLLM then drops the request.
+
+        Raises:
+            ServerError: also for an event that reports an error, and for a stream without its end, [DONE].
+        """
+        with self._answer(path, {**body, "stream": True}) as response:
+            kind = response.headers.get_content_type()
+            if kind != "text/event-stream":
+                raise self._garbage(path, f"{kind} in place of a stream of events", response.read(400))
+            count = 0
+            for line in response:
+                field, _, value = line.strip().partition(b":")
+                if field != b"data":
+                    continue
+                if value.strip() == b"[DONE]":
+                    return
+                event = self._json(path, value)
+                if not isinstance(event, dict):
+                    raise self._garbage(path, "an event that is no object", value)
+                if "error" in event:
+                    message = f"{self.url}{path} failed in mid-answer: {_said(value)}"
+                    raise ServerError(self._hidden(message), "look at the server's log", kind=BROKEN)
+                count += 1
+                yield event
+            raise ServerError(
+                f"the stream of {self.url}{path} ended after {count} events without [DONE]",
+                "the server stopped in mid-answer: look at its log",
+                kind=BROKEN,
+            )
+
+    def healthy(self) -> bool:
+        """Whether the server answers requests: its engine runs."""
+        try:
+            self.text("/health")
+        except ServerError:
+            return False
+        return True
+
+    def models(self) -> list[str]:
+        """The names that models are served by."""
+        served = pick(self.get("/v1/models"), "/v1/models", "data", kind=list)
+        return [pick(model, "/v1/models", "id", kind=str) for model in served]
+
+    def version(self) -> str | None:
+        """vLLM's version; None from a server that does not tell it."""
+        try:
+            return pick(self.get("/version"), "/version", "version", kind=str)
+        except ServerError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _body(self, path: str, body: Mapping[str, Any] | None) -> bytes:
+        with self._answer(path, body) as response:
+            return response.read()
+
+    @contextmanager
+    def _answer(self, path: str, body: Mapping[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
+        """The response to one request, whose connection ends with the block; all of its faults in words."""
+        where = f"{self.url}{path}"
+        connection = self._connection()
+        try:
+            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            if body is None:
+                connection.request("GET", self._prefix + path, headers=headers)
+            else:
+                headers["Content-Type"] = "application/json"
+                connection.request("POST", self._prefix + path, json.dumps(body).encode(), headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise self._refusal(path, response)
+            yield response
+        except ConnectionRefusedError:
+            raise ServerError(
+                f"nothing listens at {self.url}",
+                "start the server, or wait until it has loaded",
+                kind=REFUSED,
+            ) from None
+        except socket.gaierror:
+            raise ServerError(f"no host is called {self._host}", kind=NO_HOST) from None
+        except TimeoutError:
+            raise ServerError(f"{where} gave no answer within {self.timeout:g} s", kind=SILENT) from None
+        except http.client.BadStatusLine as error:
+            if isinstance(error, http.client.RemoteDisconnected):
+                raise self._broken(where, "the server closed the connection") from None
+            raise ServerError(f"what listens at {self.url} does not speak HTTP", kind=GARBAGE) from None
+        except ssl.SSLError as error:
+            reason = error.reason or type(error).__name__
+            raise ServerError(f"no TLS connection to {self.url}: {reason}", kind=GARBAGE) from None
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, http.client.IncompleteRead):
+                reason = "a part of it came"
+            else:
+                reason = str(getattr(error, "strerror", None) or type(error).__name__)
+            raise self._broken(where, reason) from None
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        return kind(self._host, self._port, timeout=self.timeout)
+
+    def _broken(self, where: str, reason: str) -> ServerError:
+        return ServerError(
+            f"the connection to {where} ended before the answer: {reason}",
+            "the server may have died: look at its log",
+            kind=BROKEN,
+        )
+
+    def _refusal(self, path: str, response: http.client.HTTPResponse) -> ServerError:
+        status = response.status
+        said = _said(response.read(20_000))
+        message = f"{self.url}{path} answers {status} {response.reason}".rstrip()
+        help = None
+        if status == 401:
+            help = (
+                f"the server has another key than {KEY_VARIABLE}"
+                if self._key
+                else f"export {KEY_VARIABLE} with the server's key"
+            )
+        elif status >= 500:
+            help = "look at the server's log"
+        elif 300 <= status < 400:
+            said = f"it points to {_plain(response.headers.get('Location', 'nowhere'))}"
+            help = "give the address that the server itself has; redirects are not followed"
+        return ServerError(
+            self._hidden(f"{message}: {said}" if said else message), help, kind=STATUS, status=status
+        )
+
+    def _json(self, path: str, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):
+            raise self._garbage(path, "something that is not JSON", data) from None
+
+    def _garbage(self, path: str, what: str, data: bytes) -> ServerError:
+        start = _plain(data[:200].decode("utf-8", "replace")) or "nothing"
+        return ServerError(
+            self._hidden(f"{self.url}{path} answers with {what}: {start}"),
+            "is this vLLM's address?",
+            kind=GARBAGE,
+        )
+
+    def _hidden(self, text: str) -> str:
+        """What the server said, without the key: some servers repeat it."""
+        return text.replace(self._key, "***") if self._key else text
+
+
+def pick(value: Any, what: str, *path: str | int, kind: type[Any] | tuple[type[Any], ...] = object) -> Any:
+    """The part of an answer that `path` leads to.
+
+    Args:
+        what: the answer's name in a message, for example "/v1/models".
+        path: keys and indices.
+        kind: that the part must be of.
+
+    Raises:
+        ServerError: the answer has no such part.
+    """
+    for key in path:
+        found = isinstance(value, dict) and key in value
+        found = found or (isinstance(value, list) and isinstance(key, int) and -1 <= key < len(value) != 0)
+        if not found:
+            raise _lacking(what, path)
+        value = value[key]
+    if not isinstance(value, kind):
+        raise _lacking(what, path)
+    return value
+
+
+def _lacking(what: str, path: tuple[str | int, ...]) -> ServerError:
+    name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+    part = f"without a proper `{name}`" if name else "with something of another shape"
+    return ServerError(f"{what} answers {part}", "is this vLLM's address?", kind=GARBAGE)
+
+
+def _parts(url: str) -> tuple[bool, str, int, str]:
+    """Whether TLS, host, port and path of an address, the last without "/v1" at its end."""
+    wrong = UserError(f"{_plain(url)!r} is not the address of a server", "write it as http://HOST:PORT")
+    if not re.fullmatch(r"https?://[\x21-\x7e]+", url):
+        raise wrong
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        raise wrong from None
+    if not host or parts.query or parts.fragment:
+        raise wrong
+    if parts.username is not None or parts.password is not None:
+        raise UserError(
+            "the address of a server holds no user and password here",
+            f"export the server's key as {KEY_VARIABLE}",
+        )
+    secure = parts.scheme == "https"
+    path = re.sub(r"/+$", "", parts.path)
+    if port is None:
+        port = 443 if secure else 80
+    return secure, host, port, re.sub(r"/v1$", "", path)
+
+
+def _said(data: bytes) -> str:
+    """What the body of an error answer says: vLLM's message, FastAPI's detail, or the words of a page."""
+    text = data.decode("utf-8", "replace")
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        text = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", " ", text, flags=re.DOTALL | re.IGNORECASE)
+        return _plain(text)
+    if isinstance(body, dict):
+        error = body.get("error", body.get("detail", body.get("message", body)))
+        body = error.get("message", error) if isinstance(error, dict) else error
+    return _plain(body if isinstance(body, str) else json.dumps(body))
+
+
+def _plain(text: str, limit: int = 200) -> str:
+    """One printable line of what a server sent, with nothing that a terminal would obey."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= limit else words[: limit - 3] + "..."

@@ -1,0 +1,273 @@
+"""Asks a server each prompt several times at once, and keeps every answer as it comes.
+
+answers.jsonl has a line for each answer, with what it was asked with: a restart asks only what is missing,
+and answers that were given under other settings are passed over. Failed requests are not kept: they are
+asked again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import UserError
+from runtime.progress import Progress
+from runtime.serving.client import NO_HOST, REFUSED, STATUS, Client, ServerError, pick
+from runtime.serving.evaluate_prompts import Prompt
+
+ATTEMPTS = 3
+"""Of a request whose failure may pass: a busy server, a broken connection."""
+
+PAUSE = 1.0
+"""Seconds before the second attempt, and twice that before the third."""
+
+HOPELESS = (401, 403, 404)
+"""Statuses that every further request would get too."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How answers are drawn.
+
+    Attributes:
+        samples: answers to each prompt.
+        max_tokens: of an answer.
+        seed: of a prompt's first sample, the next one's is one more; None sends none, because vLLM refuses
+            requests with a seed on TPUs.
+    """
+
+    samples: int = 1
+    temperature: float = 0.0
+    max_tokens: int = 512
+    seed: int | None = None
+
+    def drawn(self) -> dict[str, Any]:
+        """What an answer depends on: all but how many there are."""
+        values = asdict(self)
+        del values["samples"]
+        return values
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model said to a prompt.
+
+    Attributes:
+        prompt: its digest.
+        sample: its number, counted from 0.
+        cut: whether it was ended by `max_tokens`.
+        tokens: of the answer, where the server tells.
+    """
+
+    prompt: str
+    sample: int
+    text: str
+    cut: bool = False
+    tokens: int | None = None
+
+
+@dataclass
+class Answers:
+    """What is known of a side.
+
+    Attributes:
+        found: answers by prompt and sample, under the settings asked for.
+        others: how many answers are recorded under other settings.
+        failures: what was said for each request that failed, by prompt and sample.
+        before: how many of `found` are of an earlier run.
+    """
+
+    found: dict[tuple[str, int], Answer] = field(default_factory=dict)
+    others: int = 0
+    failures: dict[tuple[str, int], str] = field(default_factory=dict)
+    before: int = 0
+
+    def of(self, prompt: Prompt, settings: Settings) -> list[Answer]:
+        """A prompt's answers, in the order of its samples."""
+        keys = ((prompt.digest, sample) for sample in range(settings.samples))
+        return [self.found[key] for key in keys if key in self.found]
+
+
+def recorded(path: Path, settings: Settings) -> Answers:
+    """The answers of a file; none when there is no file. A line that was cut off is passed over."""
+    answers = Answers()
+    if not path.is_file():
+        return answers
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            row = json.loads(line)
+            drawn = {name: row[name] for name in settings.drawn()}
+            answer = Answer(row["prompt"], row["sample"], row["text"], row["cut"], row["tokens"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if drawn != settings.drawn():
+            answers.others += 1
+        elif answer.sample < settings.samples:
+            answers.found[answer.prompt, answer.sample] = answer
+    answers.before = len(answers.found)
+    return answers
+
+
+def ask(
+    client: Client,
+    model: str,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    path: Path,
+    at_once: int = 16,
+    label: str = "asking",
+) -> Answers:
+    """All answers to the prompts: those of `path`, and the missing ones, which are added to it.
+
+    Args:
+        model: the name that it is served by.
+        path: answers.jsonl.
+        at_once: requests in flight.
+
+    Raises:
+        UserError: when another run writes to `path`.
+        ServerError: when the server is gone, or would refuse every request; what it answered is kept.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _journal(path) as write:
+        answers = recorded(path, settings)
+        wanted = [
+            (prompt, sample)
+            for sample in range(settings.samples)
+            for prompt in prompts
+            if (prompt.digest, sample) not in answers.found
+        ]
+        with Progress(label, len(wanted)) as progress:
+            for prompt, sample, outcome in _all(client, model, wanted, settings, at_once):
+                if isinstance(outcome, Answer):
+                    write({**asdict(outcome), "line": prompt.line, **settings.drawn()})
+                    answers.found[prompt.digest, sample] = outcome
+                elif _is_final(outcome):
+                    count = len(answers.found)
+                    kept = f"{count} of {len(prompts) * settings.samples} answers are in {path}"
+                    help = f"{outcome.help}; {kept}" if outcome.help else kept
+                    raise ServerError(
+                        outcome.message,
+                        f"{help}: run again to go on",
+                        kind=outcome.kind,
+                        status=outcome.status,
+                    )
+                else:
+                    answers.failures[prompt.digest, sample] = outcome.message
+                progress.advance(1)
+    return answers
+
+
+def request(model: str, prompt: Prompt, sample: int, settings: Settings) -> tuple[str, dict[str, Any]]:
+    """Path and body of the request for one answer."""
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+    }
+    if settings.seed is not None:
+        body["seed"] = settings.seed + sample
+    if prompt.messages is None:
+        return "/v1/completions", {**body, "prompt": prompt.text}
+    return "/v1/chat/completions", {**body, "messages": prompt.messages}
+
+
+def _all(
+    client: Client, model: str, wanted: Sequence[tuple[Prompt, int]], settings: Settings, at_once: int
+) -> Iterator[tuple[Prompt, int, Answer | ServerError]]:
+    """Asks all, in threads that do not outlive the main one; outcomes as they come."""
+    waiting: queue.SimpleQueue[tuple[Prompt, int]] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[Prompt, int, Answer | ServerError | BaseException]] = queue.SimpleQueue()
+    for item in wanted:
+        waiting.put(item)
+    stopped = threading.Event()
+
+    def work() -> None:
+        while not stopped.is_set():
+            try:
+                prompt, sample = waiting.get_nowait()
+            except queue.Empty:
+                return
+            outcome: Answer | ServerError | BaseException
+            try:
+                outcome = _one(client, model, prompt, sample, settings, stopped)
+            except ServerError as error:
+                outcome = error
+            except BaseException as error:
+                outcome = error
+            done.put((prompt, sample, outcome))
+
+    for _ in range(min(at_once, len(wanted))):
+        threading.Thread(target=work, daemon=True).start()
+    try:
+        for _ in wanted:
+            prompt, sample, outcome = done.get()
+            if not isinstance(outcome, Answer | ServerError):
+                raise outcome
+            yield prompt, sample, outcome
+    finally:
+        stopped.set()
+
+
+def _one(
+    client: Client, model: str, prompt: Prompt, sample: int, settings: Settings, stopped: threading.Event
+) -> Answer:
+    path, body = request(model, prompt, sample, settings)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _answer(prompt, sample, client.post(path, body), path)
+        except ServerError as error:
+            passing = error.kind != STATUS or error.status == 429 or (error.status or 0) >= 500
+            if attempt == ATTEMPTS or not passing or stopped.is_set():
+                raise
+        time.sleep(PAUSE * attempt)
+    raise AssertionError("not reached")
+
+
+def _answer(prompt: Prompt, sample: int, body: Any, path: str) -> Answer:
+    choice = pick(body, path, "choices", 0, kind=dict)
+    if prompt.messages is None:
+        text = pick(choice, path, "text", kind=str)
+    else:
+        # None where the model called a tool in place of an answer.
+        text = pick(choice, path, "message", "content", kind=(str, type(None))) or ""
+    usage = body.get("usage")
+    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return Answer(prompt.digest, sample, text, choice.get("finish_reason") == "length", tokens)
+
+
+def _is_final(error: ServerError) -> bool:
+    return error.kind in (REFUSED, NO_HOST) or error.status in HOPELESS
+
+
+@contextmanager
+def _journal(path: Path) -> Iterator[Any]:
+    """A function that adds a line to the file, whole or not at all; for one run at a time."""
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"another run writes to {path}", "wait for it, or give this one another --results"
+            ) from None
+        end = os.lseek(handle, 0, os.SEEK_END)
+        if end and os.pread(handle, 1, end - 1) != b"\n":
+            os.write(handle, b"\n")  # after a line that was cut off
+
+        def write(row: Mapping[str, Any]) -> None:
+            # ASCII: an answer may hold half of a surrogate pair, which is no UTF-8.
+            os.write(handle, json.dumps(row).encode() + b"\n")
+
+        yield write
+    finally:
+        os.close(handle)

@@ -1,0 +1,317 @@
+"""The table of an evaluation: both sides, their intervals and their paired difference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from runtime.serving import intervals
+from runtime.serving.evaluate_answers import Settings
+from runtime.serving.evaluate_judge import Judged
+from runtime.serving.evaluate_sides import BASE, TITLES, TUNED, Side, same_weights
+from runtime.serving.evaluate_tasks import Outcome, Score
+
+FAULTS_SHOWN = 5
+
+TEXTS = ("prompt", "metric")
+"""Columns of text among those of numbers."""
+
+
+@dataclass
+class Found:
+    """What is known of a side.
+
+    Attributes:
+        judged: its answers to the recipe's own prompts.
+        others: answers that are recorded under other settings, and left out.
+        failures: of requests, one sentence each.
+        outcomes: of lm-eval's tasks.
+    """
+
+    side: Side
+    judged: Sequence[Judged] = ()
+    others: int = 0
+    failures: Sequence[str] = ()
+    outcomes: Sequence[Outcome] = field(default_factory=list)
+
+
+def summary(
+    name: str, settings: Settings, file: str | None, tasks: Sequence[str], found: Mapping[str, Found]
+) -> dict[str, Any]:
+    """All figures, as plain data.
+
+    Args:
+        name: of the recipe.
+        file: of the recipe's own prompts.
+        tasks: of lm-eval.
+        found: by the name of the side.
+    """
+    return {
+        "name": name,
+        "sides": {
+            side: {"model": one.side.model, "url": one.side.url, "vllm": one.side.version}
+            for side, one in found.items()
+        },
+        "settings": asdict(settings),
+        "prompts": _prompts(settings, file, found) if file else None,
+        "tasks": [row for task in tasks for row in _task(task, found)],
+        "problems": _problems(settings, file, tasks, found),
+        "notes": _notes(found),
+    }
+
+
+def _prompts(settings: Settings, file: str, found: Mapping[str, Found]) -> dict[str, Any]:
+    rates = {k: _rates(k, found) for k in intervals.ladder(settings.samples)}
+    lines: list[dict[str, Any]] = []
+    for side, one in found.items():
+        for index, judged in enumerate(one.judged):
+            if len(lines) <= index:
+                lines.append({"line": judged.prompt.line, "prompt": judged.prompt.title})
+            count = None if judged.undecided else judged.passed
+            lines[index][side] = {"passed": count, "answered": judged.answered, "cut": judged.cut}
+    return {"file": file, "pass_at": rates, "lines": lines}
+
+
+def _rates(k: int, found: Mapping[str, Found]) -> dict[str, Any]:
+    rates = {side: [judged.rate(k) for judged in one.judged] for side, one in found.items()}
+    row: dict[str, Any] = {}
+    for side, values in rates.items():
+        known = [value for value in values if value is not None]
+        if known:
+            row[side] = {**asdict(intervals.mean_rate(known)), "prompts": len(known)}
+    if BASE in rates and TUNED in rates:
+        pairs = [
+            (a, b) for a, b in zip(rates[BASE], rates[TUNED], strict=True) if a is not None and b is not None
+        ]
+        if pairs:
+            difference = intervals.paired([a for a, _ in pairs], [b for _, b in pairs])
+            row["difference"] = {**asdict(difference), "prompts": len(pairs)}
+    return row
+
+
+def _task(task: str, found: Mapping[str, Found]) -> list[dict[str, Any]]:
+    """A row for each metric of a task, on both sides where both were asked in the same way."""
+    outcomes = {
+        side: outcome
+        for side, one in found.items()
+        for outcome in one.outcomes
+        if outcome.task == task and outcome.failure is None
+    }
+    if len({(outcome.settings, outcome.version) for outcome in outcomes.values()}) > 1:
+        del outcomes[BASE]
+    scores: dict[tuple[str, str, str], dict[str, Score]] = {}
+    for side, outcome in outcomes.items():
+        for score in outcome.scores:
+            scores.setdefault((score.task, score.metric, score.filter), {})[side] = score
+    return [_score(key, sides) for key, sides in scores.items()]
+
+
+def _score(key: tuple[str, str, str], sides: Mapping[str, Score]) -> dict[str, Any]:
+    row: dict[str, Any] = {"task": key[0], "metric": key[1], "filter": key[2]}
+    row["better"] = next(iter(sides.values())).better
+    for side, score in sides.items():
+        estimate = _estimate(score)
+        row[side] = {
+            "value": score.value,
+            "low": estimate.low if estimate else None,
+            "high": estimate.high if estimate else None,
+            "questions": score.questions,
+        }
+    if BASE in sides and TUNED in sides:
+        difference = _difference(sides[BASE], sides[TUNED])
+        if difference is not None:
+            row["difference"] = difference
+    return row
+
+
+def _estimate(score: Score) -> intervals.Estimate | None:
+    """Wilson's interval of a share of questions; else by lm-eval's standard error."""
+    values = list(score.each.values())
+    if values and all(0 <= value <= 1 for value in values):
+        found = intervals.mean_rate(values)
+        if abs(found.value - score.value) < 1e-6:
+            return found
+    return None if score.error is None else intervals.normal(score.value, score.error)
+
+
+def _difference(base: Score, tuned: Score) -> dict[str, Any] | None:
+    if base.each and base.each.keys() == tuned.each.keys():
+        keys = sorted(base.each)
+        first, second = [base.each[key] for key in keys], [tuned.each[key] for key in keys]
+        found = intervals.paired(first, second)
+        # A metric that is no mean over questions (F1, perplexity) has another difference.
+        if abs(found.value - (tuned.value - base.value)) < 1e-6:
+            return {**asdict(found), "paired": True}
+    if base.error is None or tuned.error is None:
+        return None
+    apart = intervals.normal(tuned.value - base.value, (base.error**2 + tuned.error**2) ** 0.5)
+    return {**asdict(apart), "paired": False}
+
+
+def _problems(
+    settings: Settings, file: str | None, tasks: Sequence[str], found: Mapping[str, Found]
+) -> list[str]:
+    """What makes the table incomplete, a sentence each."""
+    problems = []
+    for side, one in found.items():
+        title = TITLES[side]
+        missing = sum(judged.missing for judged in one.judged)
+        total = len(one.judged) * settings.samples
+        if file and missing:
+            others = f" ({one.others} are recorded under other settings)" if one.others else ""
+            problems.append(f"{title}: {missing} of {total} answers are missing{others}")
+        for text in list(dict.fromkeys(one.failures))[:FAULTS_SHOWN]:
+            count = sum(other == text for other in one.failures)
+            problems.append(f"{title}: {count} request{'s' if count > 1 else ''} failed: {text}")
+        problems += [
+            f"{title}: line {judged.prompt.line}: its expression takes too long on an answer: given up"
+            for judged in one.judged
+            if judged.undecided
+        ]
+        for task in tasks:
+            outcomes = [outcome for outcome in one.outcomes if outcome.task == task]
+            if not outcomes:
+                problems.append(f"{title}: there is no result of {task}")
+            problems += [f"{title}: {o.failure}" for o in outcomes if o.failure is not None]
+            problems += [
+                f"{title}: {o.empty} answers to {task} are empty, which lm-eval counts as wrong"
+                for o in outcomes
+                if o.empty
+            ]
+    if BASE in found and TUNED in found:
+        for task in tasks:
+            kinds = {
+                (outcome.settings, outcome.version)
+                for one in found.values()
+                for outcome in one.outcomes
+                if outcome.task == task and outcome.failure is None
+            }
+            if len(kinds) > 1:
+                problems.append(
+                    f"{task} was asked in two ways, and its base is left out: run both sides again"
+                )
+    return problems
+
+
+def _notes(found: Mapping[str, Found]) -> list[str]:
+    notes = [
+        f"{TITLES[side]}: not evaluated yet: eval.sh --side {side} --url URL"
+        for side in (BASE, TUNED)
+        if side not in found
+    ]
+    for side, one in found.items():
+        cut = sum(judged.cut for judged in one.judged)
+        total = sum(judged.answered for judged in one.judged)
+        if cut:
+            notes.append(f"{TITLES[side]}: {cut} of {total} answers were cut off by max_tokens")
+    if BASE in found and TUNED in found and same_weights(found[BASE].side, found[TUNED].side):
+        notes.append(
+            "both sides give the same log probabilities: the adapter has no effect, or both are one model"
+        )
+    return notes
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    """The summary as a page."""
+    sides = [side for side in (BASE, TUNED) if side in data["sides"]]
+    lines = [f"# Evaluation of {data['name']}", ""]
+    for side in sides:
+        one = data["sides"][side]
+        version = f", vLLM {one['vllm']}" if one["vllm"] else ""
+        lines.append(f"- {TITLES[side]}: `{one['model']}` at {one['url']}{version}")
+    lines += ["", "Brackets hold 95 % intervals."]
+    if data["prompts"]:
+        lines += ["", *_prompt_table(data, sides)]
+    if data["tasks"]:
+        lines += ["", *_task_table(data, sides)]
+    for title, texts in (("Incomplete", data["problems"]), ("Notes", data["notes"])):
+        if texts:
+            lines += ["", f"## {title}", "", *(f"- {text}" for text in texts)]
+    return "\n".join(lines) + "\n"
+
+
+def _prompt_table(data: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
+    settings, prompts = data["settings"], data["prompts"]
+    drawn = f"{settings['samples']} sample{'s' if settings['samples'] > 1 else ''} of each"
+    seed = "" if settings["seed"] is None else f", seed {settings['seed']}"
+    lines = [
+        f"## {prompts['file']}",
+        "",
+        f"{len(prompts['lines'])} prompts, {drawn}, temperature {settings['temperature']:g}, at most "
+        f"{settings['max_tokens']} tokens{seed}.",
+        "",
+    ]
+    titles = [TITLES[side] for side in sides]
+    if len(sides) == 2:
+        titles += ["difference", "better / worse", "p (sign test)"]
+    lines += _header("pass@k", titles)
+    for k, row in prompts["pass_at"].items():
+        cells = [_percent(row.get(side)) for side in sides]
+        if len(sides) == 2:
+            difference = row.get("difference")
+            cells.append(_percent(difference, sign="+"))
+            cells += (
+                [f"{difference['better']} / {difference['worse']}", f"{difference['p_value']:.2g}"]
+                if difference
+                else ["-", "-"]
+            )
+        lines.append(_row([f"pass@{k}", *cells]))
+    if len(sides) == 2:
+        lines += ["", "The difference is paired by prompt, its interval a bootstrap over prompts."]
+    lines += ["", *_header("line", ["prompt", *(TITLES[side] for side in sides)])]
+    for line in prompts["lines"]:
+        counts = [_count(line.get(side)) for side in sides]
+        lines.append(_row([str(line["line"]), _cell(line["prompt"]), *counts]))
+    return lines
+
+
+def _task_table(data: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
+    titles = ["metric", *(TITLES[side] for side in sides), *(["difference"] if len(sides) == 2 else [])]
+    lines = ["## lm-evaluation-harness", "", *_header("task", titles)]
+    for row in data["tasks"]:
+        filter = "" if row["filter"] == "none" else f" ({row['filter']})"
+        arrow = "" if row["better"] == "higher" else ", lower is better"
+        cells = [_plain(row.get(side)) for side in sides]
+        if len(sides) == 2:
+            difference = row.get("difference")
+            unpaired = " (unpaired)" if difference and not difference["paired"] else ""
+            cells.append(_plain(difference, sign="+") + unpaired)
+        lines.append(_row([row["task"], f"{row['metric']}{filter}{arrow}", *cells]))
+    return lines
+
+
+def _count(line: Mapping[str, Any] | None) -> str:
+    if line is None or line["passed"] is None:
+        return "-"
+    return f"{line['passed']} / {line['answered']}"
+
+
+def _percent(row: Mapping[str, Any] | None, sign: str = "") -> str:
+    if row is None:
+        return "-"
+    value, low, high = (f"{row[key] * 100:{sign}.1f}" for key in ("value", "low", "high"))
+    return f"{value} {'points' if sign else '%'} [{low}, {high}]"
+
+
+def _plain(row: Mapping[str, Any] | None, sign: str = "") -> str:
+    if row is None:
+        return "-"
+    if row["low"] is None:
+        return f"{row['value']:{sign}.4g}"
+    value, low, high = (f"{row[key]:{sign}.4g}" for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def _header(first: str, others: Sequence[str]) -> list[str]:
+    return [_row([first, *others]), _row(["---", *("---" if o in TEXTS else "---:" for o in others)])]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(text: str) -> str:
+    """Text that a table's cell shows as it is."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return shown.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")

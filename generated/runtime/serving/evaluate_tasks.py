@@ -1,0 +1,302 @@
+"""Runs lm-evaluation-harness tasks against a server, each in a process of its own, and reads its results.
+
+lm-eval has an environment of its own (requirements-eval.txt): it needs transformers and much else. The
+server's key reaches it as OPENAI_API_KEY, which it reads from its environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from runtime.errors import UserError
+from runtime.serving.client import KEY_VARIABLE
+
+MODELS = {"chat": "local-chat-completions", "completions": "local-completions"}
+"""lm-eval's names of what asks an endpoint. The first leaves the chat template to the server, and cannot ask
+for the log probabilities of prompts; the second tokenises by itself."""
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """How a task is asked; results under different settings are not compared.
+
+    Attributes:
+        api: "chat" or "completions".
+        limit: questions that are asked; None asks all.
+        max_tokens: of an answer, where the task does not say.
+        max_length: of question and answer together, in tokens; longer questions lose their start.
+        tokenizer: for "completions": a folder or a Hugging Face id.
+    """
+
+    api: str = "chat"
+    limit: int | None = None
+    max_tokens: int = 512
+    max_length: int | None = None
+    tokenizer: str | None = None
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of a task.
+
+    Attributes:
+        task: its name, or a subtask's.
+        metric, filter: as lm-eval names them.
+        error: the standard error; None where lm-eval gives none.
+        questions: that were asked.
+        better: "higher" or "lower".
+        each: the metric by question, where lm-eval logs it; for the task that was asked for alone.
+    """
+
+    task: str
+    metric: str
+    filter: str
+    value: float
+    error: float | None
+    questions: int | None
+    better: str
+    each: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A task's scores, or the sentence that says why there are none.
+
+    Attributes:
+        version: of lm-eval.
+        empty: answers without content, which lm-eval counts as wrong ones.
+    """
+
+    task: str
+    settings: TaskSettings
+    version: str = ""
+    scores: tuple[Score, ...] = ()
+    failure: str | None = None
+    empty: int = 0
+
+
+def find_program(given: str | None, requirements: str | None) -> str:
+    """lm_eval's program.
+
+    Args:
+        given: its path, or None for the one that is found by name.
+        requirements: the file that pins it.
+    """
+    found = shutil.which(given or "lm_eval")
+    if found is None:
+        what = f"there is no program {given}" if given else "lm_eval is not installed"
+        file = requirements or "requirements-eval.txt"
+        raise UserError(
+            f"{what}: the recipe's tasks cannot be run",
+            f"python3 -m venv .eval && .eval/bin/pip install -r {file}; then --lm-eval .eval/bin/lm_eval",
+        )
+    return found
+
+
+def run_task(
+    program: str,
+    url: str,
+    model: str,
+    task: str,
+    settings: TaskSettings,
+    folder: Path,
+    at_once: int = 16,
+    include: Path | None = None,
+) -> Outcome:
+    """A task's outcome: the one that `folder` has under the same settings, or that of a run.
+
+    Args:
+        program: lm_eval's.
+        url: the server's, without /v1.
+        model: the name that it is served by.
+        folder: of the side; a folder for each task is made in it.
+        at_once: requests in flight.
+        include: a folder of further tasks' YAML files.
+    """
+    place = _place(folder, task)
+    before = recorded(folder, task)
+    if before is not None and before.failure is None and before.settings == settings:
+        return before
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    log = place / "lm-eval.log"
+    with log.open("wb") as output:
+        done = subprocess.run(
+            command(program, url, model, task, settings, place, at_once, include),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(os.environ),
+        )
+    said = _without_key(log)
+    if done.returncode:
+        return Outcome(task, settings, failure=f"{task}: {explained(said, done.returncode)} ({log})")
+    outcome = replace(read_results(place, task, settings), empty=said.count("API returned null content"))
+    if outcome.failure is None:
+        temporary = place / "outcome.json.part"
+        temporary.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        temporary.replace(place / "outcome.json")
+    return outcome
+
+
+def command(
+    program: str,
+    url: str,
+    model: str,
+    task: str,
+    settings: TaskSettings,
+    folder: Path,
+    at_once: int,
+    include: Path | None,
+) -> list[str]:
+    """The words that start lm-eval."""
+    arguments: dict[str, Any] = {
+        "model": model,
+        "base_url": url + PATHS[settings.api],
+        "num_concurrent": at_once,
+        "max_gen_toks": settings.max_tokens,
+        "timeout": 3600,
+    }
+    if settings.max_length is not None:
+        arguments["max_length"] = settings.max_length
+    if settings.api == "completions":
+        arguments |= {"tokenizer": settings.tokenizer or model, "tokenizer_backend": "huggingface"}
+    words = [program, "run", "--model", MODELS[settings.api]]
+    # As JSON: as key=value, a name that looks like a number would become one.
+    words += ["--model_args", json.dumps(arguments), "--tasks", task]
+    words += ["--output_path", str(folder / "lm-eval"), "--log_samples"]
+    if settings.api == "chat":
+        words.append("--apply_chat_template")
+    if settings.limit is not None:
+        words += ["--limit", str(settings.limit)]
+    if include is not None:
+        words += ["--include_path", str(include)]
+    return words
+
+
+def environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """lm-eval's: with the server's key by the name that it reads, and no module path of this script's."""
+    passed = {
+        name: value for name, value in inherited.items() if name not in ("PYTHONPATH", "OPENAI_API_KEY")
+    }
+    return passed | {"OPENAI_API_KEY": inherited.get(KEY_VARIABLE, "")}
+
+
+def explained(log: str, status: int) -> str:
+    """Why lm-eval ended, in one sentence, from what it printed."""
+    missing = re.findall(r"Tasks? not found: (.+)", log)
+    if missing:
+        return "lm-eval knows no such task; `lm_eval ls tasks` lists them, --include-path DIR adds more"
+    if "Loglikelihood is not supported for chat completions" in log:
+        return (
+            "it scores given answers by their log probabilities, which the chat interface does not tell; "
+            "--task-api completions asks for them, which vllm-tpu has for models of text alone"
+        )
+    if "confirm_run_unsafe_code" in log:
+        return "it runs code that the model writes, which eval.sh does not allow"
+    if re.search(r"trust_remote_code|run custom code", log) and "Error" in log:
+        return "its data set wants code of its own to be run, which eval.sh does not allow"
+    if re.search(
+        r"OfflineModeIsEnabled|LocalEntryNotFoundError|DatasetNotFoundError|Couldn't reach|Cannot reach|"
+        r"Couldn't find .* on the Hugging Face Hub|Name or service not known|MaxRetryError|GatedRepoError|"
+        r"ConnectError|offline mode",
+        log,
+    ) and not re.search(r"ClientConnectorError|Requesting API", log):
+        return "its data could not be fetched from the Hugging Face hub"
+    if re.search(r"ClientConnectorError|ServerDisconnectedError|ClientOSError", log):
+        return "the server no longer answers"
+    refused = re.findall(r"API request failed! Status code: (\d+), Response text: (.{0,200})", log)
+    if refused:
+        return f"the server answered {refused[-1][0]}: {refused[-1][1]}"
+    errors = re.findall(
+        r"^(?:[A-Za-z_.]*(?:Error|Exception)|lm[-_]eval[^:\n]*: error): .+", log, re.MULTILINE
+    )
+    return f"lm-eval ended with {status}{f': {errors[-1][:200]}' if errors else ''}"
+
+
+def read_results(folder: Path, task: str, settings: TaskSettings) -> Outcome:
+    """What a run of lm-eval left in `folder`."""
+    files = sorted((folder / "lm-eval").glob("*/results_*.json"))
+    try:
+        results = json.loads(files[-1].read_text("utf-8"))
+        scores = tuple(_scores(results, task, files[-1].parent))
+    except (IndexError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Outcome(
+            task, settings, failure=f"{task}: lm-eval left no results in {folder} ({type(error).__name__})"
+        )
+    if not scores:
+        return Outcome(task, settings, failure=f"{task}: lm-eval's results have no metric ({files[-1]})")
+    return Outcome(task, settings, str(results.get("lm_eval_version", "")), scores)
+
+
+def recorded(folder: Path, task: str) -> Outcome | None:
+    """The outcome that an earlier run kept in a side's folder of tasks."""
+    try:
+        row = json.loads((_place(folder, task) / "outcome.json").read_text("utf-8"))
+        scores = tuple(Score(**score) for score in row["scores"])
+        return Outcome(task, TaskSettings(**row["settings"]), row["version"], scores, empty=row["empty"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _without_key(log: Path) -> str:
+    """What a log says, after the server's key has been taken out of it."""
+    said, key = log.read_text("utf-8", "replace"), os.environ.get(KEY_VARIABLE)
+    if key and key in said:
+        said = said.replace(key, "***")
+        log.write_text(said, encoding="utf-8")
+    return said
+
+
+def _place(folder: Path, task: str) -> Path:
+    return folder / quote(task, safe="")
+
+
+def _scores(results: Mapping[str, Any], task: str, folder: Path) -> Sequence[Score]:
+    """The task's own metrics first, then those of the tasks that it is a group of."""
+    table = {**results["results"], **results.get("groups", {})}
+    names = sorted(table, key=lambda name: (name != task, name))
+    scores = []
+    for name in names:
+        directions = results.get("higher_is_better", {}).get(name, {})
+        for key, value in table[name].items():
+            metric, _, filter = key.partition(",")
+            if not filter or metric.endswith("_stderr") or isinstance(value, bool):
+                continue
+            if not isinstance(value, int | float):
+                continue
+            error = table[name].get(f"{metric}_stderr,{filter}")
+            count = results.get("n-samples", {}).get(name, {}).get("effective")
+            each = _each(folder, name, metric, filter) if name == task else {}
+            better = "lower" if directions.get(metric) is False else "higher"
+            known = error if isinstance(error, int | float) else None
+            scores.append(Score(name, metric, filter, float(value), known, count, better, each))
+    return scores
+
+
+def _each(folder: Path, task: str, metric: str, filter: str) -> dict[str, float]:
+    """A metric question by question; {} where it is not a number for each."""
+    values: dict[str, float] = {}
+    for file in folder.glob(f"samples_{task}_*.jsonl"):
+        for line in file.read_text("utf-8").split("\n"):
+            if not line.strip():
+                continue
+            row = json.loads(line)
+            if row.get("filter", filter) != filter:
+                continue
+            value = row.get(metric)
+            if not isinstance(value, int | float):
+                return {}
+            values[f"{row['doc_id']} {row.get('doc_hash', '')}"] = float(value)
+    return values

@@ -1,0 +1,132 @@
+"""Pass rates with intervals: over prompts, because samples of one prompt are not independent of each other.
+
+pass@k: Chen et al., Evaluating Large Language Models Trained on Code (2021), arXiv:2107.03374, equation 1.
+Wilson's interval: Wilson (1927), JASA 22. At the effective sample size of clustered samples, as for surveys:
+Korn and Graubard (1998), Survey Methodology 24; Franco et al. (2019), J. Survey Statistics and Methodology 7.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+Z95 = 1.959963984540054
+"""Of the standard normal distribution, for 95 %."""
+
+DRAWS = 4_000_000
+"""Random draws of one bootstrap, at most; they take about a second."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over prompts, and the ends of its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A paired difference of means over the same prompts.
+
+    Attributes:
+        value, low, high: mean and the ends of its 95 % interval.
+        better, worse: prompts where the second side is above, and below, the first.
+        p_value: of the two-sided sign test on those, which is McNemar's exact test for one sample a prompt.
+    """
+
+    value: float
+    low: float
+    high: float
+    better: int
+    worse: int
+    p_value: float
+
+
+def pass_at_k(samples: int, passed: int, k: int) -> float:
+    """The chance that one of k samples passes, without bias, from `passed` of `samples` that did.
+
+    Raises:
+        ValueError: when there are fewer than k samples, or more have passed than there are.
+    """
+    if not 0 <= passed <= samples or not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {passed} in {samples}")
+    return float(1 - Fraction(math.comb(samples - passed, k), math.comb(samples, k)))
+
+
+def ladder(samples: int) -> list[int]:
+    """The k that pass@k is told for: 1, 2, 5, 10, 20, 50 ... below `samples`, and `samples`."""
+    steps = (digit * 10**power for power in range(len(str(samples))) for digit in (1, 2, 5))
+    return [*(k for k in steps if k < samples), samples]
+
+
+def mean_rate(rates: Sequence[float]) -> Estimate:
+    """The mean of a rate over prompts, with Wilson's interval at the effective sample size.
+
+    The effective size is that of a simple random sample of the same variance as these prompts have, and at
+    least their number. For rates of 0 and 1 alone it is their number: Wilson's own interval.
+
+    Args:
+        rates: between 0 and 1, one a prompt; at least one.
+    """
+    count = len(rates)
+    mean = math.fsum(rates) / count
+    if count < 2 or all(rate in (0, 1) for rate in rates):
+        return wilson(mean, count)
+    variance = math.fsum((rate - mean) ** 2 for rate in rates) / (count - 1) / count
+    return wilson(mean, max(float(count), mean * (1 - mean) / variance if variance else 0.0))
+
+
+def wilson(share: float, size: float) -> Estimate:
+    """Wilson's score interval of a share that was seen in a sample of `size`."""
+    square = Z95 * Z95
+    middle = (share + square / (2 * size)) / (1 + square / size)
+    half = Z95 / (1 + square / size) * math.sqrt(share * (1 - share) / size + square / (4 * size * size))
+    return Estimate(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
+
+
+def normal(mean: float, standard_error: float) -> Estimate:
+    """The interval of a mean whose standard error is known."""
+    return Estimate(mean, mean - Z95 * standard_error, mean + Z95 * standard_error)
+
+
+def paired(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Difference:
+    """second - first, prompt by prompt, with a bootstrap interval over prompts (percentiles).
+
+    Args:
+        first, second: a value for each prompt, in the same order; at least one.
+        seed: of the resampling; the same numbers give the same interval.
+    """
+    deltas = [b - a for a, b in zip(first, second, strict=True)]
+    count = len(deltas)
+    rounds = max(1000, min(10_000, DRAWS // count))
+    draw = random.Random(seed)
+    means = sorted(math.fsum(draw.choices(deltas, k=count)) / count for _ in range(rounds))
+    better, worse = sum(delta > 0 for delta in deltas), sum(delta < 0 for delta in deltas)
+    return Difference(
+        math.fsum(deltas) / count,
+        _quantile(means, 0.025),
+        _quantile(means, 0.975),
+        better,
+        worse,
+        sign_test(better, worse),
+    )
+
+
+def sign_test(better: int, worse: int) -> float:
+    """How likely so uneven a split, or one more uneven, is when both are equally likely."""
+    count = better + worse
+    tail = sum(math.comb(count, i) for i in range(min(better, worse) + 1))
+    return float(min(Fraction(1), Fraction(2 * tail, 2**count)))
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    """Of sorted values, linear between neighbours."""
+    place = share * (len(values) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(values) - 1)
+    return values[below] + (place - below) * (values[above] - values[below])

@@ -1,0 +1,202 @@
+"""Asks a new server all that its clients will: python3 -m runtime.serving.smoke --url URL --model NAME
+
+A line for each check. Exit status: 0 all are well, 1 one failed, 2 wrong usage, 130 after Ctrl-C. The
+server's API key comes from VLLM_API_KEY; that of --base-url from VLLM_BASE_API_KEY.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import UserError, report
+from runtime.serving import smoke_checks
+from runtime.serving.answers import Model
+from runtime.serving.client import KEY_VARIABLE, Client, ServerError
+from runtime.serving.difference import differs
+from runtime.serving.findings import Finding, Findings, Stopped
+from runtime.serving.merged import RECORD, merged
+from runtime.serving.waiting import Waited, wait
+
+BASE_KEY_VARIABLE = "VLLM_BASE_API_KEY"
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "Explain in two sentences what a compiler does.",
+)
+"""Asked where the recipe names none."""
+
+CAUSES = (
+    "an untrained or wrong checkpoint was exported, lora_alpha is 0, or another folder than this recipe's "
+    "adapter is mounted: look at adapter_config.json, and at the model's root in /v1/models"
+)
+MERGE_CAUSES = (
+    "a wrong or untrained checkpoint was merged, or the server loads the base's folder: look at merge.json, "
+    "and at the model's root in /v1/models"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _arguments(argv)
+    for stream in (sys.stdout, sys.stderr):
+        # Answers hold characters that not every terminal's encoding has.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return _smoke(arguments)
+    except UserError as error:
+        report(error)
+        return 1
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read the lines has gone; Python would complain about what is left to write.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _smoke(arguments: argparse.Namespace) -> int:
+    started = time.monotonic()
+    client = Client(arguments.url, timeout=arguments.timeout)
+    if arguments.api_key and not client.has_key:
+        raise UserError(
+            "the recipe's server is open to others than this machine and demands a key",
+            f"export {KEY_VARIABLE} with the key that the server was started with",
+        )
+    findings = Findings(sys.stdout)
+    try:
+        _checks(findings, client, arguments)
+        stopped = False
+    except Stopped:
+        stopped = True
+    seconds = time.monotonic() - started
+    checks = sum(check["state"] != "-" for check in findings.checks)
+    if findings.failed:
+        rest = "; the checks after it were not made" if stopped else ""
+        print(f"{findings.failed} of {checks} checks FAILED in {seconds:.1f} s{rest}")
+    else:
+        print(f"{checks} checks ok in {seconds:.1f} s")
+    if arguments.json:
+        _write(arguments.json, client, arguments, findings, seconds)
+    return 1 if findings.failed else 0
+
+
+def _checks(findings: Findings, client: Client, arguments: argparse.Namespace) -> None:
+    name, base = arguments.model, arguments.base
+    model = Model(client, name, chat=not arguments.text)
+    findings.check("ready", lambda: _ready(client, arguments.wait), essential=True)
+    findings.check("served models", lambda: smoke_checks.served(client, name, base), essential=True)
+    findings.check("version", lambda: smoke_checks.version(client, arguments.vllm))
+    if arguments.api_key or client.has_key:
+        findings.check("API key", lambda: smoke_checks.key(model, arguments.api_key))
+    answers = smoke_checks.Answers(model)
+    findings.check("first request", answers.first_request)
+    findings.check("chat completion" if model.chat else "completion", answers.completion)
+    findings.check("streaming", answers.streaming)
+    findings.check("unknown model", lambda: smoke_checks.unknown(model))
+    findings.check("differs from base", lambda: _difference(model, arguments))
+    if arguments.weights is not None:
+        findings.check("merged weights", lambda: merged(arguments.weights, name))
+
+
+def _ready(client: Client, minutes: float) -> Finding:
+    waited = Waited()
+    try:
+        seconds = wait(client, minutes, waited)
+    finally:
+        waited.end()
+    return Finding(client.url, figures={"wait_seconds": round(seconds, 3)})
+
+
+def _difference(tuned: Model, arguments: argparse.Namespace) -> Finding:
+    prompts = [(prompt, True) for prompt in arguments.must_differ] + [(p, False) for p in arguments.prompt]
+    prompts = prompts or [(prompt, False) for prompt in PROMPTS]
+    if arguments.base_url is None:
+        if arguments.base is None:
+            return Finding(
+                "not compared: the endpoint serves the merged weights alone",
+                notes=("to compare, serve the base at another address and give it: --base-url URL",),
+                made=False,
+            )
+        return differs(tuned, Model(tuned.client, arguments.base), prompts, "adapter", CAUSES)
+    other = Client(arguments.base_url, os.environ.get(BASE_KEY_VARIABLE, ""), arguments.timeout)
+    try:
+        base = Model(other, smoke_checks.base_model(other))
+    except ServerError as error:
+        if error.status == 401:
+            raise UserError(
+                error.message, f"export {BASE_KEY_VARIABLE} with the key of the base's server"
+            ) from None
+        raise UserError(f"the base's server: {error.message}", error.help) from None
+    if other.url == tuned.client.url and base.name == tuned.name:
+        raise UserError(f"--base-url serves {base.name}, the model that it is to be compared with")
+    what, causes = ("merge", MERGE_CAUSES) if arguments.base is None else ("adapter", CAUSES)
+    return differs(tuned, base, prompts, what, causes)
+
+
+def _write(
+    path: Path, client: Client, arguments: argparse.Namespace, findings: Findings, seconds: float
+) -> None:
+    """The outcome as JSON; the figures of every check are under `figures` too."""
+    figures: dict[str, Any] = {}
+    for check in findings.checks:
+        figures |= {
+            key: value for key, value in check.get("figures", {}).items() if isinstance(value, (int, float))
+        }
+    record = {
+        "smoke": 1,
+        "url": client.url,
+        "model": arguments.model,
+        "ok": not findings.failed,
+        "seconds": round(seconds, 3),
+        "figures": figures,
+        "checks": findings.checks,
+    }
+    try:
+        path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}", "give --json another file") from None
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="smoke",
+        description="Asks a vLLM server all that its clients will: one line for each check.",
+        epilog=f"The server's key comes from {KEY_VARIABLE}, that of --base-url from {BASE_KEY_VARIABLE}.",
+    )
+    add = parser.add_argument
+    add("--url", required=True, help="the server's address, http://HOST:PORT")
+    add("--model", required=True, metavar="NAME", help="the name that the fine-tuned model is served by")
+    add("--base", metavar="NAME", help="the name that its base is served by at the same address")
+    add("--base-url", metavar="URL", help="a server of the base, to compare answers with")
+    add("--weights", type=Path, metavar="DIR", help=f"the merged weights; their {RECORD} is read")
+    add("--text", action="store_true", help="the model has no chat template: prompts are gone on with")
+    add("--vllm", metavar="VERSION", help="the version of vLLM that the recipe's flags were checked against")
+    add("--api-key", action="store_true", help=f"a key is demanded: {KEY_VARIABLE} must hold it")
+    several: dict[str, Any] = {"action": "append", "default": [], "metavar": "PROMPT"}
+    add("--must-differ", **several, help="the answers to it must differ; again for more prompts")
+    add("--prompt", **several, help="the answers to it are compared; again for more prompts")
+    add("--wait", type=_time, default=30.0, metavar="MINUTES", help="until it is ready (default: 30)")
+    add("--timeout", type=_time, default=300.0, metavar="SECONDS", help="without a byte (default: 300)")
+    add("--json", type=Path, metavar="FILE", help="where the outcome is written for programs")
+    return parser.parse_args(argv)
+
+
+def _time(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError(text)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""The single checks of smoke.py. Each returns what it found, and raises UserError where it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.serving.answers import Model, Streamed, Whole, first_difference
+from runtime.serving.client import Client, ServerError, pick
+from runtime.serving.findings import Failed, Finding, quoted
+
+UNKNOWN = "no-such-model"
+
+FIRST = "Name three colours of the rainbow."
+SECOND = "Count from one to twenty in words."
+"""Another one, so that nothing of the first request's cache answers it."""
+
+ANSWER_TOKENS = 32
+PACED_TOKENS = 64
+
+TIE = 0.1
+"""Two tokens whose log probabilities are this close may change places: how requests are batched changes the
+order of sums in bfloat16."""
+
+TOGETHER_SECONDS = 5e-4
+"""Between chunks, on average. No decode step is that quick: chunks that are were held back and let go."""
+
+PAUSES = 3
+"""The longest pauses between chunks, which do not count: this machine may have done something else."""
+
+TELLING_SECONDS = 0.05
+"""An answer that is quicker than this says nothing about its chunks."""
+
+
+def served(client: Client, name: str, base: str | None) -> Finding:
+    """The models of /v1/models: `name`, and where it is an adapter its base."""
+    cards = _cards(client)
+    found = list(cards)
+    missing = [wanted for wanted in (name, base) if wanted is not None and wanted not in found]
+    if missing:
+        raise Failed(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not served: the server has "
+            f"{', '.join(found) or 'no model'}",
+            "is this recipe's server at this address?",
+        )
+    warnings: tuple[str, ...] = ()
+    if base is not None and cards[name].get("parent", base) is None:
+        warnings = (f"{name} is served as a model of its own, not as an adapter: is --lora-modules set?",)
+    return Finding(", ".join(found), warnings=warnings)
+
+
+def _cards(client: Client) -> dict[str, dict[str, Any]]:
+    """What /v1/models says of each model, by its name."""
+    cards = pick(client.get("/v1/models"), "/v1/models", "data", kind=list)
+    return {pick(card, "/v1/models", "id", kind=str): card for card in cards}
+
+
+def version(client: Client, checked: str | None) -> Finding:
+    """vLLM's version, held against the one that the recipe's flags were checked against."""
+    found = client.version()
+    if found is None:
+        return Finding("the server does not tell its version", made=False)
+    warnings: tuple[str, ...] = ()
+    if checked is not None and found.partition("+")[0] != checked:
+        warnings = (
+            f"the recipe's flags were checked against {checked}: another version may read them otherwise",
+        )
+    return Finding(f"vLLM {found}", warnings=warnings)
+
+
+def key(model: Model, demanded: bool) -> Finding:
+    """That a request without a key, or with another, gets 401."""
+    path, body = model.path, model.question(FIRST, 1)
+    stranger, wrong = model.client.without_key(), model.client.with_key("wrong")
+    attempts = (
+        ("/v1/models without a key", lambda: stranger.get("/v1/models")),
+        (f"{path} without a key", lambda: stranger.post(path, body)),
+        (f"{path} with a wrong key", lambda: wrong.post(path, body)),
+    )
+    for what, attempt in attempts:
+        try:
+            attempt()
+        except ServerError as error:
+            if error.status != 401:
+                raise
+            continue
+        if not demanded:
+            return Finding("the server asks for none, though one is set here", made=False)
+        raise Failed(f"{what} is answered", "start the server with VLLM_API_KEY set: anyone may use it now")
+    return Finding("401 without it")
+
+
+def unknown(model: Model) -> Finding:
+    """That a model that is not served gets 404."""
+    try:
+        model.client.post(model.path, model.question(FIRST, 1, model=UNKNOWN))
+    except ServerError as error:
+        if error.status != 404:
+            raise
+        return Finding("404")
+    raise Failed(f"a request for `{UNKNOWN}` is answered", "does a router answer in the server's place?")
+
+
+def base_model(client: Client) -> str:
+    """The name of a server's model that is no adapter."""
+    for name, card in _cards(client).items():
+        if card.get("parent") is None:
+            return name
+    raise Failed(f"{client.url} serves no model that is no adapter")
+
+
+class Answers:
+    """Three requests: streamed, the same one whole, and a longer stream for the pace."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.body = model.question(FIRST, ANSWER_TOKENS)
+        # Past its end, so that there is enough to time.
+        self.paced = model.question(SECOND, PACED_TOKENS, ignore_eos=True)
+        self.stream: Streamed | None = None
+        self.answer: Whole | None = None
+
+    def first_request(self) -> Finding:
+        """The first request that the server gets from here, streamed."""
+        self.stream = stream = self.model.streamed(self.body)
+        return Finding(
+            f"first token after {_seconds(stream.first)}",
+            figures={"ttft_first_seconds": round(stream.first, 4)},
+        )
+
+    def completion(self) -> Finding:
+        """A whole answer."""
+        self.answer = answer = self.model.whole(self.body)
+        if answer.finish_reason not in ("stop", "length"):
+            raise Failed(f"the answer ended by `{answer.finish_reason}`", "look at the server's log")
+        if answer.completion_tokens < 1 or answer.prompt_tokens < 1:
+            raise Failed(
+                f"the usage tells {answer.prompt_tokens} tokens of the prompt and {answer.completion_tokens} "
+                "of the answer"
+            )
+        text = "".join(answer.text)
+        warnings = () if text.strip() else ("the answer is empty: does the chat template fit the model?",)
+        tokens = "1 token" if answer.completion_tokens == 1 else f"{answer.completion_tokens} tokens"
+        return Finding(f"{tokens}: {quoted(text)}", warnings=warnings)
+
+    def streaming(self) -> Finding:
+        """That the streamed answer is the whole one, that chunks come one by one, and how quickly."""
+        notes = []
+        if self.stream is not None and self.answer is not None:
+            notes += self._same(self.stream, self.answer)
+        paced = self.model.streamed(self.paced)
+        notes += _one_by_one(paced)
+        if paced.completion_tokens is None:
+            raise Failed("the stream tells no usage", "stream_options.include_usage was asked for")
+        if paced.tokens is not None and paced.completion_tokens != len(paced.tokens):
+            raise Failed(
+                f"the stream held {len(paced.tokens)} tokens, and its usage tells {paced.completion_tokens}"
+            )
+        rate = paced.rate
+        pace = "" if rate is None else f", then {rate:.3g} tokens/s"
+        figures: dict[str, Any] = {"ttft_seconds": round(paced.first, 4)}
+        if rate is not None:
+            figures["tokens_per_second"] = round(rate, 2)
+        text = f"{len(paced.times)} chunks; second request: first token after {_seconds(paced.first)}{pace}"
+        return Finding(text, tuple(notes), figures=figures)
+
+    def _same(self, stream: Streamed, answer: Whole) -> list[str]:
+        """That both are one answer; a note where numerics parted them.
+
+        The last characters may lack bytes that did not come: a stream then leaves them out.
+        """
+        parts = [
+            tuple(text.rstrip("\N{REPLACEMENT CHARACTER}") for text in one.text) for one in (stream, answer)
+        ]
+        if parts[0] == parts[1]:
+            if stream.completion_tokens is not None and stream.completion_tokens != answer.completion_tokens:
+                raise Failed(
+                    f"the streamed answer's usage tells {stream.completion_tokens} tokens, the whole one's "
+                    f"{answer.completion_tokens}"
+                )
+            return []
+        at = None
+        if stream.tokens is not None and answer.tokens is not None:
+            at = first_difference(stream.tokens, answer.tokens)
+        margin = None if at is None else self._margin(answer, at)
+        if at is not None and margin is not None and margin < TIE:
+            return [
+                f"the streamed answer is another from token {at + 1} on: the two likeliest tokens there are "
+                f"{margin:.2g} apart, and which is taken hangs on numerics"
+            ]
+        where = "" if at is None else f" from token {at + 1} on"
+        raise Failed(
+            f"the streamed answer is another than the whole one{where}: {quoted(''.join(stream.text))} "
+            f"against {quoted(''.join(answer.text))}",
+            "both are greedy: does something on the way change or cache answers?",
+        )
+
+    def _margin(self, answer: Whole, at: int) -> float | None:
+        """Between the two likeliest tokens at a place of the answer; None where it cannot be told."""
+        scored = self.model.scored(self.model.prompt_tokens(FIRST), ANSWER_TOKENS)
+        if answer.tokens is None or scored.tokens[:at] != answer.tokens[:at] or at >= len(scored.logprobs):
+            return None
+        likeliest = sorted(scored.logprobs[at].values(), reverse=True)
+        return likeliest[0] - likeliest[1] if len(likeliest) > 1 else None
+
+
+def _one_by_one(stream: Streamed) -> list[str]:
+    """That the chunks did not all come at once."""
+    help = "something on the way holds the stream back: switch off the proxy's buffering"
+    chunks = len(stream.times)
+    if chunks == 1:
+        if (stream.completion_tokens or 0) < 8:
+            return ["the answer is too short to tell whether chunks come one by one"]
+        tokens = f"all {stream.completion_tokens} tokens"
+        raise Failed(f"{tokens} came in one chunk, {_seconds(stream.first)} after the request", help)
+    if stream.last < TELLING_SECONDS:
+        return ["the answer came too quickly to tell whether chunks come one by one"]
+    gaps = sorted(later - earlier for earlier, later in zip(stream.times, stream.times[1:]))  # noqa: B905
+    usual = gaps[: max(1, len(gaps) - PAUSES)]
+    late = stream.first > stream.last / 2
+    if late and sum(usual) / len(usual) < TOGETHER_SECONDS:
+        raise Failed(f"all {chunks} chunks came at once, {_seconds(stream.first)} after the request", help)
+    return []
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,304 @@
+"""Hostile texts in a recipe arrive at the server letter by letter, in every file of serve/, and run nothing.
+
+The texts are put together at random, from a fixed seed, of what a shell, YAML, Docker, docker compose and
+Kubernetes each take for something of their own. What they arrive as is read from what the real tools make
+of the files: bash with commands that write down their words, docker compose, two YAML readers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml as pyyaml
+from emitting import BIN
+from ruamel.yaml import YAML
+from serving import base, expanded, image_environment, image_words, run_script, served, server_of
+
+from compiler.checks import serve_flags
+from compiler.emitters.bench import emit_bench
+from compiler.emitters.evaluate import emit_evaluate
+from compiler.emitters.serve import CONTAINER_PLACES, emit_serve
+from compiler.emitters.smoke import emit_smoke
+from compiler.facts import gather
+from compiler.program import Program
+from compiler.serving.container import Container
+from spec.diagnostics import has_errors, render_text
+
+CASES = 150
+
+CANARY = "canary-of-a-test"
+
+PIECES = [
+    *(
+        "$(touch CANARY)",
+        "`touch CANARY`",
+        "; touch CANARY;",
+        "&& touch CANARY",
+        "| touch CANARY",
+        "> CANARY",
+    ),
+    *("$HOME", "${HOME}", "${X:-y}", "$$", "$", "$(HOME)", "$$(HOME)", "${", "}", "{{ name }}", "{% raw %}"),
+    *('"', "'", "\\", "\\n", '\\"', "''", '""', "`", "!", "!!", "*", "?", "[", "]", "~", "^", "|", "&"),
+    *("#", " #", ": ", ":", "- ", "-", "--", "&a", "*a", "!!python/object", "%", "@", ">", "|-", ", ", "? "),
+    *(
+        " ",
+        "  ",
+        "a",
+        "Z",
+        "9",
+        "0x1",
+        "1e3",
+        "null",
+        "yes",
+        "on",
+        "=",
+        "+",
+        "/",
+        ".",
+        ",",
+        "(",
+        ")",
+        "<",
+        ";",
+    ),
+    *("ü", "日本", "\U0001f600", "é", "\u00a0", "\u2028", "\ufeff", "\u200b", "ß"),
+    *("FROM scratch", "RUN touch CANARY", "EOF", "ENV A=b", "privileged: true", "image: evil"),
+]
+
+BREAKS = ["\n", "\t", "\r\n", "\n\n", "\nRUN touch CANARY\n", "\n  - evil", "\x1b[2J", "\x7f", "\x85"]
+"""Where the language takes them: in flags, and in folders."""
+
+
+@dataclass(frozen=True)
+class Case:
+    program: Program
+    server: Container
+    files: dict[str, str]
+
+
+def text(random: random.Random, breaks: bool = False, longest: int = 6) -> str:
+    pieces = PIECES + BREAKS if breaks else PIECES
+    return "".join(random.choices(pieces, k=random.randint(1, longest))).replace("CANARY", CANARY)
+
+
+def printable(random: random.Random) -> str:
+    return "".join(c for c in text(random) if c.isprintable())
+
+
+def folder(random: random.Random) -> str:
+    """A folder below the artifact's: merge.py takes any name that the file system takes."""
+    name = text(random, breaks=True).strip("/").replace("/", "_").replace("..", "_")
+    return f"m{name}" if random.random() < 0.5 else f"runs/{name or 'm'}."
+
+
+RUNS = {"smoke": "smoke", "bench": "bench", "eval": "evaluate"}
+"""The modules that the client scripts run."""
+
+IMAGES = ["vllm/vllm-tpu:gemma4", "a:1", "registry.example.com:5000/a/b@sha256:" + "0" * 64]
+
+
+def changes(random: random.Random) -> dict[str, Any]:
+    """A serve section, and a few keys of others."""
+    out: dict[str, Any] = {
+        "name": random.choice(["sample", "on", "null", "y", "e1", "a-b-c"]),
+        "merge__output": folder(random),
+        "model__revision": text(random, breaks=True),
+        "weights": random.choice(["merged", "adapter"]),
+        "host": random.choice(["127.0.0.1", "localhost", "0.0.0.0"]),
+        "image": random.choice(
+            ["vllm/vllm-tpu:gemma4", "a:1", "registry.example.com:5000/a/b@sha256:" + "0" * 64]
+        ),
+        "smoke_prompts": [text(random, breaks=True) for _ in range(random.randint(1, 3))],
+        "evaluate__prompts": text(random, breaks=True),
+        "evaluate__tasks": ["t" + text(random), "gsm8k"],
+        "env": {f"NAME_{i}": printable(random) for i in range(random.randint(0, 3))} | {"EMPTY": ""},
+        "extra_args": {
+            "chat_template": "c" + text(random, breaks=True),
+            "ignore_patterns": ["m" + text(random, breaks=True), "n" + text(random)],
+            "hf_overrides": {text(random, breaks=True): [text(random, breaks=True), None, 1.5]},
+        },
+    }
+    place = random.random()
+    if place < 0.2:
+        out["model"] = "gs://" + text(random, breaks=True)
+    elif place < 0.4:
+        out["model"] = random.choice(["./", "~/", "-", ""]) + "m" + text(random).replace("..", "_")
+    elif place < 0.5:
+        out["model"] = "google/gemma-4-31B-it"
+    return out
+
+
+def cases() -> Iterator[Case]:
+    found = random.Random(20261121)
+    program = base()
+    for _ in range(CASES):
+        one = served(program, **changes(found))
+        yield Case(one, server_of(one), emit_serve(one))
+
+
+@pytest.fixture(scope="module")
+def hostile() -> list[Case]:
+    return list(cases())
+
+
+def test_the_language_and_the_checks_accept_such_values(hostile: list[Case], tmp_path: Path) -> None:
+    facts, found = gather(base().recipe, tmp_path / "recipe.yaml")
+    assert not has_errors(found)
+    for case in hostile:
+        found = [*serve_flags.check(replace(facts, recipe=case.program.recipe))]
+        assert not has_errors(found), render_text(found)
+
+
+def test_the_image_runs_the_words_of_the_server(hostile: list[Case]) -> None:
+    instructions = {"ARG", "FROM", "ENV", "EXPOSE", "HEALTHCHECK", "CMD", "ENTRYPOINT"}
+    for case in hostile:
+        dockerfile = case.files["serve/Dockerfile"]
+        assert tuple(image_words(dockerfile)) == case.server.entrypoint
+        assert image_environment(dockerfile) == case.server.environment
+        # Docker's lines end at \n alone.
+        starts = {line.split(" ")[0] for line in dockerfile.split("\n") if line and line[0] not in "# "}
+        assert starts <= instructions, starts
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.2"])
+def test_pods_run_the_words_of_the_server(version: str, hostile: list[Case]) -> None:
+    # The reader of YAML 1.2 is slow.
+    for case in hostile if version == "1.1" else hostile[:20]:
+        manifest = case.files["serve/k8s.yaml"]
+        if version == "1.1":
+            objects = [*pyyaml.load_all(manifest, pyyaml.CSafeLoader)]
+        else:
+            objects = [*YAML(typ="safe", pure=True).load_all(manifest)]
+        (stateful,) = [item for item in objects if item and item["kind"] == "StatefulSet"]
+        assert stateful["metadata"]["name"] == case.server.name
+        pod = stateful["spec"]["template"]["spec"]
+        (vllm,) = pod["containers"]
+        environment = {"HOME": "evil"} | {env["name"]: env.get("value", "evil") for env in vllm["env"]}
+        assert tuple(expanded(word, environment) for word in vllm["command"]) == case.server.entrypoint
+        assert (
+            case.server.environment.items()
+            <= {name: expanded(value, environment) for name, value in environment.items()}.items()
+        )
+        assert vllm["image"] == case.server.base_image
+        copies = [c["command"] for c in pod.get("initContainers", []) if c["name"].startswith("fetch-")]
+        assert [tuple(expanded(word, {"HOME": "evil"}) for word in copy) for copy in copies] == [
+            fetch.command for fetch in case.server.fetches
+        ]
+
+
+def test_docker_compose_mounts_and_copies_what_the_server_says(hostile: list[Case], tmp_path: Path) -> None:
+    given = {"MODEL_DIR": "/given/$HOME", "ADAPTER_DIR": "/given/a"}
+    for case, services in composed(hostile, tmp_path, **given):
+        vllm = services["vllm"]
+        assert vllm["image"] == case.server.name and vllm["privileged"] is True
+        assert [(v["type"], v["target"], v["source"]) for v in vllm["volumes"]] == [
+            (v.kind, v.target, given[v.variable] if v.variable else v.source) for v in case.server.volumes
+        ]
+        assert [tuple(services[fetch.name]["command"]) for fetch in case.server.fetches] == [
+            fetch.command for fetch in case.server.fetches
+        ]
+
+
+def test_docker_compose_finds_the_folders_of_the_recipe(hostile: list[Case], tmp_path: Path) -> None:
+    # A default ends at the first }, and at the line's end: such a folder has to be given.
+    demanding = [case for case in hostile if any(set(v.source) & {"}", "\n"} for v in case.server.volumes)]
+    assert demanding and all("_DIR:?the folder of " in case.files["serve/compose.yaml"] for case in demanding)
+    chosen = [case for case in hostile if case not in demanding]
+    assert len(chosen) > CASES / 3
+    for i, (case, services) in enumerate(composed(chosen, tmp_path, HOME="/home/$x")):
+        binds = {v["target"]: v["source"] for v in services["vllm"]["volumes"] if v["type"] == "bind"}
+        places = {v.target: v.source for v in case.server.volumes if v.kind == "bind"}
+        assert binds == {
+            target: os.path.normpath(
+                f"/home/$x{place[1:]}" if place[:2] == "~/" else tmp_path / str(i) / place
+            )
+            for target, place in places.items()
+        }
+
+
+def composed(cases: list[Case], folder: Path, **environ: str) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """The services of each case's compose.yaml as docker compose reads them.
+
+    It takes its time to start: all files are parts of one, with the case's number after their services.
+    """
+    for i, case in enumerate(cases):
+        names = ("vllm", *(fetch.name for fetch in case.server.fetches))
+        lines = [
+            f"{line[:-1]}-{i}:" if line.strip(" :") in names else line
+            for line in case.files["serve/compose.yaml"].split("\n")
+        ]
+        (folder / f"{i}/serve").mkdir(parents=True)
+        (folder / f"{i}/serve/compose.yaml").write_text("\n".join(lines), encoding="utf-8")
+    parts = [f"{i}/serve/compose.yaml" for i in range(len(cases))]
+    (folder / "all.yaml").write_text(json.dumps({"name": "all", "include": parts}))
+    command = [BIN / "docker-compose", "--file", folder / "all.yaml", "config", "--format", "json"]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "VLLM_API_KEY": "k", **environ}
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not any(folder.rglob(CANARY))
+    # What docker compose writes is a file for docker compose again, with every $ doubled.
+    found = json.loads(done.stdout.replace("$$", "$"))["services"]
+    for i, case in enumerate(cases):
+        ending = f"-{i}"
+        yield case, {name.removesuffix(ending): one for name, one in found.items() if name.endswith(ending)}
+
+
+def test_the_script_runs_these_words_and_nothing_else(hostile: list[Case], tmp_path: Path) -> None:
+    for i, case in enumerate(hostile):
+        here = tmp_path / str(i)
+        places = {}
+        for name, weights in (("model", case.server.model), ("adapter", case.server.adapter)):
+            if weights is None or not weights.local:
+                continue
+            if weights.kind == "bucket":
+                places[name] = f"{here}/.cache/{case.server.name}/{name}"
+                continue
+            home = weights.address.startswith("~/")
+            places[name] = f"{here}{weights.address[1:]}" if home else f"{here}/serve/../{weights.address}"
+            (here / "serve").mkdir(parents=True, exist_ok=True)
+            Path(places[name]).mkdir(parents=True, exist_ok=True)
+            for file in ("config.json", "adapter_config.json"):
+                (Path(places[name]) / file).write_text("{}")
+        here.mkdir(exist_ok=True)
+        ran = run_script(here, case.files["serve/serve.sh"], VLLM_API_KEY="k")
+        assert ran.status == 0, ran.stderr
+        expected = [word.replace("=/adapter", f"={places.get('adapter')}") for word in case.server.entrypoint]
+        expected[2] = places.get("model", expected[2])
+        assert list(ran.words) == expected
+        passed = {
+            name: value for name, value in case.server.environment.items() if name not in CONTAINER_PLACES
+        }
+        assert passed.items() <= ran.environment.items()
+        assert [words[3] for words in ran.copied] == [fetch.command[-2] for fetch in case.server.fetches]
+        assert not any(path.name == CANARY for path in here.rglob(CANARY) if path.is_file())
+
+
+def test_client_scripts_run_python_with_these_words_and_nothing_else(
+    hostile: list[Case], tmp_path: Path
+) -> None:
+    for i, case in enumerate(hostile[:60]):
+        recipe, program = case.program.recipe, case.program
+        assert recipe.serve is not None and recipe.evaluate.prompts is not None
+        files = {**emit_smoke(program), **emit_bench(program), **emit_evaluate(program)}
+        (here := tmp_path / str(i)).mkdir()
+        words = {
+            name: run_script(here, files[f"serve/{name}.sh"], stubs=["python3"]).client
+            for name in ("smoke", "bench", "eval")
+        }
+        assert [name for name in words if words[name][:2] == ("-m", "runtime.serving." + RUNS[name])] == [
+            *RUNS
+        ]
+        assert [w for w in words["smoke"] if w.startswith("--must-differ=")] == [
+            f"--must-differ={prompt}" for prompt in recipe.serve.smoke_prompts
+        ]
+        assert f"{here}/serve/../{recipe.evaluate.prompts}" in words["eval"]
+        assert set(recipe.evaluate.tasks) <= set(words["eval"])
+        assert not any(path.is_file() for path in here.rglob(CANARY))

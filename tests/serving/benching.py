@@ -1,0 +1,85 @@
+"""A sweep against a stand-in server, measured by a stand-in for vLLM's client."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runtime.serving import bench
+from runtime.serving.bench_runner import Runner
+
+STUB = Path(__file__).with_name("stub_vllm.py")
+
+
+class Bench:
+    """A folder with a `vllm` on PATH, a server's address and results.
+
+    Attributes:
+        bin: folder of the stand-in, to be put on PATH.
+        results: folder of the results.
+        words: flags of a sweep of 2 x 2 points.
+    """
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.bin, self.results = folder / "bin", folder / "results"
+        self.bin.mkdir()
+        shutil.copy(STUB, self.bin / "stub_vllm.py")
+        (self.bin / "vllm").write_text(
+            f'#!/bin/sh\nexec {sys.executable} -S "{self.bin}/stub_vllm.py" "$@"\n'
+        )
+        (self.bin / "vllm").chmod(0o755)
+        self.words = [
+            *("--url", url, "--model", "tuned", "--tokenizer", "/model", "--results", str(self.results)),
+            *("--input-lengths", "512,1024", "--output-length", "16", "--request-rates", "0.5,inf"),
+            *("--prompts", "10"),
+        ]
+
+    @property
+    def path(self) -> str:
+        return f"{self.bin}:{os.environ['PATH']}"
+
+    def plan(self, faults: Mapping[str, str]) -> None:
+        """What the client does at a point, by its name."""
+        (self.bin / "plan.json").write_text(json.dumps(faults))
+
+    def run(self, *more: str, runner: Runner | None = None) -> int:
+        return bench.main([*self.words, *more], runner)
+
+    def calls(self) -> list[dict[str, Any]]:
+        """The calls of the client since the last time that they were asked for."""
+        path = self.bin / "calls.jsonl"
+        if not path.is_file():
+            return []
+        calls = [json.loads(line) for line in path.read_text().splitlines()]
+        path.unlink()
+        return calls
+
+    def measured(self) -> list[str]:
+        """The points that those calls were for."""
+        return [point_of(call["words"]) for call in self.calls()]
+
+    def record(self, name: str) -> dict[str, Any]:
+        record: dict[str, Any] = json.loads((self.results / f"{name}.json").read_text())
+        return record
+
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = json.loads((self.results / "summary.json").read_text())
+        return summary
+
+    def outcomes(self) -> dict[str, str]:
+        """What the summary says of each point."""
+        return {
+            f"input-{row['input_length']}-rate-{row['rate']}": row["outcome"]
+            + (f": {row['reason']}" if row["reason"] else "")
+            for row in self.summary()["points"]
+        }
+
+
+def point_of(words: Sequence[str]) -> str:
+    length = words[words.index("--random-input-len") + 1]
+    return f"input-{length}-rate-{words[words.index('--request-rate') + 1]}"

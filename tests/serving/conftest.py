@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from runtime.serving.client import KEY_VARIABLE
+from tests.serving.fake_vllm import FakeVllm
+
+
+@pytest.fixture(autouse=True)
+def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have a key."""
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[..., FakeVllm]]:
+    """Starts servers: fake(["tuned"], key="secret")."""
+    with ExitStack() as stack:
+
+        def start(*arguments: Any, **keywords: Any) -> FakeVllm:
+            return stack.enter_context(FakeVllm(*arguments, **keywords))
+
+        yield start

@@ -1,0 +1,216 @@
+"""A benchmark's summary: whose figures they are, the table, the plots, and what stands beside them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from runtime.serving import bench_plots, bench_report
+from runtime.serving.bench_machine import Machine, look
+from runtime.serving.bench_points import Point
+from runtime.serving.bench_published import Published
+from runtime.serving.bench_report import Place, Price
+from runtime.serving.bench_server import Server
+from tests.serving import stub_vllm
+
+GOLDEN = Path(__file__).with_name("bench-summary.md")
+SVG = "{http://www.w3.org/2000/svg}"
+URL = "http://127.0.0.1:8000"
+V6E = Place(f"Measured on v6e-8: vm, which shows 8 v6e chips and answered at {URL}.", True)
+FIGURES = (
+    {"input": 512, "peak_output_tokens_per_s": 1403, "usd_per_million_output_tokens": 4.27},
+    {"input": 4096, "peak_output_tokens_per_s": 1206},
+    {"input": 4096, "rate": 4, "median_ttft_ms": 61},
+    {"lowest_tpot_ms": 13.5, "highest_tpot_ms": 24},
+)
+
+
+def record(length: int, rate: str, failure: str | None = None, **changes: Any) -> dict[str, Any]:
+    result = stub_vllm.whole(length, 128, 100, rate) | changes
+    return {
+        "settings": {"prompts": 100, "output_length": 128},
+        "measured": "2026-11-21T22:50:00Z",
+        "failure": failure,
+        "note": None,
+        "result": None if failure else result,
+    }
+
+
+def summary(place: Place = V6E, **changes: Any) -> dict[str, Any]:
+    """Of six points, of which one failed and one was not measured."""
+    reason = "3 of 100 requests failed: Cannot connect to host | refused"
+    records = [(Point(n, rate), record(n, rate)) for n in (512, 4096) for rate in ("1", "4", "inf")]
+    records[1] = (records[1][0], record(512, "4", failure=reason))
+    records[5] = (records[5][0], None)  # type: ignore[assignment]
+    given: dict[str, Any] = {
+        "model": "tuned",
+        "settings": {"prompts": 100, "output_length": 128},
+        "server": Server("0.32.0", "/model", 8192, {}),
+        "place": place,
+        "price": Price(21.52, "list price of 2026-05"),
+        "published": Published("arXiv 2605.25645", FIGURES),
+        "records": records,
+        "left_out": ["16,384 tokens in, 1 requests/s: with 128 out that is more than the 8,192 tokens"],
+    }
+    return bench_report.summary(**{**given, **changes})
+
+
+def test_the_summary_is_as_it_was(request: pytest.FixtureRequest) -> None:
+    text = bench_report.markdown(summary(), list(bench_plots.TITLES))
+    if request.config.getoption("--update"):
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_cost_of_tokens() -> None:
+    first, failed, *_ = summary()["points"]
+    # 128 tokens/s: 460,800 in an hour of US$ 21.52.
+    assert first["usd_per_million_output_tokens"] == pytest.approx(21.52 / 0.4608)
+    assert failed["outcome"] == "failed" and "output_tokens_per_s" not in failed
+    assert Price(1.0, "").per_million(0.0) is None
+    assert summary(price=None)["points"][0]["usd_per_million_output_tokens"] is None
+
+
+def test_a_failed_point_is_in_no_figure() -> None:
+    """Not in the peak, not in the cost, not in a range."""
+    records = [(Point(512, "1"), record(512, "1")), (Point(512, "inf"), record(512, "inf", completed=97))]
+    found = summary(records=records)
+    assert [row["outcome"] for row in found["points"]] == ["measured", "not measured"]
+    assert "| peak output tokens/s, 512 tokens in | 1,403 | 128, of 1 of 2 points |" in bench_report.markdown(
+        found, []
+    )
+
+
+def pci(folder: Path, *devices: tuple[str, str]) -> Path:
+    for number, (vendor, device) in enumerate(devices):
+        place = folder / f"0000:00:{number:02x}.0"
+        place.mkdir(parents=True)
+        (place / "vendor").write_text(vendor + "\n")
+        (place / "device").write_text(device + "\n")
+    return folder
+
+
+def test_a_machine_is_what_can_be_seen_of_it(tmp_path: Path) -> None:
+    disk = ("0x1af4", "0x1001")
+    network = ("0x1ae0", "0x0042")
+    tpus = pci(tmp_path / "v6e", disk, network, *[("0x1ae0", "0x006f")] * 8)
+    assert look(URL, tpus).chips == {"v6e": 8}
+    assert "which shows 8 v6e chips" in look("http://localhost:1", tpus).described
+    assert look("http://[::1]:8000", pci(tmp_path / "none", disk, network)).chips == {}
+    assert look(URL, tmp_path / "missing").chips == {}
+    # Nothing can be seen of another machine, whatever this one has.
+    far = look("http://10.0.0.7:8000", tpus)
+    assert far.chips is None and far.described == "the machine that answered at http://10.0.0.7:8000"
+    assert far.identity != look(URL, tpus).identity != look(URL, tmp_path / "missing").identity
+
+
+@pytest.mark.parametrize(
+    ("chips", "told", "is_accelerator", "said"),
+    [
+        ({"v6e": 8}, "", True, "Measured on v6e-8: it."),
+        ({"v6e": 4}, "", False, "It is not the recipe's v6e-8: these are no figures of that."),
+        ({"v5e": 8}, "", False, "It is not the recipe's v6e-8"),
+        ({}, "", False, "It is not the recipe's v6e-8"),
+        (None, "", False, "Nothing shows that it is the recipe's v6e-8; if it is, say so with"),
+        (None, "V6e-8", True, f"Measured on V6e-8, as --machine says, which answered at {URL}."),
+        ({}, "2x H100", False, "Measured on 2x H100, as --machine says"),
+    ],
+)
+def test_figures_are_the_accelerators_only_when_that_is_seen_or_said(
+    chips: dict[str, int] | None, told: str, is_accelerator: bool, said: str
+) -> None:
+    place = bench_report.place(Machine("it", "it", chips), "v6e-8", 8, told, URL)
+    assert place.is_accelerator is is_accelerator
+    assert said in place.sentence
+
+
+def drawn(folder: Path, found: dict[str, Any]) -> dict[str, ElementTree.Element]:
+    names, missing = bench_plots.draw(folder, found)
+    assert missing is None
+    return {name: ElementTree.parse(folder / name).getroot() for name in names}
+
+
+def heights(plot: ElementTree.Element, series: str) -> list[float]:
+    """How far up the points of a line are."""
+    (group,) = (one for one in plot.iter(f"{SVG}g") if one.get("id") == series)
+    return [-float(mark.get("y", "nan")) for mark in group.iter(f"{SVG}use")]
+
+
+def pieces(plot: ElementTree.Element, series: str) -> int:
+    """How many pieces a line has: gaps are where nothing was measured."""
+    (group,) = (one for one in plot.iter(f"{SVG}g") if one.get("id") == series)
+    path = group.find(f"{SVG}path")
+    assert path is not None
+    return path.get("d", "").count("M")
+
+
+def series(plot: ElementTree.Element) -> set[str]:
+    prefixes = ("output_", "median_", "p99_", "published-", "failed-")
+    return {one.get("id", "") for one in plot.iter(f"{SVG}g") if one.get("id", "").startswith(prefixes)}
+
+
+def words(plot: ElementTree.Element) -> set[str]:
+    return {"".join(one.itertext()).strip() for one in plot.iter(f"{SVG}text")}
+
+
+def test_plots_show_what_was_measured(tmp_path: Path) -> None:
+    plots = drawn(tmp_path, summary())
+    assert list(plots) == ["throughput.svg", "ttft.svg", "tpot.svg"]
+    throughput, ttft, tpot = plots.values()
+    speeds = {"output_tokens_per_s-512", "output_tokens_per_s-4096"}
+    assert series(throughput) == {*speeds, "published-512", "published-4096", "failed-512"}
+    times = {f"{part}_ttft_ms-{n}" for part in ("median", "p99") for n in (512, 4096)}
+    assert series(ttft) == {*times, "published-4096", "failed-512"}
+    assert series(tpot) == {one.replace("ttft", "tpot") for one in times} | {"failed-512"}
+    # 512: 1, failed, inf; 4096: 1, 4, not measured.
+    assert len(heights(throughput, "output_tokens_per_s-512")) == 2
+    one, four = heights(throughput, "output_tokens_per_s-4096")
+    assert four > one
+    median, p99 = heights(ttft, "median_ttft_ms-4096"), heights(ttft, "p99_ttft_ms-4096")
+    assert all(high > low for low, high in zip(median, p99, strict=True))
+    assert heights(ttft, "median_ttft_ms-4096")[0] > heights(ttft, "median_ttft_ms-512")[0]
+    assert len(heights(throughput, "failed-512")) == 1
+    said = words(throughput)
+    assert {"1", "4", "all at once", "request rate (requests/s)", "output tokens/s"} <= said
+    assert {
+        "512 tokens in",
+        "4,096 tokens in",
+        "512 tokens in, published peak",
+        "512 tokens in, failed",
+    } <= said
+    assert {"4,096 tokens in, published median", "512 tokens in, p99"} <= words(ttft)
+    # A line is not drawn across a point that failed.
+    assert pieces(throughput, "output_tokens_per_s-512") == 2
+    assert pieces(throughput, "output_tokens_per_s-4096") == 1
+    # Light, whatever surrounds it.
+    background = next(one for one in throughput.iter(f"{SVG}g") if one.get("id") == "patch_1")
+    assert "fill: #ffffff" in (background.find(f"{SVG}path").get("style") or "")  # type: ignore[union-attr]
+    before = {name: (tmp_path / name).read_bytes() for name in plots}
+    assert {name: (tmp_path / name).read_bytes() for name in drawn(tmp_path, summary())} == before
+
+
+def test_times_that_lie_far_apart_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
+    far = record(512, "inf", median_ttft_ms=9000.0, p99_ttft_ms=20_000.0)
+    records = [(Point(512, "1"), record(512, "1")), (Point(512, "inf"), far)]
+    plots = drawn(tmp_path, summary(records=records, published=Published()))
+    assert "TTFT (ms), logarithmic" in words(plots["ttft.svg"])
+    assert "TPOT (ms)" in words(plots["tpot.svg"])
+
+
+def test_without_matplotlib_there_is_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    (tmp_path / "ttft.svg").write_text("of an earlier run")
+    bench_report.write(tmp_path, summary())
+    said = capsys.readouterr().out
+    assert "no plots: matplotlib is not installed (python3 -m pip install matplotlib)\n" in said
+    rows = [line.split() for line in said.splitlines()]
+    assert ["512", "1", "128.0", "52.2", "104", "11.0", "22.0", "46.70", "measured"] in rows
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["summary.json", "summary.md"]
+    assert json.loads((tmp_path / "summary.json").read_text())["plots"] == []

@@ -1,0 +1,361 @@
+"""serve/bench.sh and `recipe serve bench`: one sweep, with a recipe's values."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler import published
+from compiler.emitters.bench import bench_flags, emit_bench
+from compiler.lower import lower
+from compiler.program import Program
+from runtime.serving import bench
+from runtime.serving.bench_runner import TimedOut
+from spec.diagnostics import render_text
+from spec.load import load
+from tests.serving.benching import Bench, point_of
+from tests.serving.fake_vllm import FakeVllm
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = "serve/bench.sh"
+RECIPE = """\
+recipe: 1
+name: tuned
+model: {id: google/gemma-4-31B-it}
+mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
+lora: {rank: 16}
+data: {train: [{path: data/train.jsonl}]}
+serve: {accelerator: v6e-8, kv_cache_dtype: fp8}
+benchmark: {input_lengths: [512, 4096], request_rates: [0.5, inf], output_length: 16, prompts: 10}
+"""
+
+
+def program_of(folder: Path, *sets: str) -> Program:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    lowered = lower(load(folder / "recipe.yaml", list(sets)))
+    assert lowered.program is not None, render_text(lowered.diagnostics)
+    return lowered.program
+
+
+def served_from(program: Program, model: str | None) -> Program:
+    """The program with other weights, which the checks may well refuse: templates quote all the same."""
+    if model is None:
+        return program
+    assert program.recipe.serve is not None
+    serve = program.recipe.serve.model_copy(update={"model": model})
+    return replace(program, recipe=program.recipe.model_copy(update={"serve": serve}))
+
+
+def words_of(program: Program) -> list[str]:
+    assert program.serve_accelerator is not None
+    return [word for line in bench_flags(program.recipe, program.serve_accelerator) for word in line]
+
+
+HUB = "google/gemma-3-27b-it"
+ODD: dict[str, tuple[list[str], str | None]] = {
+    "plain": ([], None),
+    "hub": ([], HUB),
+    "bucket": (["merge.output=gs://bucket/merged"], None),
+    "home": ([], "~/a b/model"),
+    "quotes": ([], '/a "b" $(touch pwned) `touch pwned` }/model'),
+    "relative": (["merge.output='odd $name}'"], None),
+    "unknown": ([], "s3://bucket/model"),
+    "ipv6": (["serve.host='::1'", "serve.port=9000"], None),
+    "one": (["benchmark={input_lengths: [64], request_rates: [1.0e-05]}"], None),
+}
+
+
+@pytest.mark.parametrize(("sets", "model"), ODD.values(), ids=ODD)
+def test_the_script_reads_what_the_recipe_says(sets: list[str], model: str | None, tmp_path: Path) -> None:
+    """bash expands it to the words that `recipe serve bench` uses, and shellcheck has nothing to say."""
+    program = served_from(program_of(tmp_path, *sets), model)
+    text = emit_bench(program)[SCRIPT]
+    (tmp_path / "serve").mkdir()
+    (tmp_path / SCRIPT).write_text(text)
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    checked = subprocess.run([shellcheck, tmp_path / SCRIPT], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout
+    assert max(map(len, text.splitlines())) < 140 and not text.endswith("\n\n") and "\n\n\n" not in text
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "vllm").write_text("#!/bin/sh\n")
+    (tmp_path / "bin" / "python3").write_text('#!/bin/sh\nprintf "%s\\0" "$PYTHONPATH" "$@"\n')
+    for name in ("vllm", "python3"):
+        (tmp_path / "bin" / name).chmod(0o755)
+
+    def words(*more: str, **environment: str) -> list[str]:
+        env = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": "/home/x y", **environment}
+        done = subprocess.run(
+            ["bash", tmp_path / SCRIPT, *more], env=env, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split("\0")[:-1]
+
+    said = words("--machine", "my box", MODEL_DIR="/m d")
+    assert said[0] == f"{tmp_path}/serve/../.." and said[1:3] == ["-m", "runtime.serving.bench"]
+    assert said[-2:] == ["--machine", "my box"]
+    own = words_of(program)
+    assert said[-2 - len(own) : -2] == own
+    tokenizer = said[said.index("--tokenizer") + 1]
+    assert tokenizer == (HUB if model == HUB else "/m d")
+    assert not (tmp_path / "pwned").exists()
+    (tmp_path / "bin" / "vllm").unlink()
+    said = words()
+    assert said[3:5] == ["--compose", f"{tmp_path}/serve/compose.yaml"]
+    assert said[said.index("--tokenizer") + 1] == (HUB if model == HUB else "/model")
+
+
+def test_the_default_folder_is_that_of_serve_sh(tmp_path: Path) -> None:
+    for model, line in (
+        (None, 'model="${MODEL_DIR:-$here/../merged}"'),
+        ("~/models/it", 'model="${MODEL_DIR:-$HOME/models/it}"'),
+        ("gs://bucket/merged", 'model="${MODEL_DIR:-$HOME/.cache/tuned/model}"'),
+        ("/models/a b", 'model="${MODEL_DIR:-$default}"'),
+    ):
+        assert f"    {line}\n" in emit_bench(served_from(program_of(tmp_path), model))[SCRIPT]
+
+
+def test_no_server_no_script(tmp_path: Path) -> None:
+    assert emit_bench(program_of(tmp_path, "serve=null")) == {}
+
+
+def test_published_figures_stand_beside_the_same_server_alone(tmp_path: Path) -> None:
+    words = words_of(program_of(tmp_path))
+    beside = " ".join(words[words.index("--published-source") :])
+    assert beside == (
+        "--published-source arXiv 2605.25645 "
+        "--published input=512 peak_output_tokens_per_s=1403 usd_per_million_output_tokens=4.27 "
+        "--published input=4096 peak_output_tokens_per_s=1206 usd_per_million_output_tokens=4.95 "
+        "--published input=4096 rate=4 median_ttft_ms=61 "
+        "--published lowest_tpot_ms=13.5 highest_tpot_ms=24"
+    )
+    found = published.serving()
+    # The published price a million output tokens is that of the published peak, to a cent.
+    for length in ("512", "4096"):
+        figures = found.by_input_length[length]
+        usd = found.usd_per_hour / 3600 / figures["peak_output_tokens_per_s"] * 1e6
+        assert usd == pytest.approx(figures["usd_per_million_output_tokens"], abs=0.011)
+    assert found.is_of("google/gemma-4-31B-it", "v6e-8", 8, 1, "fp8_e4m3")
+    assert not found.is_of("google/gemma-4-31B-it", "tpu7x-8", 8, 1, "fp8_e4m3")
+    for another in (
+        "serve.kv_cache_dtype=bfloat16",
+        "serve.tensor_parallel_size=4",
+        "serve.quantization=fp8",
+        "model.id=google/gemma-3-27b-it",
+    ):
+        assert "--published-source" not in words_of(program_of(tmp_path, another))
+
+
+def test_the_price_is_the_recipes_or_the_catalogues(tmp_path: Path) -> None:
+    def price(*sets: str) -> list[str]:
+        words = words_of(program_of(tmp_path, *sets))
+        at = words.index("--accelerator-usd-per-hour")
+        return [words[at + 1], words[at + 3]]
+
+    assert price() == ["21.52", "list price of 2026-05, on demand: 8 chips at US$ 2.69"]
+    assert price("cost.serve_usd_per_hour=12.5") == ["12.5", "the recipe"]
+
+
+@pytest.fixture
+def measured(
+    tmp_path: Path, fake: Callable[..., FakeVllm], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Bench]:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    made = Bench(tmp_path, fake(["tuned"]).url)
+    monkeypatch.setenv("PATH", made.path)
+    yield made
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    """The folder of an artifact, beside the runtime."""
+    from compiler.emit import emit
+
+    program = program_of(tmp_path)
+    folder = tmp_path / "generated" / "tuned"
+    for path, data in (emit(program) | {SCRIPT: emit_bench(program)[SCRIPT].encode()}).items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    (folder.parent / "runtime").symlink_to(ROOT / "runtime")
+    return folder
+
+
+def test_the_script_measures(artifact: Path, measured: Bench) -> None:
+    url = measured.words[1]
+    done = subprocess.run(
+        ["bash", artifact / SCRIPT, "--url", url, "--output-length", "3"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    calls = measured.calls()
+    names = ["input-512-rate-0.5", "input-512-rate-inf", "input-4096-rate-0.5", "input-4096-rate-inf"]
+    # 4,096 tokens and 3 are more than the stand-in takes.
+    assert [point_of(call["words"]) for call in calls] == names[:2]
+    words = calls[0]["words"]
+    assert words[words.index("--tokenizer") + 1] == f"{artifact}/serve/../merged"
+    results = artifact / "results" / "bench"
+    assert {path.stem for path in results.glob("input-*.json")} == set(names[:2])
+    record = json.loads((results / f"{names[0]}.json").read_text())
+    assert record["settings"]["recipe"]["max_num_seqs"] == 64 and record["settings"]["output_length"] == 3
+    # A CPU stands in for the accelerator: neither its price nor what others measured on one is told.
+    text = (results / "summary.md").read_text()
+    assert "It is not the recipe's v6e-8" in text and "US$ 21.52" not in text and "arXiv" not in text
+
+
+def command(*words: object) -> tuple[int, str]:
+    """`recipe serve bench`, and what went wrong."""
+    import typer
+
+    from compiler.artifact import ArtifactError
+    from compiler.serving.bench import command as benched
+
+    app = typer.Typer()
+    app.command()(benched)
+    done = CliRunner().invoke(app, list(map(str, words)))
+    error = done.exception
+    return done.exit_code, str(error) if isinstance(error, ArtifactError) else done.output
+
+
+def test_the_command_measures_another_server(artifact: Path, measured: Bench, tmp_path: Path) -> None:
+    url = measured.words[1]
+    status, said = command(artifact, "--url", url)
+    assert status == 1 and "are not on this machine" in said
+    (artifact / "merged").mkdir()
+    (artifact / "merged" / "config.json").write_text("{}")
+    words = ["--url", url, "--results", tmp_path / "here", "--machine", "v6e-8", "--usd-per-hour", 36]
+    status, said = command(artifact, *words)
+    assert status == 0, said
+    first, *_ = measured.calls()
+    assert first["words"][first["words"].index("--tokenizer") + 1] == str(artifact / "merged")
+    text = (tmp_path / "here" / "summary.md").read_text()
+    assert "at US$ 36.00 an hour (--usd-per-hour)" in text and "arXiv 2605.25645" in text
+    # 8 tokens/s: 0.0288 million in an hour of US$ 36.
+    assert "| 512 | 0.5 | 8.0 | 51.7 | 103 | 10.5 | 21.0 | 1,250.00 | measured |" in text
+
+
+class Api:
+    """The engine's API for a container whose processes are this machine's."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
+        self.commands: dict[str, list[str]] = {}
+        self.codes: dict[str, int | None] = {}
+
+    def inspect_container(self, name: str) -> dict[str, Any]:
+        return {"Id": "c0", "Name": f"/{name}", "State": {"Status": "running"}, "Config": {"Labels": {}}}
+
+    def exec_create(self, container: str, command: Sequence[str]) -> dict[str, str]:
+        assert container == "c0"
+        identity = f"e{len(self.commands)}"
+        self.commands[identity] = list(command)
+        return {"Id": identity}
+
+    def exec_start(self, identity: str, stream: bool = False, demux: bool = False) -> Any:
+        process = subprocess.Popen(
+            self.commands[identity], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        if stream:
+            return self._pieces(identity, process)
+        output, _ = process.communicate()
+        self.codes[identity] = process.returncode
+        return output, None
+
+    def _pieces(self, identity: str, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
+        assert process.stdout is not None
+        while piece := process.stdout.read1(4096):  # type: ignore[attr-defined]
+            yield piece
+        self.codes[identity] = process.wait()
+
+    def exec_inspect(self, identity: str) -> dict[str, Any]:
+        return {"ExitCode": self.codes.get(identity)}
+
+
+def in_container(measured: Bench, name: str = "tuned", **environment: str) -> Any:
+    from compiler.serving.bench_container import InContainer
+    from compiler.serving.engine import Engine
+    from compiler.serving.logs import Hider
+
+    engine = Engine(Api({"PATH": measured.path, **environment}), Hider(()))
+    found = engine.find(name)
+    assert found is not None
+    return InContainer(engine, found)
+
+
+def test_the_command_measures_in_the_container(
+    artifact: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compiler.serving import engine
+
+    api = Api({"PATH": measured.path, "VLLM_API_KEY": "of-the-container"})
+    connected = engine.Engine(api, lambda text: text)  # type: ignore[arg-type]
+    monkeypatch.setattr(engine.Engine, "connect", lambda *_: connected)
+    # The server is where the recipe has it.
+    monkeypatch.setattr("compiler.emitters.bench.own_address", lambda host: "127.0.0.1")
+    port = int(measured.words[1].rpartition(":")[2])
+    lock = json.loads((artifact / "recipe.lock.json").read_text())
+    lock["recipe"]["serve"]["port"] = port
+    (artifact / "recipe.lock.json").write_text(json.dumps(lock))
+    status, said = command(artifact, "--machine", "v6e-8")
+    assert status == 0, said
+    calls = measured.calls()
+    # 4,096 tokens in are left out: the stand-in takes so many in all.
+    assert len(calls) == 2 and {call["OPENAI_API_KEY"] for call in calls} == {"of-the-container"}
+    assert calls[0]["words"][calls[0]["words"].index("--tokenizer") + 1] == "/model"
+    assert not any("of-the-container" in word for words in api.commands.values() for word in words)
+    text = (artifact / "results" / "bench" / "summary.md").read_text()
+    assert "Measured on v6e-8, as --machine says" in text and "arXiv 2605.25645" in text
+
+
+@pytest.mark.parametrize("status", ["exited", None])
+def test_no_container_to_measure(
+    status: str | None, artifact: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compiler.serving import engine
+
+    def find(self: Any, name: str) -> engine.Found | None:
+        return None if status is None else engine.Found("c0", name, status, str(artifact), None)
+
+    monkeypatch.setattr(engine.Engine, "connect", lambda *_: engine.Engine(None, lambda text: text))  # type: ignore[arg-type]
+    monkeypatch.setattr(engine.Engine, "find", find)
+    code, said = command(artifact)
+    assert code == 1
+    assert said == ("there is no container tuned" if status is None else "the container is exited: tuned")
+    assert measured.calls() == []
+
+
+def test_a_client_in_the_container_is_ended(measured: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.serving.bench_runner.GRACE_SECONDS", 0.3)
+    measured.plan({"input-512-rate-inf": "hang-deaf"})
+    runner = in_container(measured)
+    more = ["--timeout", "0.02", "--input-lengths", "512", "--request-rates", "inf"]
+    assert bench.main([*measured.words, *more], runner) == 1
+    assert "no end within 0.02 minutes" in measured.outcomes()["input-512-rate-inf"]
+    for call in measured.calls():
+        with pytest.raises(ProcessLookupError):
+            os.kill(call["pid"], 0)
+
+
+def test_a_container_that_ends_is_a_failed_point(measured: Bench, tmp_path: Path) -> None:
+    from docker.errors import APIError
+
+    runner = in_container(measured)
+    log = tmp_path / "log"
+
+    def gone(*_: Any, **__: Any) -> Any:
+        raise APIError("409: container c0 is not running")
+
+    runner._api.exec_start = gone
+    assert runner.run("/tmp/recipe-bench-test", ["vllm"], log, 5.0) == 137
+    assert runner.read("/tmp/recipe-bench-test", "result.json") is None
+    with pytest.raises(TimedOut):
+        del runner._api.exec_start
+        runner.run("/tmp/recipe-bench-test", ["sleep", "30"], log, 0.1)
+    runner.remove("/tmp/recipe-bench-test")

@@ -1,0 +1,421 @@
+"""eval.sh's program against a stand-in for vLLM: both sides, restarts, faults, and what the tables say."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import UserError, guarded
+from runtime.serving import evaluate, evaluate_answers
+from runtime.serving.evaluate_answers import Answer, Answers, Settings, recorded
+from runtime.serving.evaluate_judge import judge
+from runtime.serving.evaluate_prompts import parse, read
+from runtime.serving.evaluate_sides import Side, differ, same_weights
+from tests.serving.fake_vllm import FakeVllm, Faults, Language
+
+Start = Callable[..., FakeVllm]
+
+SUMS = [{"prompt": f"What is {n} plus {n}?", "expected": rf"\b{2 * n}\b"} for n in range(1, 9)]
+
+
+def sums(model: str, prompt: str, sample: int) -> str | None:
+    """The tuned model adds; its base counts on, and is right about 1 + 1 alone."""
+    found = re.search(r"What is (\d+) plus", prompt)
+    if found is None:
+        return None
+    number = int(found.group(1))
+    return f"It is {number * 2 if model == 'sums' else number + 1}."
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate_answers, "PAUSE", 0.01)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return written(tmp_path / "prompts.jsonl", SUMS)
+
+
+def written(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def run(server: FakeVllm, prompts: Path, *more: str, results: str = "results") -> int:
+    """Evaluates as eval.sh does; the results lie beside the prompts."""
+    folder = prompts.parent / results
+    words = ["--url", server.url, "--name", "sums", "--prompts", str(prompts), "--results", str(folder)]
+    return guarded(lambda: evaluate.main([*words, *more]))
+
+
+def summary(prompts: Path, results: str = "results") -> dict[str, Any]:
+    return json.loads((prompts.parent / results / "summary.json").read_text("utf-8"))
+
+
+def asked(server: FakeVllm) -> list[Any]:
+    """The requests for answers, without the probes."""
+    bodies = server.bodies("/v1/chat/completions") + server.bodies("/v1/completions")
+    return [body for body in bodies if body["max_tokens"] > 1]
+
+
+def test_both_sides_of_one_server(fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = fake(["sums", "sums-base"], language=Language(script=sums))
+    assert run(server, prompts, "--base", "sums-base") == 0
+    data = summary(prompts)
+    row = data["prompts"]["pass_at"]["1"]
+    assert (row["base"]["value"], row["tuned"]["value"]) == (1 / 8, 1.0)
+    assert row["difference"]["value"] == 7 / 8 and row["difference"]["low"] > 0.5
+    assert (row["difference"]["better"], row["difference"]["worse"]) == (7, 0)
+    assert data["problems"] == []
+    page = (prompts.parent / "results" / "summary.md").read_text("utf-8")
+    assert capsys.readouterr().out == page
+    assert "| pass@1 | 12.5 % [2.2, 47.1] | 100.0 % [67.6, 100.0] | +87.5 points [+62.5, +100.0] |" in page
+    assert "| 2 | What is 2 plus 2? | 0 / 1 | 1 / 1 |" in page
+
+
+def test_samples_are_asked_one_by_one_and_told_as_pass_at_k(fake: Start, prompts: Path) -> None:
+    def often(model: str, prompt: str, sample: int) -> str:
+        # By when it was asked: right every second time.
+        with server.lock:
+            count[prompt] = count.get(prompt, 0) + 1
+            return sums("sums", prompt, 0) or "" if count[prompt] % 2 else "I do not know."
+
+    count: dict[str, int] = {}
+    server = fake(["sums"], language=Language(script=often))
+    assert run(server, prompts, "--samples", "4", "--temperature", "0.8", "--max-tokens", "60") == 0
+    bodies = asked(server)
+    assert len(bodies) == 8 * 4
+    assert all("seed" not in body and body["temperature"] == 0.8 for body in bodies)
+    rates = summary(prompts)["prompts"]["pass_at"]
+    assert [*rates] == ["1", "2", "4"]
+    # One of the probe's own questions shifts the first prompt's turn, not its count of two in four.
+    assert rates["1"]["tuned"]["value"] == 0.5
+    assert rates["2"]["tuned"]["value"] == pytest.approx(5 / 6)
+    assert rates["4"]["tuned"]["value"] == 1.0
+
+
+def test_seeds_are_sent_when_they_are_asked_for(fake: Start, prompts: Path) -> None:
+    server = fake(["sums"], language=Language(script=sums))
+    assert run(server, prompts, "--samples", "3", "--temperature", "1", "--seed", "7") == 0
+    assert sorted(body["seed"] for body in asked(server)) == [7] * 8 + [8] * 8 + [9] * 8
+
+
+def test_a_restart_asks_what_is_missing_alone(fake: Start, prompts: Path) -> None:
+    server = fake(["sums"], language=Language(script=sums))
+    assert run(server, prompts) == 0
+    answers = prompts.parent / "results/tuned/answers.jsonl"
+    lines = answers.read_bytes().splitlines(keepends=True)
+    # The last line was cut off in mid-write, and one is gone.
+    answers.write_bytes(b"".join(lines[:-2]) + lines[-1][:20])
+    again = fake(["sums"], language=Language(script=sums))
+    assert run(again, prompts) == 0
+    assert len(asked(again)) == 2
+    assert summary(prompts)["prompts"]["pass_at"]["1"]["tuned"]["prompts"] == 8
+    third = fake(["sums"], language=Language(script=sums))
+    assert run(third, prompts, "--samples", "2") == 0
+    assert len(asked(third)) == 8
+    fourth = fake(["sums"], language=Language(script=sums))
+    assert run(fourth, prompts, "--fresh") == 0
+    assert len(asked(fourth)) == 8
+
+
+def test_another_expression_judges_the_same_answers_again(fake: Start, prompts: Path) -> None:
+    server = fake(["sums"], language=Language(script=sums))
+    assert run(server, prompts) == 0
+    written(prompts, [{**row, "expected": "It is 2\\."} for row in SUMS])
+    assert run(server, prompts) == 0
+    assert len(asked(server)) == 8
+    assert summary(prompts)["prompts"]["pass_at"]["1"]["tuned"]["value"] == 1 / 8
+
+
+def test_answers_under_other_settings_are_not_mixed(
+    fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = fake(["sums", "sums-base"], language=Language(script=sums))
+    assert run(server, prompts, "--side", "base", "--base", "sums-base", "--max-tokens", "99") == 0
+    assert [*summary(prompts)["sides"]] == ["base"]
+    assert "fine-tuned: not evaluated yet: eval.sh --side tuned --url URL" in capsys.readouterr().out
+    assert run(server, prompts, "--side", "tuned") == 1
+    data = summary(prompts)
+    assert data["problems"] == ["base: 8 of 8 answers are missing (8 are recorded under other settings)"]
+    assert (
+        "base" not in data["prompts"]["pass_at"]["1"] and "difference" not in data["prompts"]["pass_at"]["1"]
+    )
+    assert run(server, prompts, "--side", "tuned", "--max-tokens", "99") == 0
+    assert summary(prompts)["prompts"]["pass_at"]["1"]["difference"]["value"] == 7 / 8
+
+
+def test_the_base_on_a_server_of_its_own(fake: Start, prompts: Path) -> None:
+    tuned = fake(["sums"], language=Language(script=sums))
+    base = fake(["google/base"], language=Language(script=sums))
+    assert run(tuned, prompts, "--base-url", base.url) == 0
+    assert summary(prompts)["sides"]["base"]["model"] == "google/base"
+    assert {body["model"] for body in asked(base)} == {"google/base"}
+    assert {body["model"] for body in asked(tuned)} == {"sums"}
+    assert summary(prompts)["prompts"]["pass_at"]["1"]["difference"]["value"] == 7 / 8
+
+
+def test_text_is_gone_on_with(fake: Start, prompts: Path) -> None:
+    server = fake(["sums"], language=Language(script=sums))
+    assert run(server, prompts, "--text") == 0
+    assert not server.bodies("/v1/chat/completions")
+    assert {body["prompt"] for body in asked(server)} == {row["prompt"] for row in SUMS}
+
+
+def test_a_conversation_is_asked_as_it_is(fake: Start, tmp_path: Path) -> None:
+    turns = [{"role": "system", "content": "Add."}, {"role": "user", "content": "What is 4 plus 4?"}]
+    prompts = written(tmp_path / "p.jsonl", [{"messages": turns, "expected": "8"}])
+    server = fake(["sums"], language=Language(script=sums))
+    assert run(server, prompts) == 0
+    assert asked(server)[0]["messages"] == turns
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_a_failed_request_is_told_and_not_counted_as_wrong(
+    status: int, fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = fake(["sums"], language=Language(script=sums))
+    real = server.language.encode_chat
+
+    def refuse(messages: Any) -> list[int]:
+        if "5 plus 5" in str(messages):
+            return [0] * (server.max_model_len + 1)
+        return real(messages)
+
+    if status == 400:
+        server.language.encode_chat = refuse  # type: ignore[method-assign]
+        assert run(server, prompts) == 1
+        data = summary(prompts)
+        assert data["prompts"]["pass_at"]["1"]["tuned"] == pytest.approx(
+            {"value": 1.0, "prompts": 7, "low": 0.6457, "high": 1.0}, abs=1e-4
+        )
+        assert data["problems"][0] == "fine-tuned: 1 of 8 answers are missing"
+        assert "answers 400 Bad Request: This model's maximum context length is 4096" in data["problems"][1]
+        assert "error: fine-tuned: 1 request failed" in capsys.readouterr().err
+        return
+    assert run(server, prompts, "--side", "tuned") == 0
+    server.faults.fail["/v1/chat/completions"] = 500
+    written(prompts, [*SUMS, {"prompt": "What is 9 plus 9?", "expected": "18"}])
+    assert run(server, prompts) == 1
+    assert "1 of 9 answers are missing" in capsys.readouterr().err
+    # It failed three times, and is asked again by the next run.
+    del server.faults.fail["/v1/chat/completions"]
+    assert run(server, prompts) == 0
+    assert summary(prompts)["prompts"]["pass_at"]["1"]["tuned"]["prompts"] == 9
+
+
+def test_a_server_that_dies_leaves_what_it_answered(
+    fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = fake(["sums"], language=Language(script=sums), faults=Faults(die_after=4))
+    assert run(server, prompts, "--concurrency", "1") == 1
+    said = capsys.readouterr().err
+    assert f"error: nothing listens at {server.url}" in said
+    assert "3 of 8 answers are in" in said and "run again to go on" in said
+    again = fake(["sums"], language=Language(script=sums))
+    assert run(again, prompts) == 0
+    assert len(asked(again)) == 5
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_run_that_is_ended_keeps_what_was_answered(
+    signum: int, status: int, fake: Start, prompts: Path, root: Path
+) -> None:
+    server = fake(["sums"], language=Language(script=sums), faults=Faults(pause=0.05))
+    words = ["--url", server.url, "--name", "sums", "--prompts", str(prompts), "--concurrency", "1"]
+    words += ["--results", str(prompts.parent / "results"), "--samples", "20"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime.serving.evaluate", *words],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    answers = prompts.parent / "results/tuned/answers.jsonl"
+    while process.poll() is None and not (answers.is_file() and answers.read_bytes().count(b"\n") >= 3):
+        time.sleep(0.01)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == status and "Traceback" not in err and not out
+    if signum == signal.SIGINT:
+        assert "interrupted; what was answered is kept" in err
+    kept = answers.read_bytes().count(b"\n")
+    server.faults.pause = 0.0
+    before = len(asked(server))
+    assert run(server, prompts, "--samples", "20") == 0
+    assert len(asked(server)) - before == 8 * 20 - kept
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "wanted"),
+    [("secret", None, "export VLLM_API_KEY with the server's key"), ("secret", "other", "another key")],
+)
+def test_a_key_that_is_wrong(
+    key: str,
+    given: str | None,
+    wanted: str,
+    fake: Start,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if given:
+        monkeypatch.setenv("VLLM_API_KEY", given)
+    assert run(fake(["sums"], key=key), prompts) == 1
+    said = capsys.readouterr().err
+    assert wanted in said and "Traceback" not in said and "other" not in said.replace("another", "")
+
+
+FAULTS: list[tuple[list[str], list[str], str]] = [
+    (["else"], [], "error: URL does not serve sums, but else\n  = help: start the recipe's server there"),
+    (
+        ["a", "b"],
+        ["--side", "base"],
+        "error: URL serves a, b: which of them is meant?\n  = help: --base NAME",
+    ),
+    (["sums"], ["--side", "both"], "error: where the base is served is not known\n  = help: --base-url URL"),
+    (["sums"], ["--base", "sums-base"], "error: URL does not serve sums-base, but sums\n"),
+    (
+        ["sums"],
+        ["--tasks", "gsm8k", "--lm-eval", "/nowhere/lm_eval"],
+        "error: there is no program /nowhere/lm_eval: the recipe's tasks cannot be run\n  = help: python3",
+    ),
+]
+
+
+@pytest.mark.parametrize(("models", "more", "wanted"), FAULTS)
+def test_what_cannot_be_evaluated(
+    models: list[str],
+    more: list[str],
+    wanted: str,
+    fake: Start,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = fake(models)
+    assert run(server, prompts, *more) == 1
+    assert capsys.readouterr().err.replace(server.url, "URL").startswith(wanted)
+
+
+def test_answers_of_another_model_are_not_gone_on_with(
+    fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same name, trained again: its log probabilities tell."""
+    assert run(fake(["sums"], language=Language({"sums": "first"})), prompts) == 0
+    assert run(fake(["sums"], language=Language({"sums": "second"})), prompts) == 1
+    said = capsys.readouterr().err
+    assert "holds the answers of another model of the name sums" in said and "--fresh" in said
+    assert run(fake(["other"], language=Language({"other": "first"})), prompts, "--model", "other") == 1
+    assert "holds the answers of sums, not of other" in capsys.readouterr().err
+
+
+def test_an_adapter_without_effect_is_told(
+    fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    language = Language({"sums": "one", "sums-base": "one"})
+    assert run(fake(["sums", "sums-base"], language=language), prompts, "--base", "sums-base") == 0
+    assert "both sides give the same log probabilities" in capsys.readouterr().out
+
+
+def side(probe: Mapping[str, float], probed: str = "p") -> Side:
+    return Side("tuned", "m", "u", None, probe, probed)
+
+
+def test_probes_tell_models_apart() -> None:
+    first = {"a": -0.1, "b": -2.0, "c": -3.0}
+    near = {"a": -0.13, "b": -2.1, "d": -3.0}
+    assert not differ(side(first), side(near), 0.2) and differ(side(first), side(near), 0.05)
+    assert differ(side(first), side({"x": -0.1, "y": -2.0, "z": -3.0}), 0.2)
+    assert not differ(side(first), side({}), 0.2)
+    assert not differ(side(first), side({"x": -9.0}, "another prompt"), 0.2)
+    assert same_weights(side(first), side(dict(first)))
+    assert not same_weights(side(first), side(near)) and not same_weights(side({}), side({}))
+
+
+def test_an_expression_that_searches_for_ever_is_given_up(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "p.jsonl",
+        [{"prompt": "one", "expected": "(a+)+$"}, {"prompt": "two", "expected": "a"}],
+    )
+    prompts, settings = read(path), Settings()
+    answers = Answers({(p.digest, 0): Answer(p.digest, 0, "a" * 60 + "!") for p in prompts})
+    slow, fast = judge(prompts, answers, settings, seconds=0.2)
+    assert slow.undecided and slow.rate(1) is None
+    assert not fast.undecided and fast.rate(1) == 1.0
+
+
+def test_two_runs_do_not_write_to_one_file(fake: Start, prompts: Path, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with evaluate_answers._journal(path), pytest.raises(UserError, match="another run writes to"):
+        evaluate_answers.ask(
+            evaluate_answers.Client(fake(["sums"]).url), "sums", read(prompts), Settings(), path
+        )
+
+
+def test_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with evaluate_answers._journal(path) as write:
+        write({"prompt": "p", "sample": 0, "text": "\ud83d", "cut": False, "tokens": 1} | Settings().drawn())
+    assert recorded(path, Settings()).found["p", 0].text == "\ud83d"
+
+
+LINES: list[tuple[str, str]] = [
+    ('{"prompt": "a"', ":1: it is not JSON: Expecting ',' delimiter at column 15"),
+    ("[]", ":1: it is not a JSON object"),
+    ('{"prompt": "a"}', ":1: `expected` must be a regular expression, as text"),
+    ('{"prompt": "a", "expected": 4}', ":1: `expected` must be a regular expression, as text"),
+    ('{"prompt": "", "expected": "b"}', ":1: `prompt` must be a text that is not empty"),
+    ('{"expected": "b"}', ":1: it must have either `prompt` or `messages`"),
+    ('{"prompt": "a", "messages": [], "expected": "b"}', ":1: it must have either `prompt` or `messages`"),
+    ('{"prompt": "a", "expcted": "b"}', ":1: it has the unknown key `expcted`"),
+    ('{"messages": [], "expected": "b"}', ":1: `messages` must be a list that is not empty"),
+    ('{"messages": [{"role": "usr", "content": "a"}], "expected": "b"}', "has a `role`, one of system,"),
+    ('{"messages": [{"role": "user"}], "expected": "b"}', ":1: each of `messages` has a `content`"),
+    (
+        '{"messages": [{"role": "assistant", "content": "b"}], "expected": "c"}',
+        "there is nothing left to answer",
+    ),
+    (
+        '{"prompt": "a", "expected": "(b"}',
+        ":1: `expected` is not a regular expression: missing ), unterminated subpattern at position 0",
+    ),
+    (
+        '{"prompt": "a", "expected": "b"}\n\n{"prompt": "a", "expected": "c"}',
+        ":3: it asks the same as line 1",
+    ),
+    ("\n\n", ": it holds no prompts"),
+    ('{"prompt": "a", "expected": "b"}\n{', ":2: it is not JSON"),
+    ("{\n[", " (and 1 more)"),
+]
+
+
+@pytest.mark.parametrize(("text", "wanted"), LINES)
+def test_faults_of_a_file_of_prompts(text: str, wanted: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read(path)
+    assert wanted in caught.value.message and caught.value.message.startswith(str(path))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9", "expected": "a"}')
+    said = [parse(tmp_path / name)[1][0].message for name in ("nowhere", "latin", ".")]
+    assert said == ["there is no such file", "it is not UTF-8 text", "it cannot be read: Is a directory"]
+
+
+def test_unicode_separators_do_not_part_lines(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('\ufeff{"prompt": "a\u2028b", "expected": "c"}\r\n', encoding="utf-8")
+    (prompt,) = read(path)
+    assert prompt.messages == [{"role": "user", "content": "a\u2028b"}]

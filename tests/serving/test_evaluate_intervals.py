@@ -1,0 +1,114 @@
+"""The arithmetic of pass rates, against enumeration, scipy and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from runtime.serving import intervals
+
+
+@pytest.mark.parametrize("samples", [1, 2, 5, 8])
+def test_pass_at_k_is_the_share_of_subsets_with_a_pass(samples: int) -> None:
+    for passed in range(samples + 1):
+        outcomes = [True] * passed + [False] * (samples - passed)
+        for k in range(1, samples + 1):
+            subsets = [any(subset) for subset in itertools.combinations(outcomes, k)]
+            assert intervals.pass_at_k(samples, passed, k) == pytest.approx(sum(subsets) / len(subsets))
+
+
+def test_pass_at_k_has_no_bias_and_one_minus_the_power_has() -> None:
+    rate, samples, k = 0.3, 6, 4
+    binomial = [math.comb(samples, c) * rate**c * (1 - rate) ** (samples - c) for c in range(samples + 1)]
+    expected = sum(p * intervals.pass_at_k(samples, c, k) for c, p in enumerate(binomial))
+    plain = sum(p * (1 - (1 - c / samples) ** k) for c, p in enumerate(binomial))
+    truth = 1 - (1 - rate) ** k
+    assert expected == pytest.approx(truth, abs=1e-12)
+    assert plain < truth - 0.05
+
+
+def test_pass_at_k_is_exact_where_floating_point_would_not_be() -> None:
+    assert intervals.pass_at_k(10_000, 1, 1) == 1e-4
+    assert intervals.pass_at_k(2000, 3, 1000) == pytest.approx(1 - 0.125, abs=1e-3)
+
+
+@pytest.mark.parametrize("arguments", [(5, 6, 1), (5, 2, 6), (5, 2, 0), (0, 0, 1)])
+def test_pass_at_k_refuses_what_cannot_be(arguments: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError):
+        intervals.pass_at_k(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("samples", "ks"),
+    [(1, [1]), (2, [1, 2]), (5, [1, 2, 5]), (8, [1, 2, 5, 8]), (100, [1, 2, 5, 10, 20, 50, 100])],
+)
+def test_the_ladder_of_k(samples: int, ks: list[int]) -> None:
+    assert intervals.ladder(samples) == ks
+
+
+@pytest.mark.parametrize(("passed", "count"), [(0, 7), (3, 7), (7, 7), (1, 1), (120, 164)])
+def test_one_sample_a_prompt_has_wilsons_interval(passed: int, count: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    wanted = stats.binomtest(passed, count).proportion_ci(method="wilson")
+    found = intervals.mean_rate([1.0] * passed + [0.0] * (count - passed))
+    assert (found.value, found.low, found.high) == pytest.approx((passed / count, wanted.low, wanted.high))
+
+
+def test_the_interval_of_clustered_samples_covers_the_truth() -> None:
+    """Prompts of different difficulty: binomial counts that ignore the clusters would cover too seldom."""
+    random = np.random.default_rng(0)
+    prompts, samples, rounds = 40, 10, 2000
+    covered = naive = 0
+    for _ in range(rounds):
+        rates = random.binomial(samples, random.beta(0.5, 1.0, prompts)) / samples
+        found = intervals.mean_rate(rates.tolist())
+        covered += found.low <= 1 / 3 <= found.high
+        unclustered = intervals.wilson(float(rates.mean()), prompts * samples)
+        naive += unclustered.low <= 1 / 3 <= unclustered.high
+    assert 0.93 < covered / rounds < 0.98
+    assert naive / rounds < 0.7
+
+
+def test_more_samples_narrow_the_interval_and_never_beyond_the_prompts() -> None:
+    same = intervals.mean_rate([0.5] * 10)
+    assert same == intervals.wilson(0.5, 10)
+    mixed = intervals.mean_rate([0.4, 0.5, 0.6] * 10)
+    binary = intervals.mean_rate([0.0, 1.0] * 15)
+    assert mixed.high - mixed.low <= binary.high - binary.low
+
+
+def test_the_paired_difference_agrees_with_scipys_bootstrap() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    random = np.random.default_rng(1)
+    first = random.binomial(5, 0.4, 60) / 5
+    second = np.clip(first + random.choice([-0.2, 0, 0.2, 0.4], 60), 0, 1)
+    found = intervals.paired(first.tolist(), second.tolist())
+    wanted = stats.bootstrap(
+        (second - first,), np.mean, method="percentile", n_resamples=10_000, rng=np.random.default_rng(2)
+    ).confidence_interval
+    assert found.value == pytest.approx((second - first).mean())
+    assert (found.low, found.high) == pytest.approx((wanted.low, wanted.high), abs=0.005)
+    assert (found.better, found.worse) == (int((second > first).sum()), int((second < first).sum()))
+
+
+def test_pairing_is_what_makes_a_small_difference_visible() -> None:
+    first = [0.0, 1.0] * 50
+    second = [1.0 if index in (0, 2, 4, 6, 8, 10) else value for index, value in enumerate(first)]
+    found = intervals.paired(first, second)
+    assert found.low > 0 and (found.better, found.worse) == (6, 0)
+    apart = (intervals.mean_rate(first), intervals.mean_rate(second))
+    assert apart[0].high > apart[1].low
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (6, 0), (3, 4), (20, 5)])
+def test_the_sign_test_is_scipys(better: int, worse: int) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    wanted = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
+    assert intervals.sign_test(better, worse) == pytest.approx(wanted)
+
+
+def test_the_same_numbers_give_the_same_interval() -> None:
+    assert intervals.paired([0, 1, 0, 1], [1, 1, 0, 0]) == intervals.paired([0, 1, 0, 1], [1, 1, 0, 0])

@@ -1,0 +1,192 @@
+"""smoke.sh as it is emitted: it runs in an artifact, and a recipe's words reach smoke as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from compiler.emitters.smoke import emit_smoke
+from compiler.lower import lower
+from spec.diagnostics import render_text
+from spec.load import load
+from tests.conftest import ROOT
+from tests.serving.fake_vllm import FakeVllm, Faults
+
+Start = Callable[..., FakeVllm]
+
+RECIPE = """\
+recipe: 1
+name: tuned
+model: {id: google/gemma-4-31B-it}
+mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
+lora: {rank: 16}
+data: {train: [{path: data/train.jsonl}]}
+serve: {accelerator: v6e-8}
+"""
+
+ADAPTER = ["serve.weights=adapter", "serve.env={MODEL_IMPL_TYPE: vllm}"]
+
+
+def script_of(folder: Path, *sets: str) -> str:
+    """smoke.sh of a recipe in `folder`."""
+    (folder / "recipe.yaml").write_text(RECIPE)
+    lowered = lower(load(folder / "recipe.yaml", sets))
+    assert lowered.program is not None, render_text(lowered.diagnostics)
+    (text,) = emit_smoke(lowered.program).values()
+    return text
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs smoke.sh in an artifact beside its runtime, from another folder; python3 is this interpreter."""
+    serving = tmp_path / "my work" / "runtime" / "serving"
+    shutil.copytree(ROOT / "runtime" / "serving", serving, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "errors.py", "progress.py"):
+        shutil.copy(ROOT / "runtime" / name, serving.parent / name)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
+
+    def run(text: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        script = tmp_path / "my work" / "tuned" / "serve" / "smoke.sh"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(text, encoding="utf-8")
+        known = {
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(tmp_path),
+            "LC_ALL": "C.UTF-8",
+        }
+        return subprocess.run(
+            ["bash", str(script), *arguments],
+            cwd=tmp_path,
+            env=known | environment,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=60,
+        )
+
+    return run
+
+
+def test_it_asks_the_server(
+    fake: Start, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    server = fake(["tuned", "tuned-base"], faults=Faults(token_seconds=0.001))
+    text = script_of(tmp_path, *ADAPTER, f"serve.port={server.port}", "serve.smoke_prompts=[Who are you?]")
+    assert "\n    --base tuned-base\n" in text and "--weights" not in text
+    report = tmp_path / "smoke.json"
+    done = run(text, "--json", str(report))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert "answers to 1 of 1 prompt, " in done.stdout.replace("of 1 prompts", "of 1 prompt")
+    assert report.is_file()
+    assert server.bodies("/v1/chat/completions")[-1]["messages"][0]["content"] == "Who are you?"
+
+
+def test_it_reads_what_was_merged(
+    fake: Start, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    server = fake(faults=Faults(token_seconds=0.001))
+    text = script_of(tmp_path, f"serve.port={server.port}", "merge.output=my weights")
+    done = run(text)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "serve/../my weights/merge.json is not there: nothing is known of the weights\n" in done.stdout
+    # The variable that the server takes its weights' folder from.
+    assert "/dev/shm/merged/merge.json is not there" in run(text, MODEL_DIR="/dev/shm/merged").stdout
+    assert "elsewhere/merge.json is not there" in run(text, "--weights", "elsewhere").stdout
+
+
+def test_it_fails_with_the_checks(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = run(script_of(tmp_path, "serve.port=9"), "--wait", "0")
+    assert done.returncode == 1
+    assert "nothing listens at http://127.0.0.1:9 after 0 min" in done.stdout
+
+
+def test_it_demands_a_key_where_the_recipe_does(
+    fake: Start, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    server = fake(key="sesame", faults=Faults(token_seconds=0.001))
+    text = script_of(tmp_path, f"serve.port={server.port}", "serve.host=0.0.0.0")
+    assert f"--url http://127.0.0.1:{server.port}\n" in text
+    done = run(text)
+    assert done.returncode == 1
+    assert done.stderr.endswith("= help: export VLLM_API_KEY with the key that the server was started with\n")
+    done = run(text, VLLM_API_KEY="sesame")
+    assert done.returncode == 0 and "401 without it" in done.stdout
+    assert "sesame" not in done.stdout + done.stderr
+
+
+WORDS = [
+    'it\'s $HOME, `id`, "quoted" \\ and $(id) !!',
+    "-starts like a flag",
+    "two\nlines\n",
+    "ünïcode \N{SNOWMAN} ' \t tab",
+    "${x:-}} }",
+    "\\",
+    "#comment; rm -rf * & | > <",
+]
+
+
+def test_words_reach_smoke_as_they_are(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """With a python3 that tells what it was given."""
+    (tmp_path / "bin" / "python3").unlink()
+    (tmp_path / "bin" / "python3").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
+    (tmp_path / "bin" / "python3").chmod(0o755)
+    text = script_of(tmp_path, f"serve.smoke_prompts={json.dumps(WORDS)}", 'merge.output=a "b" $c } `d`')
+    words = run(text).stdout.split("\0")
+    assert words[:2] == ["-m", "runtime.serving.smoke"]
+    assert [
+        word.removeprefix("--must-differ=") for word in words if word.startswith("--must-differ=")
+    ] == WORDS
+    assert words[words.index("--weights") + 1] == f'{tmp_path}/my work/tuned/serve/../a "b" $c }} `d`'
+
+
+def test_prompts_of_the_evaluation_are_taken_along(tmp_path: Path) -> None:
+    lines = [
+        '{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}], '
+        '"expected": "x"}',
+        '{"messages": [{"role": "user", "content": "One turn?"}], "expected": "x"}',
+        '{"prompt": "two\\nlines", "expected": "x"}',
+        json.dumps({"prompt": "long" * 100, "expected": "x"}),
+        *(f'{{"prompt": "Question {number}?", "expected": "x"}}' for number in range(5)),
+    ]
+    (tmp_path / "questions.jsonl").write_text("\n".join(lines))
+    sets = ["evaluate.prompts=questions.jsonl"]
+    text = script_of(tmp_path, *sets)
+    assert [line.strip() for line in text.splitlines() if "--prompt" in line] == [
+        f'--prompt="{question}?"' for question in ("One turn", "Question 0", "Question 1")
+    ]
+    text = script_of(tmp_path, *sets, "serve.smoke_prompts=[Who are you?]")
+    assert "--prompt" not in text and '--must-differ="Who are you?"\n' in text
+
+
+def test_a_model_of_plain_text_is_given_text(tmp_path: Path) -> None:
+    """It may have no chat template."""
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "Once upon", "expected": "time"}')
+    text = script_of(tmp_path, "data.format=text", "evaluate.prompts=questions.jsonl")
+    assert "\n    --text\n" in text and '--prompt="Once upon"\n' in text
+    assert "--text" not in script_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [[], ["serve.host=0.0.0.0"], ADAPTER, ["serve.model=~/weights"], ["serve.model=gs://bucket/model"]],
+    ids=["default", "open", "adapter", "home", "bucket"],
+)
+def test_it_looks_as_if_written_by_hand(sets: Sequence[str], tmp_path: Path) -> None:
+    text = script_of(tmp_path, *sets, f'serve.smoke_prompts=["{WORDS[0][:9]}"]')
+    (tmp_path / "smoke.sh").write_text(text)
+    linter = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([linter, tmp_path / "smoke.sh"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "\n\n\n" not in text and " \n" not in text and max(map(len, text.splitlines())) <= 110
+    assert ("--weights" in text) == (sets in ([], ["serve.host=0.0.0.0"], ["serve.model=~/weights"]))

@@ -1,0 +1,150 @@
+"""runtime/serving runs on a TPU VM as it is: Python 3.10, and nothing installed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVING = ROOT / "runtime" / "serving"
+
+LATER = {
+    "tomllib": {"*"},
+    "datetime": {"UTC"},
+    "enum": {"StrEnum", "verify", "member", "nonmember", "global_enum", "ReprEnum", "EnumCheck"},
+    "typing": {
+        *(
+            "Self",
+            "LiteralString",
+            "Never",
+            "Required",
+            "NotRequired",
+            "TypeVarTuple",
+            "Unpack",
+            "assert_never",
+        ),
+        *("assert_type", "reveal_type", "override", "dataclass_transform", "TypeAliasType"),
+    },
+    "asyncio": {"TaskGroup", "Runner", "timeout", "Barrier"},
+    "contextlib": {"chdir"},
+    "itertools": {"batched"},
+    "hashlib": {"file_digest"},
+    "http": {"HTTPMethod"},
+    "logging": {"getLevelNamesMapping"},
+    "math": {"cbrt", "exp2", "sumprod"},
+    "operator": {"call"},
+}
+"""What the standard library has since 3.11, by module; "*" for modules that are new."""
+
+BUILTINS = {"ExceptionGroup", "BaseExceptionGroup", "PythonFinalizationError"}
+
+OPTIONAL = {"matplotlib"}
+"""Packages that a function may import, and does without where they are not installed."""
+
+
+def modules() -> dict[str, ast.Module]:
+    """The modules of runtime/serving and all of runtime/ that they import, by path."""
+    found: dict[str, ast.Module] = {}
+    waiting = [*SERVING.glob("*.py"), ROOT / "runtime" / "__init__.py"]
+    while waiting:
+        path = waiting.pop()
+        name = str(path.relative_to(ROOT))
+        if name in found:
+            continue
+        found[name] = ast.parse(path.read_text("utf-8"), name, feature_version=(3, 10))
+        for imported in imports(found[name]):
+            if imported.split(".")[0] == "runtime":
+                target = ROOT / (imported.replace(".", "/") + ".py")
+                waiting.append(target if target.is_file() else target.with_suffix("") / "__init__.py")
+    return found
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module
+            yield node.module
+            for alias in node.names:
+                if (ROOT / node.module.replace(".", "/") / f"{alias.name}.py").is_file():
+                    yield f"{node.module}.{alias.name}"
+
+
+def test_there_is_something_to_hold() -> None:
+    assert {"runtime/serving/client.py", "runtime/serving/smoke.py", "runtime/errors.py"} <= modules().keys()
+
+
+def test_the_grammar_is_that_of_3_10() -> None:
+    """Python 3.11's parser reads `except*` and the like for 3.10 too; so do these.
+
+    A string's quotes within an f-string of the same kind are 3.12's, and this is 3.11.
+    """
+    for name, tree in modules().items():
+        compile(tree, name, "exec")
+        later = [node for node in ast.walk(tree) if type(node).__name__ in ("TryStar", "TypeAlias")]
+        assert not later, name
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
+                assert not any(isinstance(item, ast.Starred) for item in node.slice.elts), name
+
+
+def test_nothing_but_the_standard_library_is_imported() -> None:
+    for name, tree in modules().items():
+        within = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        lazy = {imported for function in within for imported in imports(function)}
+        for imported in imports(tree):
+            top = imported.split(".")[0]
+            if top in OPTIONAL:
+                assert imported in lazy, f"{name} imports {imported} at its top"
+                continue
+            assert top == "runtime" or top in sys.stdlib_module_names, f"{name} imports {imported}"
+            assert "*" not in LATER.get(top, ()), f"{name} imports {imported}, which 3.10 has not"
+
+
+def test_nothing_is_used_that_came_after_3_10() -> None:
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                used = {(node.module or "", alias.name) for alias in node.names}
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used = {(node.value.id, node.attr)}
+            elif isinstance(node, ast.Name):
+                assert node.id not in BUILTINS, f"{name}:{node.lineno}: {node.id}"
+                continue
+            else:
+                continue
+            for module, attribute in used:
+                assert attribute not in LATER.get(module, ()), f"{name}: {module}.{attribute}"
+
+
+def find_3_10() -> str | None:
+    """An interpreter of 3.10, from PATH or pyenv."""
+    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    folders += sorted(pyenv.glob("versions/3.10.*/bin"))
+    for folder in folders:
+        path = folder / "python3.10"
+        # pyenv's shims fail where their version is not chosen.
+        if path.is_file() and not subprocess.run([path, "-c", ""], capture_output=True).returncode:
+            return str(path)
+    return None
+
+
+def test_python_3_10_imports_every_module() -> None:
+    """Beside the checks above, which are always made."""
+    python = find_3_10()
+    if python is None:
+        pytest.skip("no python3.10 on PATH or in pyenv: held by the syntax tree alone")
+    names = [f"runtime.serving.{path.stem}" for path in SERVING.glob("*.py") if path.stem != "__init__"]
+    program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    # -I: no packages of the user's, none of the site's with -S, and nothing written beside the sources.
+    command = [python, "-ISBc", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}", *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

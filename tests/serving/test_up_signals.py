@@ -1,0 +1,115 @@
+"""Ctrl-C and SIGTERM at every stage of `recipe serve up`: nothing is left, and the process ends quickly."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving.fake_docker import STDOUT, FakeDocker, Script, free_port
+from tests.serving.up_artifact import Command, build
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return build(tmp_path, f"serve.port={free_port()}")
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Iterator[FakeDocker]:
+    with FakeDocker(tmp_path) as engine:
+        yield engine
+
+
+STAGES = {
+    "fetching": (Script(images=(), pull=None), "Waiting", []),
+    "building": (Script(build=None), "Step 1/2", []),
+    "loading": (
+        Script(ready=None, output=[(STDOUT, b"Loading weights\n")]),
+        "Loading weights",
+        ["stopping sample, within 5 s; Ctrl-C again kills it", "sample is down"],
+    ),
+    "serving": (
+        Script(),
+        "Ctrl-C stops it",
+        [
+            "stopping sample, within 2 min 30 s: requests in flight may finish; Ctrl-C again kills it",
+            "sample is down",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_signal(stage: str, artifact: Path, docker: FakeDocker) -> None:
+    docker.script, words, expected = STAGES[stage]
+    signum = signal.SIGTERM if stage == "loading" else signal.SIGINT
+    up = Command(docker.host, ["up", artifact])
+    up.until(words)
+    up.signal(signum)
+    started = time.monotonic()
+    assert up.ended() == 128 + signum
+    assert time.monotonic() - started < 5
+    said = up.text.splitlines()
+    assert said[said.index(next(line for line in said if words in line)) + 1 :] == [
+        *expected,
+        f"interrupted by {signal.Signals(signum).name}",
+    ]
+    assert docker.containers == {}
+    # What it has compiled is there for the next start.
+    assert set(docker.volumes) == ({"sample_xla-cache"} if expected else set())
+
+
+def test_a_signal_while_the_engine_creates_it(artifact: Path, docker: FakeDocker) -> None:
+    """What the engine is about to create is created, known and removed."""
+    docker.script.create_seconds = 0.7
+    up = Command(docker.host, ["up", artifact])
+    assert docker.creating.wait(20)
+    up.signal()
+    assert up.ended() == 130
+    assert docker.containers == {} and docker.sent("DELETE", "")
+
+
+def test_a_second_one_kills(artifact: Path, docker: FakeDocker) -> None:
+    docker.script.stop = None
+    up = Command(docker.host, ["up", artifact])
+    up.until("Ctrl-C stops it")
+    up.signal()
+    up.until("stopping sample")
+    assert docker.hanging.wait(10)
+    up.signal()
+    assert up.ended(10) == 130
+    assert up.text.splitlines()[-3:] == ["killing sample", "sample is down", "interrupted by SIGINT"]
+    assert docker.containers == {}
+
+
+def test_a_terminal_that_is_closed(artifact: Path, docker: FakeDocker) -> None:
+    """SIGHUP, and nowhere to write to: the container is stopped and removed all the same."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["DOCKER_HOST"] = docker.host
+        os.execv(sys.executable, [sys.executable, "-m", "compiler.cli", "serve", "up", str(artifact)])
+    said = b""
+    while b"Ctrl-C stops it" not in said:
+        said += os.read(terminal, 4096)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert docker.containers == {} and docker.sent("POST", "/stop")
+
+
+def test_down_kills_at_a_signal(artifact: Path, docker: FakeDocker) -> None:
+    docker.script.stop = None
+    docker.add("sample", **{"recipec.artifact": str(artifact)})
+    down = Command(docker.host, ["down", artifact])
+    assert docker.hanging.wait(20)
+    down.signal()
+    assert down.ended(10) == 130
+    assert down.text.splitlines()[-2:] == ["killing sample", "interrupted by SIGINT"]
+    assert docker.containers == {}
