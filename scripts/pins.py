@@ -3,7 +3,10 @@
     .venv/bin/python scripts/pins.py
 
 Run it in an environment that the tests pass in. What is not installed there (libtpu, gcsfs and what it
-needs, vllm-tpu) keeps the version that the file has.
+needs, vllm-tpu) keeps the version that the file has. In an environment of lm-eval it rewrites that set alone:
+
+    python3 -m venv eval && eval/bin/pip install -U setuptools 'lm-eval[api]' transformers
+    eval/bin/python scripts/pins.py
 """
 
 from __future__ import annotations
@@ -48,6 +51,10 @@ TRAIN = (
 """What the generated scripts and runtime/ import, and safetensors' format that they write."""
 
 
+EVALUATE = ("lm-eval[api]", "transformers")
+"""What serve/eval.sh runs; transformers tokenises where no chat is asked."""
+
+
 def closure(roots: Iterable[str]) -> dict[str, str]:
     """The installed versions of packages and of all that they need, by canonical name."""
     versions: dict[str, str] = {}
@@ -86,9 +93,28 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
         },
         "gcs": before["gcs"],
         "serve": before["serve"],
+        "eval": before["eval"],
     }
 
 
+def with_evaluation() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
+    """The contents of pins.json, with the set of this environment's lm-eval."""
+    versions = closure(EVALUATE)
+    direct = {name: versions[canonicalize_name(Requirement(name).name)] for name in EVALUATE}
+    names = {canonicalize_name(Requirement(name).name) for name in EVALUATE}
+    transitive = {name: version for name, version in versions.items() if name not in names}
+    before = json.loads(PINS.read_text(encoding="utf-8"))
+    return {**before, "eval": {"direct": direct, "transitive": transitive}}
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
+
+
 if __name__ == "__main__":
-    PINS.write_text(json.dumps(pins(), indent=2) + "\n", encoding="utf-8")
+    contents = with_evaluation() if is_installed("lm-eval") else pins()
+    PINS.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
     print(f"wrote {PINS}")

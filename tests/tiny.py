@@ -6,6 +6,7 @@ apart what is easily confused: query heads from key/value heads, local from glob
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def make_gemma4(
     shards: int = 1,
     seed: int = 0,
     audio: bool = False,
+    vision: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> Any:
     """Writes a Gemma 4 checkpoint in float32 and returns transformers' model.
@@ -65,6 +67,7 @@ def make_gemma4(
         shards: at least how many files the weights are split over.
         seed: of the weights.
         audio: with an audio tower too, as E2B and E4B have.
+        vision: fields of Gemma4VisionConfig, instead of those here.
         overrides: fields of Gemma4TextConfig.
     """
     import transformers
@@ -82,6 +85,7 @@ def make_gemma4(
                 "num_key_value_heads": 2,
                 "head_dim": 16,
                 "global_head_dim": 16,
+                **(vision or {}),
             },
             audio_config=dict(GEMMA4_AUDIO) if audio else None,
             **{

@@ -5,6 +5,7 @@ This module is not called libtpu: pytest puts this folder on the path, and jax w
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -19,13 +20,22 @@ FOLDER = ROOT / "build" / "libtpu"
 
 def environment() -> dict[str, str]:
     """Of a process that finds libtpu before it imports jax; installs it (0.7 GB) where there is none."""
-    if find_spec("libtpu") is None and not (FOLDER / "libtpu").exists():
-        wanted = f"libtpu=={pins.sets()['train-tpu']['transitive']['libtpu']}"
-        install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(FOLDER), wanted]
-        subprocess.run(install, check=True)
+    if find_spec("libtpu") is None:
+        _install()
     inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return inherited | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(FOLDER))),
     }
+
+
+def _install() -> None:
+    FOLDER.parent.mkdir(parents=True, exist_ok=True)
+    with FOLDER.with_suffix(".lock").open("w") as lock:  # another worker of pytest may be at it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (FOLDER / "libtpu").exists():
+            return
+        wanted = f"libtpu=={pins.sets()['train-tpu']['transitive']['libtpu']}"
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(FOLDER), wanted]
+        subprocess.run(command, check=True)

@@ -19,6 +19,9 @@ FLAGSHIP, PAPER = "gemma4-31b-v5p8", "gemma4-31b-paper"
 MEAN_LENGTH, PACKED_SHARE, ROW = 922, 0.97, 3072
 """Tokens of the reference run's mean sample (arXiv 2605.25645), and how full packing is taken to leave a row."""
 
+TARGET = 7
+"""How many times the flagship's time a real token is to take in what it is held against."""
+
 NO_SERVER = "serve=null"
 EXACT: Mapping[str, tuple[str, Sequence[str]]] = {
     "Llama 3.2 1B, v6e-8, fsdp 8, splash, save_attention": (
@@ -104,12 +107,34 @@ The last column is how many times the flagship's time a real token takes.
 |---|---|---|---|---|---|---|---|
 {chr(10).join(lines)}
 
-Target: 7 times against gemma4-31b-paper.yaml: {_met(each[1] / each[2])}; against what was published: {_met(each[0] / each[2])}.
+Target: {TARGET} times against {PAPER}.yaml: {_met(each[1] / each[2])}; against what was published: {_met(each[0] / each[2])}.
+
+{_between(flagship["estimate"], each[2], {f"against {PAPER}.yaml": each[1], "against what was published": each[0]})}
 """
 
 
+def _between(estimate: Any, own: float, others: Mapping[str, float]) -> str:
+    """What stands between the flagship and the target.
+
+    Args:
+        own: milliseconds that a real token takes in the flagship.
+        others: the same by what it is held against.
+    """
+    mfu, seconds = estimate["mfu"], estimate["seconds"]
+    peak, kernels, loops = mfu * seconds, estimate["kernel_seconds"] / 2, estimate["loop_seconds"]
+    needed = ";\n".join(
+        f"{name} {TARGET} times is {ms / TARGET:.4f} ms, an MFU of {mfu * own / ms * TARGET:.0%} (at 100% it would be "
+        f"{ms / own / mfu:.1f} times)"
+        for name, ms in others.items()
+    )
+    return f"""What stands between: the flagship's {own:.4f} ms a real token is a model FLOPs utilisation of {mfu:.0%};
+{needed}.
+Of the step's {seconds:.3f} s, {peak:.3f} s are the model's FLOPs at the chip's peak, {kernels:.3f} s the half of the peak that kernels are
+taken to miss, {loops:.3f} s loops, and {seconds - peak - kernels - loops:.3f} s what else the compiler reckons with: memory traffic, and products below the peak."""
+
+
 def _met(ratio: float) -> str:
-    return f"{'met' if ratio >= 7 else 'missed'}, {ratio:.1f}"
+    return f"{'met' if ratio >= TARGET else 'missed'}, {ratio:.1f}"
 
 
 def _parts(plan: Any) -> tuple[float, float, float, float]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tests.e2e import debian
 
 FLAGS = (
     "--headless",
@@ -25,17 +26,6 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-
-
-def program() -> str:
-    """Chromium's path; installs Debian's package where there is none."""
-    found = shutil.which("chromium")
-    if found is None:
-        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]):
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        found = shutil.which("chromium")
-    assert found is not None, "Debian's package chromium has no such command"
-    return found
 
 
 @dataclass
@@ -127,7 +117,15 @@ def tab(profile: Path) -> Iterator[Tab]:
     # Chromium reads commands from descriptor 3 and answers on 4.
     script = 'exec "$@" 3<&"$CHROMIUM_IN" 4>&"$CHROMIUM_OUT"'
     process = subprocess.Popen(
-        ["bash", "-c", script, "bash", program(), *FLAGS, f"--user-data-dir={profile}"],
+        [
+            "bash",
+            "-c",
+            script,
+            "bash",
+            debian.program("chromium", "chromium"),
+            *FLAGS,
+            f"--user-data-dir={profile}",
+        ],
         env=os.environ | {"CHROMIUM_IN": str(theirs_in), "CHROMIUM_OUT": str(theirs_out)},
         pass_fds=(theirs_in, theirs_out),
         stdout=subprocess.DEVNULL,

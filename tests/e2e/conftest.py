@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e import gemma3
+from tests.e2e import docker_engine, gemma3, serving_artifacts, serving_image
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +37,25 @@ def questions(root: Path) -> list[str]:
 def tuned(root: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> gemma3.Tuned:
     """Gemma 3 270M, fine-tuned and merged by its recipe's artifact."""
     return gemma3.tune(root, checkpoint, tmp_path_factory.mktemp("gemma3-270m"))
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[docker_engine.Engine]:
+    """A Docker engine of the tests' own."""
+    with docker_engine.engine() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def vllm_image(engine: docker_engine.Engine) -> str:
+    """What serving images are built on in place of vllm/vllm-tpu."""
+    name, seconds = serving_image.image(engine)
+    size = int(engine.docker("image", "inspect", "--format", "{{.Size}}", name))
+    print(f"\n{name}: {size / 1e9:.2f} GB, made in {seconds:.0f} s")
+    return name
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> serving_artifacts.Tiny:
+    """A tiny Gemma 4, merged, with its adapters."""
+    return serving_artifacts.tiny_gemma4(tmp_path_factory.mktemp("tiny-gemma4"))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 def compiled(root: Path) -> dict[str, Any]:
     """What tests/e2e/tpu_compile.py found, by kernel and topology."""
     command = [sys.executable, str(root / "tests" / "e2e" / "tpu_compile.py")]
-    done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=600)
+    done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().rpartition("\n")[2])
     return found

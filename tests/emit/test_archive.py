@@ -41,7 +41,8 @@ def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) ->
         *names
     }
     assert all(member.uid == member.gid == member.mtime == 0 and not member.uname for member in members)
-    assert {member.name for member in members if member.mode & 0o111} == {"sample/serve/serve.sh"}
+    scripts = {f"sample/serve/{name}.sh" for name in ("serve", "smoke", "bench")}
+    assert {member.name for member in members if member.mode & 0o111} == scripts
 
 
 def test_the_same_contents_give_the_same_bytes(project: Path) -> None:

@@ -1,4 +1,4 @@
-"""A compiler that compiles nothing, for what is around it."""
+"""A compiler that compiles nothing, for what is around it, and a recipe with a server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from compiler.plan import pool
+from compiler.program import Program
+from tests.plan.serve_answers import RECIPE, lowered
 
 FAKE = Path(__file__).parent / "fake_worker.py"
 
@@ -21,3 +23,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FAKE_WORKER_LOG", str(log))
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
     return log
+
+
+@pytest.fixture(scope="session")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """The recipe that a server is planned of."""
+    return lowered(tmp_path_factory.mktemp("recipe"), RECIPE)

@@ -71,6 +71,19 @@ def test_above_the_budget(recipe: Path) -> None:
     ]
 
 
+def test_an_overrun_below_rounding_is_still_to_be_seen(recipe: Path) -> None:
+    plan = plans.flagship()
+    run = replace(plan.run, hours=0.2500001, usd=4.001)
+    memory = replace(plan.estimate.memory, temporaries=plan.estimate.memory.temporaries + 1e6)
+    above = replace(plan, run=run, estimate=replace(plan.estimate, memory=memory))
+    share = plan.estimate.memory.share
+    hbm, hours, usd = found(recipe, above, f"max_hbm_share={share!r}", "max_hours=0.25", "max_usd=4")
+    assert "takes an estimated 76.32 % of" in hbm.message
+    assert hbm.help is not None and "GiB, less than 0.01 GiB too much" in hbm.help
+    assert hours.message == "the run takes an estimated 0.2500001 hours, and budget.max_hours allows 0.25"
+    assert usd.message == "the run costs an estimated US$ 4.001, and budget.max_usd allows 4"
+
+
 def test_only_what_is_above_is_said(recipe: Path) -> None:
     assert [d.code for d in found(recipe, plans.flagship(), "max_hours=0.3", "max_usd=4")] == ["E1004"]
 

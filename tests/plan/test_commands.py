@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler import cli
+from compiler.artifact import ArtifactError
 
 RECIPE = """\
 recipe: 1
@@ -108,6 +109,37 @@ def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
     assert "google/gemma-4-31B-it" in (tmp_path / "plan.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--html", "{0}/nowhere/plan.html"), "{0}/nowhere/plan.html cannot be written: there is no folder"),
+        (("--html", "{0}"), "{0} is a folder"),
+        (("--serve",), "the recipe has no `serve` section"),
+        (("--model", "{0}/nowhere"), "{0}/nowhere: no such folder"),
+        (("--data-dir", "{0}/nowhere"), "{0}/nowhere: no such folder"),
+        (("--model", "{0}"), "there is no tokenizer in {0}"),
+    ],
+)
+def test_what_is_not_there_is_said_before_anything_is_compiled(
+    file: Path, tmp_path: Path, fake: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    file.write_text(RECIPE.replace("gs://bucket/train.jsonl", "train.jsonl"), encoding="utf-8")
+    (tmp_path / "train.jsonl").touch()
+    with pytest.raises(ArtifactError) as caught:
+        run("plan", file, *(word.format(tmp_path) for word in arguments))
+    assert said.format(tmp_path) in str(caught.value) and caught.value.help
+    assert not list(fake.iterdir())
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_stream_that_is_closed_is_no_fault(file: Path, told: pytest.MonkeyPatch, stream: str) -> None:
+    told.setattr("sys.argv", ["recipe", "plan", str(file)])
+    told.setattr(f"sys.{stream}", None)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+
+
 def test_a_cpu_has_nothing_to_be_compiled_for(root: Path, told: pytest.MonkeyPatch, capsys: Any) -> None:
     told.setattr("sys.argv", ["recipe", "plan", str(root / "recipes" / "quickstart.yaml")])
     with pytest.raises(SystemExit) as ended:
@@ -144,6 +176,7 @@ def test_diff_tells_what_a_change_does(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_search_prints_its_front(file: Path) -> None:
-    done = run("plan", file, "--search", "--most", "4")
+    # A model of few layers: 72 configurations are checked.
+    done = run("plan", file, "--search", "--most", "4", "--set", "model.id=google/gemma-3-1b-it")
     assert done.exit_code == 0, done.stderr
     assert "remat" in done.stdout

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compiler.plan.hlo.collectives import collectives
+from compiler.plan.hlo.costs import COMPILER_RATES, costs
+from compiler.plan.hlo.liveness import largest
 from compiler.plan.results import Collective
 from tests.plan.hlo_text import module
 from tests.plan.test_hlo_costs import OVERLAPPED, OVERLAPPED_ENTRY
@@ -73,14 +75,19 @@ def test_a_slice_has_a_part_of_fsdp() -> None:
     assert over(", replica_groups={{0,2},{1,3}}", {"fsdp": 4, "tp": 2}, slices=2) == (("fsdp",), False)
 
 
+def megascale(transfer: str) -> str:
+    """Attributes of a transfer between slices."""
+    return f"""is_host_transfer=true, frontend_attributes={{\
+_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="a.252_0",\
+_xla_megascale_target="{{1,2}}x{{0:3}}"{transfer}}}"""
+
+
 @pytest.mark.parametrize(
     ("transfer", "kind"),
     [("ALL_GATHER", "all-gather"), ("ALL_REDUCE", "all-reduce"), ("ONE_TO_ONE", "collective-permute")],
 )
 def test_transfers_between_slices_go_over_dcn(transfer: str, kind: str) -> None:
-    how = f"""is_host_transfer=true, frontend_attributes={{\
-_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="{kind}.252_0",\
-_xla_megascale_target="{{1,2}}x{{0:3}}",_xla_megascale_transfer_type="{transfer}"}}"""
+    how = megascale(f',_xla_megascale_transfer_type="{transfer}"')
     entry = f"""%p = {REDUCED} parameter(0)
         %t = token[] after-all()
         %s = ({REDUCED}, u32[], token[]) send(%p, %t), channel_id=59, {how}
@@ -89,6 +96,36 @@ _xla_megascale_target="{{1,2}}x{{0:3}}",_xla_megascale_transfer_type="{transfer}
         ROOT %g = {REDUCED} get-tuple-element(%d), index=0"""
     found = collectives(module(entry), {"fsdp": 4, "tp": 2}, slices=2)
     assert found == (Collective(kind, ("fsdp",), True, 1, REDUCED_BYTES),)
+
+
+@pytest.mark.parametrize(
+    ("transfer", "kind"),
+    [
+        (',_xla_megascale_transfer_type="ALL_REDUCE"', "all-reduce"),
+        (',_xla_megascale_transfer_type="RING.2 OF-LATER"', "ring.2 of-later"),
+        (',_xla_megascale_transfer_type=""', "transfer"),
+        ("", "transfer"),
+    ],
+)
+def test_a_transfer_in_a_loop_and_of_a_kind_that_nobody_knows(transfer: str, kind: str) -> None:
+    """It is received in one turn and used in the next; here two arrays at once."""
+    received = f"(({REDUCED}, {REDUCED}), u32[], token[])"
+    carried = f"(s32[], {received})"
+    body = f"""body
+        %p = {carried} parameter(0)
+        %i = s32[] get-tuple-element(%p), index=0
+        %before = {received} get-tuple-element(%p), index=1
+        %d = (({REDUCED}, {REDUCED}), token[]) recv-done(%before), channel_id=60, is_host_transfer=true
+        %t = token[] after-all()
+        %r = {received} recv(%t), channel_id=60, {megascale(transfer)}
+        ROOT %o = {carried} tuple(%i, %r)"""
+    entry = f"""%p = {carried} parameter(0)
+        ROOT %w = {carried} while(%p), condition=%c, body=%body, \
+backend_config={{"known_trip_count":{{"n":"12"}}}}"""
+    read = module(entry, body)
+    found = collectives(read, {"fsdp": 4, "tp": 2}, slices=2)
+    assert found == (Collective(kind, ("fsdp",), True, 12, 12 * 2 * REDUCED_BYTES),)
+    assert costs(read, *COMPILER_RATES["v5p"]).flops == 0 and largest(read)[0] >= 0
 
 
 PERMUTED = "f32[8,128]{1,0:T(8,128)}"

@@ -10,7 +10,8 @@ import pytest
 
 from compiler.artifact import ArtifactError
 from compiler.lower import lower
-from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, plan_serving, promise
+from compiler.plan.paper.results import Step
+from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, memory_share, plan_serving, promise
 from compiler.plan.paper.text import text
 from spec.load import load
 
@@ -57,7 +58,7 @@ def planned(tmp_path: Path) -> Plan:
         if config is not None:
             (tmp_path / "config.json").write_text(json.dumps(config))
             sets = ("model.id=.", *sets)
-        lowered = lower(load(path, sets))
+        lowered = lower(load(path, sets), planning=True)
         assert lowered.program is not None, lowered.diagnostics
         return plan_serving(lowered.program)
 
@@ -142,6 +143,22 @@ def test_the_reference_server_has_the_published_weights_and_cache(planned: Plan)
     assert plan.tokens_fit == 311_622 and plan.sequences_fit == 19
 
 
+@pytest.mark.parametrize(
+    "sets",
+    ["serve.decode_block_sizes=[1, 1024, 1, 1024]", "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,1024'}"],
+)
+def test_blocks_of_the_decode_kernel_save_reads(planned: Plan, sets: str) -> None:
+    def full(*changes: str) -> Step:
+        return next(step for step in planned(*changes).decode if (step.sequences, step.tokens) == (64, 4096))
+
+    whole, blocks, odd = full(), full(sets), full("serve.decode_block_sizes=[1, 2048, 1, 2048]")
+    assert round(blocks.whole_cache_bytes / 1e9, 1) == 8.7 and blocks.bound_seconds == whole.bound_seconds
+    assert blocks.estimate_seconds < 0.7 * whole.estimate_seconds
+    # A window of 1,024 at 4,096 begins within the second block of 2,048, which is read whole.
+    local = 64 * 50 * 4 * 256
+    assert odd.whole_cache_bytes == whole.whole_cache_bytes - local * 2048
+
+
 def test_what_was_published_is_above_every_bound(planned: Plan) -> None:
     times = [one for one in planned().comparisons if one.unit == "ms"]
     assert [one.published for one in times] == [61, 45, 13.5, 24]
@@ -205,9 +222,14 @@ def test_heads_of_64_have_key_and_value_in_one_slot(planned: Plan) -> None:
     assert planned(*one, "serve.kv_cache_dtype=auto", config=config).cache_bytes_per_token == 2 * 2 * 128 * 2
 
 
-def test_heads_that_do_not_divide_are_told(planned: Plan) -> None:
-    plan = planned("serve.tensor_parallel_size=4", "serve.data_parallel_size=2", config=_with_heads(12, 6))
-    assert any("refuses 6 key/value heads on 4 devices" in note for note in plan.notes)
+def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "config.json").write_text(json.dumps(_with_heads(12, 6)))
+    sets = ["model.id=.", "serve.tensor_parallel_size=4", "serve.data_parallel_size=2"]
+    found = lower(load(tmp_path / "recipe.yaml", sets), planning=True).diagnostics
+    (refused,) = [d for d in found if d.code == "E0606"]
+    assert "6 key/value heads, which tensor_parallel_size 4 can neither split nor copy" in refused.message
+    assert refused.help == "tensor_parallel_size can be 1, 2 or 3"
 
 
 def _with_heads(heads: int, kv_heads: int) -> dict[str, object]:
@@ -330,7 +352,8 @@ def test_no_server_and_no_share(planned: Plan) -> None:
     assert caught.value.help
     for value in ("lots", "0", "1.5", "nan"):
         with pytest.raises(ArtifactError, match="no share of the memory"):
-            planned(f"serve.extra_args={{gpu_memory_utilization: {value}}}")
+            memory_share({"gpu_memory_utilization": value})
+    assert memory_share({"device-memory-utilization": 0.5}) == 0.5
 
 
 def test_idle_devices_are_paid_for(planned: Plan) -> None:

@@ -20,7 +20,7 @@ from compiler.miniature_tokenizer import write_tokenizer
 from compiler.serving import verify as command
 from compiler.serving import verify_reference
 from compiler.serving.verify import verify
-from compiler.serving.verify_compare import Compared, Step, Tolerance, problems
+from compiler.serving.verify_compare import Compared, Step, Tolerance, problems, tolerance
 from compiler.serving.verify_endpoint import Case, Reply
 from compiler.serving.verify_reference import Reference, ServedTypes, Tokens
 from runtime.errors import UserError
@@ -242,6 +242,12 @@ def test_a_given_tolerance_is_the_only_one(fake: Start, checkpoint: Path) -> Non
     assert check(server, checkpoint, tolerance=1e-6)["problems"]
     result = check(server, checkpoint, tolerance=100.0)
     assert result["problems"] == [] and result["tolerance"]["mean"] is None
+
+
+@pytest.mark.parametrize(("types", "largest"), [*zip(TYPES, (0.36, 2.22, 4.5), strict=True)], ids=str)
+def test_a_reference_in_bfloat16_is_coarse(types: ServedTypes, largest: float) -> None:
+    found = tolerance([], types, "bfloat16", None)
+    assert found.largest == pytest.approx(largest) and "--dtype float32 measures it" in found.source
 
 
 def step(token: int, best: int, margin: float) -> Step:

@@ -1,0 +1,295 @@
+"""Artifacts that serve a tiny Gemma 4 in a container, and the commands that their users give."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runtime.checkpoint import BaseCheckpoint
+from runtime.serving.client import Client, ServerError
+from tests.e2e.docker_engine import Engine
+from tests.e2e.test_vllm import make_gemma4, merged_in_float32
+from tests.runtime.runs import lora_section, save_run
+
+SENTINELS = {
+    "VLLM_API_KEY": "sentinel-of-the-api-key-5f1c0a",
+    "HF_TOKEN": "hf_sentinelOfTheTokenb7e9d2",
+}
+"""Set in every command of these tests, and to be found nowhere but in the container's environment."""
+
+RECIPE = """\
+recipe: 1
+name: {name}
+model: {{id: {model}, dtype: float32}}
+mesh: {{accelerator: cpu-1, axes: {{fsdp: 1, tp: 1}}}}
+lora: {{rank: 3, alpha: 6, targets: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}}
+data:
+  train: [{{path: train.jsonl}}]
+  format: chat
+  max_length: 128
+train: {{steps: 4, global_batch_size: 1, micro_batch_size: 1}}
+checkpoint: {{directory: checkpoints, every_steps: 4}}
+merge: {{output: merged, dtype: float32, adapter: true}}
+serve:
+  accelerator: v6e-1
+  image: {image}
+  weights: {weights}
+  tensor_parallel_size: 1
+  max_model_len: 256
+  max_num_seqs: 32
+  # An image or a video is not split: 2,496 tokens.
+  max_num_batched_tokens: 2560
+  kv_cache_dtype: auto
+  port: {port}
+  # What vLLM on a CPU takes, and what transformers is compared in.
+  extra_args: {{dtype: float32, enforce_eager: true}}
+  # The image has no C++ compiler, and vLLM would compile what it gathers log probabilities with.
+  env: {{TORCHDYNAMO_DISABLE: "1"{env}}}
+benchmark: {benchmark}
+"""
+
+BENCHMARK = "{input_lengths: [32], output_length: 8, request_rates: [8, inf], prompts: 12}"
+
+CONVERSATION = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}]}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A tiny Gemma 4 in the multimodal layout, and what a run made of it, in float32.
+
+    Attributes:
+        nothing: an adapter that changes nothing, since its B is 0.
+    """
+
+    base: Path
+    merged: Path
+    adapter: Path
+    nothing: Path
+
+
+def tiny_gemma4(folder: Path) -> Tiny:
+    """Makes one in an empty folder."""
+    base = folder / "base"
+    make_gemma4(base)
+    opened = BaseCheckpoint.open(base)
+    save_run(folder / "run", opened, lora_section(), scale=0.2)
+    save_run(folder / "nothing", opened, lora_section(), scale=0.0)
+    merged, adapter = merged_in_float32(base, "gemma4", folder / "run", folder / "out")
+    _, nothing = merged_in_float32(base, "gemma4", folder / "nothing", folder / "out-nothing")
+    return Tiny(base, merged, adapter, nothing)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended.
+
+    Attributes:
+        output: of both streams.
+        cpu: seconds of this machine's cores that it and its children took.
+    """
+
+    status: int
+    output: str
+    seconds: float
+    cpu: float
+
+
+@dataclass
+class Artifact:
+    """A built artifact whose commands go to the tests' engine.
+
+    Attributes:
+        said: all that its commands wrote.
+        figures: seconds, by what took them.
+    """
+
+    folder: Path
+    url: str
+    engine: Engine
+    said: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def client(self) -> Client:
+        return Client(self.url, SENTINELS["VLLM_API_KEY"])
+
+    def environment(self) -> dict[str, str]:
+        return self.engine.environment(**SENTINELS)
+
+    def run(self, *command: str | Path, status: int = 0) -> Done:
+        """A command in serve/ to its end; fails the test unless it ends with `status`."""
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        ended = subprocess.run(
+            [str(word) for word in command],
+            cwd=self.folder / "serve",
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        done = Done(ended.returncode, ended.stdout, time.monotonic() - started, cpu)
+        self.said.append(done.output)
+        words = " ".join(str(word) for word in command)
+        took = f"{done.seconds:.0f} s, {cpu:.0f} s of CPU"
+        print(f"\n$ {words}\n{done.output[-2500:]}[{done.status} after {took}]")
+        assert done.status == status, f"{words} ended with {done.status}\n{done.output[-6000:]}"
+        return done
+
+    def recipe(self, *words: str | Path, status: int = 0) -> Done:
+        return self.run(sys.executable, "-m", "compiler.cli", *words, status=status)
+
+    def start(self, *words: str | Path, log: Path) -> subprocess.Popen[bytes]:
+        """A `recipe` command that goes on beside the test."""
+        command = [sys.executable, "-m", "compiler.cli", *map(str, words)]
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                command,
+                cwd=self.folder / "serve",
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def inspect(self, container: str) -> dict[str, Any]:
+        (told,) = json.loads(self.engine.docker("inspect", container))
+        return dict(told)
+
+    def await_health(self, seconds: float) -> float:
+        """Until the server answers; the seconds that it took."""
+        started = time.monotonic()
+        while not self.client.healthy():
+            assert time.monotonic() - started < seconds, f"no answer within {seconds} s"
+            time.sleep(0.5)
+        return time.monotonic() - started
+
+    def load_adapter(self, name: str, folder: str) -> None:
+        """Has the server serve an adapter, which lies in a folder of the container."""
+        body = json.dumps({"lora_name": name, "lora_path": folder}).encode()
+        headers = {
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {SENTINELS['VLLM_API_KEY']}",
+        }
+        request = urllib.request.Request(f"{self.url}/v1/load_lora_adapter", body, headers)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            assert response.status == 200
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's values; 0 where the server does not answer."""
+        try:
+            text = self.client.text("/metrics")
+        except ServerError:
+            return 0.0
+        lines = (line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} ")))
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def build(
+    folder: Path,
+    name: str,
+    engine: Engine,
+    image: str,
+    model: Path,
+    weights: str = "merged",
+    env: Mapping[str, str] | None = None,
+    benchmark: str = BENCHMARK,
+) -> Artifact:
+    """Builds an artifact in `folder`/generated, which serves on a port that is free now.
+
+    Args:
+        env: further environment variables of the server.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "train.jsonl").write_text(json.dumps(CONVERSATION) + "\n")
+    text = RECIPE.format(
+        name=name,
+        model=model,
+        image=image,
+        weights=weights,
+        port=port,
+        env="".join(f', {key}: "{value}"' for key, value in (env or {}).items()),
+        benchmark=benchmark,
+    )
+    (folder / f"{name}.yaml").write_text(text)
+    artifact = Artifact(folder / "generated" / name, f"http://127.0.0.1:{port}", engine)
+    command = [sys.executable, "-m", "compiler.cli", "build", str(folder / f"{name}.yaml")]
+    done = subprocess.run(
+        [*command, "-o", str(folder / "generated")],
+        env=artifact.environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout
+    artifact.said.append(done.stdout)
+    return artifact
+
+
+def copy(source: Path, target: Path) -> Path:
+    return Path(shutil.copytree(source, target))
+
+
+@contextmanager
+def watched(secrets: Iterable[str] = tuple(SENTINELS.values())) -> Iterator[set[str]]:
+    """Argument lists of this machine's processes that hold a secret, as they are seen until the end."""
+    found: set[str] = set()
+    ended = threading.Event()
+    wanted = [value.encode() for value in secrets]
+
+    def watch() -> None:
+        while not ended.wait(0.2):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    words = path.read_bytes()
+                except OSError:
+                    continue
+                if any(value in words for value in wanted):
+                    found.add(words.replace(b"\0", b" ").decode(errors="replace"))
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+
+
+def holding_a_sentinel(*places: Path) -> list[str]:
+    """The files below `places` that hold a sentinel, in bytes as they are."""
+    found = []
+    wanted = [value.encode() for value in SENTINELS.values()]
+    for place in places:
+        for folder, _, names in os.walk(place):
+            for name in names:
+                path = Path(folder, name)
+                if path.is_symlink() or not path.is_file():
+                    continue
+                data = path.read_bytes()
+                if any(value in data for value in wanted):
+                    found.append(str(path))
+    return found

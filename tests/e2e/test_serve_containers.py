@@ -1,0 +1,200 @@
+"""Generated artifacts in real containers: built by both builders, started by docker compose and by
+`recipe serve`, asked, measured and compared, while sentinels of secrets are looked for everywhere.
+
+vLLM for CPU stands in for vLLM-TPU (serving_image.py); the model is a tiny Gemma 4 of the multimodal layout.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e import serving_artifacts
+from tests.e2e.docker_engine import FOLDER, Engine
+from tests.e2e.serving_artifacts import SENTINELS, Artifact, Tiny, build, holding_a_sentinel
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[set[str]]:
+    """Argument lists with a sentinel in them, of all processes while this module's tests run."""
+    with serving_artifacts.watched() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def merged(
+    engine: Engine, vllm_image: str, tiny: Tiny, seen: set[str], tmp_path_factory: pytest.TempPathFactory
+) -> Artifact:
+    """An artifact of the merged weights, which lie where merge.py leaves them."""
+    artifact = build(tmp_path_factory.mktemp("merged"), "tiny-merged", engine, vllm_image, tiny.base)
+    serving_artifacts.copy(tiny.merged, artifact.folder / "merged")
+    return artifact
+
+
+@pytest.fixture(scope="module")
+def composed(merged: Artifact) -> Iterator[Artifact]:
+    """Its server, started by docker compose."""
+    try:
+        merged.run("docker", "compose", "up", "--build", "--detach", "--wait")
+        yield merged
+    finally:
+        merged.run("docker", "compose", "down", "--volumes")
+
+
+def test_secrets_in_argument_lists_are_seen() -> None:
+    with serving_artifacts.watched(["a-secret-of-this-test"]) as found:
+        subprocess.run(["sh", "-c", "sleep 1; true", "a-secret-of-this-test"], check=True)
+    assert found
+
+
+def test_both_builders_build_the_same_image(merged: Artifact, engine: Engine, vllm_image: str) -> None:
+    """From another base than the Dockerfile's, and without a layer on top of it."""
+    configurations = []
+    for buildkit in ("0", "1"):
+        tag = f"built-{buildkit}"
+        arguments = ("--network", "host", "--build-arg", f"BASE_IMAGE={vllm_image}", "--tag", tag)
+        folder = str(merged.folder / "serve")
+        merged.said.append(engine.docker("build", *arguments, folder, DOCKER_BUILDKIT=buildkit, **SENTINELS))
+        (image,) = json.loads(engine.docker("image", "inspect", tag))
+        (base,) = json.loads(engine.docker("image", "inspect", vllm_image))
+        assert image["RootFS"]["Layers"] == base["RootFS"]["Layers"]
+        keys = ("Entrypoint", "Cmd", "Env", "ExposedPorts", "Healthcheck", "User", "WorkingDir", "Volumes")
+        configurations.append({key: image["Config"].get(key) for key in keys})
+        for text in (engine.docker("history", "--no-trunc", tag), json.dumps(image)):
+            assert not any(value in text for value in SENTINELS.values())
+    assert configurations[0] == configurations[1]
+    assert configurations[0]["Entrypoint"][:3] == ["vllm", "serve", "/model"]
+
+
+def test_compose_waits_until_it_is_healthy(composed: Artifact) -> None:
+    state = composed.inspect(_container(composed))["State"]
+    assert state["Health"]["Status"] == "healthy"
+    assert composed.client.healthy()
+
+
+def test_the_containers_environment_has_the_key_and_nothing_else_has(composed: Artifact) -> None:
+    told = composed.inspect(_container(composed))
+    # Weights of this machine need no token of the hub.
+    secrets = {word for word in told["Config"].pop("Env") if word.startswith(tuple(SENTINELS))}
+    assert secrets == {f"VLLM_API_KEY={SENTINELS['VLLM_API_KEY']}"}
+    assert not any(value in json.dumps(told) for value in SENTINELS.values())
+    # What looks for secrets would find one: the engine keeps the environment of a container while it has it.
+    assert holding_a_sentinel(FOLDER / "data" / "containers") != []
+
+
+def test_smoke_is_well(composed: Artifact) -> None:
+    said = composed.run("./smoke.sh").output
+    assert "checks ok" in said
+    assert re.search(r"first request .* first token after [0-9]+ ms", said)
+    assert "API key" in said
+
+
+def test_bench_measures_two_points(composed: Artifact) -> None:
+    composed.run("./bench.sh")
+    check_points(composed, ["input-32-rate-8", "input-32-rate-inf"])
+
+
+def test_verify_says_that_it_is_the_merged_checkpoint(composed: Artifact) -> None:
+    said = composed.recipe("serve", "verify", composed.url, "--artifact", composed.folder).output
+    assert "verdict: the same model" in said
+
+
+def test_verify_tells_another_checkpoint(composed: Artifact, tiny: Tiny) -> None:
+    """The base, from which the merged weights differ."""
+    words = ("--model", tiny.base, "--server-dtype", "float32")
+    said = composed.recipe("serve", "verify", composed.url, *words, status=1).output
+    assert "verdict: the endpoint is not this checkpoint" in said
+
+
+def test_compose_down_leaves_no_secret_behind(composed: Artifact, engine: Engine, seen: set[str]) -> None:
+    """After all the above: argument lists, what was printed, the artifact, and what the engine keeps."""
+    logs = composed.run("docker", "compose", "logs", "--no-color").output
+    assert "Application startup complete" in logs
+    composed.run("docker", "compose", "down")
+    assert engine.containers() == []
+    check_secrets(composed, engine, seen)
+
+
+@pytest.fixture(scope="module")
+def beside(
+    engine: Engine, vllm_image: str, tiny: Tiny, seen: set[str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Artifact]:
+    """The adapter beside its base, started by `recipe serve up`; further adapters may be loaded."""
+    artifact = build(
+        tmp_path_factory.mktemp("beside"),
+        "tiny-adapter",
+        engine,
+        vllm_image,
+        tiny.base,
+        weights="adapter",
+        # The first is what `recipe check` asks for: tpu-inference's own Gemma 4 takes no adapters.
+        env={"MODEL_IMPL_TYPE": "vllm", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
+    )
+    try:
+        artifact.recipe("serve", "up", artifact.folder, "--detach", "--adapter", tiny.adapter)
+        yield artifact
+    finally:
+        artifact.recipe("serve", "down", artifact.folder, "--volumes")
+
+
+def test_smoke_tells_an_adapter_that_changes_something(beside: Artifact) -> None:
+    said = beside.run("./smoke.sh").output
+    assert "checks ok" in said
+    assert re.search(r"ok +differs from base", said)
+
+
+def test_smoke_tells_an_adapter_that_changes_nothing(beside: Artifact, engine: Engine, tiny: Tiny) -> None:
+    """B is 0: it is served and answers, as the base does."""
+    engine.docker("cp", str(tiny.nothing), f"{beside.name}:/tmp/nothing")
+    beside.load_adapter("nothing", "/tmp/nothing")
+    said = beside.run("./smoke.sh", "--model", "nothing", status=1).output
+    assert "the adapter is a no-op" in said
+
+
+def test_verify_says_that_base_and_adapter_are_the_merged_checkpoint(beside: Artifact, tiny: Tiny) -> None:
+    words = ("--model", tiny.merged, "--name", beside.name, "--server-dtype", "float32")
+    said = beside.recipe("serve", "verify", beside.url, *words).output
+    assert "verdict: the same model" in said
+
+
+def test_down_leaves_no_secret_behind(beside: Artifact, engine: Engine, seen: set[str]) -> None:
+    beside.said.append(engine.docker("logs", beside.name))
+    beside.recipe("serve", "down", beside.folder)
+    assert engine.containers() == []
+    check_secrets(beside, engine, seen)
+
+
+def check_points(artifact: Artifact, names: list[str]) -> dict[str, Any]:
+    """Checks that each point has been measured, with all of its requests."""
+    folder = artifact.folder / "results" / "bench"
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    for name in names:
+        record = json.loads((folder / f"{name}.json").read_text())
+        assert record["failure"] is None
+        assert record["result"]["completed"] == record["settings"]["prompts"] == 12
+        assert record["result"]["failed"] == 0
+        assert record["result"]["total_output_tokens"] == 12 * 8
+    return summary
+
+
+def check_secrets(artifact: Artifact, engine: Engine, seen: set[str]) -> None:
+    """Checks that no secret is in what was seen, said, written or kept."""
+    assert seen == set()
+    assert not [said for said in artifact.said if any(value in said for value in SENTINELS.values())]
+    # All but the layers of the base image, which was made without them.
+    kept = [FOLDER / "log"]
+    for name in ("image", "containers", "buildkit", "volumes"):
+        kept.append(FOLDER / "data" / name)
+    assert holding_a_sentinel(artifact.folder.parents[1], *kept) == []
+
+
+def _container(artifact: Artifact) -> str:
+    (name,) = artifact.engine.containers()
+    return name

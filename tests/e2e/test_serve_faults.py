@@ -1,0 +1,211 @@
+"""Faults of a real server in a container, and what `recipe serve` makes of them.
+
+A start of vLLM costs a core 40 s. So one server serves most of the tests, in their order: it answers many
+clients at once, dies during a benchmark, is started again by the engine, with a tokenizer that has been
+overwritten meanwhile, and ends with requests in flight.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from runtime.serving.client import Client
+from tests.e2e import serving_artifacts
+from tests.e2e.docker_engine import Engine
+from tests.e2e.serving_artifacts import Artifact, Tiny, build
+
+pytestmark = pytest.mark.e2e
+
+CLIENTS, REQUESTS = 64, 1000
+TOKENS = 8
+"""Of each answer."""
+
+LONG_TOKENS = 200
+"""Of answers that are in flight when the server is told to end."""
+
+START_SECONDS = 300
+
+
+@pytest.fixture(scope="module")
+def faulty(engine: Engine, vllm_image: str, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """An artifact whose server never becomes ready."""
+    artifact = build(tmp_path_factory.mktemp("faulty"), "tiny-faulty", engine, vllm_image, tiny.base)
+    serving_artifacts.copy(tiny.merged, artifact.folder / "merged")
+    return artifact
+
+
+def test_a_server_that_is_killed_during_load(faulty: Artifact, tmp_path: Path) -> None:
+    log = tmp_path / "up.log"
+    process = faulty.start("serve", "up", faulty.folder, log=log)
+    try:
+        # vLLM's first words.
+        _until(lambda: "non-default args" in log.read_text(errors="replace"), process.poll)
+        os.kill(faulty.inspect(faulty.name)["State"]["Pid"], signal.SIGKILL)
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+    said = log.read_text()
+    assert "tiny-faulty is gone before it was ready: it was killed (exit status 137)" in said
+    assert "Traceback" not in said.partition("error: ")[2]
+    assert faulty.engine.containers() == []
+
+
+def test_a_container_out_of_memory(faulty: Artifact) -> None:
+    said = faulty.recipe("serve", "up", faulty.folder, "--memory", "300m", status=1).output
+    assert "it ran out of memory, with more than its limit of 300m" in said
+    assert faulty.engine.containers() == []
+
+
+@pytest.mark.parametrize("damage", ["a flipped byte in the header", "a file cut off"])
+def test_a_corrupt_shard(faulty: Artifact, tiny: Tiny, damage: str, tmp_path: Path) -> None:
+    """Told before anything is built or started."""
+    folder = serving_artifacts.copy(tiny.merged, tmp_path / "model")
+    shard = sorted(folder.glob("*.safetensors"))[-1]
+    data = bytearray(shard.read_bytes())
+    if damage == "a file cut off":
+        del data[-1:]
+    else:
+        data[data.index(b'"data_offsets"') + 1] ^= 1
+    shard.write_bytes(data)
+    done = faulty.recipe("serve", "up", faulty.folder, "--model", folder, status=1)
+    assert done.output.startswith(f"error: {shard} ")
+    assert "building" not in done.output
+    assert faulty.engine.containers() == []
+
+
+@pytest.fixture(scope="module")
+def serving(
+    engine: Engine, vllm_image: str, tiny: Tiny, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Artifact]:
+    """A server of merged weights, started by `recipe serve up`."""
+    artifact = build(
+        tmp_path_factory.mktemp("serving"),
+        "tiny-serving",
+        engine,
+        vllm_image,
+        tiny.base,
+        # The second point takes 10 s.
+        benchmark="{input_lengths: [32], output_length: 8, request_rates: [inf, 1], prompts: 10}",
+    )
+    serving_artifacts.copy(tiny.merged, artifact.folder / "merged")
+    try:
+        artifact.recipe("serve", "up", artifact.folder, "--detach")
+        yield artifact
+    finally:
+        artifact.recipe("serve", "down", artifact.folder, "--volumes")
+
+
+def test_no_request_of_many_clients_is_lost(serving: Artifact) -> None:
+    client = serving.client
+
+    def ask(number: int) -> tuple[str, int]:
+        prompt = [2, *(30 + (number * step) % 400 for step in range(1, 9))]
+        answer = client.post("/v1/completions", _body(serving, prompt, TOKENS))
+        return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = Counter(pool.map(ask, range(REQUESTS)))
+    seconds = time.monotonic() - started
+    print(f"\n{REQUESTS} requests of {CLIENTS} clients: {seconds:.1f} s, {REQUESTS / seconds:.1f} requests/s")
+    assert answers == {("length", TOKENS): REQUESTS}
+    assert serving.metric("vllm:request_success_total") >= REQUESTS
+
+
+def test_a_server_that_dies_during_a_benchmark(serving: Artifact, tmp_path: Path) -> None:
+    """The point is told as failed; once the engine has started the server again, it alone is measured."""
+    points = [serving.folder / "results" / "bench" / f"input-32-rate-{rate}.json" for rate in ("inf", "1")]
+    log = tmp_path / "bench.log"
+    process = serving.start("serve", "bench", serving.folder, log=log)
+    try:
+        _until(points[0].is_file, process.poll)
+        before = serving.metric("vllm:request_success_total")
+        _until(lambda: serving.metric("vllm:request_success_total") >= before + 2, process.poll)
+        os.kill(serving.inspect(serving.name)["State"]["Pid"], signal.SIGKILL)
+        assert process.wait(120) == 1
+    finally:
+        process.kill()
+    print(said := log.read_text())
+    assert "error: the server died at 32 tokens in, 1 requests/s: " in said
+    assert "what is measured is kept" in said
+    assert "Traceback" not in said
+    assert json.loads(points[1].read_text())["failure"] is not None
+    first = points[0].read_bytes()
+
+    _overwrite_the_tokenizer(serving.folder / "merged")
+    seconds = serving.await_health(START_SECONDS)
+    print(f"\nstarted again by the engine in {seconds:.0f} s")
+    said = serving.recipe("serve", "bench", serving.folder).output
+    assert "1 of 2 points are measured already, and kept" in said
+    assert points[0].read_bytes() == first
+    assert json.loads(points[1].read_text())["failure"] is None
+
+
+def test_a_wrong_tokenizer(serving: Artifact, tiny: Tiny) -> None:
+    """The server answers, and `recipe serve verify` tells that it reads prompts as others."""
+    words = ("--model", tiny.merged, "--name", serving.name, "--server-dtype", "float32")
+    said = serving.recipe("serve", "verify", serving.url, *words, status=1).output
+    assert "tokenizer" in said.partition("problem: ")[2]
+
+
+def test_requests_in_flight_finish_after_sigterm(serving: Artifact) -> None:
+    client = serving.client
+    serving.await_health(START_SECONDS)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(_long_answer, client, serving, number) for number in range(8)]
+        running = "vllm:num_requests_running"
+        _until(lambda: serving.metric(running) >= 8, lambda: None, seconds=60, pause=0.05)
+        serving.recipe("serve", "down", serving.folder)
+        assert [answer.result() for answer in answers] == [("length", LONG_TOKENS)] * 8
+    assert not client.healthy()
+    assert serving.engine.containers() == []
+
+
+def _long_answer(client: Client, artifact: Artifact, number: int) -> tuple[str, int]:
+    answer = client.post("/v1/completions", _body(artifact, [2, 40 + number], LONG_TOKENS))
+    return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
+
+
+def _body(artifact: Artifact, prompt: list[int], tokens: int) -> dict[str, object]:
+    return {
+        "model": artifact.name,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+def _overwrite_the_tokenizer(folder: Path) -> None:
+    """Gives the ordinary tokens each other's ids."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text("utf-8"))
+    markers = {token["id"] for token in tokenizer["added_tokens"]}
+    vocabulary = tokenizer["model"]["vocab"]
+    names = [name for name, number in vocabulary.items() if number not in markers]
+    numbers = [vocabulary[name] for name in names]
+    vocabulary |= dict(zip(names, reversed(numbers), strict=True))
+    path.write_text(json.dumps(tokenizer), "utf-8")
+
+
+def _until(
+    true: Callable[[], bool],
+    ended: Callable[[], int | None],
+    seconds: float = START_SECONDS,
+    pause: float = 0.2,
+) -> None:
+    """Waits until `true()`; fails when `ended()` is no longer None."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert ended() is None, f"it ended with {ended()}"
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(pause)

@@ -1,0 +1,468 @@
+"""The catalogue of vLLM's flags, and what `recipe check` says of them, against vllm-tpu's own parser.
+
+No TPU is needed. Makes the serving environment in build/ where it is not there (10 GB, some minutes). All
+command lines are asked about in one process, which takes a minute or three.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import catalog
+from compiler.checks.serve_flags import KEYS
+from compiler.lower import Lowered, lower
+from compiler.miniature_tokenizer import write_tokenizer
+from compiler.plan.paper.cache import DTYPES
+from compiler.plan.serve import environment as serve_environment
+from compiler.plan.serve.program import config_of
+from compiler.program import Program
+from compiler.serving import blocks, features
+from compiler.serving import flags as vllm
+from compiler.serving.container import container
+from spec.load import load
+
+pytestmark = pytest.mark.e2e
+
+HERE = Path(__file__).parent
+SECONDS = 1800
+
+VISION = {"model_type": "gemma4_vision", "default_output_length": 280}
+
+VALUES: list[Any] = [
+    *(
+        True,
+        False,
+        0,
+        1,
+        -3,
+        2.5,
+        -0.5,
+        10**12,
+        "x",
+        "",
+        "None",
+        "none",
+        "8k",
+        "1.5k",
+        "1.5K",
+        "2M",
+        "auto",
+        "AUTO",
+    ),
+    *(
+        "{",
+        "{}",
+        '{"a": 1}',
+        "[1, 2]",
+        '["a"]',
+        "0,1",
+        "0,x",
+        "7",
+        " 7",
+        "1_000",
+        "1e3",
+        "nan",
+        "-x",
+        "--x",
+        "true",
+    ),
+    *(
+        {},
+        {"zzz": 1},
+        [],
+        ["x"],
+        [1, 2],
+        ["1", "x"],
+        ["-x"],
+        ["-3"],
+        [{"a": 1}],
+        "eager",
+        "lru",
+        "FlashInfer",
+    ),
+]
+
+DOTTED: list[tuple[str, Any]] = [
+    ("compilation_config.mode", 3),
+    ("compilation-config.cudagraph_mode", "FULL"),
+    ("compilation-config.use_inductor_graph_partition", True),
+    ("compilation-config.compile_sizes", [1, 2]),
+    ("compilation-config.zzz", 1),
+    ("compilation-config.pass_config.zzz", True),
+    ("additional_config.sharding", {"sharding_strategy": {}}),
+    ("additional-config.anything.at.all", "1"),
+    ("structured-outputs-config.backend", "xgrammar"),
+    ("structured-outputs-config.backend", "nope"),
+    ("seed.x", 1),
+    ("enable-lora.x", True),
+    ("hf-overrides.rope_scaling", {"factor": 2}),
+    ("hf_overrides.negative", -1),
+    ("hf_overrides.negative", "-x"),
+]
+
+STRICTER: list[tuple[str, Any]] = [
+    ("scheduling_pol", "fcfs"),
+    ("no_async_sched", True),
+    ("long-prefill-token-threshold", False),
+    ("host.name", "x"),
+]
+"""What is refused although the parser takes it: beginnings of names (the third of --no-...-adaptive), and
+keys of a text."""
+
+UNREADABLE = {"config", *KEYS}
+"""Flags that are refused whatever their value is: one reads a file, the others are keys of the recipe."""
+
+FOUR_HEADS = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 4096,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+
+SMALL = """\
+recipe: 1
+name: small
+model: {id: ./model}
+mesh: {accelerator: v6e-8, axes: {fsdp: 8, tp: 1}}
+lora: {rank: 8}
+data: {train: [gs://bucket/train.jsonl], max_length: 512}
+train: {global_batch_size: 8}
+serve: {accelerator: v6e-8, tensor_parallel_size: 4, data_parallel_size: 2, max_model_len: 2048}
+benchmark: {input_lengths: [512]}
+"""
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "four heads on eight devices": (
+        ("serve.tensor_parallel_size=8", "serve.data_parallel_size=1"),
+        "E0606",
+    ),
+    "malformed JSON": (('serve.extra_args={additional_config: "{a}"}',), "E0625"),
+    "unknown flag": (("serve.extra_args={gpu_memory_utilisation: 0.9}",), "E0623"),
+    "a share above one": (("serve.extra_args={gpu_memory_utilization: 1.5}",), "E0625"),
+    "fewer tokens than requests": (("serve.max_num_batched_tokens=32",), "E0605"),
+    "an unknown key of a configuration": (("serve.extra_args={compilation_config: {zzz: 1}}",), "E0626"),
+    "an option of another backend": (
+        ("serve.extra_args={structured_outputs_config: {disable_any_whitespace: true}}",),
+        "E0649",
+    ),
+    "adapters with replicas in one process": (
+        ("serve.weights=adapter", "serve.env={MODEL_IMPL_TYPE: vllm, TPU_MULTIPROCESS_DP: '0'}"),
+        "E0648",
+    ),
+}
+"""Settings that vLLM refuses, and the code that `recipe check` gives them."""
+
+ACCEPTED: dict[str, tuple[str, ...]] = {
+    "two replicas": (),
+    "an adapter beside two replicas": ("serve.weights=adapter", "serve.env={MODEL_IMPL_TYPE: vllm}"),
+    "flags of many types": (
+        "serve.extra_args={async_scheduling: true, gpu_memory_utilization: 0.85, stream_interval: 4, "
+        "allowed_origins: [x], additional_config: {a: 1}, structured_outputs_config.backend: guidance, "
+        "compilation_config.mode: 0, kv_cache_memory_bytes: 8G, enable_log_requests: false}",
+    ),
+    "an unknown tool-call parser": ("serve.tool_call_parser=gema",),
+}
+"""Settings that vLLM takes. `recipe check` refuses the last: vLLM fails when the parser is asked for."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the parser's process said.
+
+    Attributes:
+        lines: by name and value as JSON: "" or a refusal.
+        engines: by case.
+        blocks, pages: by case, in the order of `_shapes`.
+        features: of the sources.
+        seconds: of the command lines and of the configurations.
+    """
+
+    lines: Mapping[tuple[str, str], str]
+    engines: Mapping[str, Mapping[str, Any]]
+    blocks: list[int]
+    pages: list[int]
+    features: Mapping[str, Any]
+    seconds: tuple[float, float]
+
+
+@pytest.fixture(scope="module")
+def python(root: Path) -> Iterator[Path]:
+    """The interpreter of the serving environment in build/."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(serve_environment.VARIABLE, str(root / "build" / "serve-0.32.0"))
+        yield serve_environment.make(print)
+
+
+@pytest.fixture(scope="module")
+def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lowered]:
+    """Every recipe that serves, as it is and with its adapter beside the base; and a small one."""
+    found: dict[str, Lowered] = {}
+    for path in sorted((root / "recipes").glob("*.yaml")):
+        recipe = load(path).recipe
+        if recipe is None or recipe.serve is None:
+            continue
+        found[path.stem] = lower(load(path))
+        env = {**recipe.serve.env, "MODEL_IMPL_TYPE": "vllm"}
+        sets = [f"serve.env={json.dumps(env)}", "serve.weights=adapter"]
+        found[f"{path.stem}, adapter"] = lower(load(path, sets))
+    assert len(found) >= 6
+    return found
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Lowered]:
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(FOUR_HEADS))
+    write_tokenizer(folder / "model", "llama3")
+    (folder / "small.yaml").write_text(SMALL)
+    return lambda *sets: lower(load(folder / "small.yaml", sets))
+
+
+@pytest.fixture(scope="module")
+def answers(
+    python: Path,
+    served: dict[str, Lowered],
+    small: Callable[..., Lowered],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Answers:
+    """Everything that is asked, in one process."""
+    folder = tmp_path_factory.mktemp("parser")
+    engines = {name: engine(folder, _program(found)) for name, found in served.items()}
+    model = folder / "small"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(FOUR_HEADS))
+    write_tokenizer(model, "llama3")
+    for name, sets in [*((n, s) for n, (s, _) in REFUSED.items()), *ACCEPTED.items()]:
+        engines[name] = small_engine(model, small, sets)
+    engines["fp9"] = small_engine(model, small, ())
+    engines["fp9"]["words"] = ["fp9" if word == "fp8" else word for word in engines["fp9"]["words"]]
+    asked = {
+        "lines": [vllm.words(name, value) for name, value in samples()],
+        "engines": list(engines.values()),
+        "blocks": shapes(),
+        "pages": shapes(),
+        "architectures": ARCHITECTURES,
+    }
+    (folder / "asked.json").write_text(json.dumps(asked))
+    command = [python, HERE / "vllm_parser.py", folder / "asked.json", folder / "answers.json"]
+    done = subprocess.run(command, text=True, stderr=subprocess.PIPE, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    got = json.loads((folder / "answers.json").read_text())
+    names = [(name, json.dumps(value)) for name, value in samples()]
+    return Answers(
+        lines=dict(zip(names, got["lines"], strict=True)),
+        engines=dict(zip(engines, got["engines"], strict=True)),
+        blocks=got["blocks"],
+        pages=got["pages"],
+        features=got["features"],
+        seconds=(got["lines_seconds"], got["engines_seconds"]),
+    )
+
+
+ARCHITECTURES = [
+    *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+    *("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"),
+]
+"""Of the families: what config.json of their checkpoints names."""
+
+
+def samples() -> list[tuple[str, Any]]:
+    """Flags with values: every flag with a few, and one flag of each kind with all."""
+    out: list[tuple[str, Any]] = []
+    kinds = set()
+    for flag in {flag.name: flag for flag in vllm.flags().values()}.values():
+        if flag.name in UNREADABLE:
+            continue
+        kind = (flag.type, flag.nargs, flag.optional, flag.negated, bool(flag.choices))
+        few = [True, False, "x", 1, ["1"], *flag.choices[:1]]
+        values = few if kind in kinds else [*VALUES, *flag.choices, *(word.upper() for word in flag.choices)]
+        kinds.add(kind)
+        out += [(flag.name, value) for value in values]
+        if flag.negated:
+            out += [(f"no_{flag.name}", value) for value in (True, "x")]
+        out += [(alias, 1) for alias in flag.aliases]
+        if flag.type == "object":
+            out += [(f"{flag.name}.zzz", 1), (flag.name, {"zzz": 1})]
+    out += [*DOTTED, *STRICTER]
+    out += [(name, 1) for name in (*vllm.RENAMED, "gpu_memory_utilisation", "enable-zzz", "q")]
+    return out
+
+
+def stricter() -> list[tuple[str, Any]]:
+    """What `recipe check` refuses and the parser does not; besides, an empty list for a flag that needs no
+    value, of which the command line has the flag alone."""
+    switches = [flag.name for flag in vllm.flags().values() if flag.type == "switch" or flag.nargs == "?"]
+    return [*STRICTER, *((name, []) for name in switches)]
+
+
+def shapes() -> list[dict[str, Any]]:
+    """Key/value heads on a device, and what else the sizes of pages and blocks hang on."""
+    return [
+        {
+            "version": version,
+            "number_bytes": number_bytes,
+            "query_heads": 8 * heads,
+            "heads": heads,
+            "head_dim": head_dim,
+            "max_model_len": length,
+            "sequences": sequences,
+            "page": blocks.page_tokens(sized(length, sequences)),
+        }
+        for version in (5, 6, 7)
+        for number_bytes in (1, 2)
+        for heads in (1, 2, 3, 8)
+        for head_dim in (128, 256)
+        for length, sequences in ((600, 64), (4096, 64), (16384, 64), (131072, 512))
+    ]
+
+
+def sized(max_model_len: int, max_num_seqs: int) -> Any:
+    """The `serve` section of such a server."""
+    from spec.language import Serve
+
+    return Serve(max_model_len=max_model_len, max_num_seqs=max_num_seqs)
+
+
+def _program(found: Lowered) -> Program:
+    assert found.program is not None, [d.message for d in found.diagnostics if d.severity == "error"]
+    return found.program
+
+
+def engine(folder: Path, program: Program) -> dict[str, Any]:
+    """The artifact's command line, for a folder with the model's own config.json and a tokenizer."""
+    model = folder / program.name
+    if not model.exists():
+        model.mkdir()
+        config = config_of(program)
+        if program.family.name == "gemma4" and "text_config" in config:
+            # The published checkpoint's layout, whose tower the catalogue leaves out.
+            config |= {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": VISION}
+        (model / "config.json").write_text(json.dumps(config))
+        write_tokenizer(model, program.family.name)
+    made = container(program.recipe, program.family.name)
+    words = [str(model), *made.entrypoint[3:]]
+    return {"words": words, "environment": {**made.environment, "HF_HUB_OFFLINE": "1"}}
+
+
+def small_engine(model: Path, small: Callable[..., Lowered], sets: tuple[str, ...]) -> dict[str, Any]:
+    """A command line of the small recipe, also where `recipe check` refuses it."""
+    base = _program(small())
+    recipe = load(base.source, sets).recipe
+    assert recipe is not None
+    made = container(recipe, base.family.name)
+    return {
+        "words": [str(model), *made.entrypoint[3:]],
+        "environment": {**made.environment, "HF_HUB_OFFLINE": "1"},
+    }
+
+
+def test_the_catalogue_is_what_the_installed_package_says(python: Path, root: Path) -> None:
+    script = root / "scripts" / "vllm_flags.py"
+    done = subprocess.run([python, script], text=True, capture_output=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    committed = vllm.DATA.read_text(encoding="utf-8")
+    hint = "run: build/serve-0.32.0/bin/python scripts/vllm_flags.py > compiler/data/vllm.json"
+    assert done.stdout == committed, hint
+    assert vllm.catalogue()["packages"] == features.features()["packages"]
+
+
+def test_every_recipes_server_is_configured(answers: Answers, served: dict[str, Lowered]) -> None:
+    for name, found in served.items():
+        recipe, made = _program(found).recipe, answers.engines[name]
+        serve = recipe.serve
+        assert serve is not None and made["refused"] is None, (name, made)
+        assert made["tensor_parallel"] == serve.tensor_parallel_size
+        assert made["data_parallel"] == serve.data_parallel_size
+        assert made["max_model_len"] == serve.max_model_len
+        assert made["max_num_seqs"] == serve.max_num_seqs
+        assert made["max_num_batched_tokens"] == serve.max_num_batched_tokens
+        assert made["cache_dtype"] == serve.kv_cache_dtype
+        assert made["prefix_caching"] == serve.prefix_caching
+        assert made["page"] == blocks.page_tokens(serve)
+        assert (made["host"], made["port"]) == (serve.host, serve.port)
+        assert made["trust_remote_code"] is False
+        adapter = serve.weights == "adapter"
+        assert made["served"] == f"{recipe.name}-base" if adapter else recipe.name
+        assert made["lora"] == (features.max_lora_rank(recipe) if adapter else None)
+        assert made["lora_modules"] == ([[recipe.name, "/adapter"]] if adapter else [])
+    print(f"{len(answers.engines)} configurations in {answers.seconds[1]:.0f} s")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_vllm_refuses_is_an_error(name: str, answers: Answers, small: Callable[..., Lowered]) -> None:
+    sets, code = REFUSED[name]
+    print(name, "-", answers.engines[name]["refused"])
+    assert answers.engines[name]["refused"]
+    assert code in {d.code for d in small(*sets).diagnostics}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_what_vllm_takes(name: str, answers: Answers, small: Callable[..., Lowered]) -> None:
+    assert answers.engines[name]["refused"] is None
+    errors = {d.code for d in small(*ACCEPTED[name]).diagnostics if d.severity == "error"}
+    assert errors == ({"E0631"} if name == "an unknown tool-call parser" else set())
+
+
+def test_a_type_of_the_cache_that_there_is_not(answers: Answers, small: Callable[..., Lowered]) -> None:
+    assert "fp9" in answers.engines["fp9"]["refused"]
+    assert "E0104" in {d.code for d in small("serve.kv_cache_dtype=fp9").diagnostics}
+
+
+def test_flags_are_judged_as_the_parser_does(answers: Answers) -> None:
+    differing, refused = [], 0
+    for name, value in samples():
+        ours = [problem.message for problem in vllm.problems(name, value)]
+        theirs = answers.lines[(name, json.dumps(value))]
+        refused += bool(theirs)
+        if bool(ours) != bool(theirs) and (name, value) not in stricter():
+            differing.append((name, value, ours, theirs))
+    for name, value in STRICTER:
+        assert answers.lines[(name, json.dumps(value))] == "" and list(vllm.problems(name, value))
+    print(f"{len(answers.lines)} flags with values, {refused} refused, in {answers.seconds[0]:.0f} s")
+    assert refused > 500 and len(answers.lines) - refused > 500
+    assert not differing, "\n".join(map(str, differing[:60]))
+
+
+def test_pages_and_blocks_are_those_of_the_kernel(answers: Answers) -> None:
+    for shape, page, block in zip(shapes(), answers.pages, answers.blocks, strict=True):
+        serve = sized(shape["max_model_len"], shape["sequences"])
+        assert blocks.page_tokens(serve) == page, shape
+        sizes = (shape["heads"], shape["head_dim"], shape["number_bytes"])
+        assert blocks.default_block(serve, *sizes) == block, shape
+    assert {number_bytes for _, number_bytes in DTYPES.values()} == {1, 2}
+
+
+def test_features_are_those_of_the_sources(answers: Answers) -> None:
+    known, found = features.features(), answers.features
+    assert all(found["adapters"].values())
+    assert set(known["adapters"]["families"]) == set(catalog.FAMILIES)
+    assert found["jax_adapters"] is known["adapters"]["jax_models"] is False
+    assert found["refused_in_one_process"] is not known["adapters"]["single_process_data_parallel"]
+    fields = {"use_rslora", "rank_pattern", "alpha_pattern"}
+    assert fields <= set(found["adapter_fields"])
+    structured = known["structured_outputs"]
+    assert structured["backends"] == sorted(["auto", *found["backends"]])
+    assert found["structured_in_one_process"] is structured["single_process_data_parallel"] is False
+    jax = [name for name in ARCHITECTURES if not name.startswith(("Gemma2", "Gemma3"))]
+    assert found["jax_models"] == jax

@@ -1,0 +1,264 @@
+"""A merged checkpoint in the real tpu-inference: loaded through its own weight mapper at tensor parallelism
+8, and every array of the loaded model held against the merged files, bit for bit.
+
+On 8 virtual CPU devices, with the three patches that tpu_load.py states. Nothing is generated: attention is a
+kernel for TPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from compiler.miniature_tokenizer import write_tokenizer
+from compiler.plan.serve import environment as serve_environment
+from runtime import merge
+from runtime.checkpoint import BaseCheckpoint
+from runtime.settings import ModelSettings
+from tests import tiny
+from tests.runtime.runs import ALL, lora_section, save_run
+
+pytestmark = pytest.mark.e2e
+
+SCRIPT = Path(__file__).with_name("tpu_load.py")
+
+SHARDS = 8
+HEADS, LOCAL_KV, GLOBAL_KV = 16, 8, 4
+"""In the proportions of Gemma 4 31B: the global layers have fewer key heads than there are devices."""
+LOCAL, GLOBAL = 128, 256
+LAYERS = 6
+"""Five local ones and a global one, whose keys are its values too."""
+VISION_HEADS, VISION = 8, 16
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in tpu-inference.
+
+    Attributes:
+        base, merged: Hugging Face folders.
+        arrays: what tpu-inference holds, by its own names.
+        shards: the shapes of one device's part of each.
+        refusal: what it says to the text-only layout.
+    """
+
+    base: Path
+    merged: Path
+    arrays: Mapping[str, np.ndarray]
+    shards: Mapping[str, list[int]]
+    refusal: str
+
+
+def merged_checkpoint(folder: Path, multimodal: bool) -> tuple[Path, Path]:
+    """A base in bfloat16 and what merging a run's adapters of all projections into it makes."""
+    import torch
+
+    model = tiny.make_gemma4(
+        folder / "float32",
+        multimodal,
+        vocab_size=512,
+        vocab_size_per_layer_input=512,
+        hidden_size=192,
+        intermediate_size=320,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=LOCAL_KV,
+        num_global_key_value_heads=GLOBAL_KV,
+        head_dim=LOCAL,
+        global_head_dim=GLOBAL,
+        vision={"num_attention_heads": VISION_HEADS, "num_key_value_heads": VISION_HEADS},
+    )
+    if multimodal:
+        model.config.vision_config.default_output_length = 280
+    base = folder / "base"
+    model.to(torch.bfloat16).save_pretrained(base, max_shard_size="5MB")
+    write_tokenizer(base, "gemma4")
+    save_run(folder / "run", BaseCheckpoint.open(base), lora_section(), scale=0.1)
+    status = merge.main(
+        folder,
+        ModelSettings(id=str(base), family="gemma4"),
+        checkpoint=str(folder / "run"),
+        output="merged",
+        dtype="bfloat16",
+        adapter=False,
+        argv=["--model", str(base), "--output", str(folder)],
+    )
+    assert status == 0
+    return base, folder / "merged"
+
+
+@pytest.fixture(scope="module")
+def loaded(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """Both layouts, one after the other in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(serve_environment.VARIABLE, str(root / "build" / "serve-0.32.0"))
+        python = serve_environment.make(print)
+    folder = tmp_path_factory.mktemp("tpu-inference")
+    base, merged = merged_checkpoint(folder / "multimodal", multimodal=True)
+    _, text = merged_checkpoint(folder / "text", multimodal=False)
+    jobs = [[str(merged), str(folder / "merged.safetensors")], [str(text), str(folder / "text.safetensors")]]
+    done = subprocess.run(
+        [python, SCRIPT], input=json.dumps(jobs), text=True, capture_output=True, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    whole, refused = map(json.loads, done.stdout.splitlines())
+    assert "shards" in whole, f"{whole}\n{done.stderr[-6000:]}"
+    arrays = tensors(folder / "merged.safetensors")
+    return Loaded(base, merged, arrays, whole["shards"], refused.get("refusal", "none"))
+
+
+def tensors(*files: Path) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load_file
+
+    np.dtype(ml_dtypes.bfloat16)  # known to numpy by its name only where ml_dtypes is imported
+    return {name: array for file in files for name, array in load_file(file).items()}
+
+
+def checkpoint(folder: Path) -> dict[str, np.ndarray]:
+    return tensors(*sorted(folder.glob("*.safetensors")))
+
+
+def as_in_the_checkpoint(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What tpu-inference holds, by the checkpoint's names and in the checkpoint's layout.
+
+    Kernels are held inputs first, those of attention with the heads as an axis of their own; gate and up as
+    one kernel, in which each device's part is a stretch of gate and the same stretch of up.
+    """
+    out = {}
+    for name, array in arrays.items():
+        tower = "vision_tower" in name
+        place, _, kind = name.removesuffix(".weight").rpartition(".")
+        if kind in ("q_proj", "k_proj", "v_proj"):  # inputs, heads, size of a head
+            inputs, heads, size = array.shape
+            array = array.transpose(1, 2, 0).reshape(heads * size, inputs)
+        elif kind == "o_proj":  # heads, size of a head, outputs
+            heads, size, outputs = array.shape
+            array = array.transpose(2, 0, 1).reshape(outputs, heads * size)
+        elif kind == "gate_up_proj":
+            inputs, both = array.shape
+            parts = array.reshape(inputs, SHARDS, 2, both // SHARDS // 2)
+            for number, half in enumerate(("gate_proj", "up_proj")):
+                out[f"{place}.{half}.weight"] = parts[:, :, number].reshape(inputs, both // 2).T
+            continue
+        elif kind == "position_embedding_table":  # positions, axes, outputs
+            array = array.transpose(1, 0, 2)
+        elif array.ndim == 2 and kind != "embed_tokens":
+            array = array.T
+        if tower:
+            name = name.replace("vision_tower.layers.", "vision_tower.encoder.layers.")
+            if ".layers." in name and kind.endswith("_proj"):
+                name = name.replace(f"{kind}.weight", f"{kind}.linear.weight")
+        out[name] = array
+    return out
+
+
+def differing(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> set[str]:
+    """Names of the tensors that are not the same bits in both, or that one of them lacks."""
+    held = as_in_the_checkpoint(arrays)
+    alike = {
+        name
+        for name in held.keys() & wanted.keys()
+        if held[name].dtype == wanted[name].dtype == ml_dtypes.bfloat16
+        and held[name].shape == wanted[name].shape
+        and np.array_equal(held[name].view(np.uint16), wanted[name].view(np.uint16))
+    }
+    return (held.keys() | wanted.keys()) - alike
+
+
+def test_every_tensor_is_held_as_it_was_merged(loaded: Loaded) -> None:
+    wanted = checkpoint(loaded.merged)
+    assert not differing(loaded.arrays, wanted)
+    # What was compared is what such a checkpoint has.
+    text = [name for name in wanted if ".language_model.layers." in name]
+    assert len(text) == LAYERS * (7 + 7) - 1  # seven projections, four norms, two of heads, one scalar; no V
+    assert sum("vision" in name for name in wanted) == 16
+    assert "model.language_model.embed_tokens.weight" in wanted
+
+
+def test_the_global_layer_has_its_keys_for_values(loaded: Loaded) -> None:
+    """And the local ones do not."""
+    attention = "model.language_model.layers.{}.self_attn.{}.weight"
+    assert loaded.arrays[attention.format(LAYERS - 1, "k_proj")].shape == (192, GLOBAL_KV, GLOBAL)
+    assert attention.format(LAYERS - 1, "v_proj") not in loaded.arrays
+    for layer in range(LAYERS - 1):
+        keys, values = (loaded.arrays[attention.format(layer, kind)] for kind in ("k_proj", "v_proj"))
+        assert keys.shape == values.shape == (192, LOCAL_KV, LOCAL)
+        assert not np.array_equal(keys, values)
+
+
+def test_the_weights_are_split_over_eight_devices(loaded: Loaded) -> None:
+    local, whole = (f"model.language_model.layers.{layer}." for layer in (0, LAYERS - 1))
+    assert loaded.shards[f"{local}self_attn.q_proj.weight"] == [192, HEADS // SHARDS, LOCAL]
+    assert loaded.shards[f"{local}self_attn.k_proj.weight"] == [192, LOCAL_KV // SHARDS, LOCAL]
+    # Fewer heads than devices: split on the size of a head.
+    assert loaded.shards[f"{whole}self_attn.k_proj.weight"] == [192, GLOBAL_KV, GLOBAL // SHARDS]
+    assert loaded.shards[f"{whole}self_attn.o_proj.weight"] == [HEADS // SHARDS, GLOBAL, 192]
+    assert loaded.shards[f"{local}mlp.gate_up_proj.weight"] == [192, 2 * 320 // SHARDS]
+    assert loaded.shards["model.language_model.embed_tokens.weight"] == [512 // SHARDS, 192]
+
+
+def test_a_weight_that_was_not_merged_would_be_seen(loaded: Loaded) -> None:
+    """Against the base, every adapted projection differs, and nothing else."""
+    base = checkpoint(loaded.base)
+    adapted = {name for name in base if re.search(rf"language_model\..*\.({'|'.join(ALL)})\.weight$", name)}
+    assert len(adapted) == 7 * LAYERS - 1
+    assert differing(loaded.arrays, base) == adapted
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.language_model.layers.0.self_attn.q_proj.weight",
+        "model.language_model.layers.5.self_attn.k_proj.weight",
+        "model.language_model.layers.3.self_attn.v_proj.weight",
+        "model.language_model.layers.5.self_attn.o_proj.weight",
+        "model.language_model.layers.2.mlp.gate_proj.weight",
+        "model.language_model.layers.5.mlp.up_proj.weight",
+        "model.language_model.layers.4.mlp.down_proj.weight",
+        "model.language_model.layers.1.self_attn.k_norm.weight",
+        "model.language_model.layers.5.layer_scalar",
+        "model.language_model.embed_tokens.weight",
+        "model.vision_tower.encoder.layers.0.self_attn.o_proj.linear.weight",
+    ],
+)
+def test_one_number_that_is_another_would_be_seen(loaded: Loaded, tmp_path: Path, name: str) -> None:
+    """In the merged files, by the last bit of its last number."""
+    changed = tmp_path / "merged"
+    shutil.copytree(loaded.merged, changed)
+    for file in changed.glob("*.safetensors"):
+        flip_last_bit(file, name)
+    assert differing(loaded.arrays, checkpoint(changed)) == {name}
+
+
+def flip_last_bit(file: Path, name: str) -> None:
+    """Changes the last number of a tensor in a safetensors file, if it is in there."""
+    content = bytearray(file.read_bytes())
+    size = int.from_bytes(content[:8], "little")
+    header: dict[str, Any] = json.loads(content[8 : 8 + size])
+    if name in header:
+        # Little-endian: the second byte from the end holds a number's lowest bits.
+        content[8 + size + header[name]["data_offsets"][1] - 2] ^= 1
+        file.write_bytes(content)
+
+
+def test_another_mapping_would_be_seen(loaded: Loaded) -> None:
+    """Gate for up, which have the same shape."""
+    wanted = checkpoint(loaded.merged)
+    gate, up = (f"model.language_model.layers.0.mlp.{half}_proj.weight" for half in ("gate", "up"))
+    wanted[gate], wanted[up] = wanted[up], wanted[gate]
+    assert differing(loaded.arrays, wanted) == {gate, up}
+
+
+def test_the_text_only_layout_is_refused(loaded: Loaded) -> None:
+    """Which is why merging keeps the base's layout: when this fails, tpu-inference loads the other too."""
+    assert "'Gemma4TextConfig' object has no attribute 'text_config'" in loaded.refusal

@@ -1,0 +1,83 @@
+"""A plugin of pytest for `make e2e`: which tests one worker runs one after the other, and what tests print.
+
+Tests of a group share what is dear (a model that is fine-tuned once, a Docker engine), or take so much
+memory that two of them are not to meet. Groups are handed out in this order, the long ones first, so that
+none is left to one worker at the end. What tests print is shown at the end, shortened, and is in build/e2e/
+as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTPUT = ROOT / "build" / "e2e" / "output.txt"
+
+LINES = 14
+"""Shown of a test's output: its last ones."""
+
+OTHERS = "others"
+GROUPS: dict[str, tuple[str, ...]] = {
+    # Compiles for TPUs, of up to 5 GB in each of two processes, and 10 GB of a checkpoint.
+    "compile": ("test_serve_plan", "test_plan", "test_tpu_compile", "test_startup_memory"),
+    # The fine-tuned model, and vLLM's servers on the CPU.
+    "gemma3": ("test_gemma3_270m", "test_vllm"),
+    # Containers of one engine.
+    "docker": ("test_serve_containers", "test_serve_faults", "test_serve_up"),
+    OTHERS: (),
+}
+"""Modules by group. Any other module is a group by itself, handed out where the others stand."""
+
+
+class Groups(LoadScopeScheduling):
+    """Gives a group to one worker. (pytest-xdist's own, of marks, has no effect with pytest 9.2.)"""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False  # in the order of the tests, not by their number
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+
+def group(nodeid: str) -> str:
+    """The group of a test, or its module's path."""
+    path = nodeid.partition("::")[0]
+    module = PurePosixPath(path).stem
+    return next((name for name, modules in GROUPS.items() if module in modules), path)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: number for number, name in enumerate(GROUPS)}
+    items.sort(key=lambda item: order.get(group(item.nodeid), order[OTHERS]))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Comes before pytest's own last lines. What is captured travels with the reports of the workers."""
+    stats = terminalreporter.stats
+    said: dict[str, str] = {}
+    failed = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, [])}
+    for report in (*stats.get("passed", []), *stats.get("", [])):
+        text = "\n".join(text for title, text in report.sections if "stdout" in title).strip()
+        if text and report.nodeid not in failed:
+            # A later phase's report has what the earlier ones printed too.
+            said[report.nodeid] = max(said.get(report.nodeid, ""), text, key=len)
+    if not said:
+        return
+    OUTPUT.parent.mkdir(parents=True, exist_ok=True)
+    OUTPUT.write_text("".join(f"{name}\n\n{text}\n\n" for name, text in said.items()), encoding="utf-8")
+    terminalreporter.write_sep("=", f"figures; all that was printed is in {OUTPUT.relative_to(ROOT)}")
+    for name, text in said.items():
+        terminalreporter.write_line(name, bold=True)
+        lines = [line for line in re.split(r"\n+", text) if line.strip()]
+        for line in lines[-LINES:]:
+            terminalreporter.write_line(f"  {line[:160]}")

@@ -1,0 +1,101 @@
+"""The environment that compiles the serving step."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.artifact import ArtifactError
+from compiler.plan.serve import environment
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "serve"))
+    return tmp_path / "serve"
+
+
+def installing(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | None = None) -> None:
+    """Replaces the two steps of an installation."""
+
+    def run(command: list[str], building: Path) -> None:
+        if "venv" in command:
+            (building / "bin").mkdir()
+            (building / "bin" / "python").touch()
+            (building / "pyvenv.cfg").touch()
+        elif outcome:
+            raise outcome
+
+    monkeypatch.setattr(environment, "interpreter", lambda: Path(sys.executable))
+    monkeypatch.setattr(environment, "_run", run)
+
+
+def test_the_environment_is_made_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installing(monkeypatch)
+    said: list[str] = []
+    assert environment.find() is None
+    assert environment.make(said.append) == place / "bin" / "python"
+    assert "vllm-tpu==0.32.0" in said[0] and "10 GB" in said[0]
+    said.clear()
+    assert environment.make(said.append) == place / "bin" / "python" and not said
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), ArtifactError("pip failed")])
+def test_an_installation_that_ends_early_leaves_nothing(
+    place: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
+) -> None:
+    installing(monkeypatch, fault)
+    with pytest.raises(type(fault)):
+        environment.make()
+    assert not place.exists() and not list(place.parent.glob(".serve.*"))
+
+
+def test_what_a_killed_installation_left_is_removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = place.parent / ".serve.abc"
+    left.mkdir()
+    installing(monkeypatch)
+    environment.make()
+    assert not left.exists() and environment.find()
+
+
+def test_an_environment_of_another_version_is_replaced(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.mkdir()
+    (place / "pyvenv.cfg").touch()
+    (place / environment.STAMP).write_text("vllm-tpu==0.1.0")
+    installing(monkeypatch)
+    environment.make()
+    assert environment.find()
+
+
+def test_a_folder_of_something_else_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.mkdir()
+    (place / "notes.txt").touch()
+    installing(monkeypatch)
+    with pytest.raises(ArtifactError, match="in the way"):
+        environment.make()
+    assert (place / "notes.txt").exists()
+
+
+def test_too_little_disk_is_said_before(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installing(monkeypatch)
+    monkeypatch.setattr(environment, "DISK_BYTES", 1e18)
+    with pytest.raises(ArtifactError, match="GB left"):
+        environment.make()
+
+
+def test_a_machine_without_the_python_is_told_how_to_get_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    with pytest.raises(ArtifactError, match=r"needs Python 3\.12") as caught:
+        environment.make()
+    assert caught.value.help and "uv python install 3.12" in caught.value.help
+
+
+def test_pips_error_is_told(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "print('ERROR: no matching distribution'); raise SystemExit(1)"]
+    with pytest.raises(ArtifactError, match="no matching distribution"):
+        environment._run(command, tmp_path)

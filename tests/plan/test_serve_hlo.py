@@ -1,0 +1,52 @@
+"""The serving step, planned by compiling: what compiled programs say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from compiler.plan.results import Collective
+from compiler.plan.serve.estimate import cache_reads, collective_seconds, machine
+from compiler.plan.serve.hlo import AttentionKernel, attention_kernel, read
+from compiler.plan.serve.job import ServeProgram
+from tests.plan.serve_answers import GLOBAL, HLO, LOCAL
+
+
+def test_the_text_of_a_program_is_read() -> None:
+    cycles, collectives, kernels = read(HLO)
+    assert cycles == 4300
+    assert collectives == (
+        Collective("all-gather", ("model",), False, 1, 64 * 4 * 512),
+        Collective("all-reduce", ("model",), False, 1, 64 * 5376 * 2),
+        Collective("collective-permute", ("model",), False, 1, 64 * 4 * 64 * 2),
+    )
+    assert kernels == ((GLOBAL, 1.0),)
+    with pytest.raises(ValueError, match="entry"):
+        read("HloModule nothing")
+
+
+def test_a_kernels_name_tells_its_blocks() -> None:
+    assert attention_kernel(LOCAL) == AttentionKernel(True, 16384, 1024)
+    assert attention_kernel(GLOBAL) == AttentionKernel(True, 8192, None)
+    assert attention_kernel("RPAm-p_16-bq_32_64-bkv_1024_512") == AttentionKernel(False, 1024, None)
+    assert attention_kernel("quantized_matmul") is None
+
+
+def test_a_window_saves_reads_only_where_blocks_are_small() -> None:
+    sizes = {"sliding_attention": 1024.0, "full_attention": 2048.0}
+    default = ServeProgram("decode", 64, kernels=((LOCAL, 50.0), (GLOBAL, 10.0)))
+    small = replace(
+        default,
+        kernels=(("RPAd-p_16-bq_1_1-bkv_1024_1024-sw_1024", 50.0), ("RPAd-p_16-bq_1_1-bkv_1024_1024", 10.0)),
+    )
+    # 64 sequences of 4,096 tokens: 50 x 1 KiB and 10 x 2 KiB of each token, or of 1,024 in the local layers.
+    assert 64 * cache_reads(default, sizes, 4096) == 64 * 4096 * 70 * 1024
+    assert 64 * cache_reads(small, sizes, 4096) == 64 * (1024 * 50 + 4096 * 20) * 1024
+
+
+def test_collectives_run_over_a_ring() -> None:
+    reduce = ServeProgram("decode", 64, collectives=(Collective("all-reduce", ("model",), False, 2, 4e8),))
+    # 2 x 7/8 of the array through two of four links (200 of 800 GB/s), and 8 hops each.
+    assert collective_seconds(reduce, machine("v6e", 8)) == pytest.approx(3.5e-3 + 16e-6)
+    assert collective_seconds(reduce, machine("v6e", 1)) == 0
