@@ -148,6 +148,8 @@ def clear(engine: Engine) -> None:
     if volumes := engine.docker("volume", "ls", "--quiet").split():
         engine.docker("volume", "rm", "--force", *volumes)
     engine.docker("image", "prune", "--force")
+    # BuildKit holds on to the layers of a base image that is gone.
+    engine.docker("builder", "prune", "--all", "--force")
 
 
 def _config() -> Path:
