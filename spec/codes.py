@@ -799,6 +799,12 @@ SERVE: dict[str, Code] = {
         "A prompt and its answer together are longer than the server takes.",
         "Shorter input_lengths or output_length, or a larger max_model_len.",
     ),
+    "E0641": Code(
+        "a video does not fit one step",
+        "Gemma 4's media are handled in one piece (--disable-chunked-mm-input), and max_num_batched_tokens "
+        "is below a video's tokens: vLLM refuses it.",
+        "A larger max_num_batched_tokens, or limit_mm_per_prompt in serve.extra_args.",
+    ),
     "E0642": Code(
         "malformed place of the weights",
         "serve.model is no folder, gs:// address or Hugging Face id that every tool reads alike.",

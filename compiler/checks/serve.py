@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from compiler.facts import Facts
 from compiler.hardware import Accelerator
+from compiler.serving.container import FAMILY_FLAGS
 from compiler.serving.flags import dashed, version
 from compiler.wording import divisors, listing, plural
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from spec.language import Recipe, Serve
+
+MEDIA_TOKENS = {"gemma4": 32 * (70 + 2 + 6)}
+"""The longest medium: a video's frames, each with its borders and its time (vLLM 0.32, gemma4_mm.py)."""
 
 EXPERIMENTAL = ("v4", "v5p")
 """Generations that tpu-inference's compatibility table calls experimental."""
@@ -179,6 +183,7 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "serve.max_num_batched_tokens",
             f"max_num_batched_tokens: {serve.max_model_len}, or leave chunked prefill on",
         )
+    yield from _media(facts, serve, given)
     if serve.max_num_batched_tokens > serve.max_model_len * serve.max_num_seqs:
         yield Diagnostic(
             "W0611",
@@ -194,6 +199,23 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             f"{serve.max_model_len:,}: longer requests are refused",
             "serve.max_model_len",
             f"max_model_len: {facts.recipe.data.max_length} or more",
+        )
+
+
+def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """A picture or video that no step is large enough for, where it may not be cut."""
+    if facts.model is None:
+        return
+    family = facts.model.family.name
+    tokens = MEDIA_TOKENS.get(family, 0)
+    whole = {**FAMILY_FLAGS.get(family, {}), **given}.get("disable-chunked-mm-input") is True
+    if whole and "limit-mm-per-prompt" not in given and serve.max_num_batched_tokens < tokens:
+        yield Diagnostic(
+            "E0641",
+            f"{facts.model.title} is served with media in one piece, a video in {tokens:,} tokens: "
+            f"max_num_batched_tokens {serve.max_num_batched_tokens:,} is below, and vLLM refuses it",
+            "serve.max_num_batched_tokens",
+            f"max_num_batched_tokens: {tokens} or more, or extra_args: {{limit_mm_per_prompt: {{video: 0}}}}",
         )
 
 

@@ -58,6 +58,7 @@ def settings(
         "shm_size": container.shared_memory,
         "privileged": container.privileged,
         "network_mode": container.network_mode,
+        "init": True,
     }
     if memory is not None:
         # The same limit for memory and swap together: a server that swaps is no use.

@@ -115,6 +115,7 @@ def test_the_engine_is_asked_for_what_compose_asks_it(
         "ShmSize": int(service["shm_size"]),
         "Privileged": service["privileged"],
         "NetworkMode": service["network_mode"],
+        "Init": service["init"],
     }
     assert set(docker.volumes) == {volume["name"] for volume in volumes.values()}
     for name, labels in docker.volumes.items():
@@ -124,7 +125,7 @@ def test_the_engine_is_asked_for_what_compose_asks_it(
     assert docker.find("sample").restart == service["restart"]  # type: ignore[union-attr]
     known = {
         *("image", "command", "entrypoint", "environment", "stop_grace_period", "volumes", "shm_size"),
-        *("privileged", "network_mode", "restart", "build"),
+        *("privileged", "network_mode", "restart", "build", "init"),
     }
     assert set(service) == known, "a key of compose.yaml that `up` knows nothing of"
 

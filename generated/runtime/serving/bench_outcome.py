@@ -9,6 +9,9 @@ from typing import Any
 
 from runtime.serving.bench_points import lacking
 
+KILLED = 137
+"""The exit status of a process in a container that got SIGKILL."""
+
 REASON_LENGTH = 200
 CUT = 0.02
 """Share by which prompts may be longer or shorter than asked before a note says so."""
@@ -43,6 +46,8 @@ def failure(
         prompts, output_length: requests and tokens of each answer that were asked for.
         full: whether prompt and answer together are about as long as the server takes.
     """
+    if status == KILLED:
+        return "vllm bench serve was killed: its container ended, or the machine ran out of memory"
     if status != 0:
         said = last_words(log)
         how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
