@@ -722,8 +722,7 @@ SERVE: dict[str, Code] = {
     "E0627": Code(
         "flag given twice",
         "Two keys of extra_args are one flag: with - and with _, by an alias, or with --no-. vLLM takes the "
-        "last "
-        "without a word.",
+        "last without a word.",
         "One of them.",
     ),
     "E0628": Code(
@@ -770,8 +769,7 @@ SERVE: dict[str, Code] = {
     "N0635": Code(
         "decode blocks that save no reads",
         "The decode kernel skips blocks that lie before a sliding window, and by default a block is (nearly) "
-        "the "
-        "whole context. Smaller ones compile; their times are estimates on paper.",
+        "the whole context. Smaller ones compile; their times are estimates on paper.",
         "`decode_block_sizes: [1, 1024, 1, 1024]`, measured with serve/bench.sh.",
     ),
     "E0636": Code(

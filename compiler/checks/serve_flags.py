@@ -242,8 +242,7 @@ def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "E0649",
                 f"{option} is for the {listing(backends, 'or')} backend of structured outputs, and the "
-                "backend "
-                f"is {backend}: vLLM refuses it",
+                f"backend is {backend}: vLLM refuses it",
                 places[option],
                 f"structured-outputs-config.backend: {backends[0]}",
             )

@@ -185,13 +185,11 @@ def _heads(facts: Facts, room: Room, serve: Serve) -> Iterator[Diagnostic]:
     yield Diagnostic(
         "N0607",
         f"{facts.model.title} has {plural(least, 'key/value head')} in {names} layers, fewer than "
-        f"tensor_parallel_size {tp}: each device stores one{fp8}; a token takes {before / 1024:,.0f} KiB of "
-        "a "
-        f"replica's cache, and {after / 1024:,.0f} KiB at {size} (an estimate)",
+        f"tensor_parallel_size {tp}: each device stores one{fp8}; a token takes {before / 1024:,.0f} KiB "
+        f"of a replica's cache, and {after / 1024:,.0f} KiB at {size} (an estimate)",
         "serve.tensor_parallel_size",
-        f"tensor_parallel_size: {size} with data_parallel_size: {replicas}: each replica holds the weights, "
-        "and "
-        f"all caches together {fits[1]:,} tokens instead of {fits[0]:,}"
+        f"tensor_parallel_size: {size} with data_parallel_size: {replicas}: each replica holds the "
+        f"weights, and all caches together {fits[1]:,} tokens instead of {fits[0]:,}"
         if fits[1] > 0
         else f"nothing: at {size} the weights leave a cache no room",
     )
@@ -234,8 +232,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0636",
             f"a block of {queries} x {tokens} is not whole parts of {queries_at_once} x {tokens_at_once}: "
-            "the "
-            "decode kernel refuses it",
+            "the decode kernel refuses it",
             where,
             f"decode_block_sizes: {recommended}",
         )
@@ -243,8 +240,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0636",
             f"blocks of {tokens} and {tokens_at_once} tokens are not whole pages: the cache has pages of "
-            f"{page}, "
-            "and the decode kernel refuses it",
+            f"{page}, and the decode kernel refuses it",
             where,
             f"multiples of {page}, for example {recommended}",
         )
@@ -277,11 +273,10 @@ def _blocks(room: Room, serve: Serve) -> Iterator[Diagnostic]:
     yield Diagnostic(
         "N0635",
         f"the decode kernel reads {block:,} tokens at a time, and skips little or nothing of what lies "
-        "before "
-        f"a window of {windowed[0].window:,}: for {plural(sequences, 'sequence')} of {context:,} tokens a "
-        "step "
-        f"reads {read[0]:.1f} GB of each device's cache in about {took[0]:.1f} ms, and with blocks of "
-        f"{BLOCK:,} it would be {read[1]:.1f} GB in {took[1]:.1f} ms (an estimate, untested on hardware)",
+        f"before a window of {windowed[0].window:,}: for {plural(sequences, 'sequence')} of {context:,} "
+        f"tokens a step reads {read[0]:.1f} GB of each device's cache in about {took[0]:.1f} ms, and with "
+        f"blocks of {BLOCK:,} it would be {read[1]:.1f} GB in {took[1]:.1f} ms (an estimate, untested on "
+        "hardware)",
         "serve.decode_block_sizes",
         f"decode_block_sizes: {list(recommended)}",
     )

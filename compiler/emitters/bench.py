@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from compiler import published
 from compiler.cost import machine_price
+from compiler.emitters.folders import assignment
 from compiler.render import render, shell_word
 from compiler.serving.container import MODEL, container, own_address
 from compiler.serving.weights import Weights
@@ -87,18 +88,6 @@ def _published(recipe: Recipe, accelerator: Accelerator) -> Iterator[list[str]]:
 
 def _weights(weights: Weights, name: str) -> list[str]:
     """Lines that set `model` to the folder of the weights on a bare machine, where serve.sh has it too."""
-    if weights.kind == "bucket":
-        folder = f"$HOME/.cache/{name}/model"
-    elif not weights.address:
+    if weights.kind == "folder" and not weights.address:
         return ['model="${MODEL_DIR:?names the folder of the weights}"']
-    elif weights.address.startswith("~/"):
-        folder = '"$HOME"' + shell_word(weights.address[1:])
-    elif weights.address.startswith("/"):
-        folder = shell_word(weights.address)
-    else:
-        folder = '"$here"' + shell_word(f"/../{weights.address}")
-    if '"' in folder.replace('"$here"', "").replace('"$HOME"', ""):
-        # Within the braces of a default its quotes would count.
-        return [f"default={folder}", 'model="${MODEL_DIR:-$default}"']
-    plain = folder.replace('"', "")
-    return [f'model="${{MODEL_DIR:-{plain}}}"']
+    return assignment("model", weights, name)

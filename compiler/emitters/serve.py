@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from compiler import pins
+from compiler.emitters.folders import assignment
 from compiler.emitters.kubernetes import emit_kubernetes
 from compiler.render import render, shell_word, yaml_string
 from compiler.serving.container import Container, Volume, container, is_loopback, own_address
@@ -92,24 +93,9 @@ def _script_folder(part: str, weights: Weights, name: str, merges: bool) -> dict
         merges: whether merge.py writes it.
     """
     variable = f"{part.upper()}_DIR"
-    given = f"${{1:-${{{variable}:-%s}}}}" if part == "model" else f"${{{variable}:-%s}}"
-    if weights.kind == "bucket":
-        start, path = "$HOME", f"/.cache/{name}/{part}"
-    elif weights.address.startswith("~/"):
-        start, path = "$HOME", weights.address[1:]
-    elif weights.address.startswith("/") or not weights.address:
-        start, path = "", weights.address
-    else:
-        start, path = "$here", f"/../{weights.address}"
-    if shell_word(path) in (path, '""'):
-        lines = [f'{part}="{given % (start + path)}"']
-    else:
-        # Within the braces of a default its quotes and braces would count.
-        default = f"default_{part}"
-        lines = [f'{default}="{start}{shell_word(path)[1:]}', f'{part}="{given % f"${default}"}"']
     return {
         "part": part,
-        "lines": lines,
+        "lines": assignment(part, weights, name, argument=part == "model"),
         "address": weights.address if weights.kind == "bucket" else None,
         "file": "config.json" if part == "model" else "adapter_config.json",
         "help": f"run merge.py first, or name the folder in {variable}"

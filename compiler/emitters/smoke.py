@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from compiler import pins
 from compiler.checks.evaluate import asks_chats
-from compiler.render import render, shell_word
+from compiler.emitters.folders import assignment
+from compiler.render import render
 from compiler.serving.container import container
 from compiler.serving.weights import model_weights
 from runtime.serving.evaluate_prompts import parse
@@ -29,7 +30,6 @@ def emit_smoke(program: Program) -> dict[str, str]:
     if recipe.serve is None:
         return {}
     server = container(recipe, program.family.name)
-    weights = _weights(recipe)
     text = render(
         "serve/smoke.sh",
         url=server.health_url.removesuffix("/health"),
@@ -38,7 +38,7 @@ def emit_smoke(program: Program) -> dict[str, str]:
         wait=server.startup_minutes,
         vllm=pins.sets()["serve"]["vllm-tpu"],
         api_key=server.api_key,
-        weights=weights,
+        weights=_weights(recipe),
         text=not asks_chats(recipe),
         must_differ=recipe.serve.smoke_prompts,
         prompts=[] if recipe.serve.smoke_prompts else _evaluated(program),
@@ -46,19 +46,13 @@ def emit_smoke(program: Program) -> dict[str, str]:
     return {"serve/smoke.sh": text}
 
 
-def _weights(recipe: Recipe) -> str | None:
-    """The merged weights' folder as a shell writes it; None where adapters are served, or from elsewhere."""
+def _weights(recipe: Recipe) -> list[str]:
+    """Lines that set `model` to the merged weights' folder; none for an adapter, or weights of elsewhere."""
     assert recipe.serve is not None
     weights = model_weights(recipe)
     if recipe.serve.weights != "merged" or weights.kind != "folder" or not weights.address:
-        return None
-    if weights.address.startswith("/"):
-        return shell_word(weights.address)
-    start, path = "$here/../", weights.address
-    if path.startswith("~/"):
-        start, path = "$HOME/", path[2:]
-    word = shell_word(path)
-    return f'"{start}{path if word == path else word[1:-1]}"'
+        return []
+    return assignment("model", weights, recipe.name)
 
 
 def _evaluated(program: Program) -> list[str]:

@@ -119,7 +119,7 @@ def test_the_default_folder_is_that_of_serve_sh(tmp_path: Path) -> None:
         (None, 'model="${MODEL_DIR:-$here/../merged}"'),
         ("~/models/it", 'model="${MODEL_DIR:-$HOME/models/it}"'),
         ("gs://bucket/merged", 'model="${MODEL_DIR:-$HOME/.cache/tuned/model}"'),
-        ("/models/a b", 'model="${MODEL_DIR:-$default}"'),
+        ("/models/a b", 'model="${MODEL_DIR:-$default_model}"'),
     ):
         assert f"    {line}\n" in emit_bench(served_from(program_of(tmp_path), model))[SCRIPT]
 

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
-weights="$here/../merged"
+model="${MODEL_DIR:-$here/../merged}"
 
 arguments=(
     --url http://127.0.0.1:8000
@@ -12,7 +12,7 @@ arguments=(
     # The version that the flags were checked against.
     --vllm 0.32.0
     --wait 30
-    --weights "${MODEL_DIR:-$weights}"
+    --weights "$model"
 )
 
 PYTHONPATH="$here/../.." exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"
