@@ -90,7 +90,11 @@ def small(tmp_path: Path) -> Path:
 
 def test_a_small_model_compiles_with_the_block_sizes_that_were_asked_for(small: Path) -> None:
     blocks = "RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,1024'"
-    text, plan = planned(small, f"serve.env={{{blocks}}}", "serve.extra_args={num_gpu_blocks_override: 4096}")
+    text, plan = planned(
+        small,
+        f"serve.env={{{blocks}}}",
+        "serve.extra_args={num_gpu_blocks_override: 4096, limit_mm_per_prompt: {video: 0}}",
+    )
     assert plan.fits and plan.compiled_layers == (6,)
     # A device has one head in each layer: the global layer's 4 are copied to 8. Its key and its value in fp8
     # take the room of four rows, of 128 numbers in the 5 local layers and of 256 in the global one.
@@ -112,7 +116,9 @@ def test_a_small_model_compiles_with_the_block_sizes_that_were_asked_for(small: 
 
 
 def test_a_cache_too_large_is_refused_by_the_compiler(small: Path) -> None:
-    text, plan = planned(small, "serve.extra_args={num_gpu_blocks_override: 2000000}")
+    text, plan = planned(
+        small, "serve.extra_args={num_gpu_blocks_override: 2000000, limit_mm_per_prompt: {video: 0}}"
+    )
     assert not plan.fits
     assert plan.refusal is not None and "hbm" in plan.refusal.lower()
     assert "It does not fit; the compiler says:" in text

@@ -77,6 +77,7 @@ def test_an_adapter(served: Served, tmp_path: Path, capfd: pytest.CaptureFixture
 def test_an_adapter_that_is_a_no_op(served: Served, capfd: pytest.CaptureFixture[str]) -> None:
     assert run(served, "untrained", "--text") == 1
     output = capfd.readouterr().out
+    print(output)
     assert "the adapter is a no-op: untrained answers as base does, with the same log probabilities" in output
     assert "1 of 9 checks FAILED" in output
 
