@@ -24,6 +24,7 @@ def program(path: Path) -> Program:
     return lowered.program
 
 
+@pytest.mark.e2e
 def test_the_flagship_passes_its_rehearsal(root: Path, tmp_path: Path) -> None:
     screen = io.StringIO()
     flagship = program(root / "recipes" / "gemma4-31b-v5p8.yaml")

@@ -29,7 +29,7 @@ def test_the_catalogues_model_is_compiled_without_a_vision_tower(example: Progra
 
 
 def test_flags_and_environment_reach_the_job(tmp_path: Path) -> None:
-    flags = "serve.extra_args={gpu_memory_utilization: 0.8, block-size: 32}"
+    flags = "serve.extra_args={gpu_memory_utilization: 0.8, block-size: 32, limit_mm_per_prompt: {video: 0}}"
     program = lowered(tmp_path, RECIPE, flags, "serve.env={A: b}", "serve.max_num_batched_tokens=512")
     made = job(program, (6,))
     assert (made.memory_share, made.page_tokens, made.environment) == (0.8, 32, (("A", "b"),))

@@ -23,6 +23,7 @@ class Bench:
         bin: folder of the stand-in, to be put on PATH.
         results: folder of the results.
         words: flags of a sweep of 2 x 2 points.
+        folders: of the measurements that were asked for by `calls`.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -33,6 +34,7 @@ class Bench:
             f'#!/bin/sh\nexec {sys.executable} -S "{self.bin}/stub_vllm.py" "$@"\n'
         )
         (self.bin / "vllm").chmod(0o755)
+        self.folders: set[str] = set()
         self.words = [
             *("--url", url, "--model", "tuned", "--tokenizer", "/model", "--results", str(self.results)),
             *("--input-lengths", "512,1024", "--output-length", "16", "--request-rates", "0.5,inf"),
@@ -57,6 +59,7 @@ class Bench:
             return []
         calls = [json.loads(line) for line in path.read_text().splitlines()]
         path.unlink()
+        self.folders |= {call["words"][call["words"].index("--result-dir") + 1] for call in calls}
         return calls
 
     def measured(self) -> list[str]:

@@ -41,12 +41,9 @@ def server(fake: Callable[..., FakeVllm]) -> FakeVllm:
 def bench(tmp_path: Path, server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     made = Bench(tmp_path, server.url)
     monkeypatch.setenv("PATH", made.path)
-    before = set(Path("/tmp").glob("recipe-bench-*"))
     yield made
-    for call in made.calls():
-        with pytest.raises(ProcessLookupError):
-            os.kill(call["pid"], 0)
-    assert set(Path("/tmp").glob("recipe-bench-*")) <= before
+    assert all(gone(call["pid"]) for call in made.calls())
+    assert not [folder for folder in made.folders if Path(folder).exists()]
 
 
 def test_each_point_is_a_file(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
