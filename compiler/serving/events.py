@@ -15,6 +15,10 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
+from runtime.interrupts import Interrupted
+
+__all__ = ["Events", "Interrupted", "Put", "Signals"]
+
 T = TypeVar("T")
 Put = Callable[[T], None]
 
@@ -22,18 +26,6 @@ HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 TICK_SECONDS = 0.1
 """How long a signal may go unseen."""
-
-
-class Interrupted(BaseException):
-    """The command is to end because of a signal. No Exception, so that no library swallows it.
-
-    Attributes:
-        signum: the signal.
-    """
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(signum)
-        self.signum = signum
 
 
 class Signals:
