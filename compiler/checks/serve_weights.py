@@ -10,9 +10,9 @@ from compiler import catalog
 from compiler.facts import Facts
 from compiler.serving import features
 from compiler.serving import flags as vllm
-from compiler.serving.container import is_loopback
 from compiler.serving.weights import HUB_ID
 from compiler.wording import plural
+from runtime.serving.hosts import is_loopback
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:

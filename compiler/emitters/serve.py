@@ -13,8 +13,9 @@ from compiler import pins
 from compiler.emitters.folders import assignment
 from compiler.emitters.kubernetes import emit_kubernetes
 from compiler.render import render, shell_word, yaml_string
-from compiler.serving.container import Container, Volume, container, is_loopback, own_address
+from compiler.serving.container import Container, Volume, container, own_address
 from compiler.serving.weights import Weights
+from runtime.serving.hosts import is_loopback
 
 if TYPE_CHECKING:
     from compiler.program import Program

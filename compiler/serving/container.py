@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from compiler.serving import blocks, features
 from compiler.serving import flags as vllm
 from compiler.serving.weights import Weights, adapter_weights, model_weights
+from runtime.serving.hosts import is_loopback
 
 if TYPE_CHECKING:
     from spec.language import Recipe, Serve
@@ -220,16 +221,6 @@ def server_environment(serve: Serve, offline: bool) -> dict[str, str]:
     hub = {"HF_HUB_OFFLINE": "1"} if offline else {"HF_HOME": HUB_CACHE}
     environment = {"VLLM_XLA_CACHE_PATH": XLA_CACHE, **hub, "VLLM_NO_USAGE_STATS": "1"}
     return environment | blocks.environment(serve)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from its own machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def own_address(host: str) -> str:

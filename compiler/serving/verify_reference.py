@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import UserError
+from runtime.memory import available_memory
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
 SPARE = 1.5e9
 """Bytes beside the weights: torch itself, activations, and log probabilities over a large vocabulary."""
-
-MEMORY = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -154,21 +152,6 @@ def count_numbers(folder: Path) -> int:
     if not count:
         raise UserError(f"{folder} holds no weights: no .safetensors file", "run merge.py")
     return count
-
-
-def available_memory() -> int | None:
-    """Bytes that programs can still take without swapping; None where the system does not say."""
-    try:
-        fields = dict(line.split(":", 1) for line in MEMORY.read_text("ascii").splitlines() if ":" in line)
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return None
-    try:  # a container may be given less than its machine has
-        limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        return max(0, min(free, limit + int(stat["inactive_file"])))
-    except (OSError, KeyError, ValueError):
-        return free
 
 
 class Tokens:

@@ -29,6 +29,7 @@ from runtime.export.arithmetic import Change, changed_blocks
 from runtime.export.merged_files import UNUSABLE, check_files
 from runtime.export.sampling import Sampled, check_tensors
 from runtime.full import TrainedWeights
+from runtime.memory import available_memory
 from runtime.progress import readable_size
 from runtime.settings import MeshSettings, ModelSettings
 from runtime.trained import TrainedAdapters
@@ -63,9 +64,6 @@ which adds up to about a hundredth of the effect of rounding them all."""
 
 SPARE = 1 << 30
 """Bytes of memory for the interpreter, the compiler and what a layer computes on the way."""
-
-MEMORY = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -207,22 +205,6 @@ def logits_bytes(base: BaseCheckpoint, trained: TrainedAdapters | TrainedWeights
         adapters = sum(a.size + b.size for a, b in trained.arrays.values())
     logits = len(LENGTHS) * max(LENGTHS) * base.architecture.vocab_size
     return 4 * (sum(parameters) + adapters + 2 * max(parameters) + 4 * logits) + SPARE
-
-
-def available_memory() -> int | None:
-    """Bytes that programs can still take without swapping; None where the system does not say."""
-    try:
-        lines = MEMORY.read_text(encoding="ascii").splitlines()
-        fields = dict(line.split(":", 1) for line in lines if ":" in line)
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError, IndexError):
-        return None
-    try:  # a container may be given less than its machine has
-        limit = int((CGROUP / "memory.max").read_text()) - int((CGROUP / "memory.current").read_text())
-        stat = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        return max(0, min(free, limit + int(stat["inactive_file"])))
-    except (OSError, KeyError, ValueError):
-        return free
 
 
 def compare(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import merge
+from runtime import memory, merge
 from runtime.checkpoint import BaseCheckpoint
 from runtime.peft_export import keys_as_values
 from runtime.settings import MeshSettings, ModelSettings
@@ -312,18 +312,17 @@ def test_verify_leaves_logits_out_where_memory_is_short(
 
 
 def test_memory_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime import verify
 
-    monkeypatch.setattr(verify, "MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(verify, "CGROUP", tmp_path)
-    assert verify.available_memory() is None
+    monkeypatch.setattr(memory, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    assert memory.available_memory() is None
     (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:   80 kB\n")
-    assert verify.available_memory() == 80 * 1024
+    assert memory.available_memory() == 80 * 1024
     (tmp_path / "memory.max").write_text("max\n")
-    assert verify.available_memory() == 80 * 1024
+    assert memory.available_memory() == 80 * 1024
     for name, text in (("max", "50000\n"), ("current", "40000\n"), ("stat", "anon 1\ninactive_file 7000\n")):
         (tmp_path / f"memory.{name}").write_text(text)
-    assert verify.available_memory() == 17_000, "a container's limit, less what cannot be dropped"
+    assert memory.available_memory() == 17_000, "a container's limit, less what cannot be dropped"
 
 
 def test_verify_says_so_when_there_is_nothing_to_see(

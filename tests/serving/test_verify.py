@@ -23,6 +23,7 @@ from compiler.serving.verify import verify
 from compiler.serving.verify_compare import Compared, Step, Tolerance, problems, tolerance
 from compiler.serving.verify_endpoint import Case, Reply
 from compiler.serving.verify_reference import Reference, ServedTypes, Tokens
+from runtime import memory
 from runtime.errors import UserError
 from tests import tiny
 from tests.serving.fake_vllm import END, FakeVllm, Language, Ranked, Said
@@ -357,7 +358,7 @@ def test_a_model_that_memory_does_not_hold(
     checkpoint: Path, fake: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 4000000 kB\nMemAvailable:  1000000 kB\n")
-    monkeypatch.setattr(verify_reference, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "MEMORY", tmp_path / "meminfo")
     monkeypatch.setattr(verify_reference, "count_numbers", lambda folder: 31_000_000_000)
     server = fake(["m"])
     said = refusal(lambda: check(server, checkpoint))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from runtime.serving.hosts import is_loopback
 
 DEVICES = Path("/sys/bus/pci/devices")
 GOOGLE = "0x1ae0"
@@ -41,7 +42,7 @@ class Machine:
 def look(url: str, devices: Path = DEVICES) -> Machine:
     """The machine behind an address: this one, where the address is its own."""
     host = (urlsplit(url).hostname or "").lower()
-    if not _own(host):
+    if not is_loopback(host):
         return Machine(f"the machine at {host}", f"the machine that answered at {url}", None)
     found: Counter[str] = Counter()
     for vendor in devices.glob("*/vendor"):
@@ -56,12 +57,3 @@ def look(url: str, devices: Path = DEVICES) -> Machine:
         return Machine(f"{name} without a TPU", f"{name}, which shows no TPU and answered at {url}", {})
     chips = " and ".join(f"{count} {kind} chip{'s' * (count > 1)}" for kind, count in sorted(found.items()))
     return Machine(f"{name} with {chips}", f"{name}, which shows {chips} and answered at {url}", dict(found))
-
-
-def _own(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
