@@ -228,7 +228,7 @@ def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
 
 def test_initial_values() -> None:
     from runtime.families import FAMILIES
-    from runtime.lora import initial_a
+    from runtime.initial import initial_a
 
     config = {**tiny.gemma4_text(**TWO), "model_type": "gemma4_text"}
     family = FAMILIES["gemma4"]

@@ -15,7 +15,8 @@ from runtime import merge
 from runtime.adapters import LoraSettings, build_adapters, by_pattern, lora_settings
 from runtime.checkpoint import BaseCheckpoint
 from runtime.families import FAMILIES
-from runtime.lora import initial_a, trained_mask
+from runtime.initial import initial_a
+from runtime.lora import trained_mask
 from runtime.settings import ModelSettings
 from tests import tiny
 from tests.runtime import training

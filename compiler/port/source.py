@@ -1,0 +1,112 @@
+"""A ported file as a tree whose every key and value knows its place.
+
+The files are other tools' YAML and JSON, read as those tools read them: YAML 1.1 as PyYAML has it, with
+anchors, aliases and merge keys. (Recipes themselves are read by spec.document, which refuses those.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from spec.diagnostics import Span
+
+
+class _Missing:
+    """What a key has that does not stand in the file; null is a value."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING: Any = _Missing()
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file.
+
+    Attributes:
+        path: as given on the command line.
+        file: the name to show.
+        data: its content: dicts, lists and values.
+        spans: of each value, by its key's path ("datasets[0].path").
+        keys: of each key itself, by the same path.
+    """
+
+    path: Path
+    file: str
+    data: Any
+    spans: Mapping[str, Span] = field(default_factory=dict)
+    keys: Mapping[str, Span] = field(default_factory=dict)
+
+    def get(self, key: str, default: Any = MISSING) -> Any:
+        """The value at a path, "datasets[0].path"; `default` where nothing stands there."""
+        found = self.data
+        for part in parts(key):
+            if isinstance(part, int) and isinstance(found, list) and part < len(found):
+                found = found[part]
+            elif isinstance(part, str) and isinstance(found, dict) and part in found:
+                found = found[part]
+            else:
+                return default
+        return found
+
+    def has(self, key: str) -> bool:
+        """Whether the key stands in the file, be it with null."""
+        return self.get(key) is not MISSING
+
+    def span(self, key: str) -> Span | None:
+        """The place of a value; of a null that was left empty, its key's."""
+        return self.spans.get(key) or self.keys.get(key)
+
+    def leaves(self) -> list[str]:
+        """Paths of all values, in the order of the file.
+
+        A list of plain values is one; a list of mappings, or of lists, is gone into; an empty mapping is one.
+        """
+        return list(_leaves(self.data, ""))
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The files of one port, by the role that their content gives them.
+
+    Attributes:
+        main: the recipe proper.
+        others: by role: "accelerate", "deepspeed", "dataset_info", "adapter_config".
+    """
+
+    main: Source
+    others: Mapping[str, Source] = field(default_factory=dict)
+
+    def all(self) -> list[Source]:
+        """The main file first."""
+        return [self.main, *self.others.values()]
+
+
+def parts(key: str) -> list[str | int]:
+    """ "a.b[0].c" as ["a", "b", 0, "c"]."""
+    out: list[str | int] = []
+    for piece in key.split("."):
+        name, *indices = piece.split("[")
+        if name:
+            out.append(name)
+        out += [int(index.rstrip("]")) for index in indices]
+    return out
+
+
+def _leaves(node: Any, path: str) -> Any:
+    if isinstance(node, dict) and node:
+        for key, value in node.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list) and any(isinstance(item, dict | list) for item in node):
+        for index, item in enumerate(node):
+            yield from _leaves(item, f"{path}[{index}]")
+    elif path:
+        yield path
