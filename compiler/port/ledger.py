@@ -72,6 +72,7 @@ class Ledger:
         lines: the recipe's values by dotted path ("train.optimizer.learning_rate", "data.train"); a list or a
             mapping that is given whole is one value.
         diagnostics: errors: a recipe is then written with --partial alone; warnings and notes are shown.
+        files: what the recipe needs beside it, by name, as text: the file of `data.transform`.
     """
 
     sources: Sources
@@ -79,6 +80,7 @@ class Ledger:
     findings: list[Finding] = field(default_factory=list)
     lines: dict[str, Line] = field(default_factory=dict)
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
 
     def exact(self, source: Source, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
         """A key that means the same here; without `sets` it has nothing to say here (the note tells why)."""

@@ -6,7 +6,8 @@ anchors, aliases and merge keys. (Recipes themselves are read by spec.document, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,15 +48,7 @@ class Source:
 
     def get(self, key: str, default: Any = MISSING) -> Any:
         """The value at a path, "datasets[0].path"; `default` where nothing stands there."""
-        found = self.data
-        for part in parts(key):
-            if isinstance(part, int) and isinstance(found, list) and part < len(found):
-                found = found[part]
-            elif isinstance(part, str) and isinstance(found, dict) and part in found:
-                found = found[part]
-            else:
-                return default
-        return found
+        return _find(self.data, key, default)
 
     def has(self, key: str) -> bool:
         """Whether the key stands in the file, be it with null."""
@@ -101,12 +94,37 @@ def parts(key: str) -> list[str | int]:
     return out
 
 
-def _leaves(node: Any, path: str) -> Any:
+def _find(node: Any, key: str, default: Any) -> Any:
+    """What stands at a path below a node; a key may itself have dots and brackets."""
+    if not key:
+        return node
+    if isinstance(node, list) and (index := _INDEX.match(key)) and int(index[1]) < len(node):
+        return _find(node[int(index[1])], key[index.end() :], default)
+    if isinstance(node, dict):
+        if key in node:
+            return node[key]
+        for name, value in node.items():
+            if key.startswith((f"{name}.", f"{name}[")):
+                found = _find(value, key[len(name) :].removeprefix("."), MISSING)
+                if found is not MISSING:
+                    return found
+    return default
+
+
+_INDEX = re.compile(r"\[(\d+)\]\.?")
+
+
+def _leaves(node: Any, path: str) -> Iterator[str]:
     if isinstance(node, dict) and node:
         for key, value in node.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+            yield from _leaves(value, join(path, key))
     elif isinstance(node, list) and any(isinstance(item, dict | list) for item in node):
         for index, item in enumerate(node):
             yield from _leaves(item, f"{path}[{index}]")
     elif path:
         yield path
+
+
+def join(path: str, key: str) -> str:
+    """The path of a key below a path, "" for the root."""
+    return f"{path}.{key}" if path else key

@@ -6,3 +6,66 @@ A dialect module has:
     MARKS       keys that tell it from the others: the more of them stand in a file, the likelier it is
     port(ledger)    goes through ledger.sources and says of every key what became of it
 """
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol, cast
+
+from compiler.port.ledger import Ledger
+
+
+class Module(Protocol):
+    """What a dialect module has."""
+
+    NAME: str
+    TITLE: str
+    MARKS: Collection[str]
+
+    def port(self, ledger: Ledger) -> None: ...
+
+
+@dataclass(frozen=True)
+class Known:
+    """A dialect before its module is imported.
+
+    Attributes:
+        module: its name in this package.
+        telling: keys to name where none of a dialect's marks is found.
+        roles: files of other kinds that belong to it.
+        interpolates: whether it reads `${key}` as the value of another key of the file.
+    """
+
+    module: str
+    telling: str
+    roles: tuple[str, ...] = ()
+    interpolates: bool = False
+
+
+_GPUS = ("accelerate", "deepspeed")
+
+KNOWN = {
+    "axolotl": Known("axolotl", "base_model, datasets, micro_batch_size, sequence_len", _GPUS),
+    "llamafactory": Known(
+        "llamafactory", "stage, finetuning_type, template, dataset, cutoff_len", (*_GPUS, "dataset_info")
+    ),
+    "trl": Known("trl", "dataset_name, use_peft, max_length, attn_implementation", _GPUS),
+    "trainer": Known(
+        "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
+    ),
+    "torchtune": Known("torchtune", "model._component_, tokenizer._component_", interpolates=True),
+    "litgpt": Known("litgpt", "checkpoint_dir, data.class_path, train.global_batch_size"),
+}
+"""By the name for --from."""
+
+
+def load(name: str) -> Module:
+    """A dialect's module."""
+    return cast(Module, import_module(f"compiler.port.dialects.{KNOWN[name].module}"))
+
+
+def every() -> list[Module]:
+    """All dialects."""
+    return [load(name) for name in KNOWN]

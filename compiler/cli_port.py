@@ -1,0 +1,257 @@
+"""The command `recipe port`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from compiler.cli_base import DONE, FAILED, Format, color, say, show
+
+if TYPE_CHECKING:
+    from compiler.hardware import Accelerator
+    from compiler.port.port import Asked, Ported
+    from spec.diagnostics import Diagnostic
+
+PLAIN_WIDTH = 110
+"""Columns of the table where the output is no terminal."""
+
+
+class Dialect(str, Enum):  # noqa: UP042 (as Format)
+    """The tools whose files can be ported."""
+
+    AXOLOTL = "axolotl"
+    LLAMAFACTORY = "llamafactory"
+    TRL = "trl"
+    TRAINER = "trainer"
+    TORCHTUNE = "torchtune"
+    LITGPT = "litgpt"
+
+
+class Shape(str, Enum):  # noqa: UP042 (as Format)
+    """How the report is shown."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+def port(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="The config of another tool, and the files that go with it: accelerate's or DeepSpeed's, "
+            "dataset_info.json, adapter_config.json.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="RECIPE",
+            help="The recipe's file; - or none is stdout.",
+            show_default=False,
+        ),
+    ] = None,
+    dialect: Annotated[
+        Dialect | None,
+        typer.Option("--from", help="Whose config it is; recognised by itself.", show_default=False),
+    ] = None,
+    accelerator: Annotated[
+        str, typer.Option("--accelerator", metavar="NAME", help="The machine that the recipe is for.")
+    ] = "v5p-8",
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            "--devices",
+            metavar="N",
+            min=1,
+            help="GPUs that the source runs on, where its files do not say it.",
+            show_default=False,
+        ),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Choose the mesh by compiling the step for the accelerator.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail on anything approximated or unsupported.")
+    ] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write the recipe even if it is not whole; it says so.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write the report: .md or .json.", show_default=False),
+    ] = None,
+    format: Annotated[Shape, typer.Option("--format", help="How the report is shown.")] = Shape.TEXT,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a key of the config; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Take a GPU recipe of another tool over, with a report on every key.
+
+    The report goes to stdout, or to stderr when the recipe does. Exits with 1 when the run cannot be taken
+    over.
+    """
+    from compiler.port.port import Asked
+    from compiler.port.port import port as ported
+
+    target = None if output is None or str(output) == "-" else output
+    _refuse_report(report)
+    problems = [*_in_the_way(target, "-o", files, force), *_in_the_way(report, "--report", files, force)]
+    machine = _accelerator(accelerator)
+    if problems or isinstance(machine, list):
+        _fail([*problems, *(machine if isinstance(machine, list) else [])], format)
+    asked = Asked(
+        machine,
+        dialect.value if dialect else None,
+        devices,
+        partial,
+        target or Path("recipe.yaml"),
+        tuple(sets or ()),
+        writes=target is not None,
+        force=force,
+    )
+    made = ported(files, asked)
+    if plan and made.whole:
+        _plan(made, asked)
+    refusal = _strict(made) if strict else None
+    made.diagnostics += [refusal] if refusal else []
+    written = bool(made.text) and refusal is None and (made.whole or partial)
+    _show(made, format, stdout=target is not None or not written)
+    if report is not None and made.rows:
+        _write(report, _rendered(made, Shape.JSON if report.suffix == ".json" else Shape.MARKDOWN))
+    if not written:
+        raise typer.Exit(FAILED)
+    if target is None:
+        print(made.text, end="")
+    else:
+        for name, content in (made.ledger.files if made.ledger else {}).items():
+            _write(target.parent / name, content)
+        _write(target, made.text)
+        say(f"{target}: {'a partial recipe, ' if made.missing else ''}ported from {made.title}")
+    raise typer.Exit(DONE)
+
+
+def _refuse_report(report: Path | None) -> None:
+    if report is not None and report.suffix not in (".md", ".json"):
+        raise typer.BadParameter(f"{report} is neither .md nor .json", param_hint="--report")
+
+
+def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: bool) -> list[Diagnostic]:
+    """Why a file cannot be written; found before any work is done."""
+    from spec.diagnostics import Diagnostic
+
+    if target is None:
+        return []
+    if any(target.resolve() == file.resolve() for file in files):
+        return [
+            Diagnostic("E1112", f"{target} is ported, and would be replaced", help=f"give {option} another")
+        ]
+    if target.is_dir():
+        return [Diagnostic("E1112", f"{target} is a folder", help=f"{option} {target / 'recipe.yaml'}")]
+    if not target.parent.is_dir():
+        message = f"{target} cannot be written: there is no folder {target.parent}"
+        return [Diagnostic("E1112", message, help=f"mkdir -p {target.parent}")]
+    if target.exists() and not force:
+        return [Diagnostic("E1112", f"{target} is there already", help="--force replaces it")]
+    return []
+
+
+def _accelerator(name: str) -> Accelerator | list[Diagnostic]:
+    from compiler.hardware import UnknownAccelerator, from_name, from_topology
+    from spec.diagnostics import Diagnostic
+
+    try:
+        return from_topology(name) if ":" in name else from_name(name)
+    except UnknownAccelerator as error:
+        return [Diagnostic("E0201", str(error), help=error.help)]
+
+
+def _fail(diagnostics: Sequence[Diagnostic], format: Shape) -> NoReturn:
+    """Shows what is wrong before there is a report."""
+    from compiler.port.port import Ported
+    from compiler.port.report import to_json
+
+    if format is Shape.JSON:
+        print(to_json(Ported(diagnostics=list(diagnostics)).to_dict()), end="")
+    else:
+        show(diagnostics, Format.TEXT)
+    raise typer.Exit(FAILED)
+
+
+def _plan(made: Ported, asked: Asked) -> None:
+    from compiler.cli_plan import progress_line
+    from compiler.plan.search import search
+    from compiler.port.plan import MOST
+    from compiler.port.plan import plan as planned
+
+    with progress_line("planning the mesh") as progress:
+        planned(made, asked, lambda program: search(program, progress=progress, most=MOST))
+
+
+def _strict(made: Ported) -> Diagnostic | None:
+    """What --strict fails on, as one finding at the first such key."""
+    from compiler.wording import plural
+    from spec.diagnostics import Diagnostic
+
+    if not made.inexact:
+        return None
+    first = made.inexact[0]
+    message = (
+        f"--strict: {plural(len(made.inexact), 'key')} not taken over one to one, the first `{first.key}`"
+    )
+    return Diagnostic("E1113", message, help="remove those keys from the source, or port without --strict")
+
+
+def _show(made: Ported, format: Shape, stdout: bool) -> None:
+    """The report and the findings; in JSON the findings are part of it."""
+    stream = sys.stdout if stdout else sys.stderr
+    if format is Shape.JSON or made.rows:
+        print(_rendered(made, format, stream), end="", file=stream)
+    if format is not Shape.JSON:
+        stream.flush()
+        show(made.diagnostics, Format.TEXT)
+
+
+def _rendered(made: Ported, format: Shape, stream: object = None) -> str:
+    from compiler.port import report, report_text
+
+    if format is Shape.JSON:
+        return report.to_json(made.to_dict())
+    if format is Shape.MARKDOWN:
+        return report.markdown(made.title, made.files, made.rows)
+    colored = stream is not None and color(stream)
+    width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH
+    return report_text.text(made.title, made.files, made.rows, width, colored)
+
+
+def _write(target: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

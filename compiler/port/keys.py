@@ -1,0 +1,219 @@
+"""Goes through a section of a ported file: reads its values, and says once of each key what became of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.port.ledger import Ledger
+from compiler.port.source import MISSING, Source
+from compiler.wording import listing
+
+TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
+"""Switches as text: YAML 1.1's words in quotes, and those of accelerate's files."""
+
+
+@dataclass
+class Keys:
+    """The keys of one section.
+
+    Attributes:
+        tool: whose defaults are written out, "TRL".
+        defaults: of its keys; one that is not among them has none.
+        prefix: the section's path with its dot, "train."; "" for the file itself.
+        said: keys that have been spoken of.
+        sections: the keys of the sections within, once `below` has given them.
+    """
+
+    ledger: Ledger
+    source: Source
+    tool: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    prefix: str = ""
+    said: set[str] = field(default_factory=set)
+    sections: dict[str, Keys] = field(default_factory=dict)
+
+    def below(self, key: str, defaults: Mapping[str, Any] | None = None) -> Keys:
+        """The keys of a section within this one."""
+        if key not in self.sections:
+            made = Keys(self.ledger, self.source, self.tool, defaults or {}, f"{self.prefix}{key}.")
+            self.sections[key] = made
+        return self.sections[key]
+
+    def stands(self, key: str) -> bool:
+        """Whether the key is in the file, be it with null."""
+        return self.source.has(self.prefix + key)
+
+    def given(self, key: str) -> bool:
+        """Whether the file gives the key a value."""
+        return self.source.get(self.prefix + key) not in (MISSING, None)
+
+    def value(self, key: str) -> Any:
+        """The key's value, or else its default; None for neither."""
+        found = self.source.get(self.prefix + key)
+        return self.defaults.get(key) if found is MISSING or found is None else found
+
+    def number(self, key: str) -> float | None:
+        """A number, also as text (PyYAML reads 1e-4 as one); for anything else an error, and the default."""
+        found = self.value(key)
+        if found is None:
+            return None
+        made = as_number(found)
+        return self._wrong(key, "a number") if made is None else made
+
+    def integer(self, key: str) -> int | None:
+        """A whole number, as `number`."""
+        found = self.number(key)
+        if found is None or int(found) == found:
+            return None if found is None else int(found)
+        return self._wrong(key, "a whole number")
+
+    def flag(self, key: str) -> bool:
+        """A switch; its default, or else False, for anything else, which is an error."""
+        found = self.value(key)
+        if found is None or isinstance(found, bool):
+            return bool(found)
+        if str(found).lower() in (*TRUE, *FALSE):
+            return str(found).lower() in TRUE
+        return bool(self._wrong(key, "true or false"))
+
+    def text(self, key: str) -> str | None:
+        """A text; the default for anything else, which is an error."""
+        found = self.value(key)
+        if found is None or isinstance(found, str):
+            return found
+        return self._wrong(key, "a text")
+
+    def texts(self, key: str) -> list[str] | str | None:
+        """A text or a list of texts; the default for anything else, which is an error."""
+        found = self.value(key)
+        if found is None or isinstance(found, str):
+            return found
+        if isinstance(found, list) and all(isinstance(item, str) for item in found):
+            return found
+        return self._wrong(key, "a text, or a list of texts")
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """A mapping; {} for none."""
+        found = self.value(key)
+        if found is None or isinstance(found, dict):
+            return found or {}
+        return self._wrong(key, "a mapping") or {}
+
+    def choice(self, key: str, choices: Iterable[str]) -> str | None:
+        """One of some words; the default for anything else, which is an error."""
+        found, known = self.value(key), list(choices)
+        if found is None or found in known:
+            return found
+        return self._wrong(key, listing(known, "or"))
+
+    def say(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
+        """What a key became: exact without a note, approximated with one; its default where it is absent."""
+        path = self.prefix + key
+        if key in self.said:
+            self._set(sets)
+        elif self.given(key):
+            if note:
+                self.ledger.approximated(self.source, path, sets or {}, note)
+            else:
+                self.ledger.exact(self.source, path, sets)
+        elif self.stands(key):
+            self.ledger.exact(self.source, path, sets, f"null: as without the key{note and '; ' + note}")
+        elif sets:
+            whose = f"{self.tool}'s default"
+            self.ledger.defaulted(path, self.value(key), sets, f"{whose}; {note}" if note else whose)
+        self.said.add(key)
+
+    def same(self, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
+        """A key of the file that means the same here; the note tells what is to be known all the same."""
+        if key not in self.said and self.stands(key):
+            self.ledger.exact(self.source, self.prefix + key, sets, note)
+        elif sets:
+            self.say(key, sets)
+        self.said.add(key)
+
+    def default(self, key: str, value: Any, sets: Mapping[str, Any], note: str = "") -> None:
+        """A default that the tool computes, and that holds where the key has no value.
+
+        Args:
+            note: whose it is; the tool's own when empty.
+        """
+        note = note or f"{self.tool}'s default"
+        if key in self.said:
+            self._set(sets)
+        elif self.stands(key):
+            self.ledger.exact(self.source, self.prefix + key, sets, f"null: as without the key; {note}")
+        else:
+            self.ledger.defaulted(self.prefix + key, value, sets, note)
+        self.said.add(key)
+
+    def passive(self, keys: Iterable[str], note: str) -> None:
+        """Keys that have no bearing on the run's numbers here, and why."""
+        for key in keys:
+            self.same(key, note=note)
+
+    def unless(self, key: str, idle: Iterable[Any], note: str) -> None:
+        """A key without a counterpart, which does nothing at `idle` values; `note` is what others change."""
+        if key in self.said or not self.stands(key):
+            return
+        value = self.value(key)
+        if not self.given(key) or any(value is one or value == one for one in idle):
+            self.same(key, note="off")
+        else:
+            self.ledger.unsupported(self.source, self.prefix + key, note)
+        self.said.add(key)
+
+    def refuse(self, key: str, code: str, message: str, help: str) -> None:
+        """A key without which the run would be another one."""
+        if key not in self.said:
+            self.ledger.refused(self.source, self.prefix + key, code, message, help)
+        self.said.add(key)
+
+    def mappings(self, names: Iterable[str]) -> None:
+        """Sections that are empty, or no mappings, which is an error; others are spoken of key by key."""
+        for name in names:
+            found = self.source.get(self.prefix + name)
+            if found is MISSING or name in self.said or (isinstance(found, dict) and found):
+                continue
+            if not found and found is not False:
+                self.same(name, note="empty: as without the key")
+            else:
+                self.refuse(
+                    name, "E1160", f"{name} is no mapping of keys", f"write the keys of {name} below it"
+                )
+
+    def _set(self, sets: Mapping[str, Any] | None) -> None:
+        for path, made in (sets or {}).items():
+            self.ledger.set(path, made)
+
+    def _wrong(self, key: str, what: str) -> Any:
+        found = self.source.get(self.prefix + key)
+        shown = repr(found) if len(repr(found)) < 60 else "this"
+        name = (self.prefix + key).rpartition(".")[2]
+        default = self.defaults.get(key)
+        way = f"{name}: {_plain(default)}" if default is not None else "correct the value, or remove the key"
+        self.refuse(key, "E1160", f"{shown} is not {what}, which {self.tool}'s {key} is", way)
+        return default
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text, for a set of keys."""
+    return frozenset(text.split())
+
+
+def as_number(value: Any) -> float | None:
+    """A finite number, also one that was written as text; None for anything else."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,1 @@
+"""What the tools' common notions mean in a recipe; plain values in, plain results out."""

@@ -1,0 +1,86 @@
+"""Where a tool's data set lies, as a source of a recipe."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".array_record")
+"""Ends of files' names that a recipe reads, also with .gz or .zst."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data set's place.
+
+    Attributes:
+        path: of `data.train[].path`; None for a place that a recipe cannot name.
+        note: why not, or how it differs; "" for neither.
+    """
+
+    path: str | None
+    note: str = ""
+
+
+def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
+    """The recipe's source for what `datasets.load_dataset` (or a tool's own loader) is given.
+
+    Args:
+        path: an id of the hub, a file, a folder or an address; a reader's name ("json") beside `data_files`.
+        data_files: files of their own, or of the repository.
+    """
+    files = [data_files] if isinstance(data_files, str) else list(data_files or ())
+    if files:
+        if len(files) > 1:
+            return Place(None, "several data_files: each is a source of its own here")
+        if path in ("json", "csv", "parquet", "arrow") or is_local(path):
+            return place(files[0])
+        return Place(None, f"a file of a repository ({files[0]}): download it and name it as a source")
+    if path.startswith("hf://"):
+        return Place(path)
+    if path.startswith(("gs://", "gcs://")):
+        return Place("gs://" + path.partition("://")[2])
+    if "://" in path:
+        return Place(
+            None, f"{path.partition('://')[0]}:// cannot be read here: copy the file to a folder or to gs://"
+        )
+    if is_local(path):
+        return Place(path)
+    if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+        return Place(f"hf://{path}")
+    return Place(None, "neither a file nor an id of the Hugging Face hub")
+
+
+def is_local(path: str) -> bool:
+    """Whether a path means a file or a folder: by how it begins or ends; nothing is looked up."""
+    if path.startswith(("./", "../", "/", "~")):
+        return True
+    name = PurePosixPath(path)
+    ends = [suffix for suffix in name.suffixes if suffix not in (".gz", ".zst")]
+    return (bool(ends) and ends[-1] in (*FILES, ".txt")) or path.count("/") > 1
+
+
+def source(
+    path: str, split: str | None = None, config: str | None = None, limit: int | None = None
+) -> dict[str, Any] | str:
+    """An entry of `data.train` as short as it can be written."""
+    made: dict[str, Any] = {"path": path}
+    for key, value in (("split", split), ("config", config), ("limit", limit)):
+        if value is not None:
+            made[key] = value
+    return path if len(made) == 1 else made
+
+
+def evaluation(size: float | int) -> dict[str, Any]:
+    """What holding out a part of the rows is: `val_set_size`, `val_size`.
+
+    Args:
+        size: a share in (0, 1), or a number of rows.
+
+    Returns:
+        The recipe's values; {} for none, or for a number of rows, which a recipe cannot hold out.
+    """
+    return {"data.eval_fraction": float(size)} if 0 < size < 1 else {}

@@ -1,0 +1,81 @@
+"""The model that a tool's file names, as a recipe's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.catalog import Model, UnknownModel, entries, find, is_directory
+from runtime.families import UnsupportedCheckpoint
+
+_QUANTISED = re.compile(r"-(?:unsloth-)?(?:bnb-4bit|bnb-8bit|4bit|8bit)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model by its name.
+
+    Attributes:
+        id: of `model.id`.
+        model: None where nothing is known of it.
+        note: how `id` differs from what the file says, "" where it does not.
+        error, help: why there is no `model`.
+    """
+
+    id: str
+    model: Model | None
+    note: str = ""
+    error: str = ""
+    help: str = ""
+
+
+def resolve(name: str, folder: Path) -> Named:
+    """The model of a name as `from_pretrained` takes it.
+
+    A copy that others publish (unsloth/Qwen3-8B, NousResearch/Llama-3.2-1B) is taken for its original.
+
+    Args:
+        folder: what a relative path is relative to.
+    """
+    given = name
+    if not is_directory(name) and (folder / name).is_dir() and name not in entries():
+        given = f"./{name}"
+    try:
+        return Named(given, find(given, folder))
+    except UnsupportedCheckpoint as error:
+        return Named(given, None, error=str(error), help="name another model, in the file or by --set KEY=ID")
+    except UnknownModel as error:
+        original = original_of(name)
+        if original is None:
+            return Named(given, None, error=str(error), help=error.help)
+    try:
+        model = find(original, folder)
+    except UnsupportedCheckpoint as error:
+        return Named(
+            original, None, error=str(error), help="name another model, in the file or by --set KEY=ID"
+        )
+    same = "quantised by its publisher" if _QUANTISED.search(name) else "the same weights and tokens"
+    return Named(original, model, f"the original of {name}, which is a copy: {same}")
+
+
+def original_of(name: str) -> str | None:
+    """The id in the catalogue that has a copy's name, None for none."""
+    bare = _QUANTISED.sub("", name.rpartition("/")[2]).lower()
+    spellings = {bare, bare.removeprefix("meta-"), f"meta-{bare}"}
+    found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
+    return found[0] if len(found) == 1 else None
+
+
+def chat_sibling(model: Model) -> str | None:
+    """The id of the chat-tuned model of the same family and size, whose tokenizer has the family's template.
+
+    None where the model is tuned itself, or there is none.
+    """
+    if model.chat:
+        return None
+    base = re.sub(r"-(?:pt|Base)$", "", model.id)
+    for known in (f"{base}-it", f"{base}-Instruct", base):
+        if known != model.id and (entries().get(known) or {}).get("chat"):
+            return known
+    return None

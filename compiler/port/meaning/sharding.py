@@ -1,0 +1,266 @@
+"""How a run lay on its GPUs: accelerate's file, FSDP's and DeepSpeed's settings.
+
+A recipe's mesh is chosen for its TPU; of these files the number of data-parallel devices bears on the run (it
+multiplies the batch), and what goes with it: precision, clipping, rematerialisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.port.keys import Keys, as_number, words
+from compiler.port.ledger import Ledger
+from compiler.port.source import Source, join
+
+MESH = "the mesh is chosen for the accelerator: weights and optimizer state are split over its fsdp axis"
+MEMORY = "where memory lies changes no number; the checks and `recipe plan` say whether it fits here"
+LAUNCHER = "how processes find each other; a TPU's hosts have their own way"
+SPEED = "how fast it runs, not what it computes"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the files say that a run was started.
+
+    Attributes:
+        processes: GPUs in all; None where the files do not say.
+        shared: GPUs that work on the same rows: tensor, context and sequence parallelism.
+        mixed_precision: "no", "fp16", "bf16", "fp8"; None where the files do not say.
+        remat: whether FSDP rematerialises activations.
+        deepspeed: whether DeepSpeed runs the training.
+    """
+
+    processes: int | None = None
+    shared: int = 1
+    mixed_precision: str | None = None
+    remat: bool = False
+    deepspeed: bool = False
+
+
+@dataclass(frozen=True)
+class DeepSpeed:
+    """What a DeepSpeed configuration takes over from the trainer.
+
+    Attributes:
+        optimizer: its class ("AdamW"); None leaves the trainer's.
+        scheduler: its class ("WarmupDecayLR"); None leaves the trainer's.
+        shared: devices that work on the same rows.
+    """
+
+    optimizer: str | None = None
+    scheduler: str | None = None
+    shared: int = 1
+
+
+def devices(ledger: Ledger, launch: Launch) -> int:
+    """GPUs that the run used: --devices, or the files' number, or 1."""
+    return ledger.devices or launch.processes or 1
+
+
+def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None) -> Launch:
+    """Speaks of every key of accelerate's file (`accelerate launch --config_file`).
+
+    Args:
+        expected: what the trainer says of DeepSpeed's keys, as for `deepspeed`.
+    """
+    keys = Keys(ledger, source, "accelerate", {"num_machines": 1, "mixed_precision": "no"})
+    kind = str(keys.value("distributed_type") or "NO").upper()
+    single = kind in ("NO", "NONE")
+    launch = Launch(1 if single else None, deepspeed=kind == "DEEPSPEED")
+    if kind in ("MEGATRON_LM", "XLA", "TPU"):
+        keys.unless(
+            "distributed_type", (), f"{kind} is another trainer; batches are taken as of data parallelism"
+        )
+    else:
+        keys.passive(("distributed_type",), MESH)
+    if keys.given("num_processes") and (count := keys.integer("num_processes")) is not None:
+        if count < 1:
+            keys.same("num_processes", note="the launcher's own number: give it with --devices")
+        elif single:
+            keys.same("num_processes", note="one process: distributed_type is NO")
+        else:
+            launch = replace(launch, processes=count)
+            keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
+    keys.same("num_processes", note="the launcher's own number: give it with --devices")
+    launch = replace(launch, mixed_precision=keys.text("mixed_precision"))
+    keys.same("mixed_precision", note="the trainer's own bf16 and fp16 win over it")
+    keys.passive(("num_machines",), "machines are counted in num_processes")
+    launch = replace(launch, remat=fsdp(keys.below("fsdp_config")))
+    launch = replace(launch, shared=parallelism(keys.below("parallelism_config")))
+    section = keys.below("deepspeed_config")
+    if keys.given("deepspeed_config"):
+        made = deepspeed(section, expected or {})
+        launch = replace(launch, shared=launch.shared * made.shared)
+    for name in ("fp8_config", "megatron_lm_config"):
+        if keys.mapping(name):
+            keys.unless(name, (), "another arithmetic or another trainer: it has no counterpart")
+    keys.passive(("dynamo_config", "dynamo_backend"), SPEED)
+    for name in source.data if isinstance(source.data, dict) else ():
+        if name in _CLUSTER:
+            keys.same(name, note=LAUNCHER)
+    return launch
+
+
+_CLUSTER = words(
+    """compute_environment debug use_cpu machine_rank gpu_ids main_process_ip main_process_port rdzv_backend
+    same_network main_training_function enable_cpu_affinity mpirun_config downcast_bf16 tpu_name tpu_zone
+    tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env fp8_config megatron_lm_config fp16
+    deepspeed_config fsdp_config parallelism_config ec2_instance_type iam_role_name image_uri profile region
+    base_job_name pytorch_version transformers_version py_version sagemaker_inputs_file sagemaker_metrics_file
+    sagemaker_metrics_file additional_args"""
+)
+
+
+def fsdp(keys: Keys) -> bool:
+    """Speaks of the keys of an `fsdp_config`, written with the prefix fsdp_ or without.
+
+    Returns:
+        whether it rematerialises activations.
+    """
+    remat = False
+    for name in _names(keys):
+        bare = str(name).removeprefix("fsdp_")
+        if bare in ("activation_checkpointing", "xla_fsdp_grad_ckpt"):
+            remat = remat or keys.flag(name)
+            keys.same(name, {"remat.policy": "decoder"} if keys.flag(name) else None, "the same numbers")
+        elif bare in _FSDP_SPLIT:
+            keys.same(name, note=MESH)
+        elif bare in _FSDP_MEMORY:
+            keys.same(name, note=MEMORY)
+        elif bare in _FSDP_SPEED:
+            keys.same(name, note=SPEED)
+        elif bare == "state_dict_type":
+            keys.same(name, note="checkpoints have one layout here")
+        elif bare == "mixed_precision_policy":
+            keys.same(name, note="the precision is model.dtype here")
+    return remat
+
+
+_FSDP_SPLIT = words(
+    """version fsdp sharding_strategy reshard_after_forward auto_wrap_policy transformer_layer_cls_to_wrap
+    min_num_params use_orig_params sync_module_states xla xla_fsdp_v2 xla_fsdp_settings
+    final_reshard_after_forward final_state_dict_type"""
+)
+_FSDP_MEMORY = words(
+    """offload_params cpu_offload cpu_offload_pin_memory cpu_ram_efficient_loading
+    activation_checkpointing_offload"""
+)
+_FSDP_SPEED = words("backward_prefetch forward_prefetch limit_all_gathers")
+
+
+def parallelism(keys: Keys) -> int:
+    """Speaks of the keys of a `parallelism_config`, with accelerate's prefix or without.
+
+    Returns:
+        GPUs that share their rows: tp_size x cp_size x sp_size.
+    """
+    shared = 1
+    for name in _names(keys):
+        bare = str(name).removeprefix("parallelism_config_")
+        if bare in ("tp_size", "cp_size", "sp_size"):
+            size = keys.integer(name) or 1
+            shared *= max(size, 1)
+            keys.same(name, note=f"{size} devices share their rows: they are not data-parallel")
+        elif bare in ("dp_replicate_size", "dp_shard_size"):
+            keys.same(name, note=MESH)
+        elif bare.startswith(("cp_", "sp_")):
+            keys.same(name, note=SPEED)
+    return shared
+
+
+_FROM_TRAINER = words(
+    """train_micro_batch_size_per_gpu gradient_accumulation_steps train_batch_size gradient_clipping
+    optimizer.params.lr optimizer.params.betas optimizer.params.eps optimizer.params.weight_decay
+    scheduler.params.warmup_max_lr fp16.enabled bf16.enabled"""
+)
+"""What the Trainer holds against its own arguments: `auto` takes theirs, anything else must be the same."""
+
+_DEEPSPEED: Mapping[str, str] = {
+    **dict.fromkeys(("zero_optimization", "zero_stage", "zero3_init_flag", "zero3_save_16bit_model"), MESH),
+    **dict.fromkeys(
+        ("offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path", "aio"), MEMORY
+    ),
+    **dict.fromkeys(
+        ("offload_param_nvme_path", "activation_checkpointing", "zero_force_ds_cpu_optimizer"), MEMORY
+    ),
+    "zero_allow_untested_optimizer": "a check of DeepSpeed's own",
+    **dict.fromkeys(("deepspeed_config_file", "deepspeed_hostfile", "deepspeed_exclusion_filter"), LAUNCHER),
+    **dict.fromkeys(("deepspeed_inclusion_filter", "deepspeed_multinode_launcher"), LAUNCHER),
+    "deepspeed_moe_layer_cls_names": MESH,
+    **dict.fromkeys(("communication_data_type", "seq_parallel_communication_data_type"), SPEED),
+    **dict.fromkeys(("prescale_gradients", "gradient_predivide_factor", "sparse_gradients"), SPEED),
+    **dict.fromkeys(("disable_allgather", "compile", "hybrid_engine", "dataloader_drop_last"), SPEED),
+    **dict.fromkeys(("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown"), "a log"),
+    **dict.fromkeys(("flops_profiler", "tensorboard", "wandb", "csv_monitor", "comms_logger"), "a log"),
+    "checkpoint": "checkpoints have one layout here",
+    "data_types": "gradients are accumulated in float32 here",
+}
+
+
+def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
+    """Speaks of the keys of a DeepSpeed configuration, or of accelerate's deepspeed_config.
+
+    Args:
+        expected: the trainer's values by DeepSpeed's keys ("gradient_clipping"); others are not compared.
+    """
+    found = keys.source.get(keys.prefix.rstrip(".")) if keys.prefix else keys.source.data
+    optimizer = scheduler = None
+    shared = 1
+    for leaf in _leaves(found):
+        first = leaf.partition(".")[0]
+        if leaf in _FROM_TRAINER:
+            _agree(keys, leaf, expected)
+        elif leaf in ("optimizer.type", "scheduler.type"):
+            name = keys.text(leaf)
+            optimizer, scheduler = (name, scheduler) if first == "optimizer" else (optimizer, name)
+            keys.same(leaf, note=f"in place of the trainer's {first}")
+        elif leaf in ("tensor_parallel.autotp_size", "sequence_parallel_size"):
+            size = keys.integer(leaf) or 1
+            shared *= max(size, 1)
+            keys.same(leaf, note=f"{size} devices share their rows: they are not data-parallel")
+        elif first in ("optimizer", "scheduler"):
+            keys.same(leaf, note="its counterpart among the trainer's arguments holds")
+        elif first in ("fp16", "bf16", "amp", "torch_autocast"):
+            keys.same(leaf, note="loss scaling and casts belong to the precision, which is model.dtype here")
+        elif first in ("tensor_parallel", "zero_quantized_weights"):
+            keys.same(leaf, note=SPEED)
+        elif first in _DEEPSPEED:
+            keys.same(leaf, note=_DEEPSPEED[first])
+        elif first in ("data_efficiency", "compression_training", "elasticity", "curriculum_learning"):
+            keys.unless(leaf, (False,), f"{first} has no counterpart: all rows are trained on, alike")
+    return DeepSpeed(optimizer, scheduler, shared)
+
+
+def _names(keys: Keys) -> list[str]:
+    """The keys of a section; one that is empty, or a file's name, is spoken of itself."""
+    path = keys.prefix.rstrip(".")
+    found = keys.source.get(path)
+    if isinstance(found, dict) and found:
+        return [str(name) for name in found]
+    if keys.source.has(path):
+        keys.ledger.exact(keys.source, path, note=MESH)
+    return []
+
+
+def _agree(keys: Keys, leaf: str, expected: Mapping[str, Any]) -> None:
+    value = keys.source.get(keys.prefix + leaf)
+    wanted = expected.get(leaf)
+    same = value == wanted or (as_number(value) is not None and as_number(value) == as_number(wanted))
+    if value in ("auto", None) or leaf not in expected or same:
+        note = "auto: the trainer's own" if value == "auto" else "as the trainer's own"
+        keys.same(leaf, note=note)
+        return
+    keys.refuse(
+        leaf,
+        "E1161",
+        f"DeepSpeed's {leaf} is {value}, and the trainer's own is {wanted}: the Trainer stops on that",
+        f"{leaf.rpartition('.')[2]}: auto",
+    )
+
+
+def _leaves(node: Any, path: str = "") -> list[str]:
+    if isinstance(node, dict) and node:
+        return [leaf for key, value in node.items() for leaf in _leaves(value, join(path, str(key)))]
+    return [path] if path else []

@@ -1,0 +1,382 @@
+"""transformers' TrainingArguments, which the Trainer's and TRL's files share.
+
+Each function speaks of some of their keys; together they speak of all, with the meaning of transformers 5.12.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.port.keys import Keys, words
+from compiler.port.meaning import batches, optimizers, schedules, sharding
+from compiler.port.meaning.sharding import DeepSpeed, Launch
+
+AUTOCAST = (
+    "the weights are held in bfloat16 here; there in float32, and rounded for each product, while norms and "
+    "sums of residuals stay in float32"
+)
+HALF = "bfloat16 in its place: more range, three bits less precision, and no loss scaling"
+SEED = "the same seed of another generator: other draws of the same distribution"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the keys of a run say that other sections need.
+
+    Attributes:
+        lora: whether adapters are trained.
+        learning_rate: the peak.
+    """
+
+    lora: bool
+    learning_rate: float = 0.0
+
+
+def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
+    """What the Trainer holds a DeepSpeed configuration against, by DeepSpeed's keys."""
+    found = {key: keys.value(key) for key in ("per_device_train_batch_size", "gradient_accumulation_steps")}
+    rows = [value for value in found.values() if isinstance(value, int)]
+    fp16 = keys.value("fp16") is True
+    bf16 = keys.value("bf16")
+    return {
+        "train_micro_batch_size_per_gpu": found["per_device_train_batch_size"],
+        "gradient_accumulation_steps": found["gradient_accumulation_steps"],
+        "train_batch_size": math.prod(rows) * processes,
+        "gradient_clipping": keys.value("max_grad_norm"),
+        "optimizer.params.lr": keys.value("learning_rate"),
+        "optimizer.params.betas": [keys.value("adam_beta1"), keys.value("adam_beta2")],
+        "optimizer.params.eps": keys.value("adam_epsilon"),
+        "optimizer.params.weight_decay": keys.value("weight_decay"),
+        "scheduler.params.warmup_max_lr": keys.value("learning_rate"),
+        "fp16.enabled": fp16,
+        "bf16.enabled": bf16 if bf16 is not None else not fp16 and keys.tool == "TRL",
+    }
+
+
+def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
+    """`fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, with accelerate's own file.
+
+    Returns:
+        `launch` with what these keys add, and what DeepSpeed takes over.
+    """
+    ledger, expected = keys.ledger, for_deepspeed(keys, sharding.devices(keys.ledger, launch))
+    taken = DeepSpeed()
+    keys.same("fsdp", note=sharding.MESH)
+    remat = sharding.fsdp(keys.below("fsdp_config")) or launch.remat
+    shared = launch.shared * sharding.parallelism(keys.below("parallelism_config"))
+    inner = keys.value("deepspeed")
+    if isinstance(inner, dict) and inner:
+        taken = sharding.deepspeed(keys.below("deepspeed"), expected)
+    elif not inner:
+        keys.same("deepspeed", note="off")
+    else:
+        file = ledger.sources.others.get("deepspeed")
+        if file is None:
+            keys.same("deepspeed", note=f"not among the files: taken as auto. {sharding.MESH}")
+        else:
+            keys.same("deepspeed", note=f"read from {file.file}")
+    if (file := ledger.sources.others.get("deepspeed")) is not None:
+        taken = sharding.deepspeed(Keys(ledger, file, "DeepSpeed"), expected)
+    made = Launch(launch.processes, shared * taken.shared, launch.mixed_precision, remat, launch.deepspeed)
+    return made, taken
+
+
+def batch(keys: Keys, launch: Launch) -> None:
+    """The rows of a step: per device x accumulation x data-parallel devices."""
+    per_device = keys.integer("per_device_train_batch_size") or 1
+    accumulation = keys.integer("gradient_accumulation_steps") or 1
+    processes = sharding.devices(keys.ledger, launch)
+    split = isinstance(found := keys.value("accelerator_config"), dict) and found.get("split_batches") is True
+    try:
+        made = batches.global_batch(per_device, accumulation, processes, launch.shared)
+    except ValueError:
+        made = batches.Batch(per_device, accumulation, processes)
+        keys.refuse(
+            "per_device_train_batch_size",
+            "E1162",
+            f"{processes} GPUs cannot be split into groups of {launch.shared} that share their rows",
+            f"give the number of GPUs of the run with --devices, a multiple of {launch.shared}",
+        )
+    if split:
+        made = batches.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
+        keys.same("accelerator_config", note="split_batches: a device's batch is of all devices together")
+    keys.say("per_device_train_batch_size", {"train.micro_batch_size": made.per_device})
+    rows = {"train.global_batch_size": made.rows}
+    keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows a step: {made}")
+    keys.ledger.set("train.global_batch_size", made.rows, f"{made}")
+    tokens = (
+        keys.flag("average_tokens_across_devices")
+        if keys.value("average_tokens_across_devices") is not None
+        else True
+    )
+    keys.ledger.set("train.loss_normalization", "tokens", "")
+    if tokens or made.data_parallel == 1:
+        keys.same("average_tokens_across_devices", note="a mean over all tokens of a step, as here")
+    else:
+        keys.say(
+            "average_tokens_across_devices",
+            {},
+            "a mean over the tokens of all devices here, not of each device's",
+        )
+    keys.unless(
+        "auto_find_batch_size", (False,), "a batch that does not fit stops the run here; nothing is halved"
+    )
+
+
+def length(keys: Keys) -> None:
+    """`max_steps`, or else `num_train_epochs`."""
+    steps = keys.integer("max_steps")
+    epochs = keys.number("num_train_epochs")
+    if steps is not None and steps > 0:
+        keys.say("max_steps", {"train.steps": steps})
+        keys.same("num_train_epochs", note="max_steps sets the length of the run")
+        return
+    keys.same("max_steps", note="not above zero: the epochs set the length of the run")
+    if epochs is None or epochs <= 0:
+        keys.refuse(
+            "num_train_epochs", "E1160", "a run has a part of an epoch at the least", "num_train_epochs: 1"
+        )
+        return
+    whole = math.ceil(epochs)
+    note = "" if whole == epochs else f"whole epochs here, not {epochs}: give train.steps for a part of one"
+    keys.say("num_train_epochs", {"train.epochs": whole}, note)
+
+
+def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
+    """The optimizer, its hyperparameters and clipping."""
+    name = taken.optimizer or str(keys.value("optim") or "adamw_torch_fused")
+    found = optimizers.translate(name)
+    if found.name is None:
+        keys.refuse("optim", "E1163", f"the optimizer {name} has no counterpart here", "optim: adamw_torch")
+        found = optimizers.ADAMW
+    if taken.optimizer and keys.given("optim"):
+        keys.same("optim", {"train.optimizer.name": found.name}, "DeepSpeed's optimizer holds in its place")
+    else:
+        keys.say("optim", {"train.optimizer.name": found.name}, found.note)
+    keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
+    decay = keys.number("weight_decay") or 0.0
+    note = "taken from norms and biases too here" if decay and not run.lora else ""
+    keys.say("weight_decay", {"train.optimizer.weight_decay": decay}, note)
+    given = _arguments(keys)
+    if found.name in ("adamw", "lion"):
+        betas = (keys.number("adam_beta1"), keys.number("adam_beta2"))
+        keys.say("adam_beta1", {"train.optimizer.b1": betas[0]})
+        keys.say("adam_beta2", {"train.optimizer.b2": betas[1]})
+    if found.name == "adamw":
+        keys.say("adam_epsilon", {"train.optimizer.eps": keys.number("adam_epsilon")})
+    keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} has none")
+    if found.name == "sgd" and given.get("momentum"):
+        keys.same("optim_args", {"train.optimizer.momentum": float(given["momentum"])})
+    keys.same(
+        "optim_args", note=f"{name} does not read them" if found.name == "adamw" else "as its defaults here"
+    )
+    keys.passive(("optim_target_modules",), "the optimizer works on all that is trained")
+    unset = keys.stands("max_grad_norm") and not keys.given("max_grad_norm")
+    norm = None if unset else keys.number("max_grad_norm")
+    keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": norm or None})
+
+
+def _arguments(keys: Keys) -> dict[str, str]:
+    try:
+        return optimizers.arguments(keys.value("optim_args"))
+    except ValueError as error:
+        keys.refuse("optim_args", "E1160", f"optim_args: {error}", 'optim_args: "momentum=0.9"')
+        return {}
+
+
+def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
+    """The schedule and its warm-up."""
+    name, note = str(keys.value("lr_scheduler_type")), ""
+    if taken.scheduler is not None:
+        name, note = _DEEPSPEED_SCHEDULES.get(taken.scheduler, (name, ""))
+    made = schedules.translate(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
+    if made.name is None:
+        help = "lr_scheduler_type: cosine"
+        keys.refuse("lr_scheduler_type", "E1163", f"there is no schedule {name}", help)
+        made = schedules.Schedule("linear")
+    sets: dict[str, Any] = {"train.schedule.name": made.name}
+    if made.final_ratio:
+        sets["train.schedule.final_ratio"] = made.final_ratio
+    keys.say("lr_scheduler_type", sets, made.note or note)
+    keys.same("lr_scheduler_kwargs", note="part of the schedule above")
+    steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
+    if not made.warms_up:
+        keys.passive(("warmup_steps", "warmup_ratio"), f"{name} has no warm-up")
+        return
+    found = schedules.warmup(steps, ratio)
+    if ratio is None:
+        keys.same("warmup_ratio", note="null: warmup_steps holds")
+    if ratio is not None:
+        keys.say("warmup_ratio", found.sets(), found.note)
+        keys.same("warmup_steps", note="warmup_ratio wins over it")
+    elif found.sets():
+        keys.say("warmup_steps", found.sets(), found.note)
+    else:
+        keys.same("warmup_steps", note="no warm-up, as here")
+        if not keys.stands("warmup_steps"):
+            keys.say("warmup_steps", {"train.schedule.warmup_steps": 0})
+
+
+_LOGARITHMIC = (
+    "DeepSpeed's warm-up rises with the logarithm of the step, unless warmup_type is linear; here linearly"
+)
+_DEEPSPEED_SCHEDULES: Mapping[str, tuple[str, str]] = {
+    "WarmupLR": ("constant_with_warmup", _LOGARITHMIC),
+    "WarmupDecayLR": ("linear", _LOGARITHMIC),
+    "WarmupCosineLR": (
+        "cosine",
+        "DeepSpeed's warm-up and decay start from small shares of the peak; here from zero",
+    ),
+}
+
+
+def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
+    """`bf16` and `fp16`, with the type that the weights are loaded in.
+
+    Args:
+        dtype: of the loaded weights: "float32", "bfloat16", "float16" or "auto" (the checkpoint's).
+    """
+    half = keys.flag("fp16")
+    unset = keys.value("bf16") is None
+    mixed = (keys.tool == "TRL" and not half) if unset else keys.flag("bf16")
+    if not mixed and not half and launch.mixed_precision in ("bf16", "fp16"):
+        mixed, half = launch.mixed_precision == "bf16", launch.mixed_precision == "fp16"
+    if half or dtype == "float16":
+        made, note = "bfloat16", HALF
+    elif mixed:
+        made, note = "bfloat16", AUTOCAST if dtype == "float32" else ""
+    else:
+        made, note = ("float32", "") if dtype == "float32" else ("bfloat16", "")
+    sets = {"model.dtype": made}
+    if half and keys.given("fp16"):
+        keys.say("fp16", sets, note)
+    elif keys.given("bf16") or unset:
+        default = {"bf16": mixed}
+        keys.defaults = {**keys.defaults, **default}
+        keys.say("bf16", sets, note)
+    keys.passive(("bf16", "fp16"), "the precision is model.dtype")
+    keys.ledger.set("model.dtype", made, note)
+    if not run.lora and made == "bfloat16":
+        why = "" if dtype == "float32" else "the weights are trained in bfloat16 itself, as there"
+        keys.ledger.set("train.optimizer.master_weights", dtype == "float32", why)
+
+
+def order(keys: Keys) -> None:
+    """Seeds, and the order of the samples."""
+    seed = keys.integer("seed") or 0
+    shuffle = keys.integer("data_seed") if keys.given("data_seed") else seed
+    sampling = keys.value("train_sampling_strategy") or "random"
+    if keys.given("seed"):
+        keys.same("seed", {"train.seed": seed}, SEED)
+    else:
+        keys.say("seed", {"train.seed": seed})
+    if sampling == "sequential":
+        keys.say("train_sampling_strategy", {"data.shuffle_seed": None})
+        keys.same("data_seed", note="the order is the sources' own")
+        return
+    keys.ledger.set("data.shuffle_seed", shuffle)
+    keys.same("data_seed", {"data.shuffle_seed": shuffle} if keys.given("data_seed") else None, SEED)
+    if sampling == "group_by_length":
+        keys.say(
+            "train_sampling_strategy", {}, "samples of like length do not come together here: other batches"
+        )
+    keys.same("train_sampling_strategy", note="shuffled anew in each epoch, as here")
+    if keys.given("group_by_length") and keys.value("group_by_length"):
+        keys.say("group_by_length", {}, "samples of like length do not come together here: other batches")
+    keys.same("group_by_length", note="off")
+
+
+def memory(keys: Keys, launch: Launch) -> None:
+    """Rematerialisation."""
+    on = keys.flag("gradient_checkpointing") or launch.remat
+    keys.say("gradient_checkpointing", {"remat.policy": "decoder" if on else "none"})
+    keys.passive(("gradient_checkpointing_kwargs",), "the same numbers")
+
+
+def bookkeeping(keys: Keys) -> None:
+    """Logs, checkpoints and evaluation, and all that bears on no number."""
+    _log(keys)
+    if keys.given("save_steps"):
+        every = keys.number("save_steps") or 0
+        if every >= 1:
+            keys.same("save_steps", {"checkpoint.every_steps": int(every)})
+        keys.same("save_steps", note="a share of the run there; a number of steps here")
+    if keys.given("save_total_limit") and (keep := keys.integer("save_total_limit")) and keep > 0:
+        keys.same("save_total_limit", {"checkpoint.keep": keep})
+    best = "the last step's weights are kept here, not those of the best evaluation"
+    keys.unless("load_best_model_at_end", (False,), best)
+    keys.unless(
+        "neftune_noise_alpha", (None, 0), "no noise is added to the embeddings here: less regularisation"
+    )
+    keys.unless("label_smoothing_factor", (0,), "the targets are not smoothed here: a sharper loss")
+    keys.unless("liger_kernel_config", (None,), "kernels of the same arithmetic")
+    keys.same("use_liger_kernel", note="kernels of the same arithmetic, rounded otherwise")
+    for note, names in PASSIVE.items():
+        keys.passive(sorted(words(names)), note)
+
+
+def _log(keys: Keys) -> None:
+    every = keys.number("logging_steps")
+    if keys.given("logging_steps") and every is not None and every >= 1:
+        keys.same("logging_steps", {"train.log.every": int(every)})
+    keys.same("logging_steps", note="how often a line is written")
+    keys.same("report_to", note="a log; metrics.jsonl and TensorBoard's files are written here, and no other")
+
+
+def evaluation(keys: Keys) -> bool:
+    """`eval_strategy` and `eval_steps`.
+
+    Returns:
+        whether the run evaluates.
+    """
+    strategy = str(keys.value("eval_strategy") or "no")
+    if keys.given("evaluation_strategy"):
+        strategy = str(keys.value("evaluation_strategy"))
+    every = keys.number("eval_steps") or keys.number("logging_steps")
+    for key in ("eval_strategy", "evaluation_strategy"):
+        keys.same(
+            key, note="no evaluation" if strategy == "no" else f"evaluated every {strategy.rstrip('s')}"
+        )
+    if strategy == "steps" and every is not None and every >= 1:
+        name = "eval_steps" if keys.given("eval_steps") else "logging_steps"
+        keys.ledger.set("train.eval_every", int(every))
+        keys.same(name, {"train.eval_every": int(every)})
+    keys.same("eval_steps", note="how often it evaluates")
+    return strategy != "no"
+
+
+PASSIVE: Mapping[str, str] = {
+    "where files go": "output_dir logging_dir overwrite_output_dir",
+    "a log": """
+        logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level
+        include_num_input_tokens_seen log_level_replica disable_tqdm run_name project trackio_space_id
+        trackio_bucket_id trackio_static_space_id debug skip_memory_metrics include_tokens_per_second""",
+    "nothing is pushed to a hub": """
+        push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
+        push_to_hub_model_id push_to_hub_organization push_to_hub_token""",
+    "how checkpoints are kept; here with the optimizer's state, at every_steps": """
+        save_strategy save_only_model save_on_each_node enable_jit_checkpoint ignore_data_skip
+        restore_callback_states_from_checkpoint metric_for_best_model greater_is_better
+        resume_from_checkpoint save_safetensors save_steps save_total_limit""",
+    "how it evaluates, which trains nothing": """
+        eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches
+        eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics do_train
+        do_eval do_predict bf16_full_eval fp16_full_eval include_inputs_for_metrics predict_with_generate
+        generation_max_length generation_num_beams generation_config sortish_sampler""",
+    "how fast it runs, not what it computes": """
+        tf32 torch_compile torch_compile_backend torch_compile_mode use_cache torch_empty_cache_steps
+        use_cpu full_determinism local_rank dataloader_num_workers dataloader_pin_memory
+        dataloader_persistent_workers dataloader_prefetch_factor ddp_bucket_cap_mb
+        ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
+        accelerator_config no_cuda use_mps_device jit_mode_eval use_ipex half_precision_backend fp16_backend
+        fp16_opt_level tpu_num_cores tpu_metrics_debug past_index ray_scope torchdynamo mp_parameters
+        split_batches dispatch_batches auto_find_batch_size fsdp_min_num_params
+        fsdp_transformer_layer_cls_to_wrap use_legacy_prediction_loop""",
+    "it bears on the last step of an epoch at most": "dataloader_drop_last",
+    "columns are named by data.format and data.fields": """
+        remove_unused_columns label_names length_column_name""",
+}
+"""Keys that bear on no number, by why; those of earlier versions of transformers among them."""

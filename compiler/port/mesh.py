@@ -1,0 +1,159 @@
+"""The mesh of a ported recipe: what the source's GPUs become on the accelerator that is asked for.
+
+The rows of an optimizer step are the source's wherever some mesh can take them, since they decide what is
+learnt. All devices go to fsdp as far as those rows go; tp takes the rest, in sizes that the recipe's own
+checks let through. Only where no mesh is left are the rows rounded up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from compiler.hardware import Accelerator
+from compiler.port.ledger import Finding, Ledger, Verdict
+from compiler.port.report import SEVERITY
+from compiler.wording import divisors, plural
+from spec.diagnostics import Diagnostic
+
+ROWS, MICRO = "train.global_batch_size", "train.micro_batch_size"
+NONE = "E1111"
+"""The code for no mesh at all."""
+SETTLED = ("E0501",)
+"""Beside the mesh's own group, the errors that another mesh or micro-batch cures."""
+
+MOST_ROWS = 10**6
+"""The language's bound on `train.global_batch_size`."""
+
+Examine = Callable[[], list[Diagnostic]]
+"""The findings on the recipe as the ledger has it at this moment."""
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Devices along the axes, and the rows on them."""
+
+    fsdp: int
+    tp: int
+    micro: int
+    rows: int
+
+    @property
+    def accumulation(self) -> int:
+        return self.rows // (self.fsdp * self.micro)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of the source's optimizer step, and of its micro-batch; None where its files do not say."""
+
+    rows: int | None
+    micro: int
+
+
+def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
+    """Sets the mesh, and the micro-batch that it takes; returns what the source had."""
+    ledger.set("mesh.accelerator", accelerator.name, _machine(accelerator))
+    before = Batch(_whole(ledger.value(ROWS)), _whole(ledger.value(MICRO)) or 1)
+    batched = before.rows is not None
+    ways = list(_arrangements(accelerator.devices, before.rows or accelerator.devices, before.micro))
+    refused: list[Diagnostic] = []
+    for way in ways:
+        _apply(ledger, way, batched)
+        found = [d for d in examine() if d.severity == "error" and concerns(d)]
+        if not found:
+            return before
+        refused = refused or found
+    _apply(ledger, ways[0], batched)
+    message = f"no way to arrange the devices of {accelerator.name} takes this run: {refused[0].message}"
+    help = "ask for a larger --accelerator"
+    ledger.diagnostics.append(Diagnostic(NONE, message, refused[0].path, help))
+    return before
+
+
+def _arrangements(devices: int, rows: int, micro: int) -> Iterator[Arrangement]:
+    """What can be tried, the best first: the rows as they are with ever less fsdp, then more rows."""
+    sizes = sorted(divisors(devices), reverse=True)
+    for fsdp in sizes:
+        if rows % fsdp == 0:
+            yield _arranged(fsdp, devices // fsdp, rows, micro)
+    for fsdp in sizes:
+        if rows % fsdp:
+            yield _arranged(fsdp, devices // fsdp, -(-rows // fsdp) * fsdp, micro)
+
+
+def _arranged(fsdp: int, tp: int, rows: int, micro: int) -> Arrangement:
+    """With the largest micro-batch up to the source's that the rows are a multiple of."""
+    return Arrangement(fsdp, tp, max(m for m in divisors(rows // fsdp) if m <= micro), rows)
+
+
+def _apply(ledger: Ledger, way: Arrangement, batched: bool) -> None:
+    ledger.set("mesh.axes", {"fsdp": way.fsdp, "tp": way.tp})
+    if batched:
+        for path, value in ((ROWS, way.rows), (MICRO, way.micro)):
+            ledger.set(path, value, ledger.lines[path].comment if path in ledger.lines else "")
+
+
+def concerns(found: Diagnostic) -> bool:
+    """Whether a finding is about the mesh, so that another one may be without it."""
+    return found.code[1:3] == "02" or found.code in SETTLED
+
+
+def _machine(accelerator: Accelerator) -> str:
+    counted = accelerator.name_counts == "tensorcores" and accelerator.devices_per_chip == 1
+    return f"{plural(accelerator.chips, 'chip')}: the number counts TensorCores" if counted else ""
+
+
+def tell(ledger: Ledger, before: Batch) -> None:
+    """Says how the rows lie on the devices, and what is not as it was in the source.
+
+    A comment and a finding on the batch's keys, and a warning where the rows of a step are others.
+    """
+    axes, rows, micro = ledger.value("mesh.axes"), ledger.value(ROWS), ledger.value(MICRO)
+    if before.rows is None:
+        return
+    way = Arrangement(axes["fsdp"], axes["tp"], micro, rows)
+    shared = f", {way.tp} devices sharing each row" if way.tp > 1 else ""
+    product = (
+        f"{plural(rows, 'row')} a step: {micro} x fsdp {way.fsdp} x "
+        f"{way.accumulation} micro-batch{'' if way.accumulation == 1 else 'es'}{shared}"
+    )
+    if rows == before.rows:
+        means = ledger.value("train.loss_normalization") == "micro_batches"
+        differs = means and micro * way.fsdp != before.micro
+        note = f"{product}; the mean of each micro-batch's mean is over other rows" if differs else product
+        amend(ledger, MICRO, Verdict.APPROXIMATED if differs else Verdict.EXACT, note)
+        _comment(ledger, MICRO, note)
+        return
+    why = f"{before.rows} in the source, which no mesh of these devices takes"
+    _comment(ledger, ROWS, why)
+    amend(ledger, ROWS, Verdict.APPROXIMATED, f"{why}; {product}")
+    place = next((f.span for f in ledger.findings if ROWS in f.recipe and f.span), None)
+    message = f"an optimizer step takes {plural(rows, 'row')} in place of {before.rows}"
+    help = "another --accelerator keeps them: its devices divide them, or its tp splits the model's heads"
+    ledger.diagnostics.append(Diagnostic("W1116", message, ROWS, help, place))
+
+
+def amend(ledger: Ledger, path: str, verdict: Verdict, note: str) -> None:
+    """Adds to what is said of the keys that set a path of the recipe; the graver verdict holds."""
+    for index, finding in enumerate(ledger.findings):
+        if path in finding.recipe:
+            ledger.findings[index] = _amended(finding, verdict, note)
+
+
+def _amended(finding: Finding, verdict: Verdict, note: str) -> Finding:
+    graver = max(finding.verdict, verdict, key=SEVERITY.index)
+    return replace(finding, verdict=graver, note="; ".join(filter(None, (finding.note, note))))
+
+
+def _comment(ledger: Ledger, path: str, comment: str) -> None:
+    line = ledger.lines[path]
+    if comment not in line.comment:
+        ledger.lines[path] = replace(line, comment="; ".join(filter(None, (line.comment, comment))))
+
+
+def _whole(value: object) -> int | None:
+    """A number of rows that the language takes; None for anything else, which the checks tell of."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 < value <= MOST_ROWS else None

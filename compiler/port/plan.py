@@ -1,0 +1,88 @@
+"""`recipe port --plan`: of the meshes that the checks let through, the one whose compiled step is fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from compiler.lower import lower
+from compiler.plan.results import Point, Search
+from compiler.port import beside
+from compiler.port.ledger import Ledger, Verdict
+from compiler.port.mesh import MICRO, amend
+from compiler.port.port import Asked, Ported, finish
+from compiler.port.tree import Tree
+from compiler.port.yaml_tree import parse
+from compiler.program import Program
+from compiler.wording import plural
+from spec.diagnostics import Diagnostic
+from spec.load import load
+
+MOST = 12
+"""Configurations that are compiled."""
+KEPT = ("model.attention", "train.global_batch_size")
+"""What a port takes from its source, and a search may not change."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A configuration by its `--set` arguments, and why it was chosen."""
+
+    sets: tuple[str, ...]
+    note: str
+
+
+def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> None:
+    """Puts the best configuration into a port's recipe.
+
+    Args:
+        search: of a program whose recipe lies in a file.
+
+    Raises:
+        ArtifactError: nothing can be compiled.
+    """
+    assert made.ledger is not None
+    folder = asked.place.parent
+    # Beside the recipe's place, since a search reads it again, and what it names is relative to its folder.
+    with (
+        beside.in_place(made.ledger.files, folder, asked.force),
+        NamedTemporaryFile("w", suffix=".yaml", prefix=".port-", dir=folder, encoding="utf-8") as file,
+    ):
+        file.write(made.text)
+        file.flush()
+        program = lower(load(Path(file.name)), planning=True).program
+        if program is None:
+            return
+        found = search(program)
+    choice = best(found.points)
+    if choice is None:
+        message = "no configuration that was compiled fits the memory; the mesh is the checks' choice"
+        help = "ask for a larger --accelerator; `recipe plan` says what takes the memory"
+        made.ledger.diagnostics.append(Diagnostic("W1118", message, "mesh.axes", help))
+    else:
+        _take(made.ledger, choice)
+    finish(made, asked)
+
+
+def best(points: Iterable[Point]) -> Choice | None:
+    """The fastest that fits and keeps what the source says; None when there is none."""
+    compiled = [point for point in points if point.seconds_per_token is not None]
+    kept = [point for point in compiled if not any(argument.startswith(KEPT) for argument in point.sets)]
+    if not kept:
+        return None
+    fastest = min(kept, key=lambda point: point.seconds_per_token or 0.0)
+    return Choice(fastest.sets, f"the fastest of {plural(len(kept), 'compiled configuration')}, by estimate")
+
+
+def _take(ledger: Ledger, choice: Choice) -> None:
+    """Sets what the choice changes; the mesh carries the reason in any case."""
+    changes = {"mesh.axes": ledger.value("mesh.axes")}
+    for argument in choice.sets:
+        path, _, text = argument.partition("=")
+        changes[path] = parse(Tree(text, "--plan"))
+    for path, value in changes.items():
+        if path == MICRO:
+            amend(ledger, MICRO, Verdict.EXACT, f"{value} in place of {ledger.value(MICRO)}: {choice.note}")
+        ledger.set(path, value, choice.note)

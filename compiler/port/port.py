@@ -1,0 +1,263 @@
+"""One port: files in, a recipe and a report out. Nothing is written here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from compiler.hardware import Accelerator
+from compiler.port import beside, check, dialects, mesh, overrides, unread
+from compiler.port.dialects import Module
+from compiler.port.ledger import Finding, Ledger, Verdict
+from compiler.port.read import read
+from compiler.port.recognise import Recognised, recognise
+from compiler.port.references import settle
+from compiler.port.report import Row, counts, rows, summary
+from compiler.port.source import Source, Sources
+from compiler.port.write import recipe_text
+from compiler.program import Program
+from spec.diagnostics import Diagnostic, has_errors, in_order, render_json
+from spec.language import VERSION
+from spec.load import display
+
+NEUTRAL = frozenset(
+    (
+        "args",
+        "config",
+        "finetune",
+        "full",
+        "lora",
+        "qlora",
+        "recipe",
+        "sft",
+        "train",
+        "training-args",
+        "training-config",
+    )
+)
+"""Names of files that say nothing of the run; the folder's name is taken."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for.
+
+    Attributes:
+        dialect: by --from, None to recognise it.
+        devices: GPUs of the source, None where its files say it.
+        partial: whether a recipe with errors is made all the same.
+        place: where the recipe will lie; what it names is relative to that folder.
+        sets: keys of the source that --set gives, "KEY=VALUE".
+        writes: whether the recipe goes to a file, and others beside it.
+        force: whether files that are there may be replaced.
+    """
+
+    accelerator: Accelerator
+    dialect: str | None = None
+    devices: int | None = None
+    partial: bool = False
+    place: Path = Path("recipe.yaml")
+    sets: tuple[str, ...] = ()
+    writes: bool = True
+    force: bool = False
+
+
+@dataclass
+class Ported:
+    """What came out.
+
+    Attributes:
+        title: of the tool; "" when it could not be told.
+        files: names as shown, the main one first.
+        rows: of the report.
+        diagnostics: in the order of their places.
+        text: of the recipe; "" when there is none.
+        program: None when the recipe has errors.
+        missing: why the recipe is partial, a sentence each.
+        ledger, sources: of the port; the sources as they were read.
+        read: what was found on the way to the ledger.
+        batch: of the source.
+    """
+
+    title: str = ""
+    files: tuple[str, ...] = ()
+    rows: list[Row] = field(default_factory=list)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    text: str = ""
+    program: Program | None = None
+    missing: tuple[str, ...] = ()
+    ledger: Ledger | None = None
+    sources: Sources | None = None
+    read: list[Diagnostic] = field(default_factory=list)
+    batch: mesh.Batch | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether there is a recipe, and nothing is missing in it."""
+        return bool(self.text) and not self.missing
+
+    @property
+    def inexact(self) -> list[Row]:
+        """Keys that --strict does not let pass."""
+        return [row for row in self.rows if row.verdict in (Verdict.APPROXIMATED, Verdict.UNSUPPORTED)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "dialect": self.title or None,
+            "files": list(self.files),
+            "counts": counts(self.rows),
+            "keys": [row.to_dict() for row in self.rows],
+            "partial": bool(self.missing),
+            "missing": list(self.missing),
+            "recipe": self.text or None,
+            "beside": dict(self.ledger.files) if self.ledger else {},
+            "diagnostics": render_json(self.diagnostics),
+        }
+
+
+def port(paths: Sequence[Path], asked: Asked) -> Ported:
+    """Ports the files of one run."""
+    files, found = _read(paths)
+    if has_errors(found):
+        return Ported(diagnostics=in_order(found))
+    recognised = recognise(files, asked.dialect)
+    if not isinstance(recognised, Recognised):
+        return Ported(diagnostics=in_order([*found, *recognised]))
+    dialect, sources = recognised.dialect, recognised.sources
+    sources, problems = overrides.apply(sources, asked.sets)
+    if problems:
+        return Ported(diagnostics=problems)
+    ledger, used = _ledger(sources, dialect, asked)
+    made = Ported(
+        dialect.TITLE, tuple(source.file for source in sources.all()), ledger=ledger, sources=sources
+    )
+    made.read = found
+    made.diagnostics = in_order([*found, *ledger.diagnostics])
+    if has_errors(made.diagnostics) and not asked.partial:
+        return made
+    dialect.port(ledger)
+    for key in sorted(used.intersection(ledger.unread(ledger.sources.main))):
+        ledger.exact(ledger.sources.main, key, note="what other keys refer to by this name")
+    made.read += unread.report(ledger, dialect)
+    folder = asked.place.parent
+    obstacles = list(beside.in_the_way(ledger.files, folder, asked.writes, asked.force))
+    if has_errors(obstacles):
+        return Ported(diagnostics=obstacles)
+    made.read += obstacles
+    with beside.in_place(ledger.files, folder, asked.force):
+        made.batch = _settle(ledger, sources.main, asked)
+    finish(made, asked)
+    return made
+
+
+def finish(made: Ported, asked: Asked) -> None:
+    """The recipe's text and report, and what the checks find, of the ledger as it is."""
+    assert made.ledger is not None and made.sources is not None and made.batch is not None
+    given = made.ledger
+    # What is said of the mesh is not kept, so that another one can still be chosen.
+    ledger = replace(
+        given, findings=[*given.findings], lines={**given.lines}, diagnostics=[*given.diagnostics]
+    )
+    mesh.tell(ledger, made.batch)
+    body = recipe_text(ledger.lines, [])
+    with beside.in_place(ledger.files, asked.place.parent, asked.force):
+        lowered = check.check(body, asked.place)
+    errors = check.hindering(ledger.diagnostics)
+    # What a refused key leaves out is said already; the checks would miss it once more.
+    kept = [d for d in lowered.diagnostics if not (errors and d.code in ("E0102", "E0110"))]
+    if any(d.code == mesh.NONE for d in errors):
+        kept = [d for d in kept if not mesh.concerns(d)]
+    placed = check.at_source(kept, ledger, display(asked.place))
+    if not asked.partial and check.hindering([*errors, *placed]):
+        # It is not written, and what is said of its own lines is of no use.
+        placed = [d for d in placed if d.severity == "error" or d.span is None or d.span.file in made.files]
+    made.missing = tuple(dict.fromkeys(map(_sentence, [*errors, *check.hindering(placed)])))
+    made.rows = rows(ledger, made.sources)
+    made.program = lowered.program
+    made.text = recipe_text(ledger.lines, _header(made))
+    lower = made.text.count("\n") - body.count("\n")
+    placed = [check.moved(d, display(asked.place), lower) for d in placed]
+    made.diagnostics = in_order([*made.read, *ledger.diagnostics, *placed])
+
+
+def _read(paths: Sequence[Path]) -> tuple[list[Source], list[Diagnostic]]:
+    files: list[Source] = []
+    found: list[Diagnostic] = []
+    seen: set[Path] = set()
+    for path in paths:
+        if path.resolve() in seen:
+            found.append(Diagnostic("E1117", f"{display(path)} is named twice", help="name it once"))
+            continue
+        seen.add(path.resolve())
+        source, problems = read(path)
+        found += problems
+        files += [source] if source else []
+    return files, found
+
+
+def _ledger(sources: Sources, dialect: Module, asked: Asked) -> tuple[Ledger, frozenset[str]]:
+    """A ledger of the files without the values that stand elsewhere, which it has findings on; and the keys
+    of the main file that others of it refer to."""
+    main = settle(sources.main, dialects.KNOWN[dialect.NAME].interpolates)
+    others = {role: settle(source, interpolates=False) for role, source in sources.others.items()}
+    ledger = Ledger(Sources(main.source, {role: each.source for role, each in others.items()}), asked.devices)
+    for settled in (main, *others.values()):
+        for refusal in settled.refusals:
+            source, key = settled.source, refusal.key
+            finding = Finding(source.file, key, refusal.value, Verdict.UNSUPPORTED, (), refusal.message)
+            ledger.findings.append(replace(finding, span=source.span(key)))
+            ledger.diagnostics.append(
+                Diagnostic(refusal.code, refusal.message, key, refusal.help, source.span(key))
+            )
+    return ledger, main.used
+
+
+def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
+    """What no key of the source says: the version, the name, the mesh. Returns the source's batch."""
+    ledger.set("recipe", VERSION)
+    if "name" not in ledger.lines:
+        ledger.set("name", name_of(main.path))
+
+    def examine() -> list[Diagnostic]:
+        return check.check(recipe_text(ledger.lines, []), asked.place).diagnostics
+
+    return mesh.choose(ledger, asked.accelerator, examine)
+
+
+def _header(made: Ported) -> list[str]:
+    """The comment at the recipe's top."""
+    lines = []
+    if made.missing:
+        lines += ["PARTIAL: this recipe is not the run of its source. What is missing:"]
+        lines += [f"- {sentence}" for sentence in made.missing]
+        lines += [""]
+    names = ", ".join(Path(file).name for file in made.files)
+    lines.append(f"Ported by `recipe port` from {names} ({made.title}): {summary(made.rows)}.")
+    lost = [row for row in made.rows if row.verdict is Verdict.UNSUPPORTED]
+    if lost:
+        lines += ["", "Not taken over:"]
+        lines += [f"- {row.key}: {row.note}" for row in lost]
+    return lines
+
+
+def _sentence(found: Diagnostic) -> str:
+    place = f" ({Path(found.span.file).name}:{found.span.line})" if found.span else ""
+    return f"{found.message}{place}"
+
+
+def name_of(path: Path) -> str:
+    """A recipe's name from its source's: lower-case letters, digits and hyphens."""
+    folder, stem = _slug(path.resolve().parent.name), _slug(path.stem)
+    name = (folder or stem) if stem in NEUTRAL else stem
+    name = name[:63].rstrip("-")
+    if not re.match("[a-z]", name):
+        name = f"port-{name}"[:63].rstrip("-")
+    return "ported" if name == "runtime" else name
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

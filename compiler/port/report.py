@@ -1,0 +1,190 @@
+"""The report of a port: what became of every key, as rows, as plain data and as Markdown."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.port.ledger import Finding, Ledger, Verdict, prefixes
+from compiler.port.source import Source, Sources
+from compiler.port.tree import conceal
+from spec.core_schema import flow
+
+SEVERITY = (Verdict.EXACT, Verdict.DEFAULTED, Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
+"""Of several findings on one key, the last of these counts."""
+
+MEANINGS = {
+    Verdict.EXACT: "the run is the same",
+    Verdict.APPROXIMATED: "the nearest there is; the note says how it differs",
+    Verdict.DEFAULTED: "not in the files: the tool's default, written out",
+    Verdict.UNSUPPORTED: "not taken over; the note says what that changes",
+}
+SECRETS = re.compile(r"(hub_token|hf_token|api_key|password|secret)$", re.IGNORECASE)
+"""Keys whose values are not shown."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of a key.
+
+    Attributes:
+        file, line, column: "" and None for a default.
+        key: path in the file.
+        value: plain data.
+        recipe: paths that it sets.
+        note: "" where the verdict says all.
+    """
+
+    file: str
+    line: int | None
+    column: int | None
+    key: str
+    value: Any
+    verdict: Verdict
+    recipe: tuple[str, ...]
+    note: str
+
+    @property
+    def place(self) -> str:
+        """ "config.yaml:12"."""
+        return self.file if self.line is None else f"{self.file}:{self.line}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "file": self.file or None,
+            "line": self.line,
+            "column": self.column,
+            "key": self.key,
+            "value": self.value,
+            "verdict": self.verdict.value,
+            "recipe": list(self.recipe),
+            "note": self.note or None,
+        }
+
+
+def rows(ledger: Ledger, sources: Sources) -> list[Row]:
+    """Every key of every file in its order, then the defaults.
+
+    A finding on a section stands for each of its keys that has none of its own.
+
+    Args:
+        sources: the files as they were read.
+    """
+    out = [row for source in sources.all() for row in _rows_of(ledger, source)]
+    defaults = [finding for finding in ledger.findings if not finding.file]
+    return out + [_row(None, finding.key, finding.value, finding) for finding in defaults]
+
+
+def counts(made: Sequence[Row]) -> dict[str, int]:
+    """Keys by verdict."""
+    return {verdict.value: sum(row.verdict is verdict for row in made) for verdict in Verdict}
+
+
+def summary(made: Sequence[Row]) -> str:
+    """ "31 keys exact, 4 approximated, 12 defaulted, 6 unsupported"."""
+    first, *rest = (f"{count} {name}" for name, count in counts(made).items())
+    number, _, name = first.partition(" ")
+    return ", ".join([f"{number} key{'' if number == '1' else 's'} {name}", *rest])
+
+
+def _rows_of(ledger: Ledger, source: Source) -> Iterator[Row]:
+    found: dict[str, Finding] = {}
+    for finding in ledger.findings:
+        if finding.file == source.file:
+            known = found.get(finding.key)
+            found[finding.key] = finding if known is None else merged(known, finding)
+    spoken: set[str] = set()
+    for leaf in source.leaves():
+        nearest = [key for key in prefixes(leaf) if key in found]
+        if nearest:
+            spoken.add(nearest[-1])
+            # What is said of a section beside its keys is of use where it is more than "exact".
+            sections = [key for key in nearest[:-1] if key not in spoken and _says_more(found[key])]
+            spoken.update(sections)
+            yield from (_row(source, key, source.get(key, None), found[key]) for key in sections)
+            yield _row(source, leaf, source.get(leaf, None), found[nearest[-1]])
+
+
+def _says_more(finding: Finding) -> bool:
+    return bool(finding.recipe) or finding.verdict is not Verdict.EXACT
+
+
+def merged(a: Finding, b: Finding) -> Finding:
+    """Two findings on one key as one: the graver verdict, and both notes."""
+    return replace(
+        max(a, b, key=lambda finding: SEVERITY.index(finding.verdict)),
+        recipe=tuple(dict.fromkeys([*a.recipe, *b.recipe])),
+        note="; ".join(dict.fromkeys(note for note in (a.note, b.note) if note)),
+    )
+
+
+def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:
+    span = source.span(key) if source else None
+    shown = "***" if SECRETS.search(key) and value else _concealed(value)
+    return Row(
+        source.file if source else "",
+        span.line if span else None,
+        span.column if span else None,
+        key,
+        shown,
+        finding.verdict,
+        finding.recipe,
+        finding.note,
+    )
+
+
+def _concealed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: "***" if SECRETS.search(str(key)) else _concealed(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_concealed(item) for item in value]
+    return conceal(value) if isinstance(value, str) else value
+
+
+def shown(value: Any, widest: int) -> str:
+    """A value on one line, cut where it is wider."""
+    text = " ".join((value if isinstance(value, str) else flow(value)).split())
+    return text if len(text) <= widest else f"{text[: widest - 3]}..."
+
+
+def markdown(title: str, files: Sequence[str], made: Sequence[Row]) -> str:
+    """The report as a page.
+
+    Args:
+        title: of the tool.
+        files: as shown.
+    """
+    lines = [f"# Port from {title}", "", f"{', '.join(f'`{file}`' for file in files)}: {summary(made)}.", ""]
+    lines += [f"- {verdict.value}: {meaning}" for verdict, meaning in MEANINGS.items()]
+    for file in [*files, ""]:
+        part = [row for row in made if row.file == file]
+        if not part:
+            continue
+        lines += ["", f"## {file or 'Defaults'}", ""]
+        lines += _table(part, located=bool(file))
+    return "\n".join(lines) + "\n"
+
+
+def _table(part: Sequence[Row], located: bool) -> list[str]:
+    head = ["line"] * located + ["key", "value", "verdict", "recipe", "note"]
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join('---' for _ in head)}|"]
+    for row in part:
+        cells = [str(row.line or "")] * located
+        cells += [_code(row.key), _code(shown(row.value, 60)), row.verdict.value]
+        cells += [", ".join(map(_code, row.recipe)), row.note.replace("|", "\\|").replace("\n", " ")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _code(text: str) -> str:
+    """A text between backquotes, within a cell of a table."""
+    fence = "``" if "`" in text else "`"
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text.replace('|', chr(92) + '|')}{pad}{fence}" if text else ""
+
+
+def to_json(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"

@@ -1,0 +1,186 @@
+"""The text of a ported recipe: the language's order, and a comment on what was not taken over one to one."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from compiler.port.ledger import Line
+from compiler.recipe_text import LINE, block
+from spec.language.base import Section
+from spec.paths import split
+
+WIDTH = 110
+"""Columns up to which a comment stands beside its line; longer ones stand above."""
+ALIGNED = 44
+"""Columns up to which the comments of a section are lined up."""
+LONG = 32
+"""Characters of a comment that is not said on two lines that follow each other."""
+BLOCKS = ("model", "mesh", "lora", "data", "train")
+"""Sections that stand as blocks however short they are."""
+
+_SHOWN = r"[^\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff]*"
+_LITERAL = re.compile(rf"[!-~]{_SHOWN}\n{_SHOWN}\S\n?")
+"""Texts of several lines that YAML's literal blocks hold as they are."""
+
+Tree = dict[str, Any]
+"""Keys to Lines, or to Trees."""
+
+
+def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
+    """The recipe.
+
+    Args:
+        lines: values by their dotted paths.
+        header: sentences for its top, each a paragraph of its own.
+    """
+    from spec.language import Recipe
+
+    tree = _ordered(_tree(lines), Recipe)
+    out = [line for paragraph in header for line in _comment(paragraph, 0)]
+    for number, (key, node) in enumerate(tree.items()):
+        if number and isinstance(node, dict):
+            out.append("")
+        out += _entry(key, node, 0)
+    return "\n".join(out) + "\n"
+
+
+def _tree(lines: Mapping[str, Line]) -> Tree:
+    tree: Tree = {}
+    for path, line in lines.items():
+        *sections, last = split(path)
+        node = tree
+        for section in sections:
+            below = node.setdefault(str(section), {})
+            if isinstance(below, Line):
+                raise ValueError(f"{path} lies in a value that was set whole")
+            node = below
+        if isinstance(node.get(str(last)), dict):
+            raise ValueError(f"{path} is set whole, and in parts")
+        node[str(last)] = line
+    return tree
+
+
+def _ordered(tree: Tree, kind: Any) -> Tree:
+    """The keys in the order of the language; what it does not know keeps its place after them."""
+    fields = getattr(kind, "model_fields", {})
+    order = [*(name for name in fields if name in tree), *(name for name in tree if name not in fields)]
+    return {
+        name: _ordered(tree[name], _section_of(fields.get(name)))
+        if isinstance(tree[name], dict)
+        else tree[name]
+        for name in order
+    }
+
+
+def _section_of(field: Any) -> Any:
+    """The section that a field holds, None for a plain value."""
+    annotation = getattr(field, "annotation", None)
+    for kind in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None
+
+
+def _entry(key: str, node: Any, indent: int) -> Iterator[str]:
+    """The lines of one key."""
+    if isinstance(node, Line):
+        yield from _commented([(key, node)], indent)
+        return
+    short = _whole(key, node, indent) if key not in BLOCKS else None
+    if short is not None:
+        yield short
+        return
+    yield f"{' ' * indent}{key}:"
+    plain: list[tuple[str, Line]] = []
+    for name, below in node.items():
+        if isinstance(below, Line):
+            plain.append((name, below))
+            continue
+        yield from _commented(plain, indent + 2)
+        plain = []
+        yield from _entry(name, below, indent + 2)
+    yield from _commented(plain, indent + 2)
+
+
+def _whole(key: str, node: Tree, indent: int) -> str | None:
+    """A section on one line; None when it is too long, or something in it has a comment."""
+    values = _plain(node)
+    if values is None:
+        return None
+    line, *more = block({key: values}, indent or 1)
+    return None if more else line if indent else line[1:]
+
+
+def _plain(node: Tree) -> Tree | None:
+    """The values of a section, None when something in it has a comment."""
+    out: Tree = {}
+    for key, below in node.items():
+        value = _plain(below) if isinstance(below, dict) else None if below.comment else below.value
+        if value is None and not (isinstance(below, Line) and below.value is None and not below.comment):
+            return None
+        out[key] = value
+    return out
+
+
+def _commented(given: Sequence[tuple[str, Line]], indent: int) -> Iterator[str]:
+    """Lines of plain values with their comments: beside them in one column, or above where they are long."""
+    entries = list(_once(given))
+    texts = [_lines(key, line.value, indent) for key, line in entries]
+    beside = [
+        line.comment != "" and len(text) == 1 and len(text[0]) <= ALIGNED
+        for text, (_, line) in zip(texts, entries, strict=True)
+    ]
+    column = (
+        max((len(text[0]) for text, is_beside in zip(texts, beside, strict=True) if is_beside), default=0) + 2
+    )
+    for text, (_, line), is_beside in zip(texts, entries, beside, strict=True):
+        if is_beside and column + 2 + len(line.comment) <= WIDTH and "\n" not in line.comment:
+            yield f"{text[0]:<{column}}# {line.comment}"
+            continue
+        if line.comment and len(text) == 1 and len(text[0]) + 4 + len(line.comment) <= WIDTH:
+            yield f"{text[0]}  # {line.comment}"
+            continue
+        yield from _comment(line.comment, indent) if line.comment else ()
+        yield from text
+
+
+def _lines(key: str, value: Any, indent: int) -> list[str]:
+    """The lines of a plain value; a text of several lines is a block of its own."""
+    if not isinstance(value, str) or not _LITERAL.fullmatch(value):
+        return list(block({key: value}, indent))
+    sign = "|" if value.endswith("\n") else "|-"
+    inner = [f"{' ' * (indent + 2)}{line}" if line else "" for line in value.removesuffix("\n").split("\n")]
+    return [f"{' ' * indent}{key}: {sign}", *inner]
+
+
+def _once(entries: Sequence[tuple[str, Line]]) -> Iterator[tuple[str, Line]]:
+    """The entries, with a long comment said once where it is the same on lines that follow each other."""
+    before = ""
+    for key, line in entries:
+        again = line.comment == before and len(before) > LONG
+        yield key, replace(line, comment="likewise") if again else line
+        before = line.comment
+
+
+def _comment(text: str, indent: int) -> list[str]:
+    """A comment of its own, wrapped; "" is an empty one."""
+    if not text:
+        return [" " * indent + "#"]
+    lead = " " * indent + "# "
+    return [
+        line
+        for part in text.split("\n")
+        for line in textwrap.wrap(
+            part,
+            LINE,
+            initial_indent=lead,
+            subsequent_indent=lead,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        or [lead.rstrip()]
+    ]

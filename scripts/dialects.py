@@ -1,0 +1,366 @@
+"""Writes compiler/data/dialects.json: every key that the tools know whose files `recipe port` reads.
+
+    .venv/bin/python scripts/dialects.py WHEELS
+
+WHEELS is a folder with the wheels of axolotl, llamafactory, torchtune and litgpt; transformers, trl, peft and
+accelerate are installed beside this script's Python. Nothing is imported: keys, types and defaults are read
+from the sources. A key's entry is [type] when it must be given, or else [type, default]; a default that the
+source computes is {"is": its expression}.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import json
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+OUTPUT = Path(__file__).resolve().parent.parent / "compiler" / "data" / "dialects.json"
+
+WHEELS = {"axolotl": "0.19.0", "llamafactory": "0.9.5", "torchtune": "0.6.1", "litgpt": "0.5.13"}
+"""Tools that are read from wheels, and their versions."""
+
+LONGEST = 100
+"""Characters of a type that are kept; Axolotl has choices of forty names."""
+
+Keys = dict[str, list[Any]]
+
+
+class Package:
+    """The sources of one distribution: an installed one, or a wheel's."""
+
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self.name = name
+        if folder is None:
+            found = importlib.util.find_spec(name)
+            assert found is not None and found.origin is not None, f"{name} is not installed"
+            self.root = Path(found.origin).parent.parent
+            self.version = metadata.version(name)
+            self.wheel = None
+        else:
+            self.version = WHEELS[name]
+            (path,) = folder.glob(f"{name}-{self.version}-*.whl")
+            self.wheel = zipfile.ZipFile(path)
+
+    def text(self, path: str) -> str:
+        """The source of a file, by its path in the wheel."""
+        if self.wheel is None:
+            return (self.root / path).read_text(encoding="utf-8")
+        return self.wheel.read(path).decode("utf-8")
+
+    def paths(self, prefix: str, suffix: str) -> list[str]:
+        """The wheel's files, sorted."""
+        assert self.wheel is not None
+        return sorted(n for n in self.wheel.namelist() if n.startswith(prefix) and n.endswith(suffix))
+
+    def tree(self, path: str) -> ast.Module:
+        """A file's syntax."""
+        return ast.parse(self.text(path))
+
+    def classes(self, *paths: str) -> dict[str, ast.ClassDef]:
+        """The classes of some files, by name."""
+        return {
+            node.name: node
+            for path in paths
+            for node in self.tree(path).body
+            if isinstance(node, ast.ClassDef)
+        }
+
+
+def main() -> int:
+    OUTPUT.write_text(text(catalogue(Path(sys.argv[1]))), encoding="utf-8")
+    return 0
+
+
+def catalogue(wheels: Path) -> dict[str, Any]:
+    """All tools: {"trl": {"version": ..., "sections": {"sft": {key: entry}}}}."""
+    transformers, trl, peft = Package("transformers"), Package("trl"), Package("peft")
+    training = transformers.classes("transformers/training_args.py", "transformers/training_args_seq2seq.py")
+    return {
+        "axolotl": _axolotl(Package("axolotl", wheels)),
+        "llamafactory": _llamafactory(Package("llamafactory", wheels), training),
+        "trl": _trl(trl, training),
+        "trainer": {
+            "version": transformers.version,
+            "sections": {"training_arguments": fields(training, "TrainingArguments")},
+        },
+        "peft": _peft(peft),
+        "accelerate": _accelerate(Package("accelerate")),
+        "torchtune": _torchtune(Package("torchtune", wheels)),
+        "litgpt": _litgpt(Package("litgpt", wheels)),
+    }
+
+
+def text(data: Mapping[str, Any]) -> str:
+    """The file: a key a line."""
+    lines = ["{"]
+    for tool, entry in data.items():
+        lines.append(f' {_json(tool)}: {{"version": {_json(entry["version"])}, "sections": {{')
+        for section, keys in entry["sections"].items():
+            inner = [f"   {_json(key)}: {_json(value)}," for key, value in keys.items()]
+            if len(inner) <= 12:
+                lines.append(f"  {_json(section)}: {{{' '.join(line.strip() for line in inner)[:-1]}}},")
+            else:
+                lines += [f"  {_json(section)}: {{", *inner[:-1], inner[-1][:-1], "  },"]
+        lines[-1] = lines[-1][:-1]
+        lines.append(" }},")
+    lines[-1] = lines[-1][:-1]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _axolotl(package: Package) -> dict[str, Any]:
+    classes = package.classes(*package.paths("axolotl/utils/schemas/", ".py"))
+    plugins = package.classes(*package.paths("axolotl/integrations/", "args.py"))
+    sections = {"config": fields(classes, "AxolotlInputConfig")}
+    mixed = set(_lineage(classes, "AxolotlInputConfig"))
+    for name in sorted(classes):
+        if name not in mixed and fields(classes, name) and name != "AxolotlConfigWCapabilities":
+            sections[name] = fields(classes, name)
+    sections["plugins"] = {
+        key: entry for name in sorted(plugins) for key, entry in fields(plugins, name).items()
+    }
+    return {"version": package.version, "sections": sections}
+
+
+def _llamafactory(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
+    classes = package.classes(*package.paths("llamafactory/hparams/", "_args.py"))
+    ours = {("Ours" if name == "TrainingArguments" else name): node for name, node in classes.items()}
+    keys = dict(fields(training, "Seq2SeqTrainingArguments"))
+    for name in ("Ours", "ModelArguments", "DataArguments", "FinetuningArguments", "GeneratingArguments"):
+        keys |= fields(ours, name)
+    attributes = package.classes("llamafactory/data/parser.py")
+    return {
+        "version": package.version,
+        "sections": {"train": keys, "dataset_attributes": fields(attributes, "DatasetAttr")},
+    }
+
+
+def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
+    known = dict(training) | package.classes(
+        "trl/trainer/base_config.py",
+        "trl/trainer/sft_config.py",
+        "trl/trainer/dpo_config.py",
+        "trl/experimental/orpo/orpo_config.py",
+        "trl/trainer/model_config.py",
+        "trl/scripts/utils.py",
+    )
+    names = {
+        "sft": "SFTConfig",
+        "dpo": "DPOConfig",
+        "orpo": "ORPOConfig",
+        "script": "ScriptArguments",
+        "model": "ModelConfig",
+        "mixture": "DatasetMixtureConfig",
+        "dataset": "DatasetConfig",
+    }
+    return {"version": package.version, "sections": {key: fields(known, name) for key, name in names.items()}}
+
+
+def _peft(package: Package) -> dict[str, Any]:
+    classes = package.classes("peft/config.py", "peft/tuners/lora/config.py")
+    return {"version": package.version, "sections": {"lora": fields(classes, "LoraConfig")}}
+
+
+def _accelerate(package: Package) -> dict[str, Any]:
+    classes = package.classes("accelerate/commands/config/config_args.py")
+    sections = {"cluster": fields(classes, "ClusterConfig"), "sagemaker": fields(classes, "SageMakerConfig")}
+    flags = dict(_flags(package.tree("accelerate/commands/launch.py")))
+    for prefix in ("fsdp_", "parallelism_config_", "fp8_", "dynamo_", "megatron_lm_", "mpirun_"):
+        sections[prefix.rstrip("_")] = {key: flags[key] for key in flags if key.startswith(prefix)}
+    sections["launch"] = dict(sorted(flags.items()))
+    deepspeed = ("deepspeed_", "zero", "offload_", "gradient_")
+    sections["deepspeed"] = {key: flags[key] for key in flags if key.startswith(deepspeed)}
+    return {"version": package.version, "sections": sections}
+
+
+def _torchtune(package: Package) -> dict[str, Any]:
+    sections: dict[str, Keys] = {}
+    for recipe in ("full_finetune", "lora_finetune", "lora_dpo", "full_dpo"):
+        for where in ("single_device", "distributed"):
+            path = f"recipes/{recipe}_{where}.py"
+            if path in package.paths("recipes/", ".py"):
+                sections[f"{recipe}_{where}"] = _read_of_cfg(package.tree(path))
+    modules = [
+        path for path in package.paths("torchtune/models/", "_model_builders.py") if "clip" not in path
+    ]
+    modules += [path for path in package.paths("torchtune/datasets/_", ".py") if "__init__" not in path]
+    modules += package.paths("torchtune/training/lr_schedulers", ".py")
+    built: dict[str, Keys] = {}
+    for path in modules:
+        folder = (
+            path.rsplit("/", 1)[0] if path.rsplit("/", 1)[1].startswith("_") else path.removesuffix(".py")
+        )
+        found = functions(package.tree(path), built)
+        built |= found
+        for name, keys in found.items():
+            sections[f"{folder.replace('/', '.')}.{name}"] = keys
+    return {"version": package.version, "sections": sections}
+
+
+def _litgpt(package: Package) -> dict[str, Any]:
+    args = package.classes("litgpt/args.py")
+    sections = {
+        name: functions(package.tree(f"litgpt/finetune/{name}.py"))["setup"] for name in ("lora", "full")
+    }
+    sections |= {name[:-4].lower(): fields(args, name) for name in ("TrainArgs", "EvalArgs", "LogArgs")}
+    data = package.classes(*package.paths("litgpt/data/", ".py"))
+    for name in sorted(data):
+        if "DataModule" in _bases(data, name):
+            sections[f"litgpt.data.{name}"] = fields(data, name)
+    return {"version": package.version, "sections": sections}
+
+
+def fields(classes: Mapping[str, ast.ClassDef], name: str) -> Keys:
+    """The fields of a dataclass or a Pydantic model, those of its bases first."""
+    out: Keys = {}
+    for base in reversed(_lineage(classes, name)):
+        for node in classes[base].body:
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                key, kind = node.target.id, ast.unparse(node.annotation)
+                if not key.startswith("_") and key != "model_config" and _given(node.value):
+                    out[key] = [_short(kind), *_default(node.value)]
+    return out
+
+
+def functions(module: ast.Module, imported: Mapping[str, Keys] | None = None) -> dict[str, Keys]:
+    """The parameters of a module's public functions, of other names for them, and of partials of them.
+
+    Args:
+        imported: functions of other modules, which names may stand for.
+    """
+    out: dict[str, Keys] = {}
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            out[node.name] = dict(_parameters(node.args))
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            target, other = node.targets[0], node.value.id
+            if isinstance(target, ast.Name) and other in {**(imported or {}), **out}:
+                out[target.id] = {**(imported or {}), **out}[other]
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            call, target = node.value, node.targets[0]
+            if ast.unparse(call.func) != "partial" or not isinstance(target, ast.Name):
+                continue
+            given = {word.arg: _value(word.value) for word in call.keywords}
+            made = out[ast.unparse(call.args[0])]
+            out[target.id] = {
+                key: [entry[0], given[key]] if key in given else entry for key, entry in made.items()
+            }
+    return out
+
+
+def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, list[Any]]]:
+    plain = [*arguments.posonlyargs, *arguments.args]
+    defaults = [None] * (len(plain) - len(arguments.defaults)) + list(arguments.defaults)
+    for argument, default in zip(
+        [*plain, *arguments.kwonlyargs], [*defaults, *arguments.kw_defaults], strict=True
+    ):
+        kind = ast.unparse(argument.annotation) if argument.annotation else ""
+        yield argument.arg, [_short(kind), *([] if default is None else [_value(default)])]
+
+
+def _flags(module: ast.Module) -> Iterator[tuple[str, list[Any]]]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
+            names = [_value(argument) for argument in node.args]
+            long = [name for name in names if str(name).startswith("--")]
+            words = {word.arg: word.value for word in node.keywords}
+            kind = ast.unparse(words["type"]) if "type" in words else ""
+            if "action" in words:
+                kind = "bool"
+            default = _value(words["default"]) if "default" in words else (False if kind == "bool" else None)
+            if long:
+                yield long[0].removeprefix("--"), [kind, default]
+
+
+def _read_of_cfg(module: ast.Module) -> Keys:
+    """What a torchtune recipe reads of its `cfg`: attributes, and what it gets with a default."""
+    out: Keys = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "cfg" and node.attr != "get":
+            out.setdefault(node.attr, [""])
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "cfg.get":
+            name, *rest = [_value(argument) for argument in node.args]
+            rest += [_value(word.value) for word in node.keywords]
+            if isinstance(name, str):
+                out[name] = ["", rest[0] if rest else None]
+    return dict(sorted(out.items()))
+
+
+def _given(value: ast.expr | None) -> bool:
+    """Whether a field can be given: dataclasses' init=False cannot."""
+    if not isinstance(value, ast.Call):
+        return True
+    words = {word.arg: word.value for word in value.keywords}
+    return "init" not in words or ast.unparse(words["init"]) != "False"
+
+
+def _default(value: ast.expr | None) -> list[Any]:
+    """[default] of a field, [] for one that must be given."""
+    if value is None:
+        return []
+    if not (isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in ("field", "Field")):
+        return [_value(value)]
+    words = {word.arg: word.value for word in value.keywords}
+    if "default" in words:
+        return [_value(words["default"])]
+    if "default_factory" in words:
+        return [_made(words["default_factory"])]
+    first = value.args[:1]
+    return [_value(first[0])] if first and not _is_ellipsis(first[0]) else []
+
+
+def _made(factory: ast.expr) -> Any:
+    if isinstance(factory, ast.Lambda):
+        return _value(factory.body)
+    name = ast.unparse(factory)
+    return getattr(builtins, name)() if name in ("list", "dict") else {"is": f"{name}()"}
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal, or the expression's text."""
+    try:
+        found = ast.literal_eval(node)
+        json.dumps(found)
+    except (ValueError, TypeError):
+        return {"is": ast.unparse(node)}
+    return found
+
+
+def _is_ellipsis(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is Ellipsis
+
+
+def _short(kind: str) -> str:
+    return kind if len(kind) <= LONGEST else kind[: LONGEST - 3] + "..."
+
+
+def _lineage(classes: Mapping[str, ast.ClassDef], name: str) -> list[str]:
+    """A class and its bases, depth first, a class before what it is made of."""
+    seen: dict[str, None] = {name: None}
+    for base in _named(classes[name].bases):
+        if base in classes:
+            seen |= dict.fromkeys(_lineage(classes, base))
+    return list(seen)
+
+
+def _bases(classes: Mapping[str, ast.ClassDef], name: str) -> set[str]:
+    found = set(_named(classes[name].bases))
+    return found.union(*(_bases(classes, base) for base in found if base in classes)) if found else found
+
+
+def _named(bases: Iterable[ast.expr]) -> list[str]:
+    return [ast.unparse(base).split(".")[-1] for base in bases]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

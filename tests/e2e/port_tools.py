@@ -1,0 +1,187 @@
+"""What LLaMA-Factory and Axolotl themselves make of rows, targets and defaults: run with their sources.
+
+Prints JSON. Packages that they import and that have no part in this are replaced by empty modules.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+CONVERSATIONS: dict[str, list[dict[str, str]]] = {
+    "one turn": [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}],
+    "two turns": [
+        {"role": "user", "content": "The fox?"},
+        {"role": "assistant", "content": "It thinks."},
+        {"role": "user", "content": "And the world?"},
+        {"role": "assistant", "content": "It says hello."},
+    ],
+    "a thought": [
+        {"role": "user", "content": "Why?"},
+        {"role": "assistant", "content": "<think>\nquick\n</think>\n\nSo."},
+    ],
+}
+SYSTEMS = ("", "Be brief.")
+ROW: dict[str, Any] = {
+    "instruction": "Say hello to the fox.",
+    "input": "quick",
+    "output": "hello fox",
+    "response": "hello world",
+    "system": "Be kind.",
+    "INSTRUCTION": "Think.",
+    "RESPONSE": "It thinks.",
+    "article": "The fox thinks.",
+    "summary": "Fox.",
+    "question": "The fox?",
+    "answer": "It thinks.",
+    "message_1": "Hello?",
+    "message_2": "Hello.",
+}
+MODELS = ("google/gemma-4-E2B", "google/gemma-4-31B", "google/gemma-3-4b-it", "Qwen/Qwen3-0.6B")
+OWN = {
+    "format": "Q: {instruction} {input}\nA: ",
+    "no_input_format": "Q: {instruction}\nA: ",
+    "field_output": "answer",
+}
+
+
+def main() -> None:
+    _stand_ins()
+    out = {
+        "templates": templates(),
+        "linear": linear(),
+        "defaults": defaults(),
+        "alpaca": alpaca(),
+        "prompts": prompts(),
+    }
+    print(json.dumps(out))
+
+
+def _stand_ins() -> None:
+    os.environ["DISABLE_VERSION_CHECK"] = "1"
+    import trl
+
+    trl.AutoModelForCausalLMWithValueHead = object
+    colours = SimpleNamespace(CYAN="", RESET="")
+    for name, members in (("torchaudio", {}), ("colorama", {"Fore": colours})):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        vars(module).update(members)
+        sys.modules[name] = module
+
+
+def templates() -> dict[str, Any]:
+    """Tokens and labels of LLaMA-Factory's examples, by template, thinking, conversation and system."""
+    from llamafactory.data.processor.supervised import SupervisedDatasetProcessor
+    from llamafactory.data.template import TEMPLATES
+
+    from compiler.port.meaning.templates import LLAMAFACTORY
+    from tests.runtime.chats import tokenizer
+
+    settings = SimpleNamespace(mask_history=False, train_on_prompt=False, cutoff_len=10**6)
+    out: dict[str, Any] = {}
+    for name in LLAMAFACTORY:
+        for thinking in (True, False):
+            template = TEMPLATES[name]
+            template.enable_thinking = thinking
+            template.mm_plugin = TEMPLATES["default"].mm_plugin  # there are no images
+            made = SupervisedDatasetProcessor(template, tokenizer(), None, settings)
+            for title, messages in CONVERSATIONS.items():
+                for system in SYSTEMS:
+                    encoded = made._encode_data_example(messages[:-1], messages[-1:], system, "", [], [], [])
+                    out[f"{name}|{thinking}|{title}|{system}"] = encoded
+    return out
+
+
+def linear() -> dict[str, Any]:
+    """What LLaMA-Factory hands to PEFT for lora_target: all and for a list, by model."""
+    import torch
+    import transformers
+    from llamafactory.model.model_utils.misc import find_all_linear_modules
+    from llamafactory.model.model_utils.visual import patch_target_modules
+
+    from compiler.catalog import entries
+
+    frozen = SimpleNamespace(
+        freeze_vision_tower=True, freeze_multi_modal_projector=True, freeze_language_model=False
+    )
+    out: dict[str, Any] = {}
+    for name in MODELS:
+        config = entries()[name]["config"]
+        made = transformers.AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            model = getattr(transformers, config["architectures"][0])(made)
+        for title, given in (("all", find_all_linear_modules(model, True)), ("list", ["q_proj", "v_proj"])):
+            out[f"{name}|{title}"] = sorted(patch_target_modules(model, frozen, given))
+    return out
+
+
+def defaults() -> dict[str, Any]:
+    """LLaMA-Factory's arguments as it fills them in."""
+    from llamafactory.hparams.data_args import DataArguments
+    from llamafactory.hparams.finetuning_args import FinetuningArguments
+
+    tuned, packed = FinetuningArguments(lora_rank=12), DataArguments(neat_packing=True, cutoff_len=512)
+    return {
+        "alpha": tuned.lora_alpha,
+        "target": tuned.lora_target,
+        "beta": tuned.pref_beta,
+        "cutoff": packed.cutoff_len,
+        "packing": packed.packing,
+    }
+
+
+def alpaca() -> dict[str, Any]:
+    """A row of instructions as LLaMA-Factory joins it."""
+    from llamafactory.data.converter import AlpacaDatasetConverter
+    from llamafactory.data.parser import DatasetAttr
+
+    attributes = DatasetAttr("hf_hub", "x", system="system")
+    made: dict[str, Any] = AlpacaDatasetConverter(attributes, SimpleNamespace())(ROW)
+    return {key: made[key] for key in ("_prompt", "_response", "_system")}
+
+
+def prompts() -> dict[str, Any]:
+    """Tokens and labels of Axolotl's data set types, for a row with an input and one without."""
+    from importlib import import_module
+
+    from axolotl import prompt_tokenizers as strategies
+    from axolotl import prompters
+    from axolotl.prompt_strategies.user_defined import UserDefinedDatasetConfig
+
+    from tests.runtime.chats import tokenizer
+
+    config = SimpleNamespace(train_on_inputs=False, sequence_len=4096)
+    of_handlers = {
+        "gpteacher": (strategies.GPTeacherPromptTokenizingStrategy, prompters.GPTeacherPrompter),
+        "oasst": (strategies.OpenAssistantPromptTokenizingStrategy, prompters.AlpacaPrompter),
+        "summarizetldr": (strategies.SummarizeTLDRPromptTokenizingStrategy, prompters.SummarizeTLDRPrompter),
+        "alpaca": (strategies.AlpacaPromptTokenizingStrategy, prompters.AlpacaPrompter),
+    }
+    from compiler.port.dialects.axolotl_types import PROMPTS
+
+    out: dict[str, Any] = {}
+    for name in (*PROMPTS, "user_defined"):
+        base, _, style = name.partition(":")
+        module, _, function = name.partition(".")
+        if name == "user_defined":
+            load = import_module("axolotl.prompt_strategies.user_defined").load
+            made = load(tokenizer(), config, UserDefinedDatasetConfig(**OWN))
+        elif base in of_handlers:
+            strategy, prompter = of_handlers[base]
+            made = strategy(prompter(style or None), tokenizer(), False, 4096)
+        else:
+            found = import_module(f"axolotl.prompt_strategies.{module}")
+            made = getattr(found, function or "load")(tokenizer(), config)
+        for title, row in (("input", ROW), ("none", {**ROW, "input": ""})):
+            encoded = made.tokenize_prompt(row)
+            out[f"{name}|{title}"] = [list(encoded["input_ids"]), list(encoded["labels"])]
+    return out
+
+
+if __name__ == "__main__":
+    main()

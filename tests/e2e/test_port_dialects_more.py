@@ -1,0 +1,349 @@
+"""Ports of TRL's, the Trainer's, torchtune's and litgpt's files, held against those libraries themselves.
+
+torchtune and litgpt are read from their wheels: single functions and classes that need nothing but torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import sys
+import types
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from compiler.catalog import entries, find
+from compiler.emitters.python import source
+from compiler.emitters.train import _schedule
+from compiler.port.ledger import Ledger
+from compiler.port.meaning import adapters, schedules, sharding, torch_optimizers
+from compiler.port.source import Sources
+from spec.language.train import Train
+from tests.port import wheels
+from tests.port.dialects import ported
+from tests.port.dialects import source as file
+
+pytestmark = pytest.mark.e2e
+
+RATE = 3e-4
+
+
+def from_wheel(name: str, path: str, *wanted: str, **given: Any) -> dict[str, Any]:
+    """Some definitions of a wheel's file, run without the rest of it."""
+    (wheel,) = wheels.fetch().glob(f"{name}-*.whl")
+    tree = ast.parse(zipfile.ZipFile(wheel).read(path).decode())
+    body = [node for node in tree.body if getattr(node, "name", None) in wanted]
+    assert len(body) == len(wanted)
+    module = types.ModuleType(f"{name}_of_a_wheel")
+    sys.modules[module.__name__] = module  # where dataclasses looks for the types of fields
+    space = vars(module)
+    space.update(given)
+    exec(compile(ast.Module(body, []), path, "exec", dont_inherit=True, flags=0x1000000), space)
+    return space
+
+
+def rates(ledger: Ledger, steps: int) -> list[float]:
+    """The recipe's rates, by the expression that its train.py has."""
+    import optax
+
+    values = {
+        key: ledger.value(f"train.schedule.{key}")
+        for key in ("name", "final_ratio", "warmup_steps", "warmup_ratio")
+    }
+    given = {key: value for key, value in values.items() if value is not None}
+    train = Train.model_validate({"schedule": given})
+    text = source(_schedule(types.SimpleNamespace(recipe=types.SimpleNamespace(train=train))))  # type: ignore[arg-type]
+    schedule = eval(
+        text,
+        {
+            "optax": optax,
+            "LEARNING_RATE": RATE,
+            "FINAL_RATIO": train.schedule.final_ratio,
+            "WARMUP_STEPS": train.schedule.warmup_steps,
+            "warmup": math.ceil((train.schedule.warmup_ratio or 0) * steps),
+            "steps": steps,
+        },
+    )
+    return [float(schedule(step)) for step in range(steps)]
+
+
+def stepped(make: Callable[[Any], Any], steps: int) -> list[float]:
+    """The rates that a scheduler of torch gives, step by step."""
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
+    scheduler = make(optimizer)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+TRL: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-0.6B", "dataset_name": "a/b", "use_peft": True}
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {
+            "learning_rate": 1e-4,
+            "num_train_epochs": 2,
+            "per_device_train_batch_size": 3,
+            "gradient_accumulation_steps": 5,
+            "weight_decay": 0.1,
+            "adam_beta2": 0.95,
+            "max_grad_norm": 0.3,
+            "max_length": 700,
+            "lora_r": 4,
+            "lora_alpha": 12,
+            "lora_target_modules": ["q_proj", "o_proj"],
+            "gradient_checkpointing": False,
+            "seed": 9,
+        },
+        {"max_steps": 30, "fp16": True, "bf16": False, "lora_target_modules": ["all-linear"]},
+    ],
+)
+def test_trl_parses_the_same_values(tmp_path: Path, objective: str, keys: dict[str, Any]) -> None:
+    from trl import get_peft_config
+    from trl.scripts import dpo, sft
+
+    content = {**TRL, **keys, "output_dir": str(tmp_path / "out"), "use_cpu": True}
+    ledger = ported("trl", tmp_path, content, name=f"{objective}.yaml")
+    parser = {"sft": sft, "dpo": dpo}[objective].make_parser()
+    script, training, model, _ = parser.parse_args_and_config(
+        ["--config", str(tmp_path / f"{objective}.yaml")]
+    )
+    peft = get_peft_config(model)
+    expected = {
+        "train.optimizer.learning_rate": training.learning_rate,
+        "train.optimizer.weight_decay": training.weight_decay,
+        "train.optimizer.b1": training.adam_beta1,
+        "train.optimizer.b2": training.adam_beta2,
+        "train.optimizer.eps": training.adam_epsilon,
+        "train.optimizer.max_grad_norm": training.max_grad_norm,
+        "train.micro_batch_size": training.per_device_train_batch_size,
+        "train.global_batch_size": training.train_batch_size * training.gradient_accumulation_steps,
+        "train.epochs": None if training.max_steps > 0 else training.num_train_epochs,
+        "train.steps": training.max_steps if training.max_steps > 0 else None,
+        "train.schedule.name": training.lr_scheduler_type.value,
+        "train.seed": training.seed,
+        "data.max_length": training.max_length,
+        "data.packing": getattr(training, "packing", None),
+        "remat.policy": "decoder" if training.gradient_checkpointing else "none",
+        "lora.rank": peft.r,
+        "lora.alpha": peft.lora_alpha,
+        "lora.dropout": 0.0 if objective == "dpo" and training.disable_dropout else peft.lora_dropout,
+    }
+    assert {path: ledger.value(path) for path in expected} == expected
+    assert ledger.value("data.train") == [f"hf://{script.dataset_name}"]
+    assert training.bf16 is (not keys.get("fp16", False))
+    if peft.target_modules is not None and peft.target_modules != "all-linear":
+        assert set(ledger.value("lora.targets")) == set(peft.target_modules)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lr_scheduler_type": "linear", "warmup_steps": 7},
+        {"lr_scheduler_type": "linear"},
+        {"lr_scheduler_type": "cosine", "warmup_ratio": 0.13},
+        {"lr_scheduler_type": "cosine", "warmup_steps": 0.1},
+        {"lr_scheduler_type": "constant", "warmup_steps": 7},
+        {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 7},
+        {
+            "lr_scheduler_type": "cosine_with_min_lr",
+            "warmup_steps": 4,
+            "lr_scheduler_kwargs": {"min_lr": 3e-5},
+        },
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.2}},
+        {"lr_scheduler_type": "cosine_with_restarts", "warmup_steps": 4},
+        {"lr_scheduler_type": "polynomial", "warmup_steps": 4},
+        {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"lr_end": 1e-5}},
+    ],
+)
+def test_the_rates_are_transformers_own(tmp_path: Path, keys: dict[str, Any]) -> None:
+    from transformers import TrainingArguments, get_scheduler
+
+    steps = 40
+    ledger = ported("trl", tmp_path, {**TRL, **keys, "learning_rate": RATE})
+    arguments = TrainingArguments(output_dir=str(tmp_path / "out"), learning_rate=RATE, use_cpu=True, **keys)
+    made = stepped(
+        lambda optimizer: get_scheduler(
+            arguments.lr_scheduler_type,
+            optimizer,
+            arguments.get_warmup_steps(steps),
+            steps,
+            arguments.lr_scheduler_kwargs or {},
+        ),
+        steps,
+    )
+    # optax computes in float32.
+    np.testing.assert_allclose(rates(ledger, steps), made, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "steps, ratio", [(10, None), (0.25, None), (0, 0.1), (5, 0.1), (0, 1.0), (2.5, None)]
+)
+def test_the_warm_up_is_transformers_own(tmp_path: Path, steps: float, ratio: float | None) -> None:
+    from transformers import TrainingArguments
+
+    given = {} if ratio is None else {"warmup_ratio": ratio}
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, warmup_steps=steps, **given)
+    found = schedules.warmup(steps, ratio)
+    for total in (1, 7, 100, 333):
+        ours = math.ceil(total * found.ratio) if found.ratio else found.steps or 0
+        assert ours == arguments.get_warmup_steps(total)
+
+
+@pytest.mark.parametrize("model", [name for name in entries() if "config" in entries()[name]])
+def test_the_default_targets_are_pefts(model: str) -> None:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as mapping
+
+    wanted = mapping.get(entries()[model]["config"]["model_type"])
+    assert adapters.default_targets(find(model, Path())) == wanted
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "Adafactor"])
+def test_the_defaults_are_torchs(name: str) -> None:
+    import torch
+
+    defaults = getattr(torch.optim, name)([torch.nn.Parameter(torch.zeros(2, 2))]).defaults
+    ours = torch_optimizers.DEFAULTS[name.lower()]
+    theirs = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
+    assert {key: theirs[key] for key in ours} == ours
+
+
+def test_dpo_switches_an_adapters_dropout_off() -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from trl.trainer.dpo_trainer import disable_dropout_in_model
+
+    model = get_peft_model(
+        torch.nn.Sequential(torch.nn.Linear(2, 2)), LoraConfig(target_modules=["0"], lora_dropout=0.5)
+    )
+    disable_dropout_in_model(model)
+    assert all(module.p == 0 for module in model.modules() if isinstance(module, torch.nn.Dropout))
+
+
+@pytest.mark.parametrize("key", ["fsdp2", "multi_gpu", "single_gpu", "zero2", "zero3"])
+def test_accelerate_reads_the_same_processes(tmp_path: Path, key: str) -> None:
+    import trl
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    from compiler.port.dialects.trl import SHIPPED
+
+    shipped = Path(trl.__file__).parent / "accelerate_configs" / f"{key}.yaml"
+    theirs = load_config_from_file(str(shipped))
+    found = file(tmp_path, "accelerate.yaml", shipped.read_text(encoding="utf-8"))
+    ledger = Ledger(Sources(found))
+    launch = sharding.accelerate(ledger, found)
+    # Without a distributed type accelerate starts one process, whatever their number.
+    processes = 1 if theirs.distributed_type.value == "NO" else theirs.num_processes
+    assert (launch.processes, launch.mixed_precision) == (processes, theirs.mixed_precision)
+    assert SHIPPED[key] == processes
+    assert launch.deepspeed is (theirs.distributed_type.value == "DEEPSPEED")
+    assert ledger.unread(found) == []
+    assert yaml.safe_load(shipped.read_text(encoding="utf-8")).keys() <= {
+        each.key.split(".")[0] for each in ledger.findings
+    }
+
+
+TORCHTUNE: dict[str, Any] = {
+    "model": {"_component_": "torchtune.models.llama3_2.lora_llama3_2_1b", "lora_attn_modules": ["q_proj"]},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 64},
+    "dataset": {"_component_": "torchtune.datasets.alpaca_dataset"},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": RATE},
+    "lr_scheduler": {
+        "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+        "num_warmup_steps": 6,
+    },
+    "batch_size": 1,
+    "epochs": 1,
+}
+
+
+def test_the_rates_are_torchtunes_own(tmp_path: Path) -> None:
+    import torch
+    from torch.optim.lr_scheduler import LambdaLR
+
+    name = "get_cosine_schedule_with_warmup"
+    made = from_wheel(
+        "torchtune", "torchtune/training/lr_schedulers.py", name, torch=torch, math=math, LambdaLR=LambdaLR
+    )
+    ledger = ported("torchtune", tmp_path, TORCHTUNE)
+    theirs = stepped(lambda optimizer: made[name](optimizer, 6, 40), 40)
+    np.testing.assert_allclose(rates(ledger, 40), theirs, rtol=1e-5, atol=1e-9)
+
+
+def test_the_rates_are_litgpts_own(tmp_path: Path) -> None:
+    import torch
+
+    made = from_wheel("litgpt", "litgpt/finetune/lora.py", "get_lr_scheduler", torch=torch)
+    content = {"checkpoint_dir": "Qwen/Qwen3-0.6B", "lora_r": 4, "train": {"lr_warmup_steps": 6}}
+    ledger = ported("litgpt", tmp_path, content)
+    theirs = stepped(lambda optimizer: made["get_lr_scheduler"](optimizer, 6, 40), 40)
+    np.testing.assert_allclose(rates(ledger, 40), theirs, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("given", ["", "1 2"])
+def test_torchtunes_alpaca_writes_the_same_prompt(tmp_path: Path, given: str) -> None:
+    made = from_wheel(
+        "torchtune",
+        "torchtune/data/_messages.py",
+        "AlpacaToMessages",
+        Transform=object,
+        Message=types.SimpleNamespace,
+    )
+    row = {"instruction": "Add {these}.", "input": given, "output": "3"}
+    theirs = made["AlpacaToMessages"]()(row)["messages"]
+    ours: dict[str, Any] = {}
+    exec(ported("torchtune", tmp_path, TORCHTUNE).files["convert.py"], ours)
+    assert ours["convert"](row) == {"messages": [{"role": m.role, "content": m.content} for m in theirs]}
+
+
+@pytest.mark.parametrize("given", ["", "1 2"])
+def test_litgpts_alpaca_writes_the_same_prompt(tmp_path: Path, given: str) -> None:
+    made = from_wheel("litgpt", "litgpt/prompts.py", "Alpaca", PromptStyle=object)
+    row = {"instruction": "Add {these}.", "input": given, "output": "3"}
+    theirs = made["Alpaca"]().apply(row["instruction"], **row)
+    ours: dict[str, Any] = {}
+    ledger = ported("litgpt", tmp_path, {"checkpoint_dir": "Qwen/Qwen3-0.6B", "lora_r": 4})
+    exec(ledger.files["convert.py"], ours)
+    assert ours["convert"](row) == {"prompt": theirs, "completion": "3"}
+
+
+@pytest.mark.parametrize(
+    "rows, micro, devices, nodes", [(16, 2, 1, 1), (9, 2, 1, 1), (64, 4, 3, 1), (32, 2, 4, 2)]
+)
+def test_litgpts_batch_is_its_own(tmp_path: Path, rows: int, micro: int, devices: int, nodes: int) -> None:
+    import dataclasses
+    import warnings
+
+    space = {
+        "dataclass": dataclasses.dataclass,
+        "math": math,
+        "warnings": warnings,
+    }
+    train = from_wheel("litgpt", "litgpt/args.py", "TrainArgs", **space)["TrainArgs"](
+        global_batch_size=rows, micro_batch_size=micro
+    )
+    content = {
+        "checkpoint_dir": "Qwen/Qwen3-0.6B",
+        "lora_r": 4,
+        "devices": devices,
+        "num_nodes": nodes,
+        "train": {"global_batch_size": rows, "micro_batch_size": micro},
+    }
+    ledger = ported("litgpt", tmp_path, content)
+    theirs = train.gradient_accumulation_iters(devices, nodes) * micro * devices * nodes
+    assert ledger.value("train.global_batch_size") == theirs

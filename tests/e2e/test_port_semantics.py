@@ -1,0 +1,127 @@
+"""Ports against LLaMA-Factory and Axolotl themselves: the same tokens, the same targets, the same modules."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.catalog import find
+from compiler.port.dialects.axolotl_types import PROMPTS, plain, user_defined
+from compiler.port.dialects.llamafactory import target_modules
+from compiler.port.meaning import conversion, targets, templates
+from runtime.data.encoding import Encoder, coding
+from runtime.data.formats import Row, parse_row
+from runtime.settings import DataSettings
+from tests.e2e import port_tools
+from tests.runtime.chats import tokenizer
+
+pytestmark = pytest.mark.e2e
+
+TOOLS = ("axolotl==0.19.0", "llamafactory==0.9.5")
+
+
+@pytest.fixture(scope="module")
+def theirs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the tools say, once for all tests."""
+    wheels, sources = root / "build" / "dialects", tmp_path_factory.mktemp("sources")
+    for tool in TOOLS:
+        name = tool.replace("==", "-")
+        if not list(wheels.glob(f"{name}-*.whl")):
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--dest",
+                str(wheels),
+                tool,
+            ]
+            subprocess.run(command, check=True)
+        (wheel,) = wheels.glob(f"{name}-*.whl")
+        zipfile.ZipFile(wheel).extractall(sources)
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.port_tools"],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(sources)))},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def encoded(row: Row, template: str | None, format: str, loss_on: str) -> tuple[list[int], list[bool]]:
+    """Tokens of a row here, and which of them are targets."""
+    data = DataSettings(train=(), format=format, loss_on=loss_on, max_length=8192)
+    samples, report = Encoder(coding(tokenizer(), template, data, None)).encode([row], 0)
+    assert report.kept == 1, report
+    return samples[0].tokens.tolist(), samples[0].targets.tolist()
+
+
+def learnt(labels: list[int]) -> list[bool]:
+    """Which tokens have a label; nothing predicts the first one."""
+    return [label != -100 and index > 0 for index, label in enumerate(labels)]
+
+
+@pytest.mark.parametrize("name", templates.LLAMAFACTORY)
+def test_llamafactorys_templates(theirs: Any, name: str) -> None:
+    compared = 0
+    for key, (ids, labels) in theirs["templates"].items():
+        template, thinking, title, system = key.split("|")
+        if template != name or (name == "gemma2" and title == "two turns"):
+            continue  # it learns the next question's first token as an end of sequence: the port says so
+        messages = port_tools.CONVERSATIONS[title]
+        given = [{"role": "system", "content": system}, *messages] if system else messages
+        made = templates.llamafactory(name, None, thinking == "True").sets["data.chat_template"]
+        assert encoded(Row("x", messages=given), made, "chat", "assistant") == (ids, learnt(labels)), key
+        compared += 1
+    assert compared >= 8
+
+
+@pytest.mark.parametrize("name", [*PROMPTS, "user_defined"])
+def test_axolotls_data_set_types(theirs: Any, name: str) -> None:
+    kind = user_defined(port_tools.OWN) if name == "user_defined" else plain(name)
+    assert kind is not None
+    namespace: dict[str, Any] = {}
+    exec(kind.transform, namespace)
+    for title, row in (("input", port_tools.ROW), ("none", {**port_tools.ROW, "input": ""})):
+        made = parse_row("prompt_completion", "x", namespace["convert"](row), {})
+        ids, labels = theirs["prompts"][f"{name}|{title}"]
+        assert encoded(made, None, "prompt_completion", "completion") == (ids, learnt(labels)), title
+
+
+@pytest.mark.parametrize("name", port_tools.MODELS)
+@pytest.mark.parametrize("given", [["all"], ["q_proj", "v_proj"]])
+def test_llamafactorys_targets(theirs: Any, name: str, given: list[str]) -> None:
+    model = find(name, Path())
+    found = theirs["linear"][f"{name}|{'all' if given == ['all'] else 'list'}"]
+    ours = targets.choose(model, target_modules(model, given))
+    wanted = targets.choose(model, found)
+    assert ours == wanted and ours.sites
+    text = [each for each in found if "." in each and re.search(r"layers\.\d+\.(self_attn|mlp)\.\w+$", each)]
+    assert not text or {each[each.index("layers.") :] for each in text} == set(ours.sites)
+
+
+def test_llamafactorys_defaults(theirs: Any) -> None:
+    assert theirs["defaults"] == {"alpha": 24, "target": ["all"], "beta": 0.1, "cutoff": 511, "packing": True}
+
+
+def test_llamafactorys_instructions(theirs: Any) -> None:
+    namespace: dict[str, Any] = {}
+    exec(conversion.alpaca(conversion.Alpaca(system="system"), False), namespace)
+    made = theirs["alpaca"]
+    assert namespace["convert"](port_tools.ROW)["messages"] == [
+        {"role": "system", "content": made["_system"]},
+        *made["_prompt"],
+        *made["_response"],
+    ]

@@ -1,0 +1,47 @@
+"""Ports of a tiny tool's config, in a folder of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from compiler.hardware import from_name
+from compiler.port import dialects
+from compiler.port.port import Asked, Ported, port
+from tests.port import fake
+
+Port = Callable[..., Ported]
+
+CONFIG = """\
+fake_model: Qwen/Qwen3-8B
+fake_rank: 16
+fake_rows: 8
+sets:
+  - path: hf://some/set
+"""
+
+
+@pytest.fixture
+def faketune(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiny tool beside none of the real ones."""
+    known = dialects.Known("fake", "fake_model", ("accelerate",), interpolates=True)
+    monkeypatch.setattr(dialects, "KNOWN", {"fake": known})
+    monkeypatch.setattr(dialects, "load", lambda name: fake)
+
+
+@pytest.fixture
+def ported(faketune: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Port:
+    """Ports config.yaml with this text; further files by their names."""
+    monkeypatch.chdir(tmp_path)
+
+    def made(
+        text: str = CONFIG, files: dict[str, str] | None = None, machine: str = "v5p-8", **asked: object
+    ) -> Ported:
+        every = {"config.yaml": text, **(files or {})}
+        for name, content in every.items():
+            (tmp_path / name).write_text(content, encoding="utf-8")
+        return port([Path(name) for name in every], Asked(from_name(machine), **asked))  # type: ignore[arg-type]
+
+    return made

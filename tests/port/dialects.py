@@ -1,0 +1,98 @@
+"""Ports by a dialect alone, without the core: its findings and the recipe's values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from compiler.port import dialects
+from compiler.port.ledger import Finding, Ledger, Verdict
+from compiler.port.read import read
+from compiler.port.source import Source, Sources
+
+
+def source(folder: Path, name: str, content: str | Mapping[str, Any]) -> Source:
+    """A file of the folder, as it is read: text as it stands, a mapping as YAML or JSON."""
+    path = folder / name
+    if not isinstance(content, str):
+        content = json.dumps(content) if name.endswith(".json") else yaml.safe_dump(dict(content))
+    path.write_text(content, encoding="utf-8")
+    found, problems = read(path)
+    assert found is not None, problems
+    return found
+
+
+def ported(
+    dialect: str,
+    folder: Path,
+    content: str | Mapping[str, Any],
+    name: str = "config.yaml",
+    devices: int | None = None,
+    **others: Mapping[str, Any],
+) -> Ledger:
+    """What a dialect makes of a file, and of others by their role."""
+    files = {role: source(folder, f"{role}.json", each) for role, each in others.items()}
+    ledger = Ledger(Sources(source(folder, name, content), files), devices)
+    dialects.load(dialect).port(ledger)
+    return ledger
+
+
+def finding(ledger: Ledger, key: str) -> Finding:
+    """The one finding on a key."""
+    found = [each for each in ledger.findings if each.key == key]
+    assert len(found) == 1, (key, found)
+    return found[0]
+
+
+def verdict(ledger: Ledger, key: str) -> Verdict:
+    """How a key was taken over."""
+    return finding(ledger, key).verdict
+
+
+def values(ledger: Ledger, *paths: str) -> list[Any]:
+    """Values of the recipe."""
+    return [ledger.value(path) for path in paths]
+
+
+def codes(ledger: Ledger) -> list[tuple[str, str]]:
+    """Code and key of each diagnostic."""
+    return [(diagnostic.code, diagnostic.path) for diagnostic in ledger.diagnostics]
+
+
+def spoken(ledger: Ledger) -> None:
+    """Every key of every file is spoken of, once."""
+    for each in ledger.sources.all():
+        assert ledger.unread(each) == []
+        said = [found.key for found in ledger.findings if found.file == each.file]
+        assert len(said) == len(set(said)), sorted(key for key in said if said.count(key) > 1)
+
+
+SAMPLES: Mapping[str, Any] = {
+    "dict": {},
+    "list": [],
+    "float": 0.5,
+    "int": 1,
+    "bool": False,
+    "str": "x",
+}
+
+
+def samples(keys: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """A value for each key of a tool: its default, or one of its type."""
+    made: dict[str, Any] = {}
+    for key, entry in keys.items():
+        default = entry[1] if len(entry) > 1 else None
+        if default is None or (isinstance(default, dict) and "is" in default):
+            default = next((SAMPLES[kind] for kind in SAMPLES if kind in entry[0].lower()), "x")
+        made[key] = default
+    return made
+
+
+def unspoken(ledger: Ledger, keys: Iterable[str]) -> list[str]:
+    """Keys of the main file that nothing was said of."""
+    missing = set(ledger.unread(ledger.sources.main))
+    return sorted(key for key in keys if any(each == key or each.startswith(f"{key}.") for each in missing))

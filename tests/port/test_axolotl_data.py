@@ -1,0 +1,190 @@
+"""Axolotl's data sets: places, rows, templates and masks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.port.ledger import Verdict
+from compiler.port.meaning import datasets
+from tests.port.dialects import codes, finding, spoken, values, verdict
+from tests.port.test_axolotl import port
+
+
+def convert(text: str, row: dict[str, Any]) -> Any:
+    """What the file of data.transform makes of a row."""
+    namespace: dict[str, Any] = {}
+    exec(compile(text, "convert.py", "exec"), namespace)
+    return namespace["convert"](row)
+
+
+def one(folder: Path, **keys: Any) -> Any:
+    """Ported with one data set of these keys."""
+    made = port(folder, datasets=[{"path": "our/set", **keys}])
+    assert codes(made) == []
+    spoken(made)
+    return made
+
+
+def test_conversations_with_names_of_their_own(tmp_path: Path) -> None:
+    names = {"role": "from", "content": "value"}
+    made = one(
+        tmp_path, type="chat_template", field_messages="talk", message_property_mappings=names, split="a"
+    )
+    assert made.value("data.fields") == {"messages": "talk", "role": "from", "content": "value"}
+    assert made.value("data.train") == [{"path": "hf://our/set", "split": "a"}]
+    assert made.files == {} and made.value("data.transform") is None
+
+
+def test_roles_that_no_one_knows_are_converted(tmp_path: Path) -> None:
+    roles = {"user": ["customer"], "assistant": ["agent"]}
+    made = one(tmp_path, type="chat_template", roles=roles, message_property_mappings={"content": "said"})
+    row = {"messages": [{"role": "customer", "said": "Hi"}, {"role": "agent", "said": "Hello"}]}
+    assert convert(made.files["convert.py"], row) == {
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    }
+    usual = one(tmp_path, type="chat_template", roles={"user": ["human"], "assistant": ["gpt"]})
+    assert usual.files == {}
+
+
+def test_alpaca_is_plain_text(tmp_path: Path) -> None:
+    made = one(tmp_path, type="alpaca")
+    assert values(made, "data.format", "data.loss_on") == ["prompt_completion", "completion"]
+    bare = convert(made.files["convert.py"], {"instruction": "Count {x}.", "input": "", "output": "1"})
+    assert (
+        bare["prompt"].endswith("### Instruction:\nCount {x}.\n\n### Response:\n")
+        and bare["completion"] == "1"
+    )
+    whole = convert(made.files["convert.py"], {"instruction": "Add.", "input": "1 and 2", "output": "3"})
+    assert "### Input:\n1 and 2\n\n### Response:\n" in whole["prompt"]
+    assert verdict(made, "datasets[0].type") is Verdict.APPROXIMATED
+
+
+def test_a_type_of_the_files_own(tmp_path: Path) -> None:
+    kind = {
+        "field_instruction": "question",
+        "field_output": "answer",
+        "format": "Q: {instruction}\n{input}\nA: ",
+        "no_input_format": "Q: {instruction}\nA: ",
+        "system_prompt": "Be kind.",
+        "system_format": "[{system}] ",
+    }
+    made = one(tmp_path, type=kind)
+    row = {"question": "Why?", "answer": "Because."}
+    text = made.files["convert.py"]
+    assert convert(text, row) == {"prompt": "[Be kind.] Q: Why?\nA: ", "completion": "Because."}
+    assert convert(text, {**row, "system": "Be brief.", "input": "Now."})["prompt"] == (
+        "[Be brief.] Q: Why?\nNow.\nA: "
+    )
+
+
+def test_segments(tmp_path: Path) -> None:
+    text = one(tmp_path, type="input_output").files["convert.py"]
+
+    def row(*labels: bool) -> dict[str, Any]:
+        return {"segments": [{"label": label, "text": str(i)} for i, label in enumerate(labels)]}
+
+    assert convert(text, row(False, False, True, True)) == {"prompt": "01", "completion": "23"}
+    assert convert(text, row(True, False)) is None and convert(text, row(False)) is None
+
+
+def test_completions(tmp_path: Path) -> None:
+    made = one(tmp_path, type="completion", field="body")
+    assert values(made, "data.format", "data.fields", "data.loss_on") == ["text", {"text": "body"}, "all"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "loss", "how"),
+    [
+        ({"roles_to_train": ["assistant"]}, "assistant", "exact"),
+        ({"roles_to_train": ["gpt"]}, "assistant", "exact"),
+        ({"roles_to_train": []}, "assistant", "approximated"),
+        ({"roles_to_train": ["assistant", "user"]}, "assistant", "approximated"),
+    ],
+)
+def test_which_turns_are_learnt(tmp_path: Path, keys: dict[str, Any], loss: str, how: str) -> None:
+    made = one(tmp_path, type="chat_template", **keys)
+    assert made.value("data.loss_on") == loss
+    assert verdict(made, "datasets[0].roles_to_train").value == how
+
+
+def test_the_ends_of_turns(tmp_path: Path) -> None:
+    made = one(tmp_path, type="chat_template", train_on_eos="last")
+    assert verdict(made, "datasets[0].train_on_eos") is Verdict.APPROXIMATED
+    whole = port(tmp_path, train_on_inputs=True)
+    assert whole.value("data.loss_on") == "all" and verdict(whole, "train_on_inputs") is Verdict.APPROXIMATED
+    plain = port(tmp_path, train_on_inputs=True, datasets=[{"path": "a/b", "type": "alpaca"}])
+    assert plain.value("data.loss_on") == "all" and verdict(plain, "train_on_inputs") is Verdict.EXACT
+
+
+def test_chat_templates_by_name(tmp_path: Path) -> None:
+    base = port(tmp_path, base_model="google/gemma-4-31B", chat_template="gemma4", eot_tokens=["<turn|>"])
+    assert base.value("model.tokenizer") == "google/gemma-4-31B-it"
+    tuned = port(tmp_path, base_model="google/gemma-4-31B-it", chat_template="gemma4")
+    assert tuned.value("model.tokenizer") is None and tuned.value("data.chat_template") is None
+    chatml = port(tmp_path, chat_template="chatml")
+    assert "<|im_start|>assistant" in chatml.value("data.chat_template")
+    foreign = port(tmp_path, base_model="google/gemma-4-31B-it", chat_template="chatml")
+    assert "no tokens" in finding(foreign, "chat_template").note
+    own = port(tmp_path, chat_template_jinja="./own.jinja", chat_template="jinja")
+    assert own.value("data.chat_template") == "./own.jinja"
+    fallback = port(tmp_path, chat_template="tokenizer_default_fallback_chatml")
+    assert fallback.value("data.chat_template") is None
+
+
+def test_the_token_that_ends_a_turn(tmp_path: Path) -> None:
+    assert not [f for f in port(tmp_path).findings if f.key == "eot_tokens"], (
+        "Qwen's eos_token is the end of a turn"
+    )
+    gemma = port(tmp_path, base_model="google/gemma-3-4b-it")
+    assert "<end_of_turn>" in finding(gemma, "eot_tokens").note
+    named = port(tmp_path, base_model="google/gemma-3-4b-it", eot_tokens=["<end_of_turn>"])
+    assert verdict(named, "eot_tokens") is Verdict.EXACT
+    other = port(tmp_path, base_model="google/gemma-3-4b-it", eot_tokens=["<eos>"])
+    assert verdict(other, "eot_tokens") is Verdict.APPROXIMATED
+
+
+def test_evaluation_sets(tmp_path: Path) -> None:
+    made = port(tmp_path, test_datasets=[{"path": "our/test", "type": "chat_template", "split": "test"}])
+    spoken(made)
+    assert made.value("data.eval") == [{"path": "hf://our/test", "split": "test"}]
+
+
+def test_data_sets_of_two_forms(tmp_path: Path) -> None:
+    made = port(
+        tmp_path, datasets=[{"path": "a/b", "type": "chat_template"}, {"path": "c/d", "type": "alpaca"}]
+    )
+    assert codes(made) == [("E1142", "datasets[1].type")]
+    alike = port(
+        tmp_path, datasets=[{"path": "a/b", "type": "alpaca"}, {"path": "./c.jsonl", "type": "alpaca"}]
+    )
+    assert codes(alike) == [] and alike.value("data.train") == ["hf://a/b", "./c.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "path"),
+    [
+        ("our/set", None, "hf://our/set"),
+        ("hf://our/set", None, "hf://our/set"),
+        ("./rows", None, "./rows"),
+        ("data/rows.jsonl", None, "data/rows.jsonl"),
+        ("rows.json.gz", None, "rows.json.gz"),
+        ("gcs://bucket/rows.jsonl", None, "gs://bucket/rows.jsonl"),
+        ("json", "rows.jsonl", "rows.jsonl"),
+        ("json", ["a.jsonl", "b.jsonl"], None),
+        ("our/set", "part.jsonl", None),
+        ("s3://bucket/rows.jsonl", None, None),
+        ("https://host/rows.jsonl", None, None),
+        ("a b", None, None),
+    ],
+)
+def test_places(given: str, files: Any, path: str | None) -> None:
+    found = datasets.place(given, files)
+    assert found.path == path and bool(found.note) is (path is None)
+
+
+def test_shares() -> None:
+    assert datasets.evaluation(0.2) == {"data.eval_fraction": 0.2}
+    assert datasets.evaluation(0) == datasets.evaluation(200) == {}

@@ -1,0 +1,58 @@
+"""compiler/data/dialects.json against the sources that it is made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.port import known
+from scripts import dialects
+from tests.port import wheels
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return wheels.fetch()
+
+
+def test_the_file_is_what_the_sources_say(folder: Path) -> None:
+    made = dialects.text(dialects.catalogue(folder))
+    assert known.DATA.read_text(encoding="utf-8") == made, "run: python scripts/dialects.py build/dialects"
+
+
+def test_it_is_made_alike_each_time(folder: Path) -> None:
+    assert dialects.text(dialects.catalogue(folder)) == dialects.text(dialects.catalogue(folder))
+
+
+@pytest.mark.parametrize(
+    "tool, section, key, entry",
+    [
+        ("trl", "sft", "learning_rate", ["float", 2e-5]),
+        ("trl", "sft", "weight_decay", ["float", 0.0]),
+        ("trl", "model", "lora_r", ["int", 16]),
+        ("trl", "dpo", "loss_type", ["list[str]", ["sigmoid"]]),
+        ("trainer", "training_arguments", "learning_rate", ["float", 5e-5]),
+        ("peft", "lora", "r", ["int", 8]),
+        ("litgpt", "lora", "lora_r", ["int", 8]),
+        ("litgpt", "lora", "checkpoint_dir", ["Path"]),
+        ("llamafactory", "train", "lora_rank", ["int", 8]),
+        ("llamafactory", "train", "learning_rate", ["float", 5e-5]),
+        ("accelerate", "cluster", "num_processes", ["int", -1]),
+    ],
+)
+def test_what_it_says(tool: str, section: str, key: str, entry: list[object]) -> None:
+    assert known.keys(tool, section)[key] == entry
+
+
+def test_a_builder_that_is_made_of_another() -> None:
+    whole = known.keys("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")
+    quantised = known.keys("torchtune", "torchtune.models.llama3_2.qlora_llama3_2_1b")
+    assert quantised == {**whole, "quantize_base": ["bool", True]}
+    assert whole["lora_attn_modules"] == ["List[LORA_ATTN_MODULES]"]
+
+
+def test_axolotls_keys_are_those_of_its_schema() -> None:
+    keys = known.keys("axolotl", "config")
+    assert {"base_model", "sequence_len", "lora_target_linear", "sample_packing", "datasets"} <= set(keys)
+    assert "path" in known.keys("axolotl", "SFTDataset")

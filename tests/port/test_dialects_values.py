@@ -1,0 +1,93 @@
+"""Values of every kind at every key: what a tool would stop on is said, and never a traceback."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.port import dialects, known
+from compiler.port.ledger import Ledger
+from compiler.port.source import Source, Sources
+
+ODD: tuple[Any, ...] = (None, {}, "x", float("inf"), [1, {}])
+
+TORCHTUNE = {
+    "model": {"_component_": "torchtune.models.llama3_2.lora_llama3_2_1b", "lora_attn_modules": ["q_proj"]},
+    "dataset": {"_component_": "torchtune.datasets.instruct_dataset", "source": "a/b"},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4},
+    "batch_size": 1,
+}
+BASES: dict[str, dict[str, Any]] = {
+    "trl": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "a/b", "use_peft": True},
+    "trainer": {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "a/b"},
+    "torchtune": TORCHTUNE,
+    "litgpt": {"checkpoint_dir": "Qwen/Qwen3-8B", "lora_r": 4},
+}
+KEYS: dict[str, list[str]] = {
+    "trl": [*known.keys("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
+    "trainer": [*known.keys("trainer", "training_arguments"), "max_train_samples", "max_seq_length"],
+    "torchtune": sorted({*known.keys("torchtune", "lora_finetune_distributed", "full_finetune_distributed")}),
+    "litgpt": [*known.keys("litgpt", "lora")],
+}
+INNER: dict[str, dict[str, list[str]]] = {
+    "trl": {
+        "fsdp_config": ["activation_checkpointing", "version"],
+        "parallelism_config": ["tp_size"],
+        "deepspeed": ["optimizer", "scheduler", "gradient_clipping", "tensor_parallel"],
+    },
+    "trainer": {},
+    "torchtune": {
+        "model": ["_component_", *known.keys("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")],
+        "dataset": ["_component_", "source", "column_map", "train_on_input", "packed", "split", "data_files"],
+        "optimizer": ["_component_", "lr", "betas", "eps", "weight_decay"],
+        "loss": ["_component_", "num_output_chunks"],
+        "lr_scheduler": ["_component_", "num_warmup_steps", "num_cycles"],
+        "tokenizer": ["_component_", "max_seq_len", "prompt_template"],
+        "checkpointer": ["checkpoint_dir"],
+    },
+    "litgpt": {
+        "train": [*known.keys("litgpt", "train")],
+        "eval": [*known.keys("litgpt", "eval")],
+        "data": ["class_path", "init_args"],
+        "optimizer": ["class_path", "init_args"],
+    },
+}
+
+
+def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Ledger:
+    files = {role: Source(Path(role), role, data) for role, data in others.items()}
+    ledger = Ledger(Sources(Source(Path("config.yaml"), "config.yaml", content), files))
+    dialects.load(dialect).port(ledger)
+    return ledger
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize("dialect", sorted(BASES))
+def test_any_value_of_any_key(dialect: str, value: Any) -> None:
+    for key in KEYS[dialect]:
+        ledger = port(dialect, {**BASES[dialect], key: value})
+        assert not [left for left in ledger.unread(ledger.sources.main) if left == key], key
+    for section, keys in INNER[dialect].items():
+        before = BASES[dialect].get(section, {})
+        for key in keys:
+            ledger = port(dialect, {**BASES[dialect], section: {**before, key: value}})
+            assert not [left for left in ledger.unread(ledger.sources.main) if left == f"{section}.{key}"], (
+                key
+            )
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_any_value_in_an_adapters_file(value: Any) -> None:
+    for key in known.keys("peft", "lora"):
+        adapter = {"base_model_name_or_path": "Qwen/Qwen3-8B", key: value}
+        ledger = port("trainer", {"train_file": "a.jsonl"}, adapter_config=adapter)
+        assert key not in ledger.unread(ledger.sources.others["adapter_config"])
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+def test_any_value_in_accelerates_file(value: Any) -> None:
+    for key in known.keys("accelerate", "cluster"):
+        ledger = port("trl", BASES["trl"], accelerate={"distributed_type": "FSDP", key: value})
+        assert key not in ledger.unread(ledger.sources.others["accelerate"])

@@ -1,0 +1,242 @@
+"""LLaMA-Factory's keys, and what they mean in a recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.port import known
+from compiler.port.dialects.llamafactory import target_modules
+from compiler.port.ledger import Ledger, Verdict
+from compiler.port.meaning.models import resolve
+from compiler.port.meaning.targets import choose
+from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
+
+BASE: dict[str, Any] = {
+    "model_name_or_path": "Qwen/Qwen3-8B",
+    "stage": "sft",
+    "finetuning_type": "lora",
+    "dataset": "letters",
+    "template": "qwen3_nothink",
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "bf16": True,
+}
+
+INFO: dict[str, Any] = {
+    "letters": {"hf_hub_url": "our/letters"},
+    "talks": {"file_name": "talks.json", "formatting": "sharegpt", "columns": {"messages": "turns"}},
+    "ranked": {
+        "file_name": "ranked.json",
+        "ranking": True,
+        "columns": {"prompt": "question", "chosen": "better", "rejected": "worse"},
+    },
+    "pictures": {"hf_hub_url": "our/pictures", "columns": {"prompt": "p", "response": "r", "images": "i"}},
+    "scripted": {"script_url": "loader"},
+}
+
+
+def port(
+    folder: Path, info: dict[str, Any] | None = INFO, devices: int | None = None, **changes: Any
+) -> Ledger:
+    """Of the base with other keys; None removes one."""
+    content = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
+    if info is None:
+        return ported("llamafactory", folder, content, devices=devices)
+    return ported("llamafactory", folder, content, devices=devices, dataset_info=info)
+
+
+def test_a_plain_run(tmp_path: Path) -> None:
+    made = port(tmp_path)
+    spoken(made)
+    assert codes(made) == []
+    assert values(made, "lora.rank", "lora.alpha", "lora.dropout") == [8, 16, 0.0]
+    assert len(made.value("lora.targets")) == 7 and made.value("lora.layers") == "all"
+    assert values(made, "train.global_batch_size", "train.micro_batch_size") == [8, 2]
+    assert made.value("data.train") == ["hf://our/letters"]
+    assert values(made, "data.max_length", "data.overlong", "data.packing") == [2048, "truncate", False]
+    assert values(made, "train.optimizer.weight_decay", "train.optimizer.max_grad_norm") == [0.0, 1.0]
+    assert values(made, "remat.policy", "train.seed", "data.loss_on") == ["decoder", 42, "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "value", "how"),
+    [
+        ({"lora_rank": 4}, "lora.alpha", 8, "exact"),
+        ({"lora_alpha": 5}, "lora.alpha", 5, "exact"),
+        ({"use_rslora": True}, "lora.rslora", True, "exact"),
+        ({"lora_target": "q_proj, v_proj"}, "lora.targets", ["q_proj", "v_proj"], "exact"),
+        ({"cutoff_len": 512}, "data.max_length", 512, "exact"),
+        ({"neat_packing": True}, "data.packing", True, "approximated"),
+        ({"packing": True}, "data.packing", True, "approximated"),
+        ({"train_on_prompt": True}, "data.loss_on", "all", "exact"),
+        ({"mask_history": True}, "data.loss_on", "last_assistant", "exact"),
+        ({"max_samples": 50}, "data.train", [{"path": "hf://our/letters", "limit": 50}], "exact"),
+        ({"val_size": 0.1}, "data.eval_fraction", 0.1, "exact"),
+        ({"quantization_bit": 8}, "lora.quantize", "int8", "approximated"),
+        ({"quantization_bit": 4}, "lora.quantize", "nf4", "approximated"),
+        ({"flash_attn": "fa2"}, "model.attention", "splash", "exact"),
+        ({"disable_gradient_checkpointing": True}, "remat.policy", "none", "exact"),
+        ({"warmup_ratio": 0.1}, "train.schedule.warmup_ratio", 0.1, "exact"),
+        ({"disable_shuffling": True}, "data.shuffle_seed", None, "exact"),
+        ({"lr_scheduler_type": "cosine"}, "train.schedule.name", "cosine", "exact"),
+        ({"pure_bf16": True}, "model.dtype", "bfloat16", "exact"),
+    ],
+)
+def test_a_key(tmp_path: Path, changes: dict[str, Any], path: str, value: Any, how: str) -> None:
+    made = port(tmp_path, **changes)
+    spoken(made)
+    assert made.value(path, "absent") == value
+    (key,) = changes
+    assert verdict(made, key).value == how and codes(made) == []
+
+
+def test_packing_takes_one_token_off(tmp_path: Path) -> None:
+    assert port(tmp_path, neat_packing=True, cutoff_len=512).value("data.max_length") == 511
+
+
+def test_files_of_the_launcher(tmp_path: Path) -> None:
+    config = {"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16"}
+    made = ported("llamafactory", tmp_path, BASE, accelerate=config, dataset_info=INFO)
+    spoken(made)
+    assert made.value("train.global_batch_size") == 32
+    assert port(tmp_path, devices=2).value("train.global_batch_size") == 16
+
+
+def test_data_sets_by_their_names(tmp_path: Path) -> None:
+    made = port(tmp_path, dataset="talks", dataset_dir="sets")
+    spoken(made)
+    assert made.value("data.train") == ["sets/talks.json"]
+    assert made.value("data.fields") == {"messages": "turns", "role": "from", "content": "value"}
+    assert made.files == {}
+    inline = port(tmp_path, None, dataset_dir={"letters": {"hf_hub_url": "a/b", "subset": "c", "split": "d"}})
+    spoken(inline)
+    assert inline.value("data.train") == [{"path": "hf://a/b", "split": "d", "config": "c"}]
+    online = port(tmp_path, None, dataset="our/set", dataset_dir="ONLINE")
+    assert online.value("data.train") == ["hf://our/set"]
+
+
+def test_instructions_are_joined_as_llamafactory_joins_them(tmp_path: Path) -> None:
+    made = port(tmp_path)
+    assert values(made, "data.format", "data.transform") == ["chat", "convert.py:convert"]
+    namespace: dict[str, Any] = {}
+    exec(made.files["convert.py"], namespace)
+    row = {"instruction": "Translate.", "input": "Haus", "output": "house"}
+    assert namespace["convert"](row) == {
+        "messages": [
+            {"role": "user", "content": "Translate.\nHaus"},
+            {"role": "assistant", "content": "house"},
+        ]
+    }
+
+
+def test_preferences(tmp_path: Path) -> None:
+    made = port(tmp_path, stage="dpo", dataset="ranked", pref_beta=0.3)
+    spoken(made)
+    assert values(made, "train.objective", "train.beta", "data.format") == ["dpo", 0.3, "preference"]
+    namespace: dict[str, Any] = {}
+    exec(made.files["convert.py"], namespace)
+    assert namespace["convert"]({"question": "Q", "better": "A", "worse": "B"}) == {
+        "prompt": [{"role": "user", "content": "Q"}],
+        "chosen": [{"role": "assistant", "content": "A"}],
+        "rejected": [{"role": "assistant", "content": "B"}],
+    }
+    assert port(tmp_path, stage="dpo", dataset="ranked", pref_loss="orpo").value("train.objective") == "orpo"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "key"),
+    [
+        ({"stage": "kto"}, "E1149", "stage"),
+        ({"stage": "ppo"}, "E1149", "stage"),
+        ({"finetuning_type": "freeze"}, "E1149", "finetuning_type"),
+        ({"finetuning_type": "full", "quantization_bit": 4}, "E1146", "quantization_bit"),
+        ({"stage": "dpo", "dataset": "ranked", "pref_loss": "ipo"}, "E1149", "pref_loss"),
+        ({"stage": "dpo"}, "E1142", "dataset"),
+        ({"dataset": "letters,talks"}, "E1142", "dataset"),
+        ({"dataset": "lettres"}, "E1151", "dataset"),
+        ({"dataset": "scripted"}, "E1143", "scripted.script_url"),
+        ({"dataset": "pictures"}, "E1150", "pictures.columns.images"),
+        ({"template": "yuan"}, "E1147", "template"),
+        ({"model_name_or_path": None}, "E1144", "model_name_or_path"),
+        ({"dataset": None}, "E1143", "dataset"),
+        ({"mask_history": True, "train_on_prompt": True}, "E1145", "mask_history"),
+        ({"lora_target": "query_key_value"}, "E1164", "lora_target"),
+    ],
+)
+def test_refusals(tmp_path: Path, changes: dict[str, Any], code: str, key: str) -> None:
+    made = port(tmp_path, **changes)
+    assert (code, key) in codes(made)
+    assert all(diagnostic.help for diagnostic in made.diagnostics)
+
+
+def test_a_missing_dataset_info_is_told_with_the_command(tmp_path: Path) -> None:
+    made = port(tmp_path, None)
+    (diagnostic,) = made.diagnostics
+    assert diagnostic.code == "E1151" and diagnostic.help == "recipe port config.yaml data/dataset_info.json"
+    assert "did you mean `letters`" in str(port(tmp_path, dataset="letter").diagnostics[0].help)
+
+
+def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:
+    made = port(tmp_path, finetuning_type="full")
+    spoken(made)
+    assert made.lines["lora"].value is None
+    assert values(made, "model.dtype", "train.optimizer.master_weights") == ["bfloat16", True]
+
+
+@pytest.mark.parametrize("key", ["use_dora", "pissa_init", "use_galore", "neftune_noise_alpha", "shift_attn"])
+def test_what_is_not_taken_over_says_what_that_changes(tmp_path: Path, key: str) -> None:
+    changes: dict[str, Any] = {key: 5 if "alpha" in key else True}
+    found = finding(port(tmp_path, **changes), key)
+    assert found.verdict is Verdict.UNSUPPORTED and len(found.note.split()) > 3
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "adapted", "beyond"),
+    [
+        ("Qwen/Qwen3-8B", ["all"], 7 * 36, ()),
+        ("google/gemma-4-31B", ["all"], 410, ()),
+        ("google/gemma-4-E2B", ["q_proj"], 35, ()),
+        (
+            "google/gemma-4-E2B",
+            ["all"],
+            205,
+            ("per_layer_input_gate", "per_layer_projection", "per_layer_model"),
+        ),
+        ("google/gemma-3-4b-it", ["all"], 7 * 34, ()),
+    ],
+)
+def test_all_means_the_language_models_layers(name: str, given: Any, adapted: int, beyond: Any) -> None:
+    model = resolve(name, Path()).model
+    assert model is not None
+    found = choose(model, target_modules(model, given))
+    assert len(found.sites) == adapted and not found.vision
+    assert len(found.beyond) == len(beyond)
+
+
+@pytest.mark.parametrize("nulls", [True, False])
+def test_every_key_of_llamafactorys_arguments_is_spoken_of(tmp_path: Path, nulls: bool) -> None:
+    every = known.keys("llamafactory", "train")
+    assert len(every) > 300
+    given = {**samples(every), **BASE, "dataset_dir": "data", "eval_dataset": None, "lora_target": "all"}
+    if nulls:
+        given = {key: BASE.get(key) for key in given}
+    made = ported("llamafactory", tmp_path, given, dataset_info=INFO)
+    assert unspoken(made, given) == []
+    spoken(made)
+
+
+def test_every_key_of_a_data_set_is_spoken_of(tmp_path: Path) -> None:
+    every = known.keys("llamafactory", "dataset_attributes")
+    columns = {"prompt", "query", "response", "history", "messages", "system", "tools", "chosen", "rejected"}
+    tags = {key for key in every if key.endswith("_tag") and key != "kto_tag"}
+    within = {"columns": {k: k for k in columns}, "tags": {k: k.removesuffix("_tag") for k in tags}}
+    rest = (
+        set(every) - columns - tags - {"kto_tag", "images", "videos", "audios", "load_from", "dataset_name"}
+    )
+    entry = {**samples({key: every[key] for key in rest}), **within, "hf_hub_url": "a/b", "ms_hub_url": "c/d"}
+    entry |= {"formatting": "sharegpt", "split": "train"}
+    made = port(tmp_path, {"letters": entry, "others": {"file_name": "x.json"}})
+    spoken(made)

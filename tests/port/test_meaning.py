@@ -1,0 +1,222 @@
+"""What the tools' common notions mean: schedules, optimizers, quantisation, batches, placement."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.port import known
+from compiler.port.keys import Keys
+from compiler.port.ledger import Ledger, Verdict
+from compiler.port.meaning import batches, optimizers, quantization, rows, schedules, sharding
+from compiler.port.source import Sources
+from tests.port.dialects import codes, finding, samples, source, spoken
+
+
+@pytest.mark.parametrize(
+    "name, kwargs, expected, final, exact",
+    [
+        ("linear", {}, "linear", 0.0, True),
+        ("cosine", {}, "cosine", 0.0, True),
+        ("cosine", {"num_cycles": 1.5}, "cosine", 0.0, False),
+        ("cosine_with_restarts", {"num_cycles": 1}, "cosine", 0.0, True),
+        ("cosine_with_restarts", {"num_cycles": 3}, "cosine", 0.0, False),
+        ("cosine_with_min_lr", {"min_lr": 1e-5}, "cosine", 0.1, True),
+        ("cosine_with_min_lr", {"min_lr_rate": 0.2}, "cosine", 0.2, True),
+        ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.2}, "cosine", 0.2, False),
+        ("polynomial", {}, "linear", 1e-3, True),
+        ("polynomial", {"power": 2.0, "lr_end": 0.0}, "linear", 0.0, False),
+        ("constant", {}, "constant", 0.0, True),
+        ("constant_with_warmup", {}, "constant", 0.0, True),
+        ("inverse_sqrt", {}, "constant", 0.0, False),
+        ("warmup_stable_decay", {"num_decay_steps": 10}, "constant", 0.0, False),
+        ("reduce_lr_on_plateau", {}, "constant", 0.0, False),
+        ("sawtooth", {}, None, 0.0, True),
+    ],
+)
+def test_schedules(
+    name: str, kwargs: dict[str, Any], expected: str | None, final: float, exact: bool
+) -> None:
+    found = schedules.translate(name, kwargs, 1e-4)
+    assert found.name == expected and (found.note == "") is exact
+    assert found.final_ratio == pytest.approx(final)
+    assert found.warms_up is (name not in ("constant", "reduce_lr_on_plateau"))
+
+
+@pytest.mark.parametrize(
+    "steps, ratio, expected",
+    [
+        (None, None, {}),
+        (0, None, {}),
+        (100, None, {"train.schedule.warmup_steps": 100}),
+        (2.5, None, {"train.schedule.warmup_steps": 2}),
+        (0.1, None, {"train.schedule.warmup_ratio": 0.1}),
+        (100, 0.1, {"train.schedule.warmup_ratio": 0.1}),
+        (100, 0.0, {}),
+    ],
+)
+def test_warm_up(steps: float | None, ratio: float | None, expected: dict[str, Any]) -> None:
+    assert schedules.warmup(steps, ratio).sets() == expected
+
+
+@pytest.mark.parametrize(
+    "name, expected, exact",
+    [
+        ("adamw_torch_fused", "adamw", True),
+        ("torch.optim.AdamW", "adamw", True),
+        ("paged_adamw_8bit", "adamw", False),
+        ("bitsandbytes.optim.PagedAdamW8bit", "adamw", False),
+        ("bitsandbytes.optim.PagedAdamW", "adamw", True),
+        ("lion_8bit", "lion", False),
+        ("adafactor", "adafactor", True),
+        ("galore_adamw", "adamw", False),
+        ("lomo", None, True),
+    ],
+)
+def test_optimizers(name: str, expected: str | None, exact: bool) -> None:
+    found = optimizers.translate(name)
+    assert found.name == expected and (found.note == "") is exact
+
+
+def test_arguments_of_an_optimizer() -> None:
+    assert optimizers.arguments("momentum=0.9, nesterov=True") == {"momentum": "0.9", "nesterov": "True"}
+    assert optimizers.arguments({"beta1": 0.9}) == {"beta1": "0.9"}
+    with pytest.raises(ValueError, match="momentum"):
+        optimizers.arguments("momentum")
+
+
+@pytest.mark.parametrize(
+    "bits, kind, nested, expected, exact",
+    [
+        (None, "nf4", False, None, True),
+        (16, "nf4", False, None, True),
+        (4, "nf4", False, "nf4", True),
+        (4, "nf4", True, "nf4", False),
+        (4, "fp4", False, "nf4", False),
+        (8, "nf4", False, "int8", False),
+    ],
+)
+def test_quantisation(bits: int | None, kind: str, nested: bool, expected: str | None, exact: bool) -> None:
+    found = quantization.translate(bits, kind, nested)
+    assert found.value == expected and (found.note == "") is exact
+
+
+def test_other_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 bits"):
+        quantization.translate(3)
+
+
+def test_a_tensor_parallel_axis_is_not_data_parallel() -> None:
+    assert batches.global_batch(2, 4, 8).rows == 64
+    assert batches.global_batch(2, 4, 8, shared=4).rows == 16
+    assert str(batches.global_batch(1, 4, 1)) == "1 row x 4 micro-batches x 1 data-parallel device"
+    with pytest.raises(ValueError):
+        batches.global_batch(1, 1, 6, shared=4)
+
+
+def ledger_of(folder: Path, content: dict[str, Any]) -> Ledger:
+    return Ledger(Sources(source(folder, "file.yaml", content)))
+
+
+CLUSTER = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16"}
+
+
+def test_no_key_of_accelerates_file_is_passed_over(tmp_path: Path) -> None:
+    content = {
+        **samples(known.keys("accelerate", "cluster")),
+        **samples(known.keys("accelerate", "sagemaker")),
+        **CLUSTER,
+        "fsdp_config": samples(known.keys("accelerate", "fsdp")),
+        "parallelism_config": samples(known.keys("accelerate", "parallelism_config")),
+        "deepspeed_config": samples(known.keys("accelerate", "deepspeed")),
+        "fp8_config": samples(known.keys("accelerate", "fp8")),
+        "dynamo_config": samples(known.keys("accelerate", "dynamo")),
+        "megatron_lm_config": samples(known.keys("accelerate", "megatron_lm")),
+        "mpirun_config": samples(known.keys("accelerate", "mpirun")),
+    }
+    ledger = ledger_of(tmp_path, content)
+    sharding.accelerate(ledger, ledger.sources.main)
+    assert ledger.unread(ledger.sources.main) == []
+
+
+@pytest.mark.parametrize(
+    "keys, processes, shared",
+    [
+        ({"num_processes": 4}, 4, 1),
+        ({"num_processes": 4, "num_machines": 2}, 4, 1),
+        ({"num_processes": 4, "distributed_type": "NO"}, 1, 1),
+        ({"num_processes": -1}, None, 1),
+        ({}, None, 1),
+        ({"num_processes": 8, "parallelism_config": {"parallelism_config_tp_size": 2}}, 8, 2),
+        ({"num_processes": 8, "parallelism_config": {"tp_size": 2, "cp_size": 2, "dp_shard_size": 2}}, 8, 4),
+    ],
+)
+def test_devices(tmp_path: Path, keys: dict[str, Any], processes: int | None, shared: int) -> None:
+    ledger = ledger_of(tmp_path, {**CLUSTER, **keys})
+    launch = sharding.accelerate(ledger, ledger.sources.main)
+    assert (launch.processes, launch.shared, launch.mixed_precision) == (processes, shared, "bf16")
+    spoken(ledger)
+
+
+@pytest.mark.parametrize("prefix", ["", "fsdp_"])
+def test_fsdp_with_its_prefix_or_without(tmp_path: Path, prefix: str) -> None:
+    section = {f"{prefix}{key.removeprefix('fsdp_')}": "true" for key in known.keys("accelerate", "fsdp")}
+    ledger = ledger_of(tmp_path, {"fsdp_config": section})
+    assert sharding.fsdp(Keys(ledger, ledger.sources.main, "accelerate", prefix="fsdp_config."))
+    assert ledger.value("remat.policy") == "decoder"
+    spoken(ledger)
+
+
+def test_axolotls_keys_of_fsdp(tmp_path: Path) -> None:
+    keys = known.keys("axolotl", "FSDPConfig")
+    ledger = ledger_of(tmp_path, {"fsdp_config": samples(keys)})
+    sharding.fsdp(Keys(ledger, ledger.sources.main, "Axolotl", prefix="fsdp_config."))
+    assert ledger.unread(ledger.sources.main) == []
+
+
+def test_deepspeed(tmp_path: Path) -> None:
+    content = {
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "gradient_clipping": 1,
+        "train_batch_size": "auto",
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.999]}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}},
+        "tensor_parallel": {"autotp_size": 4},
+        "fp16": {"enabled": False, "loss_scale": 0},
+        "steps_per_print": 10,
+    }
+    ledger = ledger_of(tmp_path, content)
+    keys = Keys(ledger, ledger.sources.main, "DeepSpeed")
+    expected = {"gradient_clipping": 1.0, "fp16.enabled": False, "optimizer.params.betas": [0.9, 0.999]}
+    found = sharding.deepspeed(keys, expected)
+    assert (found.optimizer, found.scheduler, found.shared) == ("AdamW", "WarmupDecayLR", 4)
+    spoken(ledger)
+    assert codes(ledger) == []
+
+
+def test_what_deepspeed_adds_to_the_data_is_lost(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, {"data_efficiency": {"enabled": True}})
+    sharding.deepspeed(Keys(ledger, ledger.sources.main, "DeepSpeed"), {})
+    assert finding(ledger, "data_efficiency.enabled").verdict is Verdict.UNSUPPORTED
+
+
+@pytest.mark.parametrize(
+    "name, text, expected",
+    [
+        ("a.jsonl", '{"messages": []}\n{"text": 1}\n', {"messages": []}),
+        ("a.json", '[\n {"text": "x"}, {"other": 1}]', {"text": "x"}),
+        ("a.jsonl", "no json", None),
+        ("a.jsonl", "[1, 2]", None),
+        ("a.csv", "text\nx\n", None),
+        ("a.jsonl", "", None),
+    ],
+)
+def test_the_first_row(tmp_path: Path, name: str, text: str, expected: Any) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert rows.first(name, tmp_path) == expected
+    assert rows.first("absent.jsonl", tmp_path) is None
+    (tmp_path / "folder").mkdir()
+    (tmp_path / name).rename(tmp_path / "folder" / name)
+    assert rows.first("folder", tmp_path) == expected

@@ -1,0 +1,173 @@
+"""`recipe port` on the command line: what is written where, exit statuses, and that nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler.cli import app
+from compiler.plan.results import Point
+from compiler.port.plan import best
+from tests.port import fake
+from tests.port.conftest import CONFIG
+
+LOSSY = CONFIG + "noise: 0.1\n"
+BROKEN = CONFIG.replace("fake_rank: 16", "fake_rank: 0")
+
+
+@pytest.fixture(autouse=True)
+def folder(faketune: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(text: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of a port of config.yaml."""
+    Path("config.yaml").write_text(text)
+    result = CliRunner().invoke(app, ["port", "config.yaml", *arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_the_recipe_goes_to_stdout_and_the_report_to_stderr(folder: Path) -> None:
+    for output in ([], ["-o", "-"]):
+        status, printed, errors = run(LOSSY, *output)
+        assert status == 0 and printed.startswith("# Ported by") and printed.endswith("micro-batches\n")
+        assert "Faketune: 5 keys exact" in errors.replace("4 keys", "5 keys") and "fake_rank" in errors
+    assert [path.name for path in folder.iterdir()] == ["config.yaml"]
+
+
+def test_the_recipe_goes_to_a_file_and_passes_recipe_check(folder: Path) -> None:
+    status, printed, errors = run(LOSSY, "-o", "out.yaml")
+    assert status == 0 and "noise" in printed and errors.endswith("out.yaml: ported from Faketune\n")
+    assert CliRunner().invoke(app, ["check", "out.yaml"]).exit_code == 0
+    assert (folder / "out.yaml").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def test_a_file_that_is_there_is_kept(folder: Path) -> None:
+    (folder / "out.yaml").write_text("mine")
+    status, printed, errors = run(CONFIG, "-o", "out.yaml")
+    assert status == 1 and "error[E1112]" in errors and "--force" in errors and printed == ""
+    assert (folder / "out.yaml").read_text() == "mine"
+    assert run(CONFIG, "-o", "out.yaml", "--force")[0] == 0 and (folder / "out.yaml").read_text() != "mine"
+    for output in ("config.yaml", ".", "nowhere/out.yaml"):
+        status, _, errors = run(CONFIG, "-o", output, "--force")
+        assert status == 1 and errors.count("error[E1112]") == 1, output
+    assert (folder / "config.yaml").read_text() == CONFIG
+
+
+def test_strict_writes_nothing(folder: Path) -> None:
+    status, printed, errors = run(LOSSY, "--strict", "-o", "out.yaml", "--partial")
+    assert status == 1 and "error[E1113]" in errors and "`noise`" in errors and "noise" in printed
+    assert not (folder / "out.yaml").exists()
+    assert run(CONFIG, "--strict", "-o", "out.yaml")[0] == 0
+
+
+def test_a_recipe_with_errors_is_written_with_partial_alone(folder: Path) -> None:
+    status, printed, errors = run(BROKEN, "-o", "out.yaml")
+    assert (
+        status == 1
+        and "error[E0105]" in errors
+        and not (folder / "out.yaml").exists()
+        and "fake_rank" in printed
+    )
+    status, _, errors = run(BROKEN, "-o", "out.yaml", "--partial")
+    text = (folder / "out.yaml").read_text()
+    assert status == 0 and "a partial recipe" in errors
+    assert text.startswith(
+        "# PARTIAL: this recipe is not the run of its source. What is missing:\n# - `lora.rank`"
+    )
+    assert "(config.yaml:2)" in text
+
+
+def test_reports_in_json_and_markdown(folder: Path) -> None:
+    status, printed, errors = run(LOSSY, "-o", "out.yaml", "--format", "json", "--report", "report.md")
+    told = json.loads(printed)
+    assert (
+        status == 0 and told["dialect"] == "Faketune" and told["recipe"] == (folder / "out.yaml").read_text()
+    )
+    assert told["counts"] == {"exact": 4, "approximated": 0, "defaulted": 1, "unsupported": 1}
+    assert (folder / "report.md").read_text().startswith("# Port from Faketune\n")
+    status, printed, errors = run(LOSSY, "--format", "json", "--report", "report.json")
+    assert (
+        json.loads(errors)["keys"] == told["keys"] == json.loads((folder / "report.json").read_text())["keys"]
+    )
+    assert printed.startswith("# Ported by")
+    assert run(LOSSY, "--report", "report.json")[0] == 1, "it is there"
+    assert run(LOSSY, "--report", "report.txt")[0] == 2
+    status, printed, _ = run("a: 1\n", "--format", "json")
+    assert status == 1 and [d["code"] for d in json.loads(printed)["diagnostics"]] == ["E1101"]
+    status, printed, _ = run(LOSSY, "--format", "json", "--accelerator", "h100")
+    assert status == 1 and [d["code"] for d in json.loads(printed)["diagnostics"]] == ["E0201"]
+
+
+def test_wrong_use_exits_with_2() -> None:
+    assert run(CONFIG, "--from", "nothing")[0] == 2
+    assert run(CONFIG, "--devices", "0")[0] == 2
+    assert CliRunner().invoke(app, ["port"]).exit_code == 2
+
+
+def test_files_beside_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = fake.port
+
+    def port(ledger: object) -> None:
+        plain(ledger)  # type: ignore[arg-type]
+        ledger.set("data.transform", "convert.py:row")  # type: ignore[attr-defined]
+        ledger.files["convert.py"] = "def row(row):\n    return row\n"  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(fake, "port", port)
+    status, printed, errors = run(CONFIG)
+    assert status == 0 and "warning[W1119]" in errors and "transform" in printed
+    assert not (folder / "convert.py").exists()
+    (folder / "convert.py").write_text("mine")
+    status, _, errors = run(CONFIG, "-o", "out.yaml")
+    assert status == 1 and "error[E1112]" in errors and (folder / "convert.py").read_text() == "mine"
+    assert run(CONFIG.replace("fake_rank: 16", "fake_rank: 0"), "-o", "out.yaml", "--force")[0] == 1
+    assert (folder / "convert.py").read_text() == "mine", "nothing is left of a port that failed"
+    assert run(CONFIG, "-o", "out.yaml", "--force")[0] == 0
+    assert CliRunner().invoke(app, ["check", "out.yaml"]).exit_code == 0
+    assert (folder / "convert.py").read_text().startswith("def row")
+
+
+def test_plan_chooses_among_what_keeps_the_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compiler.plan import search as searching
+    from compiler.plan.results import Search
+
+    def point(seconds: float | None, *sets: str) -> Point:
+        return Point(sets, "compiled" if seconds else "too large", "", 1.0, 0.0, seconds)
+
+    points = (
+        point(4.0),
+        point(2.0, "mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", "remat.policy=none"),
+        point(1.0, "model.attention=splash"),
+        point(None, "remat.policy=block"),
+    )
+    read: list[str] = []
+
+    def search(program: object, **_: object) -> Search:
+        read.append(program.source.read_text())  # type: ignore[attr-defined]
+        return Search(points, (2, 1), 0)
+
+    monkeypatch.setattr(searching, "search", search)
+    status, printed, _ = run(CONFIG, "--plan")
+    assert status == 0 and "  axes: {fsdp: 2, tp: 2}" in printed and "remat:\n  policy: none" in printed
+    assert (
+        "micro_batch_size: 2" in printed
+        and "the fastest of 2 compiled configurations, by estimate" in printed
+    )
+    assert read[0].count("axes: {fsdp: 4, tp: 1}") == 1 and [path.name for path in folder.iterdir()] == [
+        "config.yaml"
+    ]
+    monkeypatch.setattr(searching, "search", lambda *_, **__: Search(points[2:], (), None))
+    status, printed, errors = run(CONFIG, "--plan")
+    assert status == 0 and "axes: {fsdp: 4, tp: 1}" in printed and "warning[W1118]" in errors
+    assert best(points[2:]) is None
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

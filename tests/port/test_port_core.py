@@ -1,0 +1,271 @@
+"""The core, by a tiny tool: recognition, references, the mesh, the recipe's text and the report's counts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compiler.port.ledger import Line, Verdict
+from compiler.port.port import Ported, name_of
+from compiler.port.report import markdown
+from compiler.port.write import recipe_text
+from spec.load import load
+from tests.port.conftest import CONFIG, Port
+
+ACCELERATE = (
+    "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_x: 1}\n"
+)
+
+
+def codes(made: Ported) -> list[str]:
+    return [diagnostic.code for diagnostic in made.diagnostics]
+
+
+def verdicts(made: Ported) -> dict[str, Verdict]:
+    return {row.key: row.verdict for row in made.rows}
+
+
+def value(made: Ported, path: str) -> Any:
+    assert made.ledger is not None
+    return made.ledger.value(path)
+
+
+def keys(data: Any, path: str = "") -> list[str]:
+    """The keys of a file, walked another way than the product's: a section that is empty, and a list of plain
+    values, are one."""
+    if isinstance(data, dict) and data:
+        return [key for name, below in data.items() for key in keys(below, f"{path}.{name}".lstrip("."))]
+    if isinstance(data, list) and any(isinstance(item, dict | list) for item in data):
+        return [key for number, item in enumerate(data) for key in keys(item, f"{path}[{number}]")]
+    return [path]
+
+
+def test_a_port_is_a_recipe_that_passes_the_checks(ported: Port, tmp_path: Path) -> None:
+    made = ported()
+    assert made.whole and made.program is not None and codes(made) == []
+    (tmp_path / "recipe.yaml").write_text(made.text)
+    recipe = load(tmp_path / "recipe.yaml").recipe
+    assert recipe is not None and recipe.model.id == "Qwen/Qwen3-8B" and recipe.lora is not None
+    assert (recipe.mesh.axes, recipe.train.global_batch_size) == ({"fsdp": 4, "tp": 1}, 8)
+    assert made.text == ported().text, "the same each time"
+
+
+def test_every_key_is_in_the_report_once(ported: Port) -> None:
+    text = (
+        CONFIG
+        + "optim: {rate: 1e-4, kind: x, more: {}}\nnoise:\nodd: [1, 2]\nodder:\n  - {a: 1}\n  - [2]\n  - 3\n"
+    )
+    made = ported(text, {"accelerate.yaml": ACCELERATE})
+    for file, content in (("config.yaml", text), ("accelerate.yaml", ACCELERATE)):
+        expected = keys(yaml.safe_load(content))
+        assert [row.key for row in made.rows if row.file == file] == expected
+    assert (
+        verdicts(made)["odder[1]"] is Verdict.UNSUPPORTED
+        and verdicts(made)["optim.more"] is Verdict.APPROXIMATED
+    )
+    told = made.to_dict()
+    assert sum(told["counts"].values()) == len(told["keys"]) == len(made.rows)
+    assert all(row.line and row.column for row in made.rows if row.file)
+
+
+def test_unknown_keys_are_told_with_the_nearest_spelling(ported: Port) -> None:
+    made = ported(CONFIG.replace("fake_rank: 16", "fake_rnk: 16") + "zzz: 1\n")
+    assert codes(made) == ["W1114", "W1114"] and made.whole
+    first, second = made.diagnostics
+    assert first.help == "did you mean `fake_rank`?" and first.span is not None and first.span.line == 2
+    assert second.help is not None and "did you mean" not in second.help
+
+
+def test_references_are_resolved_or_refused(ported: Port) -> None:
+    made = ported(
+        "root: Qwen\nfake_model: ${root}/${names.size}\nnames: {size: Qwen3-8B, up: '${..fake_rank}'}\n"
+        "fake_rank: ${names.rank}\nfake_rows: 4\nsets: [{path: 'hf://some/set'}]\n".replace(
+            "${names.rank}", "16"
+        )
+    )
+    assert value(made, "model.id") == "Qwen/Qwen3-8B"
+    assert verdicts(made)["root"] is Verdict.EXACT and verdicts(made)["names.up"] is Verdict.UNSUPPORTED
+    for text, expected in (
+        ("${HOME}/model", "E1108"),
+        ("${oc.env:HOME}", "E1107"),
+        ("$MODELS/qwen", "E1107"),
+        ("${fake_model}", "E1108"),
+        ("{{ model }}", "E1106"),
+    ):
+        made = ported(CONFIG.replace("Qwen/Qwen3-8B", f'"{text}"'))
+        assert codes(made) == [expected] and not made.text and made.diagnostics[0].path == "fake_model", text
+    made = ported(CONFIG.replace("Qwen/Qwen3-8B", '"{{ model }}"'), partial=True)
+    assert made.text.startswith("# PARTIAL") and verdicts(made)["fake_model"] is Verdict.UNSUPPORTED
+    assert "E1106" in codes(made) and not made.whole
+    assert ported(CONFIG + 'chat_template: "{{ messages }}"\nregex: "^a$B"\n').whole, (
+        "these are meant literally"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: 1\n", "E1101"),
+        ("just text\n", "E1101"),
+        ("- {fake_model: x}\n", "E1101"),
+        ("- {fake_model: x}\n- {fake_model: y}\n", "E1110"),
+        ("stages: [{fake_model: x}, {fake_model: y}]\n", "E1110"),
+        (ACCELERATE, "E1102"),
+        ("{}\n", "E1101"),
+    ],
+)
+def test_what_is_no_config(text: str, expected: str, ported: Port) -> None:
+    assert codes(ported(text)) == [expected]
+
+
+def test_files_that_do_not_go_together(ported: Port) -> None:
+    assert codes(ported(files={"second.yaml": CONFIG})) == ["E1110"]
+    assert codes(ported(files={"a.yaml": ACCELERATE, "b.yaml": ACCELERATE})) == ["E1110"]
+    peft = json.dumps({"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]})
+    assert codes(ported(files={"adapter_config.json": peft})) == ["E1104"]
+    assert codes(ported(files={"./config.yaml": CONFIG})) == ["E1117"]
+
+
+def test_the_mesh_keeps_the_rows_of_a_step(ported: Port) -> None:
+    def arranged(
+        rows: int, micro: int = 1, machine: str = "v5p-8", model: str = "Qwen/Qwen3-8B"
+    ) -> tuple[int, ...]:
+        text = CONFIG.replace("fake_rows: 8", f"fake_rows: {rows}\nfake_micro: {micro}").replace(
+            "Qwen/Qwen3-8B", model
+        )
+        made = ported(text, machine=machine)
+        axes = value(made, "mesh.axes")
+        batch = value(made, "train.global_batch_size"), value(made, "train.micro_batch_size")
+        assert math.prod(axes.values()) == made.program.accelerator.devices if made.program else True
+        return (axes["fsdp"], axes["tp"], *batch)
+
+    assert arranged(8) == (4, 1, 8, 1)
+    assert arranged(8, micro=4) == (4, 1, 8, 2)
+    assert arranged(12, micro=2) == (4, 1, 12, 1), "2 x 4 does not divide 12"
+    assert arranged(6) == (2, 2, 6, 1), "fsdp as far as the rows go, tp the rest"
+    assert arranged(1) == (1, 4, 1, 1)
+    assert arranged(16, machine="v6e-8") == (8, 1, 16, 1)
+    assert arranged(8, machine="cpu-1") == (1, 1, 8, 1)
+
+
+def test_rows_that_no_mesh_takes_are_rounded_up(ported: Port) -> None:
+    # Its 2 key/value heads stand against tp 4 and 8, and 3 rows against any fsdp but 1.
+    made = ported(
+        CONFIG.replace("Qwen/Qwen3-8B", "Qwen/Qwen2.5-0.5B").replace("rows: 8", "rows: 3"), machine="v6e-8"
+    )
+    assert value(made, "mesh.axes") == {"fsdp": 8, "tp": 1} and value(made, "train.global_batch_size") == 8
+    assert "W1116" in codes(made) and verdicts(made)["fake_rows"] is Verdict.APPROXIMATED
+    assert "3 in the source" in made.text and made.whole
+
+
+def test_a_model_that_fits_no_mesh(ported: Port) -> None:
+    made = ported(CONFIG.replace("Qwen/Qwen3-8B", "google/gemma-4-31B-it"), machine="v5e-1")
+    assert "E1111" in codes(made) and not made.whole and made.text.startswith("# PARTIAL")
+
+
+def test_findings_of_the_checks_stand_at_the_source(ported: Port) -> None:
+    made = ported(CONFIG.replace("fake_rank: 16", "fake_rank: 0"))
+    found = next(d for d in made.diagnostics if d.code == "E0105")
+    assert found.span is not None and (found.span.file, found.span.line) == ("config.yaml", 2)
+    assert not made.whole and made.missing
+
+
+def test_several_hosts_are_a_recipe_that_can_be_planned(ported: Port) -> None:
+    made = ported(machine="v5p-16")
+    assert "E0902" in codes(made) and made.whole and value(made, "mesh.axes") == {"fsdp": 8, "tp": 1}
+
+
+def test_keys_of_the_config_can_be_set(ported: Port) -> None:
+    made = ported(sets=("fake_rank=32", "sets[0].path=hf://other/set"))
+    assert value(made, "lora.rank") == 32 and value(made, "data.train") == [{"path": "hf://other/set"}]
+    assert made.rows[1].file == "config.yaml" and made.whole
+    assert codes(ported(sets=("fake_rank",))) == ["E0030"]
+    assert codes(ported(sets=("fake_rank.x=1",))) == ["E0031"]
+
+
+def test_the_text_is_in_the_language_s_order_with_comments_beside_or_above() -> None:
+    long = "so much is to be said of this that it does not fit beside the value, and stands above it, wrapped"
+    lines = {
+        "train.optimizer.weight_decay": Line(0.0, "the tool's default"),
+        "train.optimizer.name": Line("adamw"),
+        "train.schedule.name": Line("cosine"),
+        "train.schedule.warmup_ratio": Line(0.1),
+        "train.epochs": Line(1, long),
+        "data.train": Line([{"path": "hf://a/b", "split": "train[:5%]"}]),
+        "lora.targets": Line(["q_proj"]),
+        "name": Line("yes"),
+        "recipe": Line(1),
+        "checkpoint.keep": Line(2),
+        "train.optimizer.learning_rate": Line(1e-5),
+    }
+    assert recipe_text(lines, ["Ported.", "", "More."]) == (
+        '# Ported.\n#\n# More.\nrecipe: 1\nname: "yes"\n\nlora:\n  targets: [q_proj]\n\ndata:\n'
+        '  train: [{path: "hf://a/b", split: "train[:5%]"}]\n\ntrain:\n'
+        "  # so much is to be said of this that it does not fit beside the value, and stands above it,\n"
+        "  # wrapped\n"
+        "  epochs: 1\n  optimizer:\n    name: adamw\n    learning_rate: 1.0e-05\n"
+        "    weight_decay: 0.0  # the tool's default\n  schedule: {name: cosine, warmup_ratio: 0.1}\n\n"
+        "checkpoint: {keep: 2}\n"
+    )
+
+
+def test_a_section_set_whole_and_in_parts_is_a_fault() -> None:
+    with pytest.raises(ValueError, match="lora"):
+        recipe_text({"lora": Line(None), "lora.rank": Line(8)}, [])
+
+
+def test_names_of_recipes() -> None:
+    assert name_of(Path("My Config_v2.yaml")) == "my-config-v2"
+    assert name_of(Path("qwen3/config.yaml")) == "qwen3"
+    assert name_of(Path("31b.yml")) == "port-31b"
+    assert name_of(Path("/runs/runtime.yaml")) == "ported"
+    assert len(name_of(Path(f"{'x' * 90}.yaml"))) == 63
+
+
+def test_the_markdown_report(ported: Port) -> None:
+    made = ported(CONFIG.replace("fake_rank: 16\n", "") + 'noise: "a|b`c"\n')
+    page = markdown(made.title, made.files, made.rows)
+    assert "`config.yaml`: 3 keys exact, 0 approximated, 1 defaulted, 1 unsupported." in page.replace(
+        "2 d", "1 d"
+    )
+    assert "| 5 | `noise` | `` a\\|b`c `` | unsupported |  | no noise is added to the embeddings |" in page
+    assert "## Defaults" in page and "| `fake_rank` | `8` | defaulted | `lora.rank`, `lora.alpha` |" in page
+
+
+def test_secrets_are_not_in_the_report(ported: Port) -> None:
+    made = ported(CONFIG + "hub_token: abcdef\nwandb: {api_key: zyxwv}\nother: hf_abcdefghijklmnopqrstuvwx\n")
+    shown = json.dumps(made.to_dict())
+    assert not any(secret in shown for secret in ("abcdef", "zyxwv"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% x %}\nline\n",
+        "a\n\n  b\nc",
+        "a\nb\n\n",
+        " a\nb",
+        "a\nb ",
+        "a\tb\nc",
+        "#a\nb",
+        "-\n-",
+        "a\x85\nb",
+        "\n",
+        "é\nö\n",
+    ],
+)
+def test_texts_of_several_lines_are_read_as_they_were(text: str, tmp_path: Path) -> None:
+    lines = {
+        "name": Line("x"),
+        "data.chat_template": Line(text, "of the tool"),
+        "data.train": Line(["a.jsonl"]),
+    }
+    written = recipe_text(lines, ["Ported."])
+    (tmp_path / "recipe.yaml").write_text(written, encoding="utf-8")
+    assert load(tmp_path / "recipe.yaml").raw["data"]["chat_template"] == text
+    assert yaml.safe_load(written)["data"] == {"chat_template": text, "train": ["a.jsonl"]}

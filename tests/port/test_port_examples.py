@@ -1,0 +1,114 @@
+"""Whole ports, one of each dialect: every folder of examples/ holds a tool's files and what comes of them.
+
+command.txt holds the arguments, one a line; expected/ the recipe, its report, and what lies beside it.
+`pytest --update` writes expected/ again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from compiler.cli import app
+
+HERE = Path(__file__).parent / "examples"
+EXAMPLES = sorted(path.name for path in HERE.iterdir() if path.is_dir())
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of an example's files, in a folder of its name."""
+    copy = tmp_path / request.param
+    shutil.copytree(HERE / request.param, copy, ignore=shutil.ignore_patterns("expected", "command.txt"))
+    monkeypatch.chdir(copy)
+    return copy
+
+
+def port(example: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of an example's port."""
+    command = (HERE / example / "command.txt").read_text().splitlines()
+    result = CliRunner().invoke(app, ["port", *command, *arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def keys(data: Any, path: str = "") -> list[str]:
+    """The keys of a file, as test_port_core walks them."""
+    if isinstance(data, dict) and data:
+        return [key for name, below in data.items() for key in keys(below, f"{path}.{name}".lstrip("."))]
+    if isinstance(data, list) and any(isinstance(item, dict | list) for item in data):
+        return [key for number, item in enumerate(data) for key in keys(item, f"{path}[{number}]")]
+    return [path]
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, indirect=True)
+def test_example(folder: Path, update: bool) -> None:
+    before = set(folder.iterdir())
+    status, printed, errors = port(
+        folder.name, "-o", "recipe.yaml", "--report", "report.md", "--format", "json"
+    )
+    assert status == 0, errors
+    assert CliRunner().invoke(app, ["check", "recipe.yaml"]).exit_code == 0
+    made = {path.name: path.read_text() for path in sorted(set(folder.iterdir()) - before)}
+    golden = HERE / folder.name / "expected"
+    if update:
+        shutil.rmtree(golden, ignore_errors=True)
+        golden.mkdir()
+        for name, text in made.items():
+            (golden / name).write_text(text)
+    assert made == {path.name: path.read_text() for path in sorted(golden.iterdir())}
+    _count(folder, json.loads(printed))
+
+
+def _count(folder: Path, told: dict[str, Any]) -> None:
+    """Every key of every file is in the report, once, at its line; and every one has a verdict."""
+    for name in told["files"]:
+        text = (folder / name).read_text()
+        data = json.loads(text) if name.endswith(".json") else yaml.safe_load(text)
+        expected = keys(data)
+        rows = [row for row in told["keys"] if row["file"] == name]
+        assert sorted(row["key"] for row in rows) == sorted(expected), name
+        for row in rows:
+            last = row["key"].rpartition(".")[2].partition("[")[0]
+            assert last in text.splitlines()[row["line"] - 1], row
+    assert sum(told["counts"].values()) == len(told["keys"])
+    assert all(row["note"] for row in told["keys"] if row["verdict"] != "exact")
+
+
+@pytest.mark.parametrize("folder", ["trl-llama32-fsdp", "torchtune-llama31-lora"], indirect=True)
+def test_strict(folder: Path) -> None:
+    told = json.loads(port(folder.name, "-o", "recipe.yaml", "--format", "json")[1])
+    lossy = told["counts"]["approximated"] + told["counts"]["unsupported"]
+    assert port(folder.name, "-o", "strict.yaml", "--strict", "--force")[0] == (1 if lossy else 0)
+    assert (folder / "strict.yaml").exists() is not bool(lossy)
+
+
+ODD = (None, True, -1, 0, 1e300, "", "x", "a,b", [], {}, [1], [{"a": 1}], {"a": {"b": 1}})
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, indirect=True)
+def test_odd_values_end_in_diagnostics(folder: Path) -> None:
+    """Every value of the main file at once: what is made of none of them is said of all."""
+    main = (HERE / folder.name / "command.txt").read_text().splitlines()[0]
+    text = (folder / main).read_text()
+    data = json.loads(text) if main.endswith(".json") else yaml.safe_load(text)
+    for odd in ODD:
+        (folder / main).write_text(json.dumps(_with(data, odd)))
+        status, printed, errors = port(folder.name, "--partial", "--format", "json", "--devices", "1")
+        told = json.loads(errors if status == 0 else printed)
+        assert status == 1 or told["recipe"], odd
+        assert any(d["severity"] == "error" for d in told["diagnostics"]), odd
+
+
+def _with(data: Any, odd: Any) -> Any:
+    """The same keys, with another value; sections keep theirs."""
+    if isinstance(data, dict):
+        return {key: _with(value, odd) for key, value in data.items()}
+    if isinstance(data, list) and any(isinstance(item, dict | list) for item in data):
+        return [_with(item, odd) for item in data]
+    return odd

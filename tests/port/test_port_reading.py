@@ -1,0 +1,185 @@
+"""Files as the other tools read them: values as PyYAML's and json's, each key and value with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from compiler.port.read import read
+from compiler.port.source import MISSING, Source
+
+YAML = """\
+# what YAML 1.1 makes of words and numbers
+switches: [yes, No, on, OFF, true, y]
+numbers: [010, 0x1F, 1_000, 1:30, 2e-4, 2.0e-4, .5, -3]
+texts: ['yes', "no", 1e-4x, 3.0.1, null-ish]
+nothing:
+tilde: ~
+base: &base {rank: 8, alpha: 16}
+other: &other
+  rank: 4
+  dropout: 0.1
+merged:
+  <<: [*base, *other]
+  alpha: 32
+copy: *base
+many:
+  - path: a.jsonl
+    type: alpaca
+  - *base
+folded: >
+  two lines
+  of text
+literal: |
+  {% for m in messages %}
+"a.b[0]": {c: 1}
+on: 1
+7: seven
+"""
+
+
+def source(folder: Path, text: str, name: str = "config.yaml") -> Source:
+    (folder / name).write_text(text, encoding="utf-8")
+    made, found = read(folder / name)
+    assert made is not None, found
+    return made
+
+
+def code(folder: Path, content: str | bytes, name: str = "config.yaml") -> str:
+    """The code of what is wrong with a file."""
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    made, found = read(folder / name)
+    assert made is None
+    return found[-1].code
+
+
+def texts(data: Any) -> Any:
+    """PyYAML's values with the two differences that compiler.port.yaml_tree names."""
+    if isinstance(data, dict):
+        names = {True: "on", 7: "7"}
+        return {names.get(key, key): texts(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [texts(item) for item in data]
+    return 2e-4 if data == "2e-4" else data
+
+
+def test_values_are_pyyaml_s(tmp_path: Path) -> None:
+    assert source(tmp_path, YAML).data == texts(yaml.safe_load(YAML))
+
+
+def test_every_key_and_value_knows_its_place(tmp_path: Path) -> None:
+    made = source(tmp_path, YAML)
+    lines = YAML.splitlines()
+    for key in made.leaves():
+        if key != "nothing":
+            place = made.spans[key]
+            assert lines[place.line - 1] == place.text and place.length > 0, key
+    assert (made.spans["merged.alpha"].line, made.spans["merged.alpha"].column) == (13, 10)
+    assert made.spans["merged.dropout"].line == 10, "the anchor's, where the value stands"
+    assert made.spans["many[0].type"].text[made.spans["many[0].type"].column - 1 :] == "alpaca"
+    assert made.span("nothing") == made.keys["nothing"]
+    assert made.get("a.b[0].c") == 1 and made.get("many[1].rank") == 8 and made.get("many[2]") is MISSING
+
+
+def test_json_values_are_json_s_and_have_places(tmp_path: Path) -> None:
+    text = '{"a": [1, -2.5e3, true, null, "\\u00e9\\ud83d\\ude00/"],\n\t"b": {"c": {}, "d": []},\n "e": "x"}'
+    made = source(tmp_path, text, "config.json")
+    assert made.data == json.loads(text)
+    assert made.leaves() == ["a", "b.c", "b.d", "e"]
+    assert (made.spans["e"].line, made.spans["e"].column, made.spans["e"].length) == (3, 7, 3)
+    assert made.keys["b.d"].line == 2
+
+
+def test_a_key_given_twice_is_told_and_the_last_counts(tmp_path: Path) -> None:
+    for name, text in (
+        ("a.yaml", "a: {x: 1}\nb: 2\na: 3\n"),
+        ("a.json", '{"a": {"x": 1},\n"b": 2,\n"a": 3}'),
+    ):
+        (tmp_path / name).write_text(text)
+        made, found = read(tmp_path / name)
+        assert made is not None and made.data == {"a": 3, "b": 2} and "a.x" not in made.spans
+        assert [(d.code, d.span.line) for d in found if d.span] == [("W1115", 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "E0005"),
+        ("# nothing but this\n", "E0005"),
+        ("a: [1, 2\nb: 3\n", "E0006"),
+        ("a: b: c\n", "E0006"),
+        ("a: *nowhere\n", "E0006"),
+        ("a: 2024-13\nb: !!int x\n", "E0006"),
+        ("\ta: 1\n", "E0007"),
+        ("a: 1\n---\nb: 2\n", "E0008"),
+        ("a: !!python/object/apply:os.system [ls]\n", "E0012"),
+        ("? [a, b]\n: 1\n", "E0014"),
+        ("[" * 60 + "]" * 60, "E0015"),
+        ("[" * 9000, "E0015"),
+        ("a: \x01\n", "E0016"),
+        ("model: {{ model }}\n", "E1106"),
+        ("{% if x %}\na: 1\n{% endif %}\n", "E1106"),
+        ("a: &a [1, *a]\n", "E1109"),
+        ("a: &a {<<: *a}\n", "E0015"),
+    ],
+)
+def test_what_cannot_be_read(text: str, expected: str, tmp_path: Path) -> None:
+    assert code(tmp_path, text) == expected
+
+
+def test_aliases_of_aliases_are_bounded(tmp_path: Path) -> None:
+    lists = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lists += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    assert code(tmp_path, "\n".join(lists)) == "E1109"
+    maps = ["a0: &a0 {x: 1}"]
+    maps += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 9)]
+    assert code(tmp_path, "\n".join(maps)) == "E1109"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ("", 1, 1),
+        ('{"a": 1,}', 1, 9),
+        ('{"a": 1} x', 1, 10),
+        ('{"a": [1, 2', 1, 7),
+        ('{\n  // no\n  "a": 1}', 2, 3),
+        ('{"a" 1}', 1, 6),
+        ('{"a": tru}', 1, 7),
+        ('{"a": "\\q"}', 1, 8),
+        ('{"a": "x', 1, 7),
+        ('{"a": ' + "9" * 5000 + "}", 1, 7),
+    ],
+)
+def test_json_that_cannot_be_read(text: str, line: int, column: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError):
+        json.loads(text)
+    (tmp_path / "config.json").write_text(text)
+    made, found = read(tmp_path / "config.json")
+    assert made is None and found[0].span is not None
+    assert (found[0].code, found[0].span.line, found[0].span.column) == (
+        "E1105" if text else "E0005",
+        line,
+        column,
+    )
+
+
+def test_deep_json_is_bounded(tmp_path: Path) -> None:
+    assert code(tmp_path, '{"a":' * 5000, "config.json") == "E0015"
+
+
+def test_files_that_are_no_text(tmp_path: Path) -> None:
+    assert code(tmp_path, b"\x80\x03model\n") == "E0004"
+    assert code(tmp_path, "a: 1".encode("utf-16")) == "E0004"
+    assert code(tmp_path, b"#" * (10 << 20)) == "E0003"
+    assert read(tmp_path / "missing.yaml")[1][0].code == "E0001"
+    assert read(tmp_path)[1][0].code == "E0002"
+
+
+def test_what_looks_like_a_token_is_not_shown(tmp_path: Path) -> None:
+    made = source(tmp_path, "hub_token: hf_abcdefghijklmnopqrstuvwxyz\n")
+    assert "abcdef" not in made.spans["hub_token"].text

@@ -1,0 +1,129 @@
+"""Target modules against PEFT's own matching, on the module names that transformers gives the models."""
+
+from __future__ import annotations
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.catalog import Model, entries, find
+from compiler.port.meaning import targets
+from runtime.adapters import LoraSettings, build_adapters, parse_layers
+
+
+@functools.cache
+def module_names(name: str) -> dict[str, bool]:
+    """The modules of transformers' model, without weights, and whether each is a Linear."""
+    import torch
+    import transformers
+
+    config = entries()[name]["config"]
+    with torch.device("meta"):
+        model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.for_model(**config))
+    return {path: isinstance(module, torch.nn.Linear) for path, module in model.named_modules() if path}
+
+
+def by_peft(name: str, spec: Any, layers: list[int] | None = None, exclude: Any = None) -> set[str]:
+    """Projections of the language model that PEFT adapts, without the model's prefix."""
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import _ExcludedModule, check_target_module_exists
+
+    given = [key for key, linear in module_names(name).items() if linear and key != "lm_head"]
+    config = LoraConfig(
+        target_modules=given if spec == "all-linear" else spec,
+        layers_to_transform=layers,
+        exclude_modules=exclude,
+    )
+    found = {
+        key
+        for key in module_names(name)
+        if (hit := check_target_module_exists(config, key)) and not isinstance(hit, _ExcludedModule)
+    }
+    text = [key for key in found if "vision_tower" not in key]
+    return {
+        key[key.index("layers.") :] for key in text if re.search(r"_proj$", key) and "per_layer" not in key
+    }
+
+
+def model_of(name: str) -> Model:
+    return find(name, Path())
+
+
+GEMMA4, GEMMA3 = "google/gemma-4-31B", "google/gemma-3-4b-it"
+QWEN3, E2B = "Qwen/Qwen3-4B-Base", "google/gemma-4-E2B"
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+BACKBONE = (
+    r"model\.language_model\.layers\.\d+\.(_checkpoint_wrapped_module\.)?(mlp|self_attn)\.(up|k|v)_proj"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "layers", "exclude"),
+    [
+        (GEMMA4, ATTENTION, None, None),
+        (GEMMA4, BACKBONE, None, None),
+        (GEMMA4, "all-linear", None, None),
+        (GEMMA4, ["v_proj", "mlp.down_proj"], [3, 4, 5, 11], None),
+        (GEMMA4, r".*\.[0-5]\.self_attn\.q_proj|.*\.6\.mlp\.up_proj", None, None),
+        (GEMMA4, r".*(?<!vision_tower).*\.1[02]\.mlp\..*_proj", None, None),
+        (GEMMA3, "all-linear", None, None),
+        (GEMMA3, ATTENTION, None, r".*vision_tower.*"),
+        (GEMMA3, r"^(?!.*vision).*(q|v)_proj$", None, None),
+        (E2B, "all-linear", None, None),
+        (E2B, ["k_proj", "v_proj"], None, ["layers.3.self_attn.k_proj"]),
+        (QWEN3, [*ATTENTION, "gate_proj", "up_proj", "down_proj"], None, None),
+        (QWEN3, ["self_attn.q_proj", "model.layers.7.mlp.up_proj"], None, None),
+        (QWEN3, ["q_proj"], [0], None),
+    ],
+)
+def test_the_projections_are_pefts(name: str, spec: Any, layers: Any, exclude: Any) -> None:
+    model = model_of(name)
+    found = targets.choose(model, spec, layers, exclude)
+    wanted = by_peft(name, spec, layers, exclude)
+    assert set(found.sites) == wanted and wanted
+    assert adapted(model, found) == wanted
+
+
+def adapted(model: Model, found: targets.Chosen) -> set[str]:
+    """The projections that the recipe's own reading of the targets adapts."""
+    layers = parse_layers(found.layers, model.architecture.num_layers)
+    settings = LoraSettings(4, 8.0, found.targets, layers=layers)
+    made = build_adapters(model.family, model.architecture, settings)
+    return {projection.name for adapter in made for projection in adapter.projections}
+
+
+@pytest.mark.parametrize(
+    "name", [GEMMA4, GEMMA3, E2B, QWEN3, "google/gemma-4-26B-A4B", "google/gemma-3-1b-it"]
+)
+def test_the_names_are_transformers_own(name: str) -> None:
+    ours = {module.name: module for module in targets.modules(model_of(name))}
+    theirs = module_names(name)
+    text = {key for key, linear in theirs.items() if linear and "vision_tower" not in key}
+    assert text == {key for key, module in ours.items() if module.linear and module.what != targets.VISION}
+    assert {key for key, module in ours.items() if module.site is None and not module.linear} <= set(theirs)
+
+
+def test_what_a_recipe_cannot_adapt_is_told() -> None:
+    found = targets.choose(
+        model_of(E2B), ["q_proj", "lm_head", "embed_tokens", "per_layer_input_gate", "qkv_proj"]
+    )
+    assert found.targets == ("q_proj",) and found.layers == "all"
+    assert found.beyond == ("embed_tokens", "per_layer_input_gate", "lm_head")
+    assert found.unmatched == ("qkv_proj",) and found.vision
+    assert not targets.choose(model_of(QWEN3), ["q_proj"]).vision
+
+
+def test_targets_are_written_as_short_as_they_can_be() -> None:
+    model = model_of(QWEN3)
+    assert targets.choose(model, ["q_proj"], range(8, 12)).layers == "8-11"
+    assert targets.choose(model, ["q_proj"], [0, 5]).layers == [0, 5]
+    mixed = targets.choose(model, r".*\.[01]\.self_attn\.q_proj|.*up_proj")
+    assert mixed.targets == (r"layers\.(0|1)\.self_attn\.q_proj", "up_proj") and mixed.layers == "all"
+
+
+def test_a_text_that_is_no_regular_expression() -> None:
+    with pytest.raises(re.error):
+        targets.choose(model_of(QWEN3), "*.q_proj")

@@ -1,0 +1,302 @@
+"""torchtune's YAML: what its components become, and that each key is spoken of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.port import known
+from compiler.port.dialects.torchtune_data import COLUMNS, KINDS, PREFIX
+from compiler.port.dialects.torchtune_model import BUILDERS
+from compiler.port.ledger import Verdict
+from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
+
+SECTIONS = known.tools()["torchtune"]["sections"]
+DATA = {"_component_": "torchtune.datasets.chat_dataset", "source": "a/b", "conversation_column": "messages"}
+LORA: dict[str, Any] = {
+    "model": {"_component_": "torchtune.models.llama3_2.lora_llama3_2_1b", "lora_attn_modules": ["q_proj"]},
+    "checkpointer": {"checkpoint_dir": "/models/Llama-3.2-1B-Instruct"},
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 1024},
+    "dataset": {**DATA, "conversation_style": "openai"},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 1e-4},
+    "lr_scheduler": {
+        "_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+        "num_warmup_steps": 5,
+    },
+    "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
+    "batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "epochs": 2,
+    "max_steps_per_epoch": None,
+    "shuffle": True,
+    "seed": 7,
+    "dtype": "bf16",
+}
+
+
+def changed(section: str, **keys: Any) -> dict[str, Any]:
+    """The run with other keys in one section."""
+    return {**LORA, section: {**LORA[section], **keys}}
+
+
+def test_a_lora_run_is_taken_over(tmp_path: Path) -> None:
+    ledger = ported("torchtune", tmp_path, LORA, devices=2)
+    spoken(ledger)
+    assert codes(ledger) == []
+    template = ledger.lines.pop("data.chat_template").value
+    assert "<|start_header_id|>user<|end_header_id|>" in template
+    assert {path: line.value for path, line in ledger.lines.items()} == {
+        "model.id": "meta-llama/Llama-3.2-1B-Instruct",
+        "model.dtype": "bfloat16",
+        "lora.rank": 8,
+        "lora.alpha": 16,
+        "lora.dropout": 0.0,
+        "lora.targets": ["q_proj"],
+        "lora.init": "peft",
+        "lora.dtype": "bfloat16",
+        "data.train": ["hf://a/b"],
+        "data.format": "chat",
+        "data.loss_on": "assistant",
+        "data.packing": False,
+        "data.max_length": 1024,
+        "data.overlong": "truncate",
+        "data.shuffle_seed": 0,
+        "train.epochs": 2,
+        "train.micro_batch_size": 2,
+        "train.global_batch_size": 16,
+        "train.loss_normalization": "tokens",
+        "train.optimizer.name": "adamw",
+        "train.optimizer.learning_rate": 1e-4,
+        "train.optimizer.weight_decay": 0.01,
+        "train.optimizer.b1": 0.9,
+        "train.optimizer.b2": 0.999,
+        "train.optimizer.eps": 1e-8,
+        "train.optimizer.max_grad_norm": None,
+        "remat.policy": "none",
+        "train.schedule.name": "cosine",
+        "train.schedule.warmup_steps": 5,
+        "train.seed": 7,
+    }
+
+
+@pytest.mark.parametrize("recipe", [name for name in SECTIONS if "." not in name])
+def test_no_key_of_a_recipe_is_passed_over(tmp_path: Path, recipe: str) -> None:
+    keys = known.keys("torchtune", recipe)
+    ledger = ported("torchtune", tmp_path, {**samples(keys), **LORA})
+    assert unspoken(ledger, keys) == []
+
+
+@pytest.mark.parametrize("builder", sorted(BUILDERS))
+def test_no_key_of_a_builder_is_passed_over(tmp_path: Path, builder: str) -> None:
+    package, _, name = builder.partition(".")
+    for prefix in ("", "lora_", "qlora_"):
+        component = f"torchtune.models.{package}.{prefix}{name}"
+        if component not in SECTIONS:
+            assert prefix == "qlora_", component
+            continue
+        model = {**samples(SECTIONS[component]), "_component_": component}
+        if prefix:
+            model["lora_attn_modules"] = ["q_proj", "k_proj", "v_proj", "output_proj"]
+        ledger = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": {}})
+        assert unspoken(ledger, SECTIONS[component]) == []
+        assert ledger.value("model.id") == BUILDERS[builder][0]
+        assert ("lora" in ledger.lines) is (prefix == "")
+        assert not [code for code in codes(ledger) if code[0] != "E1166"]
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_no_key_of_a_data_set_is_passed_over(tmp_path: Path, name: str) -> None:
+    component = PREFIX + name
+    keys = SECTIONS.get(component, SECTIONS[f"{PREFIX}alpaca_dataset"])
+    skipped = ("tokenizer", "load_dataset_kwargs")
+    entry = {key: value for key, value in samples(keys).items() if key not in skipped}
+    entry |= {"_component_": component, "filter_fn": None}
+    entry.pop("source", None)
+    if len(keys["source"]) == 1:
+        entry["source"] = "a/b"
+    if "conversation_style" in entry:
+        entry["conversation_style"] = "sharegpt"
+    loss = {"_component_": "torchtune.rlhf.loss.DPOLoss"} if KINDS[name] == "preference" else LORA["loss"]
+    ledger = ported("torchtune", tmp_path, {**LORA, "dataset": entry, "loss": loss})
+    assert ledger.unread(ledger.sources.main) == []
+    assert codes(ledger) == []
+    default = keys["source"][1] if len(keys["source"]) == 2 else "a/b"
+    assert str(default if name != "alpaca_cleaned_dataset" else "yahma/alpaca-cleaned") in str(
+        ledger.value("data.train")
+    )
+    if name in COLUMNS:
+        written = "".join(ledger.files.values()) + str(ledger.value("data.fields"))
+        assert all(column in written for column in COLUMNS[name])
+
+
+@pytest.mark.parametrize("learnt, expected", [(None, "all"), (False, "assistant"), (True, "all")])
+def test_alpaca_trains_on_its_prompt_unless_told(tmp_path: Path, learnt: bool | None, expected: str) -> None:
+    entry = {"_component_": "torchtune.datasets.alpaca_dataset", "train_on_input": learnt}
+    content = {**LORA, "dataset": {key: value for key, value in entry.items() if value is not None}}
+    ledger = ported("torchtune", tmp_path, content)
+    assert values(ledger, "data.loss_on", "data.format") == [expected, "chat"]
+    made: dict[str, Any] = {}
+    exec(ledger.files["convert.py"], made)
+    row = {"instruction": "Add.", "input": "1 2", "output": "3"}
+    user, answer = made["convert"](row)["messages"]
+    assert user["content"].endswith("### Instruction:\nAdd.\n\n### Input:\n1 2\n\n### Response:\n")
+    assert answer == {"role": "assistant", "content": "3"}
+    assert "### Input" not in made["convert"]({**row, "input": ""})["messages"][0]["content"]
+
+
+def test_pairs_of_columns_are_conversations(tmp_path: Path) -> None:
+    entry = {
+        "_component_": "torchtune.datasets.instruct_dataset",
+        "source": "json",
+        "data_files": "./rows.jsonl",
+        "column_map": {"input": "question", "output": "reply"},
+        "new_system_prompt": "Be brief.",
+        "packed": True,
+    }
+    ledger = ported("torchtune", tmp_path, {**LORA, "dataset": entry})
+    assert values(ledger, "data.train", "data.packing", "data.loss_on") == [
+        ["./rows.jsonl"],
+        True,
+        "assistant",
+    ]
+    made: dict[str, Any] = {}
+    exec(ledger.files["convert.py"], made)
+    assert made["convert"]({"question": "a", "reply": "b"}) == {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+        ]
+    }
+
+
+def test_projections_have_other_names(tmp_path: Path) -> None:
+    model = {
+        "lora_attn_modules": ["output_proj", "v_proj"],
+        "apply_lora_to_mlp": True,
+        "apply_lora_to_output": True,
+    }
+    ledger = ported("torchtune", tmp_path, changed("model", **model))
+    targets = ["v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert ledger.value("lora.targets") == targets
+    assert verdict(ledger, "model.apply_lora_to_output") is Verdict.UNSUPPORTED
+
+
+def test_a_quantised_builder(tmp_path: Path) -> None:
+    component = "torchtune.models.llama3_2.qlora_llama3_2_3b"
+    content = {**changed("model", _component_=component), "checkpointer": {}}
+    ledger = ported("torchtune", tmp_path, content)
+    assert values(ledger, "model.id", "lora.quantize") == ["meta-llama/Llama-3.2-3B", "nf4"]
+    assert finding(ledger, "model.quantize_base").verdict is Verdict.DEFAULTED
+
+
+def test_dpo(tmp_path: Path) -> None:
+    entry = {
+        "_component_": "torchtune.datasets.preference_dataset",
+        "source": "a/b",
+        "column_map": {"chosen": "good"},
+    }
+    loss = {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.2, "label_smoothing": 0.1}
+    ledger = ported("torchtune", tmp_path, {**LORA, "dataset": entry, "loss": loss})
+    assert values(ledger, "train.objective", "train.beta", "train.label_smoothing") == ["dpo", 0.2, 0.1]
+    assert values(ledger, "data.format", "data.fields") == ["preference", {"chosen": "good"}]
+
+
+@pytest.mark.parametrize(
+    "keys, sets",
+    [
+        ({"clip_grad_norm": 0.5}, {"train.optimizer.max_grad_norm": 0.5}),
+        ({"shuffle": False}, {"data.shuffle_seed": None}),
+        ({"dtype": "fp32"}, {"model.dtype": "float32", "lora.dtype": "float32"}),
+        ({"max_steps_per_epoch": 30}, {"train.steps": 60, "train.epochs": None}),
+        ({"enable_activation_checkpointing": True}, {"remat.policy": "decoder"}),
+        ({"lr_scheduler": None}, {"train.schedule.name": "constant"}),
+        ({"log_every_n_steps": 3}, {"train.log.every": 3}),
+        (
+            {"optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW8bit", "lr": "2e-5"}},
+            {"train.optimizer.learning_rate": 2e-5, "train.optimizer.weight_decay": 0.01},
+        ),
+        (
+            {"optimizer": {"_component_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9}},
+            {
+                "train.optimizer.name": "sgd",
+                "train.optimizer.momentum": 0.9,
+                "train.optimizer.weight_decay": 0.0,
+            },
+        ),
+    ],
+)
+def test_what_keys_set(tmp_path: Path, keys: dict[str, Any], sets: dict[str, Any]) -> None:
+    ledger = ported("torchtune", tmp_path, {**LORA, **keys})
+    assert {path: ledger.value(path) for path in sets} == sets
+    assert codes(ledger) == []
+
+
+def test_tensor_parallel_devices_share_their_rows(tmp_path: Path) -> None:
+    ledger = ported("torchtune", tmp_path, {**LORA, "tensor_parallel_dim": 2}, devices=8)
+    assert ledger.value("train.global_batch_size") == 2 * 4 * 4
+    ledger = ported("torchtune", tmp_path, {**LORA, "tensor_parallel_dim": 3}, devices=8)
+    assert codes(ledger) == [("E1162", "tensor_parallel_dim")]
+
+
+def test_full_fine_tuning_in_bfloat16_has_no_master_weights(tmp_path: Path) -> None:
+    model = {"_component_": "torchtune.models.qwen2_5.qwen2_5_3b"}
+    ledger = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": {}})
+    assert ledger.lines["lora"].value is None
+    assert values(ledger, "train.optimizer.master_weights") == [False]
+
+
+@pytest.mark.parametrize(
+    "content, code, key",
+    [
+        (
+            changed("model", _component_="torchtune.models.mistral.lora_mistral_7b"),
+            "E1165",
+            "model._component_",
+        ),
+        (
+            changed("model", _component_="torchtune.models.llama3_2_vision.lora_llama3_2_vision_11b"),
+            "E1170",
+            "model._component_",
+        ),
+        (
+            {**LORA, "checkpointer": {"checkpoint_dir": "/m/Llama-3.2-3B-Instruct"}},
+            "E1169",
+            "model._component_",
+        ),
+        (changed("model", lora_attn_modules=["qkv"]), "E1164", "model.lora_attn_modules"),
+        (changed("dataset", _component_="mine.rows"), "E1167", "dataset._component_"),
+        (
+            changed("dataset", _component_="torchtune.datasets.multimodal.the_cauldron_dataset"),
+            "E1170",
+            "dataset._component_",
+        ),
+        (changed("loss", _component_="torchtune.modules.loss.ForwardKLLoss"), "E1163", "loss._component_"),
+        (changed("lr_scheduler", _component_="mine.sawtooth"), "E1163", "lr_scheduler._component_"),
+        (changed("optimizer", _component_="mine.Magic"), "E1163", "optimizer._component_"),
+        ({**LORA, "teacher_model": {"_component_": "x"}}, "E1163", "teacher_model"),
+        ({**LORA, "dtype": "fp16"}, "E1169", "dtype"),
+        ({**LORA, "batch_size": "many"}, "E1160", "batch_size"),
+        ({key: value for key, value in LORA.items() if key != "dataset"}, "E1167", "dataset"),
+        ({key: value for key, value in LORA.items() if key != "optimizer"}, "E1160", "optimizer"),
+        ({key: value for key, value in LORA.items() if key != "batch_size"}, "E1160", "batch_size"),
+    ],
+)
+def test_what_would_be_another_run_is_refused_at_its_key(
+    tmp_path: Path, content: dict[str, Any], code: str, key: str
+) -> None:
+    ledger = ported("torchtune", tmp_path, content)
+    assert (code, key) in codes(ledger)
+    assert all(diagnostic.help for diagnostic in ledger.diagnostics)
+
+
+def test_data_sets_of_two_kinds_are_refused(tmp_path: Path) -> None:
+    other = {"_component_": "torchtune.datasets.text_completion_dataset", "source": "c/d"}
+    ledger = ported("torchtune", tmp_path, {**LORA, "dataset": [LORA["dataset"], other]})
+    assert codes(ledger) == [("E1169", "dataset[1]._component_")]
+    both = ported(
+        "torchtune", tmp_path, {**LORA, "dataset": [LORA["dataset"], {**LORA["dataset"], "source": "c/d"}]}
+    )
+    assert both.value("data.train") == ["hf://a/b", "hf://c/d"]
