@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from compiler import __version__, pins
+from compiler import backends as other_backends
 from compiler.artifact import digest, runtime_digest
 
 if TYPE_CHECKING:
+    from compiler.backends import Backend
     from compiler.program import Program
 
 VERSION = 1
@@ -22,13 +24,14 @@ def compiler_name() -> str:
     return f"recipec {__version__}"
 
 
-def emit_lock(program: Program, files: Mapping[str, bytes]) -> str:
+def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[Backend] = ()) -> str:
     """The text of recipe.lock.json.
 
     Args:
         files: the artifact's other files.
+        backends: that it is built for beside Tunix.
     """
-    lock = {
+    lock: dict[str, Any] = {
         "lock": VERSION,
         "compiler": compiler_name(),
         "name": program.name,
@@ -38,6 +41,8 @@ def emit_lock(program: Program, files: Mapping[str, bytes]) -> str:
         "runtime": runtime_digest(),
         "files": {path: digest(content) for path, content in files.items()},
     }
+    if backends:
+        lock["backends"] = other_backends.packages(program, backends)
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from compiler import pins
@@ -14,6 +15,7 @@ from compiler.serving.weights import OWN_MODELS
 from compiler.wording import listing, plural
 
 if TYPE_CHECKING:
+    from compiler.backends import Backend
     from compiler.hardware import Accelerator
     from compiler.program import Program
 
@@ -21,8 +23,12 @@ LARGE_MODEL = 30e9
 """Bytes of weights that a TPU VM's boot disk of 97 GB does not hold twice, beside the system."""
 
 
-def emit_readme(program: Program) -> str:
-    """The text of README.md."""
+def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
+    """The text of README.md.
+
+    Args:
+        backends: that the artifact is built for beside Tunix.
+    """
     recipe, accelerator = program.recipe, program.accelerator
     size = program.base_parameters * 2
     staging = _staging(program)
@@ -44,6 +50,7 @@ def emit_readme(program: Program) -> str:
         name=program.name,
         compiler=compiler_name(),
         kind=kind(program),
+        backends=backends,
         full=program.lora is None,
         transform=recipe.data.transform and recipe.data.transform.partition(":")[0],
         model=recipe.model.id,

@@ -16,6 +16,7 @@ def emit_requirements(program: Program) -> str:
     packages = pins.training(program)
     return render(
         "requirements-train.txt",
+        scripts="train.py and merge.py",
         platform={"tpu": "TPU", "cpu": "CPU"}[program.accelerator.platform],
         direct=packages.direct,
         transitive=packages.transitive,

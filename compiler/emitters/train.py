@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from compiler.emitters.data_files import template_file
 from compiler.emitters.optimizer import hyperparameters, needs_master_weights, optimizer
@@ -17,24 +17,29 @@ if TYPE_CHECKING:
 
 def emit_train(program: Program) -> str:
     """The text of train.py."""
-    recipe = program.recipe
+    title = docstring(f"{kind(program)} of {program.recipe.model.id} on {program.accelerator.name}.")
+    return render("train.py", title=title, torchax=False, **script(program))
+
+
+def script(program: Program) -> dict[str, Any]:
+    """What the template of train.py, and of train_torchax.py, is filled with."""
     template = template_file(program)
-    return render(
-        "train.py",
-        title=docstring(f"{kind(program)} of {recipe.model.id} on {program.accelerator.name}."),
-        about=about(program),
-        math=recipe.train.schedule.warmup_ratio is not None,
-        lora=program.lora is not None,
-        chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
-        constants=[assignment(name, value) for name, value in _constants(program).items()],
-        hyperparameters=[assignment(name, value) for name, value in _hyperparameters(program).items()],
-        imports=_settings(program),
-        master_weights=needs_master_weights(program),
-        warmup=_warmup(program),
-        schedule=statement("return ", _schedule(program), indent=4),
-        optimizer=statement("return ", optimizer(program), indent=4),
-        run=_run_arguments(program),
-    )
+    return {
+        "about": about(program),
+        "math": program.recipe.train.schedule.warmup_ratio is not None,
+        "lora": program.lora is not None,
+        "chat_template": template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
+        "constants": [assignment(name, value) for name, value in _constants(program).items()],
+        "hyperparameters": [
+            assignment(name, value) for name, value in hyperparameter_constants(program).items()
+        ],
+        "imports": settings_classes(program),
+        "master_weights": needs_master_weights(program),
+        "warmup": _warmup(program),
+        "schedule": statement("return ", _schedule(program), indent=4),
+        "optimizer": statement("return ", optimizer(program), indent=4),
+        "run": _run_arguments(program),
+    }
 
 
 def _run_arguments(program: Program) -> list[str]:
@@ -46,7 +51,7 @@ def _run_arguments(program: Program) -> list[str]:
     return [*names, "cache=CACHE"] if program.recipe.cache.directory is not None else names
 
 
-def _settings(program: Program) -> list[str]:
+def settings_classes(program: Program) -> list[str]:
     """What the script imports from runtime.settings."""
     names = ["CheckpointSettings", "DataSettings", "MeshSettings", "ModelSettings"]
     data = program.recipe.data
@@ -71,8 +76,8 @@ def _constants(program: Program) -> dict[str, Value]:
         out["SHARDING_RULES"] = tuple((match, tuple(spec)) for match, spec in program.rules)
     if lora is not None:
         out["LORA"] = lora_settings(lora)
-    out["DATA"] = _data(program)
-    out["TRAIN"] = _train(program)
+    out["DATA"] = data_settings(program)
+    out["TRAIN"] = train_settings(program)
     checkpoint = recipe.checkpoint
     out["CHECKPOINT"] = Call(
         "CheckpointSettings",
@@ -87,11 +92,14 @@ def _constants(program: Program) -> dict[str, Value]:
     return out
 
 
-def _data(program: Program) -> Call:
+def data_settings(program: Program) -> Call:
+    """`DataSettings(...)` of the recipe."""
     data = program.recipe.data
     arguments: dict[str, Value] = {"train": tuple(_source(source) for source in data.train)}
     if data.eval:
         arguments["eval"] = tuple(_source(source) for source in data.eval)
+    if data.eval_fraction is not None:
+        arguments |= {"eval_fraction": data.eval_fraction, "eval_seed": data.eval_seed}
     arguments["format"] = data.format
     if data.fields:
         arguments["fields"] = dict(data.fields)
@@ -123,14 +131,19 @@ def _source(source: DataSource) -> Value:
         arguments["split"] = source.split
     if source.config is not None:
         arguments["config"] = source.config
+    if source.limit is not None:
+        arguments["limit"] = source.limit
     return Call("Source", arguments)
 
 
 def _is_more_than_a_path(source: DataSource) -> bool:
-    return source.weight != 1.0 or source.split is not None or source.config is not None
+    return source.weight != 1.0 or any(
+        value is not None for value in (source.split, source.config, source.limit)
+    )
 
 
-def _train(program: Program) -> Call:
+def train_settings(program: Program) -> Call:
+    """`TrainSettings(...)` of the recipe."""
     train = program.recipe.train
     arguments: dict[str, Value] = {}
     if train.objective != "sft":
@@ -144,13 +157,13 @@ def _train(program: Program) -> Call:
         "micro_batch_size": train.micro_batch_size,
         "loss_normalization": train.loss_normalization,
     }
-    if program.recipe.data.eval:
+    if program.recipe.data.evaluates:
         arguments["eval_every"] = train.eval_every
     arguments |= {"seed": train.seed, "log_every": train.log.every, "tensorboard": train.log.tensorboard}
     return Call("TrainSettings", arguments)
 
 
-def _hyperparameters(program: Program) -> dict[str, Value]:
+def hyperparameter_constants(program: Program) -> dict[str, Value]:
     """What the schedule and the optimizer are made of."""
     optimizer, schedule = program.recipe.train.optimizer, program.recipe.train.schedule
     out: dict[str, Value] = {"LEARNING_RATE": optimizer.learning_rate}

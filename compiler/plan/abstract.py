@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,17 +26,23 @@ SCHEDULED_STEPS = 1000
 """Of the learning rate's schedule. The run's own number is known with its data, and changes nothing here."""
 
 
+class Jitted(Protocol):
+    """What a backend's step offers."""
+
+    def jit(self) -> Any: ...
+
+
 @dataclass(frozen=True)
 class AbstractStep:
     """A step to lower.
 
     Attributes:
-        step: of runtime.step, the one that train.py runs.
+        step: of runtime.step, the one that train.py runs, or another backend's.
         arguments: of `step.jit()`: shapes with shardings.
         sizes: bytes of them on one device, by what they are.
     """
 
-    step: Step
+    step: Jitted
     arguments: tuple[Any, Any, Any]
     sizes: Compiled
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from compiler.backends import Backend, findings
 from compiler.lower import lower
 from compiler.plan.results import Estimate, Memory, Temporary
 from compiler.plan.units import gib, percent
@@ -53,6 +54,7 @@ def find(
     *,
     given: Sequence[str] = (),
     estimate: Estimate | None = None,
+    backend: Backend = Backend.TUNIX,
 ) -> Found:
     """The smallest change of the recipe with which the step fits.
 
@@ -65,11 +67,12 @@ def find(
         most: that are compiled. What the checks refuse is not.
         given: what --set changed in the recipe.
         estimate: of the program as it stands. What cannot fit by it is not compiled.
+        backend: whose step it is.
     """
     tried: list[tuple[Way, Estimate | None]] = []
 
     def attempt(way: Way) -> Estimate | None:
-        if len(tried) == most or not _accepted(program, (*given, *way.sets)):
+        if len(tried) == most or not _accepted(program, (*given, *way.sets), backend):
             return None
         tried.append((way, fits(way.sets)))
         return tried[-1][1]
@@ -108,8 +111,9 @@ def hopeless(way: Way, estimate: Estimate) -> bool:
     return arguments + way.kept * memory.temporaries > (1 - HEADROOM) * memory.available
 
 
-def _accepted(program: Program, sets: Sequence[str]) -> bool:
-    return lower(load(program.source, sets), planning=True).program is not None
+def _accepted(program: Program, sets: Sequence[str], backend: Backend) -> bool:
+    changed = lower(load(program.source, sets), planning=True).program
+    return changed is not None and all(d.severity != "error" for d in findings(changed, (backend,)))
 
 
 def _enough(estimate: Estimate) -> bool:

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from compiler.artifact import digest, runtime_digest
+from compiler.backends import Backend
 from compiler.plan import store
 from compiler.plan.job import Job
 from compiler.program import Program
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "google-tunix")
 """Those whose code becomes part of the compiled step, or compiles it."""
+OF_TORCHAX = ("torch", "torchax", "transformers", "peft")
+"""Those that another backend's step has beside them."""
 
 OUTSIDE = (
     *("name", "extends", "checkpoint", "cache", "merge", "serve"),
@@ -22,7 +25,10 @@ OUTSIDE = (
 )
 """Sections that do not reach the step. All others count, and of them all keys but these:"""
 IRRELEVANT = {"train": ("epochs", "steps", "eval_every", "log")}
-OF_A_COMPILE = ("abstract", "depth", "job", "kernels", "results", "topology", "worker")
+OF_A_COMPILE = (
+    *("abstract", "abstract_torchax", "depth", "hf_config", "job"),
+    *("kernels", "results", "topology", "worker"),
+)
 """Modules of this folder that a compile runs, beside all of hlo/; the rest works on its result."""
 OF_DATA = ("max_length",)
 """The only keys of `data` that reach the step."""
@@ -30,7 +36,8 @@ OF_DATA = ("max_length",)
 
 def name(program: Program, job: Job) -> str:
     """The name of a job's result in the cache."""
-    return store.key(step(program), job.layers, job.effort, versions(), sources())
+    found = versions(job.backend)
+    return store.key(step(program), job.layers, job.effort, job.backend, found, sources())
 
 
 def step(program: Program) -> dict[str, Any]:
@@ -50,9 +57,10 @@ def step(program: Program) -> dict[str, Any]:
 
 
 @functools.cache
-def versions() -> dict[str, str]:
-    """The installed versions of what makes the step; "" for what is not installed."""
-    return {package: _version(package) for package in PACKAGES}
+def versions(backend: Backend = Backend.TUNIX) -> dict[str, str]:
+    """The installed versions of what makes a backend's step; "" for what is not installed."""
+    packages = (*PACKAGES, *OF_TORCHAX) if backend is Backend.TORCHAX else PACKAGES
+    return {package: _version(package) for package in packages}
 
 
 @functools.cache

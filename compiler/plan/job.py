@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from compiler.backends import Backend
+
 
 @dataclass(frozen=True)
 class Job:
@@ -17,12 +19,14 @@ class Job:
         sets: as --set takes them.
         layers: indices of the model's layers that are kept, in ascending order.
         effort: of XLA's optimisation and memory fitting, from -1 (quickest) to 1; 0 is jax's default.
+        backend: train.py's step, or train_torchax.py's.
     """
 
     recipe: Path
     sets: tuple[str, ...]
     layers: tuple[int, ...]
     effort: float = -1.0
+    backend: Backend = Backend.TUNIX
 
 
 @dataclass(frozen=True)

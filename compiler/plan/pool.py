@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import IO
 
 from compiler.artifact import ArtifactError
+from compiler.backends import Backend
 from compiler.pipeline import require_packages
 from compiler.plan import identity, store
 from compiler.plan.job import FAILED, JOB, Failed, Job
 from compiler.plan.results import COMPILED, Compiled
 from compiler.program import Program
+from compiler.wording import listing
 
 WORKER = ("-m", "compiler.plan.worker")
 POLL_SECONDS = 0.1
@@ -79,6 +81,8 @@ def compile_jobs(
     waiting = [index for index, result in enumerate(results) if result is None]
     if waiting:
         require_compiler()
+        for backend in {work[index][1].backend for index in waiting}:
+            require_backend(backend)
     pool = _Pool([job for _, job in work], most or os.cpu_count() or 1, progress)
 
     def done(index: int, result: Compiled | Failed) -> None:
@@ -114,6 +118,21 @@ def require_compiler() -> None:
         raise ArtifactError(
             "planning needs libtpu, whose compiler runs without a TPU, and it is not installed",
             "pip install 'recipec[train,plan]'",
+        )
+
+
+def require_backend(backend: Backend) -> None:
+    """Checks that what a backend's step is made with is installed, without importing it.
+
+    Raises:
+        ArtifactError: naming what is missing, and the extra that brings it.
+    """
+    wanted = ("torch", "torchax", "peft") if backend is Backend.TORCHAX else ()
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        raise ArtifactError(
+            f"planning the step of {backend.value} needs {listing(missing)}, which cannot be imported",
+            "pip install 'recipec[train,plan,torchax]'",
         )
 
 

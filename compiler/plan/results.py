@@ -287,6 +287,7 @@ class Plan:
         slices, devices, hosts: how many.
         axes: size of each mesh axis in order.
         placements: what lies where.
+        backend: whose step was compiled: "tunix" for train.py's, or "torchax".
         settings: the values that a search varies, by path in the recipe: "remat.policy" -> "none".
         versions: of the packages that the estimate rests on.
         notes: sentences.
@@ -310,6 +311,12 @@ class Plan:
     notes: tuple[str, ...] = ()
     cached: bool = False
     seconds: float = 0.0
+    backend: str = "tunix"
+
+    @property
+    def script(self) -> str:
+        """The generated script whose step it is."""
+        return "train.py" if self.backend == "tunix" else f"train_{self.backend}.py"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from compiler.backends import Backend
 from compiler.lower import Lowered, lower
 from compiler.plan import pareto, planner, pool
 from compiler.plan.candidate import Candidate, objectives
@@ -84,6 +85,7 @@ def search(
     free_batch: bool = False,
     effort: float = -1.0,
     tools: Tools | None = None,
+    backend: Backend = Backend.TUNIX,
 ) -> Search:
     """Looks for the best configurations of a program.
 
@@ -93,13 +95,14 @@ def search(
         most: configurations that are compiled.
         free_batch: whether the rows of an optimizer step may be raised.
         effort: of XLA's optimisation, from -1 to 1.
+        backend: whose step is compiled.
 
     Raises:
         ArtifactError: when nothing can be compiled at all.
         Interrupted: after Ctrl-C.
     """
     planner.check_target(program)
-    run = _Run(tuple(sets), tokens_per_row, progress, most, effort, tools or Tools())
+    run = _Run(tuple(sets), tokens_per_row, progress, most, effort, tools or Tools(), backend)
     every = variants(program, free_batch)
     waiting = run.candidates(every, program.source)
     try:
@@ -131,6 +134,7 @@ class _Run:
     most: int
     effort: float
     tools: Tools
+    backend: Backend
     points: list[Point] = field(default_factory=list)
     reached: dict[int, Objectives] = field(default_factory=dict)
     large: list[Candidate] = field(default_factory=list)
@@ -168,7 +172,8 @@ class _Run:
         places: list[range] = []
         for candidate in now:
             program, sets = candidate.program, [*self.sets, *candidate.variant.sets]
-            jobs = [planner.job(program, sets, depth, self.effort) for depth in self.tools.depths(program)]
+            chosen = self.tools.depths(program)
+            jobs = [planner.job(program, sets, depth, self.effort, self.backend) for depth in chosen]
             places.append(range(len(work), len(work) + len(jobs)))
             work += jobs
         done: dict[int, Compiled | Failed] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compiler.backends import Backend, findings
 from compiler.plan import budget, fit
 from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, plan_serving, promise
 from compiler.plan.planner import estimate_of, plan
@@ -31,6 +32,7 @@ class Asked:
         most, free_batch: of the search: configurations to compile; whether the global batch may grow.
         effort: of XLA's optimisation, from -1 to 1.
         model, data_dir: where the tokenizer and the data lie, None for the recipe's own places.
+        backend: whose step is compiled.
     """
 
     sets: tuple[str, ...] = ()
@@ -41,6 +43,7 @@ class Asked:
     effort: float = -1.0
     model: Path | None = None
     data_dir: Path | None = None
+    backend: Backend = Backend.TUNIX
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Planned:
 
 
 def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | None = None) -> Planned:
-    """Plans a recipe.
+    """Plans a recipe that its backend can train.
 
     Raises:
         ArtifactError: when it cannot be compiled, or its data cannot be read.
@@ -78,8 +81,9 @@ def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | Non
     from compiler.plan.search import search
 
     counted = statistics(program, asked.model, asked.data_dir)
-    made = plan(program, asked.sets, asked.exact, asked.effort, counted, progress)
-    found = [*_fit(program, asked, made.estimate, progress), *budget.check(program, made)]
+    made = plan(program, asked.sets, asked.exact, asked.effort, counted, progress, asked.backend)
+    found = [*findings(program, (asked.backend,)), *_fit(program, asked, made.estimate, progress)]
+    found += budget.check(program, made)
     tried = None
     if asked.search:
         per_row = counted.tokens_per_row if isinstance(counted, Statistics) else None
@@ -91,6 +95,7 @@ def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | Non
             most=asked.most,
             free_batch=asked.free_batch,
             effort=asked.effort,
+            backend=asked.backend,
         )
     serving = None if program.recipe.serve is None else plan_serving(program)
     promised = None if serving is None else promise(serving)
@@ -101,7 +106,7 @@ def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | Non
 def plan_run(program: Program, asked: Asked, progress: Progress | None = None) -> RunLength:
     """How long a recipe's run takes, by its plan."""
     counted = statistics(program, asked.model, asked.data_dir)
-    return plan(program, asked.sets, asked.exact, asked.effort, counted, progress).run
+    return plan(program, asked.sets, asked.exact, asked.effort, counted, progress, asked.backend).run
 
 
 def _fit(
@@ -117,6 +122,9 @@ def _fit(
 
         every = (*asked.sets, *sets)
         changed = lower(load(program.source, every), planning=True).program
-        return None if changed is None else estimate_of(changed, every, asked.effort, progress)
+        if changed is None:
+            return None
+        return estimate_of(changed, every, asked.effort, progress, asked.backend)
 
-    return [fit.diagnostic(program, estimate, fit.find(program, fits, given=asked.sets, estimate=estimate))]
+    way_out = fit.find(program, fits, given=asked.sets, estimate=estimate, backend=asked.backend)
+    return [fit.diagnostic(program, estimate, way_out)]

@@ -61,6 +61,8 @@ def _head(plan: Plan) -> Iterator[str]:
     else:
         how = f"{listing(estimate.compiled_layers)} of its {layers} were compiled for {plan.topology}"
         how += f", and every figure is extrapolated to {estimate.layers}"
+    if plan.backend != "tunix":
+        how = f"The step is {plan.script}'s. {how}"
     yield from wrapped(f"{how}; nothing was measured on a TPU.")
 
 

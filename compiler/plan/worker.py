@@ -1,4 +1,5 @@
-"""Compiles one job: the training step of a recipe's train.py for its TPU, from shapes alone.
+"""Compiles one job: the training step of a recipe's train.py, or of another backend's script, for its TPU,
+from shapes alone.
 
     python -m compiler.plan.worker < JOB.json
 
@@ -17,14 +18,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compiler.backends import Backend
 from compiler.plan.job import FAILED, JOB, Failed, Job
 from compiler.plan.results import COMPILED, Compiled, OutOfMemory
 
 if TYPE_CHECKING:
+    from compiler.plan.abstract import AbstractStep
     from compiler.program import Program
 
 CONSTANTS = ("MODEL", "TRAIN", "DATA", "MESH")
-"""What a generated train.py states, beside LORA and SHARDING_RULES, which not every recipe has."""
+"""What a generated script states, beside LORA and SHARDING_RULES, which not every recipe has."""
 
 
 def main() -> None:
@@ -72,15 +75,14 @@ def _configure(job: Job, program: Program) -> None:
 def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
-    from compiler.plan.abstract import abstract_step
     from compiler.plan.hlo.refusal import parse_refusal
     from runtime import mesh as meshes
 
-    script = constants(program)
+    script = constants(program, job.backend)
     mesh = meshes.arrange(script["MESH"].axes, devices)
     start = time.monotonic()
     with mesh:
-        made = abstract_step(program, job.layers, script, mesh)
+        made = _abstract(job, program, script, mesh)
         lowered = made.step.jit().lower(*made.arguments)
         traced = time.monotonic()
         found = replace(made.sizes, trace_seconds=traced - start)
@@ -93,6 +95,17 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
             return replace(found, compile_seconds=time.monotonic() - traced, out_of_memory=refused)
     took = time.monotonic() - traced
     return _read(replace(found, compile_seconds=took), program, compiled)
+
+
+def _abstract(job: Job, program: Program, script: Mapping[str, Any], mesh: Any) -> AbstractStep:
+    """The backend's step."""
+    if job.backend is Backend.TORCHAX:
+        from compiler.plan.abstract_torchax import abstract_torchax_step
+
+        return abstract_torchax_step(program, job.layers, script, mesh)
+    from compiler.plan.abstract import abstract_step
+
+    return abstract_step(program, job.layers, script, mesh)
 
 
 def _refusal(lowered: Any, message: str) -> OutOfMemory | None:
@@ -144,19 +157,30 @@ def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
     )
 
 
-def constants(program: Program) -> Mapping[str, Any]:
-    """What the recipe's generated train.py states, by running its text."""
+def constants(program: Program, backend: Backend = Backend.TUNIX) -> Mapping[str, Any]:
+    """What the recipe's generated train.py or train_torchax.py states, by running its text."""
     from compiler.emitters.data_files import data_files
+
+    name, text = _script(program, backend)
+    with tempfile.TemporaryDirectory() as folder:
+        for path, content in data_files(program).items():  # the script reads its chat template
+            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
+            (Path(folder) / path).write_bytes(content)
+        file = str(Path(folder) / f"{name}.py")
+        space: dict[str, Any] = {"__name__": name, "__file__": file}
+        exec(compile(text, file, "exec"), space)
+    return space
+
+
+def _script(program: Program, backend: Backend) -> tuple[str, str]:
+    """A backend's script: its name, and its text."""
+    if backend is Backend.TORCHAX:
+        from compiler.emitters.torchax import emit_script
+
+        return "train_torchax", emit_script(program)
     from compiler.emitters.train import emit_train
 
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in data_files(program).items():  # train.py reads its chat template
-            (Path(folder) / name).parent.mkdir(parents=True, exist_ok=True)
-            (Path(folder) / name).write_bytes(content)
-        file = str(Path(folder) / "train.py")
-        space: dict[str, Any] = {"__name__": "train", "__file__": file}
-        exec(compile(emit_train(program), file, "exec"), space)
-    return space
+    return "train", emit_train(program)
 
 
 def _first_line(error: BaseException) -> str:

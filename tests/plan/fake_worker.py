@@ -1,7 +1,7 @@
 """Stands in for compiler.plan.worker: what it does is told by FAKE_WORKER_TOLD, or by the job's first --set
 argument, `fake=...`.
 
-No compiler is run. Each start leaves a file in the folder that FAKE_WORKER_LOG names.
+No compiler is run. Each start leaves a file in the folder that FAKE_WORKER_LOG names, with the backend in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
     layers = len(job.layers)
     told = os.environ.get("FAKE_WORKER_TOLD") or job.sets[0].removeprefix("fake=")
     log = Path(os.environ["FAKE_WORKER_LOG"])
-    (log / f"{layers}-{os.getpid()}").touch()
+    (log / f"{layers}-{os.getpid()}").write_text(job.backend.value, encoding="utf-8")
     if told == "killed" or (told == "killed above 12" and layers > 12):
         os.kill(os.getpid(), signal.SIGKILL)
     if told == "killed once" and len(list(log.glob(f"{layers}-*"))) == 1:

@@ -208,6 +208,7 @@ def test_layers_are_grouped_by_the_weight_they_read() -> None:
         ),
         ("jit(_train)/cond/branch_0_fun/jit(_where)/select_n", ("select_n", "update")),
         ("jit(_train)/add", ("add", "update")),
+        ("jit(_train)/jvp()/checkpoint/linear/aten::mul.Tensor/mul", ("linear / mul", "")),
         ("jit(_train)/jvp(layer_17)/attention/rope/sub", ("layers.{} / attention / rope / sub", "")),
         (
             "jit(_train)/jvp()/shard_map/vmap(static_sparsity_splash)/jit(_splash_attention)/"
@@ -229,6 +230,8 @@ def test_the_operation_that_a_note_names(note: str, expected: tuple[str, str]) -
     [
         (r"base[\'layers\'][17][\'attn\'][\'q_einsum\'][\'w\'].value", "layers.{}.attn.q_einsum.w"),
         ("live[1]['opt_state'][2][0]['mu']['layers'][0]['mlp']['w'].value", "mu.layers.{}.mlp.w"),
+        ("base['model.layers.17.mlp.up_proj.base_layer.weight']", "layers.{}.mlp.up_proj.weight"),
+        ("live[1][1][0].mu['layers.3.self_attn.q_proj.lora_A']", "mu.layers.{}.self_attn.q_proj.lora_A"),
         ("batch['segment_ids']", "segment_ids"),
         ("x", "x"),
     ],

@@ -171,7 +171,7 @@ def test_versions_sources_depth_and_effort_are_part_of_a_name(
     one = job("compiled")
     names = {identity.name(program, one), identity.name(program, job("compiled", 12))}
     names.add(identity.name(program, Job(one.recipe, one.sets, one.layers, 0.0)))
-    monkeypatch.setattr(identity, "versions", lambda: {"libtpu": "another"})
+    monkeypatch.setattr(identity, "versions", lambda backend: {"libtpu": "another"})
     names.add(identity.name(program, one))
     monkeypatch.setattr(identity, "sources", lambda: "others")
     names.add(identity.name(program, one))

@@ -110,8 +110,13 @@ EPOCHS = ("train.steps=null", "train.epochs=2")
             *EPOCHS,
             "data.train=[{path: data/quickstart/train.jsonl, weight: 1.5}, data/quickstart/eval.jsonl]",
         ),
+        (
+            *EPOCHS,
+            "data.train=[{path: data/quickstart/train.jsonl, limit: 90}, data/quickstart/eval.jsonl]",
+            *("data.eval=[]", "data.eval_fraction=0.3", "data.eval_seed=1"),
+        ),
     ],
-    ids=["steps", "epochs", "padded", "accumulated", "odd batch", "weights"],
+    ids=["steps", "epochs", "padded", "accumulated", "odd batch", "weights", "held out"],
 )
 def test_steps_are_those_of_train_py(quickstart: Path, model: Path, sets: tuple[str, ...]) -> None:
     program = lowered(quickstart, *sets)

@@ -16,7 +16,7 @@ ASYNC = ("copy-start", "copy-done", "all-gather-start", "all-gather-done", "asyn
 INDEX = re.compile(r"\bindex=(\d+)")
 PLUMBING = re.compile(
     r"(jit|pjit|vmap|shard_map|remat\d*|checkpoint|rematted_computation|closed_call|cond|branch_\d+_fun|body"
-    r"|einsum|pallas_call|custom_vjp_call|core_call)(\(.*\))?$"
+    r"|einsum|pallas_call|custom_vjp_call|core_call|aten::.*)(\(.*\))?$"
 )
 """Parts of a note that say how an operation was traced, not what it is."""
 TRANSFORM = re.compile(r"(jvp|transpose)\((.*)\)$")
@@ -25,7 +25,10 @@ TRACED = "jit("
 MADE_UP = re.compile(r"[\w-]+\.\d+$")
 SCOPE = re.compile(r"layers?_\d+$")
 LAYER = "layers.{}"
-KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]")
+KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(mu|nu)\b")
+TORCH = re.compile(r"^model\.|\.base_layer\b")
+"""Parts of a torch module's names that say what is put around a weight, not which it is."""
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Names:
@@ -131,8 +134,11 @@ def operation(note: str) -> tuple[str, str]:
 
 def weight_path(note: str) -> str:
     """`base['layers'][3]['attn']['q_einsum']['w'].value` is "layers.{}.attn.q_einsum.w"; of an optimizer's
-    state the path begins with the moment: "mu.layers.{}.attn.q_einsum.w"."""
-    keys = ["{}" if number else text for text, number in KEY.findall(note.replace("\\'", "'"))]
+    state the path begins with the moment: "mu.layers.{}.attn.q_einsum.w". torch's names are one key each."""
+    keys = [
+        "{}" if number else NUMBER.sub("{}", TORCH.sub("", text)) or moment
+        for text, number, moment in KEY.findall(note.replace("\\'", "'"))
+    ]
     moment = next((i for i, key in enumerate(keys) if key in ("mu", "nu")), None)
     if moment is not None:
         keys = keys[moment:]

@@ -76,6 +76,7 @@ def hardware(plan: Plan) -> list[tuple[str, str]]:
         ("Topology", f"{slices}{plan.topology}"),
         ("Devices", f"{plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}"),
         ("Mesh", axes),
+        ("Step of", plan.script),
     ]
 
 

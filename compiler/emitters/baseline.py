@@ -1,0 +1,236 @@
+"""baseline/: the same run by transformers, TRL and PEFT on GPUs, with accelerate's configuration for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from compiler import pins
+from compiler.emitters.data_files import template_file
+from compiler.emitters.optimizer import needs_master_weights
+from compiler.emitters.python import Call, Name, Value, assignment, docstring, statement, string
+from compiler.emitters.settings import about, kind, lora_settings, model_settings
+from compiler.emitters.train import (
+    data_settings,
+    hyperparameter_constants,
+    settings_classes,
+    train_settings,
+)
+from compiler.render import render
+from spec.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from compiler.pins import Pins
+    from compiler.program import Program
+
+LAYERS: Mapping[str, str] = {
+    "gemma2": "Gemma2DecoderLayer",
+    "gemma3": "Gemma3DecoderLayer",
+    "gemma4": "Gemma4TextDecoderLayer",
+    "llama3": "LlamaDecoderLayer",
+    "qwen2": "Qwen2DecoderLayer",
+    "qwen3": "Qwen3DecoderLayer",
+}
+"""transformers' class of a decoder layer, which FSDP gathers at a time, by family."""
+
+
+def emit_baseline(program: Program) -> dict[str, str]:
+    """The texts of baseline/'s files, by path in the artifact."""
+    return {
+        "baseline/train_trl.py": _script(program),
+        "baseline/accelerate.yaml": _accelerate(program),
+        "baseline/requirements-trl.txt": _requirements(program),
+    }
+
+
+def check(program: Program) -> Iterator[Diagnostic]:
+    """What TRL and PEFT cannot do of a recipe, or do otherwise than train.py."""
+    recipe = program.recipe
+    optimizer, lora = recipe.train.optimizer.name, recipe.lora
+    if recipe.train.objective != "sft":
+        yield Diagnostic(
+            "E0921",
+            f"--backend trl does not do objective: {recipe.train.objective} in this version",
+            "train.objective",
+            "objective: sft, or build without --backend trl",
+        )
+    if optimizer == "lion":
+        yield Diagnostic(
+            "E0920",
+            "--backend trl has no Lion: torch and transformers come without it",
+            "train.optimizer.name",
+            "name: adamw, or build without --backend trl",
+        )
+    if optimizer == "adafactor":
+        yield Diagnostic(
+            "W0924",
+            "transformers' Adafactor, of --backend trl, factors the second moments of every matrix; train.py "
+            "those of matrices with 128 rows and columns or more, and clips k_proj and v_proj together where "
+            "they are one array",
+            "train.optimizer.name",
+            "name: adamw is the same in both",
+        )
+    if any(adapter.shared for adapter in program.adapters):
+        yield Diagnostic(
+            "E0922",
+            "--backend trl: PEFT gives k_proj and v_proj an A each, and kv: shared has one for both",
+            "lora.kv",
+            "kv: independent, or build without --backend trl",
+        )
+    if lora is not None and lora.quantize == "int8":
+        yield Diagnostic(
+            "E0923",
+            "--backend trl: bitsandbytes' int8 quantises activations too, and train.py the weights alone",
+            "lora.quantize",
+            "quantize: nf4, which is the same in both, or build without --backend trl",
+        )
+
+
+def packages(program: Program) -> Pins:
+    """The tested environment of train_trl.py."""
+    return pins.trl(program)
+
+
+def processes(program: Program) -> int:
+    """GPUs of the baseline: as many as the mesh has devices, where the global batch splits over them."""
+    if program.accelerator.platform == "cpu":
+        return 1
+    train, devices = program.recipe.train, program.accelerator.devices
+    splits = train.global_batch_size % (train.micro_batch_size * devices) == 0
+    return devices if splits else program.data_parallel
+
+
+def _script(program: Program) -> str:
+    recipe, template = program.recipe, template_file(program)
+    hyperparameters = hyperparameter_constants(program)
+    if not recipe.train.schedule.final_ratio:
+        hyperparameters.pop("FINAL_RATIO", None)
+    settings = [name for name in settings_classes(program) if name != "MeshSettings"]
+    schedule = _schedule(program)
+    return render(
+        "baseline/train_trl.py",
+        title=docstring(f"{kind(program)} of {recipe.model.id} by transformers, TRL and PEFT."),
+        about=about(program),
+        math=any("math." in line for line in schedule),
+        adafactor=recipe.train.optimizer.name == "adafactor",
+        lora=program.lora is not None,
+        imports=settings,
+        chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
+        constants=[assignment(name, value) for name, value in _constants(program).items()],
+        hyperparameters=[assignment(name, value) for name, value in hyperparameters.items()],
+        optimizer=statement("return ", _optimizer(program), indent=4),
+        schedule=schedule,
+        run=_run_arguments(program),
+    )
+
+
+def _constants(program: Program) -> dict[str, Value]:
+    recipe = program.recipe
+    out: dict[str, Value] = {"MODEL": model_settings(program)}
+    if program.lora is not None:
+        out["LORA"] = lora_settings(program.lora)
+    out |= {"DATA": data_settings(program), "TRAIN": train_settings(program)}
+    directory = recipe.checkpoint.directory
+    out["CHECKPOINT"] = Call(
+        "CheckpointSettings",
+        {
+            # The Trainer writes to folders alone.
+            "directory": f"{'checkpoints' if '://' in directory else directory.rstrip('/')}-trl",
+            "every_steps": recipe.checkpoint.every_steps,
+            "keep": recipe.checkpoint.keep,
+        },
+    )
+    if recipe.cache.directory is not None and "://" not in recipe.cache.directory:
+        out["CACHE"] = recipe.cache.directory
+    return out
+
+
+def _optimizer(program: Program) -> Call:
+    settings = program.recipe.train.optimizer
+    arguments: dict[str, Value] = {"*0": Name("parameters"), "lr": Name("LEARNING_RATE")}
+    if settings.name == "adamw":
+        arguments |= {"betas": Name("(B1, B2)"), "eps": Name("EPS"), "weight_decay": Name("WEIGHT_DECAY")}
+        return Call("torch.optim.AdamW", arguments)
+    if settings.name == "sgd" and settings.momentum:
+        arguments["momentum"] = Name("MOMENTUM")
+    if settings.weight_decay:
+        arguments["weight_decay"] = Name("WEIGHT_DECAY")
+    if settings.name == "adafactor":
+        arguments |= {"scale_parameter": False, "relative_step": False}
+        return Call("Adafactor", arguments)
+    return Call("torch.optim.SGD", arguments)
+
+
+def _schedule(program: Program) -> list[str]:
+    """The body of `learning_rate`, with the semantics of transformers' get_*_schedule_with_warmup."""
+    train = program.recipe.train
+    schedule = train.schedule
+    lines, warmup = [], ""
+    if schedule.warmup_ratio is not None:
+        warmup = "warmup"
+        lines.append("warmup = math.ceil(WARMUP_RATIO * steps)")
+    elif schedule.warmup_steps:
+        warmup = "WARMUP_STEPS"
+    if warmup:
+        lines += [f"if step < {warmup}:", f"    return LEARNING_RATE * step / {warmup}"]
+    if schedule.name == "constant":
+        return [*lines, "return LEARNING_RATE"]
+    if warmup:
+        # A run may end within its warm-up.
+        may_end = schedule.warmup_ratio is not None or (train.steps or 0) <= (schedule.warmup_steps or 0)
+        length = f"max(steps - {warmup}, 1)" if may_end else f"(steps - {warmup})"
+        lines.append(f"done = (step - {warmup}) / {length}")
+    else:
+        lines.append("done = step / steps")
+    left = "1 - done" if schedule.name == "linear" else "(1 + math.cos(math.pi * done)) / 2"
+    if not schedule.final_ratio:
+        brackets = f"({left})" if schedule.name == "linear" else left
+        return [*lines, f"return LEARNING_RATE * {brackets}"]
+    lines.append(f"left = {left}")
+    return [*lines, "return LEARNING_RATE * (FINAL_RATIO + (1 - FINAL_RATIO) * left)"]
+
+
+def _run_arguments(program: Program) -> list[str]:
+    """The arguments of runtime.backends.trl.run.run, in its order."""
+    lora = "None" if program.lora is None else "LORA"
+    names = ["ARTIFACT", "arguments", "MODEL", lora, "DATA", "TRAIN", "CHECKPOINT", "optimizer", "schedule"]
+    names.append(f"micro_batch_rows={program.micro_batch_rows}")
+    if program.recipe.train.optimizer.max_grad_norm is not None:
+        names.append("max_grad_norm=MAX_GRAD_NORM")
+    if needs_master_weights(program):
+        names.append("master_weights=True")
+    if "CACHE" in _constants(program):
+        names.append("cache=CACHE")
+    return names
+
+
+def _accelerate(program: Program) -> str:
+    recipe, count = program.recipe, processes(program)
+    cpu = program.accelerator.platform == "cpu"
+    return render(
+        "baseline/accelerate.yaml",
+        name=program.name,
+        device="a CPU" if cpu else "a GPU" if count == 1 else f"{count} GPUs",
+        cpu=cpu,
+        processes=count,
+        rows=recipe.train.global_batch_size,
+        master_weights=needs_master_weights(program),
+        bfloat16_base=recipe.model.dtype == "bfloat16" and program.lora is not None,
+        layer=LAYERS[program.family.name],
+        efficient="false" if _loads_everywhere(program) else "true",
+    )
+
+
+def _loads_everywhere(program: Program) -> bool:
+    """Whether each process has to read the checkpoint itself.
+
+    accelerate 1.15 hands on parameters alone: neither quantised weights, nor Gemma 4's layer_scalar, a buffer
+    of the checkpoint.
+    """
+    quantised = program.lora is not None and program.lora.quantize is not None
+    return quantised or any(parameter.buffer for parameter in program.parameters)
+
+
+def _requirements(program: Program) -> str:
+    found = packages(program)
+    return render("baseline/requirements-trl.txt", direct=found.direct, transitive=found.transitive)

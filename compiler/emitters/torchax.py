@@ -1,0 +1,105 @@
+"""The TorchAX backend's files: train_torchax.py, and the packages that it was tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from compiler import pins
+from compiler.emitters.python import docstring
+from compiler.emitters.settings import kind
+from compiler.emitters.train import script
+from compiler.render import render
+from spec.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from compiler.backends import Files
+    from compiler.pins import Pins
+    from compiler.program import Program
+
+SCRIPT = "train_torchax.py"
+REQUIREMENTS = "requirements-torchax.txt"
+USE_TUNIX = "build without --backend torchax"
+
+
+def emit_torchax(program: Program) -> Files:
+    """The backend's files of an artifact."""
+    return {SCRIPT: emit_script(program), REQUIREMENTS: _requirements(program)}
+
+
+def emit_script(program: Program) -> str:
+    """The text of train_torchax.py."""
+    title = docstring(
+        f"{kind(program)} of {program.recipe.model.id} on {program.accelerator.name}, by transformers' model "
+        "under torchax."
+    )
+    return render("train.py", title=title, torchax=True, **script(program))
+
+
+def packages(program: Program) -> Pins:
+    """The environment of train_torchax.py: that of train.py, with torch."""
+    return pins.training(program) | pins.torchax()
+
+
+def check(program: Program) -> Iterator[Diagnostic]:
+    """What the backend cannot do of a recipe, and what it does otherwise than train.py."""
+    recipe = program.recipe
+    objective = recipe.train.objective
+    if objective != "sft":
+        yield Diagnostic(
+            "E0930",
+            f"the TorchAX backend has no {objective} loss",
+            "train.objective",
+            f"objective: sft, or {USE_TUNIX}",
+        )
+    if program.lora is not None and program.lora.quantize is not None:
+        yield Diagnostic(
+            "E0931",
+            f"the TorchAX backend has no {program.lora.quantize} weights",
+            "lora.quantize",
+            f"quantize: null, or {USE_TUNIX}",
+        )
+    if program.lora is not None and program.lora.kv == "shared":
+        yield Diagnostic(
+            "E0932",
+            "PEFT has no A that projections share",
+            "lora.kv",
+            f"kv: independent, or {USE_TUNIX}",
+        )
+    experts = getattr(program.architecture, "experts", 0)
+    if experts:
+        yield Diagnostic(
+            "E0933",
+            f"transformers' layers of {experts} experts cannot be compiled by jax",
+            "model.id",
+            USE_TUNIX,
+        )
+    if recipe.remat.policy == "block":
+        yield Diagnostic(
+            "N0934", "the TorchAX backend recomputes whole layers, as remat.policy: decoder", "remat.policy"
+        )
+    if recipe.sharding.rules:
+        yield Diagnostic(
+            "N0935",
+            "the rules name Tunix's arrays: the TorchAX backend splits a tensor of Hugging Face, in which "
+            "some of their dimensions are one, where the first of these is split",
+            "sharding.rules",
+        )
+    if recipe.train.optimizer.name == "adafactor":
+        yield Diagnostic(
+            "N0936",
+            "the TorchAX backend's Adafactor factors each projection's own matrices; in train.py some "
+            "projections are one array of three or four dimensions, and the steps differ a little",
+            "train.optimizer.name",
+        )
+
+
+def _requirements(program: Program) -> str:
+    tested = packages(program)
+    return render(
+        "requirements-train.txt",
+        scripts="train_torchax.py and merge.py",
+        platform={"tpu": "TPU", "cpu": "CPU"}[program.accelerator.platform],
+        direct=tested.direct,
+        transitive=tested.transitive,
+    )

@@ -1,0 +1,59 @@
+"""What lies where: a model's arrays by name, shape and sharding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from compiler.backends import Backend
+from compiler.plan.results import Placement
+from compiler.program import Program
+from compiler.wording import split_layer
+from runtime.families.base import Spec
+from runtime.specs import divisible
+
+SIZES = {"bfloat16": 2, "float32": 4}
+"""Bytes of a number."""
+
+Array = tuple[str, tuple[int, ...], Spec, int]
+"""Path, shape, sharding, bytes of a number."""
+
+
+def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Placement, ...]:
+    """The model's arrays as a backend lays them out, the largest first. Base weights in the model's dtype,
+    adapters in theirs; quantised weights are counted as they are before."""
+    arrays = _torchax(program) if backend is Backend.TORCHAX else _tunix(program)
+    axes = program.recipe.mesh.axes
+    groups: dict[tuple[str, tuple[int, ...], Spec], list[float]] = {}
+    for path, shape, spec, size in arrays:
+        parts = math.prod(axes[axis] for axis in spec if axis is not None)
+        groups.setdefault((split_layer(path)[0], shape, spec), []).append(math.prod(shape) * size / parts)
+    found = [Placement(*key, count=len(each), bytes=sum(each)) for key, each in groups.items()]
+    return tuple(sorted(found, key=lambda placement: -placement.bytes))
+
+
+def _tunix(program: Program) -> Iterator[Array]:
+    for p in program.parameters:
+        yield p.path, p.shape, p.spec, SIZES[program.recipe.model.dtype]
+    if program.lora is not None:
+        for x in program.adapters:
+            yield x.a_path, x.a_shape, x.a_spec, SIZES[program.lora.dtype]
+            yield x.b_path, x.b_shape, x.b_spec, SIZES[program.lora.dtype]
+
+
+def _torchax(program: Program) -> Iterator[Array]:
+    """transformers' tensors, and PEFT's adapters on them."""
+    from runtime.backends.torchax.placement import adapter_specs, tensor_specs
+
+    axes = program.recipe.mesh.axes
+    specs = tensor_specs(program.family, program.architecture, program.rules, axes)
+    for source in (source for parameter in program.parameters for source in parameter.sources):
+        yield source.name, source.shape, specs[source.name], SIZES[program.recipe.model.dtype]
+    if program.lora is None:
+        return
+    for adapter in program.adapters:
+        for part in adapter.projections:
+            pair = adapter_specs(specs[f"{part.name}.weight"])
+            for letter, shape, spec in zip("AB", adapter.shapes(part), pair, strict=True):
+                found = divisible(shape, spec, axes)
+                yield f"{part.name}.lora_{letter}", shape, found, SIZES[program.lora.dtype]

@@ -1,0 +1,98 @@
+"""transformers' models under torchax, held against torch with PEFT: float32, virtual devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.backends.torchax_models import (
+    TWO_LAYERS,
+    build,
+    largest_difference,
+    packed_batch,
+    reference,
+    steps,
+    torch_gradients,
+    torch_steps,
+)
+from tests.runtime.training import batch
+
+WHOLE, SPLIT = {"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}
+DIVISIBLE = {"vocab_size": 512}
+MODELS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {
+    "llama": (tiny.make_llama, {}, WHOLE),
+    "qwen3": (tiny.make_qwen3, DIVISIBLE, SPLIT),
+    "gemma3": (tiny.make_gemma3, DIVISIBLE, SPLIT),
+    "gemma4": (tiny.make_gemma4, TWO_LAYERS, WHOLE),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
+    """Packed rows with padding, where transformers finds the samples by their positions, and its sliding
+    layers see 8 tokens of 16."""
+    make, options, axes = MODELS[name]
+    make(tmp_path, **options)
+    built = build(tmp_path, axes, remat="decoder" if axes is SPLIT else "none")
+    loss, gradients = built.gradients(packed_batch())
+    expected, theirs = torch_gradients(reference(built), packed_batch(), built.base)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert largest_difference(gradients, theirs) < 1e-5
+    assert max(np.abs(array).max() for array in theirs.values()) > 0.01
+
+
+def test_twenty_steps_are_those_of_torch(tmp_path: Path) -> None:
+    """Of AdamW, over windows of two micro-batches."""
+    tiny.make_llama(tmp_path)
+    built = build(tmp_path, WHOLE)
+    batches = [batch(index, accumulation=2) for index in range(40)]
+    losses, trained = steps(built, batches, accumulation=2)
+    expected, theirs = torch_steps(built, batches, accumulation=2)
+    assert losses == pytest.approx(expected, abs=1e-4)
+    assert largest_difference(trained, theirs) < 1e-5
+    before = {name: np.asarray(array) for name, array in built.trained.items()}
+    assert largest_difference(trained, before) > 1e-2
+
+
+def test_recomputing_drops_out_the_same(tmp_path: Path) -> None:
+    """Gradients with dropout depend neither on what is recomputed nor on the mesh, but on the micro-batch's
+    number."""
+    tiny.make_qwen3(tmp_path, num_hidden_layers=1)
+    options: dict[str, Any] = {"dropout": 0.3, "targets": ("q_proj", "down_proj")}
+    plain, recomputed = build(tmp_path, WHOLE, **options), build(tmp_path, SPLIT, remat="decoder", **options)
+    one = packed_batch()
+    _, gradients = plain.gradients(one)
+    assert largest_difference(gradients, recomputed.gradients(one)[1]) < 1e-5
+    other = dict(one, index=np.asarray(1, np.int32))
+    assert largest_difference(gradients, plain.gradients(other)[1]) > 1e-3
+
+
+def test_layers_that_share_keys_and_values(tmp_path: Path) -> None:
+    """Gemma 4 E2B's, recomputed: what one layer leaves for another passes through jax.checkpoint."""
+    tiny.make_gemma4(tmp_path, multimodal=False, **tiny.GEMMA4_E2B)
+    built = build(tmp_path, SPLIT, remat="decoder", targets=("q_proj", "k_proj"))
+    _, gradients = built.gradients(packed_batch())
+    _, theirs = torch_gradients(reference(built), packed_batch(), built.base)
+    assert largest_difference(gradients, theirs) < 1e-5
+
+
+def test_a_base_in_bfloat16(tmp_path: Path) -> None:
+    """Adapters and their gradients stay float32, and so do rotary frequencies, which bfloat16 would bend."""
+    tiny.make_llama(tmp_path, num_hidden_layers=1)
+    built = build(tmp_path, WHOLE, dtype="bfloat16")
+    kinds = {name: str(array.dtype) for name, array in built.arrays.items()}
+    assert {name for name, kind in kinds.items() if kind == "float32"} == {
+        "model.rotary_emb.inv_freq",
+        "model.rotary_emb.original_inv_freq",
+    }
+    assert {str(array.dtype) for array in built.trained.values()} == {"float32"}
+    loss, gradients = built.gradients(packed_batch())
+    expected, theirs = torch_gradients(reference(built), packed_batch(), built.base)
+    assert loss == pytest.approx(expected, rel=5e-3)
+    for name, array in gradients.items():
+        assert array.dtype == np.float32
+        assert np.linalg.norm(array - theirs[name]) < 0.05 * np.linalg.norm(theirs[name]), name

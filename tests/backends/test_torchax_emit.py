@@ -1,0 +1,67 @@
+"""What `--backend torchax` adds to an artifact, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.emitters.torchax import check, emit_torchax
+from compiler.emitters.train import emit_train
+from tests.emit.emitting import program_of, tool
+
+REFUSED = {
+    "E0930": ("train.objective=orpo", "data.format=preference"),
+    "E0931": ("lora.quantize=nf4",),
+    "E0932": ("lora.kv=shared",),
+    "E0933": ("model.id=google/gemma-4-26B-A4B-it",),
+}
+NOTED = {
+    "N0934": ("remat.policy=block",),
+    "N0935": (r"sharding.rules=[{match: 'layers\.\d+\.attn\.q_einsum\.w', spec: [tp, fsdp, null]}]",),
+    "N0936": ("train.optimizer.name=adafactor",),
+}
+
+
+@pytest.mark.parametrize("code", REFUSED | NOTED)
+def test_what_it_cannot_do_and_does_otherwise(code: str, tmp_path: Path) -> None:
+    sets = {**REFUSED, **NOTED}[code]
+    (found,) = check(program_of(tmp_path, sets))
+    assert found.code == code
+    assert sets[0].startswith(f"{found.path}=")
+    assert bool(found.help) == (code in REFUSED)
+
+
+def test_a_recipe_that_it_does(tmp_path: Path) -> None:
+    assert list(check(program_of(tmp_path))) == []
+
+
+def test_the_script_states_what_train_py_states(tmp_path: Path) -> None:
+    """The same values, schedule and optimizer; only what runs them is another."""
+    program = program_of(tmp_path, ["train.schedule.warmup_ratio=0.03"])
+    files = emit_torchax(program)
+    ours, theirs = (set(text.splitlines()) for text in (files["train_torchax.py"], emit_train(program)))
+    assert ours - theirs == {
+        '"""LoRA fine-tuning of google/gemma-4-31B-it on v5p-8, by transformers\' model under torchax.',
+        "from runtime.backends.arguments import parse_arguments",
+        "from runtime.backends.torchax.train import run",
+        '    arguments = parse_arguments("train_torchax.py", ARTIFACT)',
+    }
+
+
+@pytest.mark.parametrize("sets", [(), ("train.optimizer.name=sgd", "lora=null")])
+def test_the_script_is_formatted_and_clean(sets: tuple[str, ...], tmp_path: Path, root: Path) -> None:
+    files = emit_torchax(program_of(tmp_path, sets))
+    script = tmp_path / "train_torchax.py"
+    script.write_text(files["train_torchax.py"], encoding="utf-8")
+    config = ("--config", root / "pyproject.toml")
+    assert tool("ruff", "format", "--check", *config, script) == ""
+    assert tool("ruff", "check", *config, script) == ""
+
+
+def test_the_requirements_are_pinned_exactly(tmp_path: Path) -> None:
+    """Of torchax there is no stable version that knows this torch."""
+    lines = emit_torchax(program_of(tmp_path))["requirements-torchax.txt"].splitlines()
+    for line in ("torchax==0.0.14.dev20261026", "torch==2.13.0", "peft==0.21.2", "jax[tpu]==0.10.2"):
+        assert line in lines
+    assert all("==" in line for line in lines if line and not line.startswith("#"))

@@ -1,0 +1,55 @@
+"""How transformers' tensors are split: as Tunix's arrays of the same weights, by the recipe's rules too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from compiler.catalog import find
+from runtime.backends.torchax.placement import adapter_specs, tensor_specs
+from runtime.families.base import Spec
+from runtime.specs import Rule
+
+
+def specs(model: str, tp: int = 2, rules: Sequence[Rule] = ()) -> dict[str, Spec]:
+    known = find(model, Path())
+    return tensor_specs(known.family, known.architecture, rules, {"fsdp": 2, "tp": tp})
+
+
+@pytest.mark.parametrize("model", ["google/gemma-4-31B-it", "google/gemma-3-4b-it", "Qwen/Qwen3-8B"])
+def test_columns_and_rows(model: str) -> None:
+    """torch's weights are [out, in]: heads and features are split over tp, the model's width over fsdp."""
+    found = specs(model)
+    layer = "layers.0.self_attn"
+    assert found["embed_tokens.weight"] == ("tp", "fsdp")
+    for name in ("q", "k", "v"):
+        assert found[f"{layer}.{name}_proj.weight"] == ("tp", "fsdp")
+    assert found[f"{layer}.o_proj.weight"] == ("fsdp", "tp")
+    assert found["layers.0.mlp.up_proj.weight"] == ("tp", "fsdp")
+    assert found["layers.0.mlp.down_proj.weight"] == ("fsdp", "tp")
+    assert found[f"{layer}.q_norm.weight"] == (None,)
+
+
+def test_an_output_head_of_its_own() -> None:
+    assert specs("Qwen/Qwen3-8B")["lm_head.weight"] == ("tp", "fsdp")
+
+
+def test_heads_that_do_not_divide_stay_whole() -> None:
+    """8 key/value heads of 128 over 16 devices: the tensor's 1,024 rows would divide, its heads do not."""
+    assert specs("Qwen/Qwen3-8B", tp=16)["layers.0.self_attn.k_proj.weight"] == (None, "fsdp")
+
+
+def test_a_rule_names_tunix_arrays() -> None:
+    """[heads, width, head size] of Tunix: the head size of the second rule is within the tensor's rows."""
+    name = "layers.0.self_attn.q_proj.weight"
+    for spec, expected in (((None, "tp", None), (None, "tp")), ((None, "fsdp", "tp"), ("tp", "fsdp"))):
+        rules = [(r"layers\.0\.attn\.q_einsum\.w", spec)]
+        assert specs("google/gemma-4-31B-it", rules=rules)[name] == expected
+        assert specs("google/gemma-4-31B-it", rules=rules)[name.replace("0", "1")] == ("tp", "fsdp")
+
+
+def test_adapters_follow_their_weight() -> None:
+    assert adapter_specs(("tp", "fsdp")) == ((None, "fsdp"), ("tp", None))
+    assert adapter_specs(("fsdp", "tp")) == ((None, "tp"), ("fsdp", None))

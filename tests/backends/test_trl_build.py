@@ -1,0 +1,265 @@
+"""What `recipe build --backend trl` writes, refuses and remembers."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler.backends import Backend, findings
+from compiler.cli import app
+from compiler.emit import emit
+from compiler.emitters.baseline import LAYERS
+from compiler.lower import lower
+from compiler.program import Program
+from runtime.families import FAMILIES
+from spec.diagnostics import render_text
+from spec.load import load
+
+RECIPE = """\
+recipe: 1
+name: sample
+model: {id: google/gemma-3-1b-it}
+mesh: {accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}
+lora: {rank: 16}
+data: {train: [{path: data/train.jsonl}]}
+train: {global_batch_size: 8, micro_batch_size: 1, optimizer: {learning_rate: 0.001}}
+"""
+
+VARIANTS = {
+    "adamw": [],
+    "full": ["lora=null"],
+    "float32 on a CPU": [
+        "mesh={accelerator: cpu-1, axes: {fsdp: 1}}",
+        "model.dtype=float32",
+        "remat.policy=none",
+    ],
+    "sgd": ["train.optimizer={name: sgd, learning_rate: 0.1, momentum: 0.9}", "train.schedule.name=constant"],
+    "adafactor": ["train.optimizer={name: adafactor, learning_rate: 0.01, weight_decay: 0}"],
+    "constant": ["train.schedule={name: constant, warmup_steps: 3}"],
+    "steps": ["train.steps=9", "train.schedule={name: linear, warmup_steps: 2}"],
+    "linear": ["train.schedule={name: linear, final_ratio: 0.2, warmup_ratio: 0.25}"],
+    "linear to nothing": ["train.schedule={name: linear}"],
+    "cosine": ["train.schedule={name: cosine, final_ratio: 0.1, warmup_steps: 4}"],
+    "template": ["data.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'"],
+}
+
+
+def program(folder: Path, *sets: str, text: str = RECIPE) -> Program:
+    (folder / "recipe.yaml").write_text(text, encoding="utf-8")
+    lowered = lower(load(folder / "recipe.yaml", [*sets]))
+    assert lowered.program is not None, render_text(lowered.diagnostics)
+    return lowered.program
+
+
+def files(folder: Path, *sets: str) -> dict[str, str]:
+    built = emit(program(folder, *sets), (Backend.TRL,))
+    return {name: content.decode() for name, content in built.items()}
+
+
+def functions(script: str, folder: Path) -> dict[str, Any]:
+    """The names of a script, without running it."""
+    path = folder / "artifact" / "baseline" / "script.py"
+    names: dict[str, Any] = {"__name__": "script", "__file__": str(path)}
+    before = list(sys.path)
+    try:
+        exec(compile(script, str(path), "exec"), names)
+    finally:
+        sys.path[:] = before
+    return names
+
+
+STEPS = 9
+
+
+@pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"template"}))
+def test_the_schedule_is_that_of_train(variant: str, tmp_path: Path) -> None:
+    """To a thousandth of a thousandth of the peak: optax computes it in float32."""
+    pytest.importorskip("optax")
+    built = files(tmp_path, *VARIANTS[variant])
+    tunix = functions(built["train.py"], tmp_path)
+    trl = functions(built["baseline/train_trl.py"], tmp_path)
+    expected = tunix["learning_rate"](STEPS)
+    peak = trl["LEARNING_RATE"]
+    for step in range(STEPS):
+        assert math.isclose(trl["learning_rate"](step, STEPS), float(expected(step)), abs_tol=1e-6 * peak)
+
+
+def test_what_sets_the_rate_follows_the_schedule(tmp_path: Path) -> None:
+    import torch
+
+    script = functions(files(tmp_path, *VARIANTS["cosine"])["baseline/train_trl.py"], tmp_path)
+    made = script["optimizer"]([torch.nn.Parameter(torch.zeros(2))])
+    schedule = script["schedule"](made, 20)
+    for step in range(20):
+        assert math.isclose(made.param_groups[0]["lr"], script["learning_rate"](step, 20), rel_tol=1e-12)
+        made.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_script_is_as_a_linter_leaves_it(variant: str, tmp_path: Path) -> None:
+    import subprocess
+
+    script = tmp_path / "train_trl.py"
+    script.write_text(files(tmp_path, *VARIANTS[variant])["baseline/train_trl.py"])
+    ruff = Path(sys.executable).parent / "ruff"
+    rules = ["--isolated", "--line-length", "100", "--select", "E,F,I,UP,B,SIM", "--ignore", "E402"]
+    for command in (["check", *rules], ["format", "--isolated", "--check"]):
+        done = subprocess.run([ruff, *command, script], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("sets", "processes", "precision"),
+    [
+        ([], 4, "no"),
+        (["lora=null"], 4, "bf16"),
+        (["lora=null", "train.optimizer.master_weights=false"], 4, "no"),
+        (["mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2"], 2, "no"),
+        (VARIANTS["float32 on a CPU"], 1, "no"),
+    ],
+)
+def test_accelerate_reads_its_configuration(
+    sets: list[str], processes: int, precision: str, tmp_path: Path
+) -> None:
+    """By its own reader, which refuses keys that it does not know, into FSDP's own plugin."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    file = tmp_path / "accelerate.yaml"
+    file.write_text(files(tmp_path, *sets)["baseline/accelerate.yaml"])
+    config = load_config_from_file(str(file))
+    assert (config.num_processes, config.mixed_precision) == (processes, precision)
+    assert config.num_machines == 1
+    arguments = launch_command_parser().parse_args(["--config_file", str(file), "train_trl.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    assert arguments.use_fsdp == (processes > 1) and arguments.use_cpu == (processes == 1)
+    if processes == 1:
+        return
+    given = prepare_multi_gpu_env(arguments)
+    assert given["FSDP_VERSION"] == "2"
+    assert given["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "Gemma3DecoderLayer"
+    assert given["FSDP_STATE_DICT_TYPE"] == "SHARDED_STATE_DICT"
+
+
+def test_each_family_has_its_layers_class() -> None:
+    import transformers
+
+    models = {
+        "gemma2": transformers.Gemma2ForCausalLM,
+        "gemma3": transformers.Gemma3ForCausalLM,
+        "gemma4": transformers.Gemma4ForCausalLM,
+        "llama3": transformers.LlamaForCausalLM,
+        "qwen2": transformers.Qwen2ForCausalLM,
+        "qwen3": transformers.Qwen3ForCausalLM,
+    }
+    assert set(LAYERS) == set(FAMILIES) == set(models)
+    for family, model in models.items():
+        assert hasattr(sys.modules[model.__module__], LAYERS[family]), family
+
+
+REFUSED = [
+    ("E0920", "train.optimizer={name: lion, learning_rate: 0.001}", "train.optimizer.name"),
+    ("E0921", "train.objective=orpo", "train.objective"),
+    ("E0922", "lora.kv=shared", "lora.kv"),
+    ("E0923", "lora.quantize=int8", "lora.quantize"),
+    ("W0924", "train.optimizer={name: adafactor, learning_rate: 0.001}", "train.optimizer.name"),
+]
+
+
+@pytest.mark.parametrize(("code", "setting", "path"), REFUSED)
+def test_what_trl_does_not_do_is_said_at_its_key(code: str, setting: str, path: str, tmp_path: Path) -> None:
+    sets = [setting, "data.format=preference"] if code == "E0921" else [setting]
+    made = program(tmp_path, *sets)
+    assert [(found.code, found.path) for found in findings(made, (Backend.TRL,))] == [(code, path)]
+    assert findings(made, (Backend.TUNIX,)) == []
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """Runs `recipe ARGUMENTS` on a file recipe.yaml; exit status, stdout and stderr."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        words = [str(tmp_path / "recipe.yaml"), "-o", str(tmp_path / "out"), *arguments]
+        result = CliRunner().invoke(app, ["build", *words], catch_exceptions=False)
+        return result.exit_code, result.stdout, result.stderr
+
+    return run
+
+
+def test_a_refusal_stands_at_its_line_and_writes_nothing(
+    recipe: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    status, _, errors = recipe("--backend", "trl", "--set", "lora.quantize=int8")
+    assert status == 1 and not (tmp_path / "out").exists()
+    assert "error[E0923]: --backend trl: bitsandbytes' int8 quantises activations" in errors
+    assert " --> --set:1:15\n" in errors and "help: quantize: nf4" in errors
+    status, _, _ = recipe("--set", "lora.quantize=int8")
+    assert status == 0
+
+
+def test_the_artifact_remembers_its_backends(
+    recipe: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "out" / "sample"
+
+    def lock() -> dict[str, Any]:
+        read: dict[str, Any] = json.loads((folder / "recipe.lock.json").read_text())
+        return read
+
+    assert recipe()[0] == 0
+    assert "backends" not in lock() and not (folder / "baseline").exists()
+    assert "baseline" not in (folder / "README.md").read_text()
+    assert recipe("--backend", "trl", "--check")[0] == 1
+    assert recipe("--backend", "trl")[0] == 0
+    assert lock()["backends"]["trl"]["trl"] == "1.16.0"
+    assert "baseline/train_trl.py" in lock()["files"]
+    assert "baseline/accelerate.yaml" in (folder / "README.md").read_text()
+    assert recipe("--check")[0] == 0
+    assert recipe()[0] == 0 and (folder / "baseline" / "train_trl.py").exists()
+    assert recipe("--backend", "tunix", "--check")[0] == 1
+    assert recipe("--backend", "tunix")[0] == 0
+    assert not (folder / "baseline").exists() and "backends" not in lock()
+
+
+def test_a_refusal_of_the_remembered_backend_is_said(recipe: Callable[..., tuple[int, str, str]]) -> None:
+    assert recipe("--backend", "trl")[0] == 0
+    status, _, errors = recipe("--set", "lora.kv=shared")
+    assert status == 1 and "error[E0922]" in errors
+
+
+def test_a_quantised_base_needs_bitsandbytes(tmp_path: Path) -> None:
+    assert "bitsandbytes" not in files(tmp_path)["baseline/requirements-trl.txt"]
+    assert "\nbitsandbytes==" in files(tmp_path, "lora.quantize=nf4")["baseline/requirements-trl.txt"]
+
+
+def test_the_pinned_environment_is_the_tested_one(tmp_path: Path) -> None:
+    from importlib.metadata import version
+
+    lines = files(tmp_path)["baseline/requirements-trl.txt"].splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert {"torch", "transformers", "trl", "peft", "accelerate"} <= set(pinned)
+    assert not {"jax", "google-tunix", "flax", "optax"} & set(pinned)
+    for name in ("torch", "transformers", "trl", "peft", "accelerate", "datasets"):
+        assert pinned[name] == version(name).partition("+")[0]
+
+
+@pytest.mark.parametrize(
+    ("sets", "efficient"),
+    [([], "true"), (["lora.quantize=nf4"], "false"), (["model.id=google/gemma-4-31B-it"], "false")],
+)
+def test_one_process_reads_the_checkpoint_where_accelerate_can_hand_it_on(
+    sets: list[str], efficient: str, tmp_path: Path
+) -> None:
+    """accelerate 1.15 fails on buffers of a checkpoint (Gemma 4's layer_scalar) and on quantised weights."""
+    text = files(tmp_path, *sets)["baseline/accelerate.yaml"]
+    assert f"fsdp_cpu_ram_efficient_loading: {efficient}\n" in text

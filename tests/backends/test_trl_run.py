@@ -1,0 +1,259 @@
+"""Runs of train_trl.py on the CPU: its pieces, its checkpoints, and the adapters that it leaves and takes.
+
+That it is the run of train.py, number by number, is held in tests/parity.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.backends import Backend
+from runtime.backends.model import labels
+from runtime.checkpoint import BaseCheckpoint
+from runtime.trace import Trace, count_targets
+from tests.parity.running import Case, Place
+
+STEPS = 6
+
+
+def case(lora: dict[str, Any] | None, **train: Any) -> Case:
+    return Case(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        ["full_attention"] * 2,
+        {
+            "remat": {"policy": "decoder"},
+            "mesh": {"accelerator": "cpu-2", "axes": {"fsdp": 2, "tp": 1}},
+            "lora": lora,
+            "data": {"train": ["train.jsonl"], "eval": ["train.jsonl"], "max_length": 64, "packing": True},
+            "train": {
+                "steps": STEPS,
+                "global_batch_size": 8,
+                "micro_batch_size": 2,
+                "eval_every": 3,
+                "optimizer": {"learning_rate": 0.01, "max_grad_norm": 1.0},
+                "schedule": {"name": "cosine", "warmup_steps": 1},
+                "log": {"every": 2, "tensorboard": False},
+                **train,
+            },
+            "checkpoint": {"directory": "checkpoints", "every_steps": 2, "keep": 2},
+        },
+    )
+
+
+LORA = {
+    "rank": 4,
+    "alpha": 8,
+    "rslora": True,
+    "dropout": 0.25,
+    "targets": ["q_proj", "v_proj", "layers.1.mlp.down_proj"],
+    "rank_pattern": {"v_proj": 2},
+    "alpha_pattern": {"q_proj": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    return Place(tmp_path_factory.mktemp("trl"), case(LORA))
+
+
+@pytest.fixture(scope="module")
+def whole(place: Place) -> Trace:
+    return place.train(Backend.TRL, "whole")
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole: Trace) -> None:
+    """Bit for bit, with dropout, whose masks differ from step to step, and with recomputation."""
+    first = place.train(Backend.TRL, "cut", "--steps", "3")
+    rest = place.train(Backend.TRL, "cut", "--resume")
+    assert rest.about["first_step"] == 4
+    assert first.losses + rest.losses == whole.losses
+    for name, array in whole.trained.items():
+        assert np.array_equal(array, rest.trained[name]), name
+    kept = sorted(path.name for path in (place.folder / "cut" / "checkpoints-trl").glob("checkpoint-*"))
+    assert kept == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
+    import json
+
+    lines = (place.folder / "whole" / "checkpoints-trl" / "metrics.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    steps = [entry for entry in entries if "loss" in entry]
+    assert [entry["step"] for entry in steps] == list(range(1, STEPS + 1))
+    assert [entry["loss"] for entry in steps] == whole.losses
+    assert [entry["step"] for entry in entries if "eval_loss" in entry] == [0, 3, 6]
+    assert {"learning_rate", "grad_norm", "tokens", "tokens_per_second", "step_seconds"} <= set(steps[0])
+    squares = sum(float((array.astype(np.float64) ** 2).sum()) for array in whole.gradients.values())
+    assert steps[0]["grad_norm"] == pytest.approx(squares**0.5, rel=1e-5)
+
+
+def test_a_damaged_checkpoint_is_none(place: Place, whole: Trace) -> None:
+    """trainer_state.json is written last."""
+    from runtime.backends.trl.checkpoints import checkpoints
+
+    directory = place.folder / "whole" / "checkpoints-trl"
+    assert list(checkpoints(directory)) == [4, 6]
+    state = directory / "checkpoint-6" / "trainer_state.json"
+    content = state.read_bytes()
+    state.unlink()
+    assert list(checkpoints(directory)) == [4]
+    state.write_bytes(content)
+
+
+def test_peft_reads_the_adapter_as_it_was_trained(place: Place, whole: Trace) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(place.folder / "model", dtype="float32")
+    model: Any = PeftModel.from_pretrained(base, place.folder / "whole" / "adapter")
+    prefix = "base_model.model.model."
+    seen = 0
+    for name, parameter in model.named_parameters():
+        if ".lora_" in name:
+            short = name.removeprefix(prefix).replace(".default.weight", "")
+            assert np.array_equal(parameter.detach().numpy(), whole.trained[short]), name
+            seen += 1
+    assert seen == len(whole.trained) == 2 * 5
+    attention = model.get_submodule(f"{prefix}layers.0.self_attn")
+    assert attention.q_proj.scaling["default"] == pytest.approx(3 / 4**0.5)
+    assert attention.v_proj.scaling["default"] == pytest.approx(8 / 2**0.5)
+
+
+def test_a_run_begins_with_a_given_adapter(place: Place, whole: Trace) -> None:
+    """The evaluation before its first step is that after the adapter's last."""
+    import json
+
+    adapter = place.folder / "whole" / "adapter"
+    place.train(Backend.TRL, "onward", "--adapter", adapter, "--steps", "1")
+
+    def evaluations(output: str) -> list[float]:
+        lines = (place.folder / output / "checkpoints-trl" / "metrics.jsonl").read_text().splitlines()
+        return [entry["eval_loss"] for entry in map(json.loads, lines) if "eval_loss" in entry]
+
+    assert evaluations("onward")[0] == pytest.approx(evaluations("whole")[-1], abs=1e-6)
+
+
+def refused(place: Place, capfd: pytest.CaptureFixture[str], output: str, *options: str) -> str:
+    """Standard error of a run that ends with status 1."""
+    with pytest.raises(AssertionError, match="ended with 1"):
+        place.train(Backend.TRL, output, *options)
+    return capfd.readouterr().err
+
+
+def test_runs_are_not_mixed(place: Place, whole: Trace, capfd: pytest.CaptureFixture[str]) -> None:
+    errors = refused(place, capfd, "whole")
+    assert "already holds checkpoints, the newest of step 6" in errors and "help: --resume" in errors
+
+
+def test_other_data_is_noticed(place: Place, whole: Trace, capfd: pytest.CaptureFixture[str]) -> None:
+    data = place.folder / "train.jsonl"
+    text = data.read_text()
+    data.write_text(text + text.splitlines()[0] + "\n")
+    try:
+        errors = refused(place, capfd, "whole", "--resume")
+    finally:
+        data.write_text(text)
+    assert "was trained on other data: fingerprint was" in errors
+
+
+def test_an_adapter_of_other_modules_is_refused(
+    place: Place, whole: Trace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    errors = refused(place, capfd, "none", "--adapter", str(tmp_path))
+    assert "no adapter_config.json" in errors
+    with pytest.raises(SystemExit) as ended:
+        from runtime.backends.trl.run import parse
+
+        parse("train_trl.py", tmp_path, ["--resume", "--adapter", "x"])
+    assert ended.value.code == 2
+
+
+def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint is kept, and the status is the signal's."""
+    from runtime.backends.trl.pieces import Pieces
+
+    build = Pieces.of
+
+    def interrupted(self: Pieces, number: int) -> Any:
+        if number == 2 * self.per_step + 1:
+            signal.raise_signal(signal.SIGTERM)
+        return build(self, number)
+
+    monkeypatch.setattr(Pieces, "of", interrupted)
+    with pytest.raises(AssertionError, match=f"ended with {128 + signal.SIGTERM}"):
+        place.train(Backend.TRL, "stopped")
+    kept = {path.name for path in (place.folder / "stopped" / "checkpoints-trl").glob("checkpoint-*")}
+    assert kept == {"checkpoint-2", "checkpoint-3"}
+
+
+def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
+    place = Place(tmp_path, case(None, steps=2, schedule={"name": "constant"}))
+    trace = place.train(Backend.TRL, "full")
+    base, trained = BaseCheckpoint.open(tmp_path / "model"), BaseCheckpoint.open(tmp_path / "full" / "model")
+    trained.verify()
+    assert trained.tensors.keys() == base.tensors.keys()
+    for name, array in trace.trained.items():
+        assert np.array_equal(trained.read(name), array), name
+        assert not np.array_equal(base.read(name), array), name
+    assert trained.side_files == base.side_files
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "full" / "model", dtype="float32")
+    assert np.array_equal(
+        model.get_output_embeddings().weight.detach().numpy(), trace.trained["lm_head.weight"]
+    )
+
+
+def prepared(place: Place, normalization: str) -> Any:
+    from dataclasses import replace
+
+    from runtime.data import load_tokenizer, prepare
+    from runtime.settings import DataSettings, ModelSettings, TrainSettings
+
+    data = DataSettings(train=("train.jsonl",), eval=("train.jsonl",), max_length=64, packing=True)
+    train = TrainSettings(
+        epochs=2, steps=None, global_batch_size=8, micro_batch_size=2, loss_normalization=normalization
+    )
+    model = ModelSettings(id="tiny", family="llama3")
+    tokenizer = load_tokenizer(place.folder / "model", model, replace(data))
+    return prepare(data, train, 4, tokenizer, place.folder, workers=1)
+
+
+@pytest.mark.parametrize("normalization", ["tokens", "micro_batches"])
+@pytest.mark.parametrize(("processes", "rows"), [(1, 2), (2, 2), (4, 2), (8, 1)])
+def test_any_number_of_processes_computes_the_same_step(
+    place: Place, normalization: str, processes: int, rows: int
+) -> None:
+    """Each row once, in order, and multiplied by what train.py multiplies it by, in a short last step too."""
+    from runtime.backends.trl.pieces import Pieces
+
+    data = prepared(place, normalization)
+    made = [Pieces(data, rows, 8, process, processes) for process in range(processes)]
+    for step in range(data.total_steps):
+        batches = [data.micro_batch(step * data.accumulation + part) for part in range(data.accumulation)]
+        tokens = np.concatenate([batch["tokens"] for batch in batches])
+        counted = sum(
+            (labels(batch["tokens"], batch["segment_ids"], batch["loss_mask"]) != -100).sum()
+            / float(batch["norm"])
+            / data.accumulation
+            for batch in batches
+        )
+        pieces = [one.of(step * one.per_step + part) for part in range(made[0].per_step) for one in made]
+        assert np.array_equal(np.concatenate([piece["input_ids"] for piece in pieces]), tokens)
+        weighed = sum(float(((piece["labels"] != -100).sum(1) * piece["weights"]).sum()) for piece in pieces)
+        assert weighed == pytest.approx(counted, rel=1e-6)
+        targets = sum(int((piece["labels"] != -100).sum()) for piece in pieces)
+        assert targets == sum(map(count_targets, batches))
+    held_out = [one.evaluation() for one in made]
+    assert len({len(pieces) for pieces in held_out}) == 1
+    weighed = sum(
+        float(((piece["labels"] != -100).sum(1) * piece["weights"]).sum())
+        for pieces in held_out
+        for piece in pieces
+    )
+    assert weighed == pytest.approx(1.0, rel=1e-6)

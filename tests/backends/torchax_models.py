@@ -1,0 +1,215 @@
+"""Small models under torchax on virtual devices, and the same under torch with PEFT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.adapters import LoraSettings
+from runtime.checkpoint import BaseCheckpoint
+from runtime.settings import MeshSettings, ModelSettings, TrainSettings
+from tests.runtime.training import LENGTH, ROWS, TARGETS
+
+RATE, DECAY = 1e-3, 0.01
+TWO_LAYERS = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+@dataclass
+class Torchax:
+    """A model of a checkpoint on a mesh.
+
+    Attributes:
+        arrays: the base's.
+        trained: adapters whose B is not zero, or all weights.
+    """
+
+    base: BaseCheckpoint
+    settings: ModelSettings
+    lora: LoraSettings | None
+    mesh: Any
+    model: Any
+    arrays: dict[str, Any]
+    trained: dict[str, Any]
+    _compiled: Any = None
+
+    def step(self, optimizer: Any, accumulation: int = 1, seed: int = 0) -> Any:
+        """A Step of it. Make and use it within `with mesh:`."""
+        from runtime.backends.torchax.step import Step
+
+        train = TrainSettings(None, 100, ROWS * accumulation, 1, seed=seed)
+        return Step(self.model, optimizer, train, accumulation, self.mesh)
+
+    def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[float, dict[str, np.ndarray]]:
+        """The loss of a micro-batch as it is trained on, and its gradients."""
+        import jax
+        import optax
+
+        from runtime.sharding import shard_rows
+
+        with self.mesh:
+            placed = shard_rows(dict(batch), self.mesh)
+            if self._compiled is None:
+                step = self.step(optax.sgd(1.0))
+                self._compiled = compiled(jax.jit(step._differentiate), self.trained, self.arrays, placed)
+            loss, found = self._compiled(self.trained, self.arrays, placed)
+        return float(loss), {name: np.asarray(array) for name, array in found.items()}
+
+
+def compiled(function: Any, *arguments: Any) -> Any:
+    """A jitted function, compiled in half the time."""
+    return function.lower(*arguments).compile(compiler_options={"xla_backend_optimization_level": 0})
+
+
+def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
+    """A checkpoint's model on a mesh of 8 virtual devices.
+
+    Args:
+        options: dtype, attention and remat of the model, rules; full for one without LoRA; the others are
+            LoraSettings'.
+    """
+    from runtime.backends.torchax import model as models
+    from runtime.mesh import start
+
+    base = BaseCheckpoint.open(directory)
+    settings = ModelSettings(
+        id=str(directory),
+        family=base.family.name,
+        **{"dtype": "float32", "remat": "none"}
+        | {name: options.pop(name) for name in ("dtype", "attention", "remat") if name in options},
+    )
+    rules, full = options.pop("rules", ()), options.pop("full", False)
+    lora = None if full else LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
+    mesh = start(MeshSettings("cpu", 8, axes))
+    with mesh:
+        model = models.abstract_model(base.config, settings, lora, mesh, rules)
+        arrays = models.load_base(model, base)
+        trained = (
+            models.load_trained(model, base)
+            if lora is None
+            else models.place_trained(model, start_values(base, lora))
+        )
+    return Torchax(base, settings, lora, mesh, model, arrays, trained)
+
+
+def start_values(base: BaseCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A recipe's initial adapters, with a random B for the zero one: A would have no gradient."""
+    from runtime.backends.model import start
+
+    random = np.random.default_rng(0)
+    return {
+        name: (a, (0.1 * random.standard_normal(b.shape)).astype(np.float32))
+        for name, (a, b) in start(base, lora, seed=0).items()
+    }
+
+
+def reference(built: Torchax) -> Any:
+    """transformers' own model of the checkpoint, with PEFT's adapters of the same values."""
+    from runtime.backends.model import attach, load_model, set_adapters
+
+    assert built.lora is not None
+    peft_model = attach(load_model(built.base, built.settings), built.base, built.settings, built.lora)
+    set_adapters(peft_model, built.base, start_values(built.base, built.lora))
+    return peft_model.eval()
+
+
+def torch_loss(model: Any, batch: Mapping[str, np.ndarray]) -> Any:
+    """A micro-batch's loss by transformers' own masks: summed over targets, divided by `norm`."""
+    import torch
+
+    from runtime.backends.model import model_inputs
+
+    tokens, positions, segments = (
+        torch.tensor(np.asarray(batch[name], np.int64)) for name in ("tokens", "positions", "segment_ids")
+    )
+    logits = model(**model_inputs(tokens, positions)).logits.float()
+    nll = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+    ).view(len(tokens), -1)
+    counted = torch.tensor(batch["loss_mask"])[:, 1:] & (segments[:, 1:] == segments[:, :-1])
+    return (nll * counted).sum() / float(batch["norm"])
+
+
+def torch_gradients(model: Any, batch: Mapping[str, np.ndarray], base: BaseCheckpoint) -> tuple[float, Any]:
+    """The loss and the adapters' gradients, by a trace's names."""
+    from runtime.backends.model import adapter_parameters
+
+    model.zero_grad()
+    loss = torch_loss(model, batch)
+    loss.backward()
+    found = adapter_parameters(model, base).items()
+    return loss.item(), {name: parameter.grad.numpy() for name, parameter in found}
+
+
+def packed_batch(padding: int = 3) -> dict[str, np.ndarray]:
+    """Rows of two samples, the second of random length, the last tokens padding."""
+    random = np.random.default_rng(5)
+    place = np.arange(LENGTH)[None]
+    cut = random.integers(4, 8, (ROWS, 1))
+    end = LENGTH - random.integers(0, padding + 1, (ROWS, 1))
+    segments = np.where(place >= cut, 2, 1) * (place < end)
+    positions = np.where(place >= cut, place - cut, place) * (place < end)
+    within = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    return {
+        "tokens": (random.integers(3, 500, (ROWS, LENGTH)) * (place < end)).astype(np.int32),
+        "positions": positions.astype(np.int32),
+        "segment_ids": segments.astype(np.int32),
+        "loss_mask": segments > 0,
+        "norm": np.asarray(within.sum(), np.float32),
+        "index": np.asarray(0, np.int32),
+    }
+
+
+def largest_difference(one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> float:
+    """Over the arrays of both, which must have the same names."""
+    assert one.keys() == other.keys()
+    return max(float(np.abs(np.asarray(one[name]) - np.asarray(other[name])).max()) for name in one)
+
+
+def steps(
+    built: Torchax, batches: Sequence[Mapping[str, np.ndarray]], accumulation: int
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """The losses of AdamW's steps, and what was trained at the end."""
+    import optax
+
+    from runtime.sharding import shard_rows
+
+    out = []
+    with built.mesh:
+        placed = [shard_rows(dict(batch), built.mesh) for batch in batches]
+        step = built.step(optax.adamw(RATE, weight_decay=DECAY), accumulation)
+        # A step's state is donated to the next one.
+        live = step.start({name: array.copy() for name, array in built.trained.items()})
+        train = compiled(step.jit(), live, built.arrays, placed[0])
+        for first in range(0, len(batches), accumulation):
+            window = []
+            for batch in placed[first : first + accumulation]:
+                live, loss, *_ = train(live, built.arrays, batch)
+                window.append(float(loss))
+            out.append(float(np.mean(window)))
+    return out, {name: np.asarray(array) for name, array in live[0].items()}
+
+
+def torch_steps(
+    built: Torchax, batches: Sequence[Mapping[str, np.ndarray]], accumulation: int
+) -> tuple[list[float], dict[str, np.ndarray]]:
+    """As `steps`, by torch with PEFT."""
+    import torch
+
+    from runtime.backends.model import adapter_parameters
+
+    model = reference(built)
+    parameters = adapter_parameters(model, built.base)
+    optimizer = torch.optim.AdamW(parameters.values(), lr=RATE, weight_decay=DECAY)
+    out = []
+    for first in range(0, len(batches), accumulation):
+        window = [torch_loss(model, one) for one in batches[first : first + accumulation]]
+        loss = sum(window) / accumulation
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        out.append(loss.item())
+    return out, {name: parameter.detach().numpy() for name, parameter in parameters.items()}

@@ -1,0 +1,25 @@
+"""Runs a script with accelerate's FSDP on CPU processes, where accelerate itself has it on GPUs alone.
+
+torchrun --nproc_per_node 2 cpu_fsdp.py SCRIPT ARGUMENT...
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from typing import Any
+
+from accelerate.state import AcceleratorState, DistributedType
+
+begin = AcceleratorState.__init__
+
+
+def on_cpu(self: Any, *arguments: Any, fsdp_plugin: Any = None, **options: Any) -> None:
+    begin(self, *arguments, fsdp_plugin=fsdp_plugin, **options)
+    if fsdp_plugin is not None:
+        self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+
+AcceleratorState.__init__ = on_cpu
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,0 +1,207 @@
+"""An artifact's train_torchax.py as a user runs it: beside train.py, stopped and resumed, its results taken
+up by PEFT, by merge.py and by transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.trace import read_trace
+from tests import tiny
+from tests.backends import torchax_models
+from tests.runtime import artifacts
+from tests.runtime.training import batch
+
+pytestmark = pytest.mark.e2e
+
+RECIPE = """\
+recipe: 1
+name: tiny
+model: {{id: {place}/model, dtype: float32}}
+mesh: {{accelerator: cpu-4, axes: {{fsdp: 2, tp: 2}}}}
+{lora}
+data: {{train: [train.jsonl], eval: [eval.jsonl], max_length: 64, packing: true}}
+train:
+  steps: 8
+  global_batch_size: 8
+  micro_batch_size: 2
+  eval_every: 4
+  optimizer: {{learning_rate: 1e-3, max_grad_norm: 1.0}}
+  schedule: {{name: cosine, warmup_steps: 2}}
+checkpoint: {{directory: checkpoints, every_steps: 2, keep: 4}}
+"""
+LORA = "lora: {{rank: 4, alpha: 8, dropout: {dropout}, targets: [q_proj, v_proj, o_proj, down_proj]}}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small Gemma 4 and data, and artifacts of three recipes for it."""
+    place = tmp_path_factory.mktemp("torchax")
+    artifacts.write_place(place)
+    for name, lora in (
+        ("plain", LORA.format(dropout=0.0)),
+        ("dropout", LORA.format(dropout=0.1)),
+        ("full", "lora: null"),
+    ):
+        recipe = place / f"{name}.yaml"
+        recipe.write_text(RECIPE.format(place=place, lora=lora).replace("tiny", name), encoding="utf-8")
+        run(place, "-m", "compiler.cli", "build", recipe, "--backend", "torchax", "-o", place / "generated")
+    return place
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> Path:
+    """The output of a run with dropout that nothing interrupts."""
+    train(place, "dropout", "whole")
+    return place / "whole"
+
+
+def run(place: Path, *command: object) -> subprocess.CompletedProcess[str]:
+    """What a Python command says that succeeds."""
+    root = Path(__file__).resolve().parents[2]
+    environment = {**artifacts.environment(place), "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done
+
+
+def train(place: Path, recipe: str, output: str, *options: object, script: str = "train_torchax.py") -> str:
+    """Runs an artifact's script; its last line."""
+    folders = ("--model", place / "model", "--data-dir", place, "--output", place / output)
+    done = run(place, place / "generated" / recipe / script, *folders, *options)
+    assert "Traceback" not in done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_it_is_train_pys_run(place: Path) -> None:
+    """The first gradients within 1e-5, each step's loss within 1e-4, the adapters within 1e-5."""
+    for script in ("train.py", "train_torchax.py"):
+        trace = place / f"{script}.npz"
+        assert train(place, "plain", "plain", "--trace", trace, script=script).startswith("done: steps=8 ")
+    ours, theirs = (read_trace(place / f"{name}.npz") for name in ("train_torchax.py", "train.py"))
+    assert ours.targets == theirs.targets
+    assert ours.gradients.keys() == theirs.gradients.keys()
+    for name, array in theirs.gradients.items():
+        assert np.abs(ours.gradients[name] - array).max() < 1e-5, name
+        assert np.abs(ours.trained[name] - theirs.trained[name]).max() < 1e-5, name
+    assert ours.losses == pytest.approx(theirs.losses, abs=1e-4)
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(place: Path, whole: Path) -> None:
+    train(place, "dropout", "parts", "--steps", 3)
+    train(place, "dropout", "parts", "--resume")
+    lines = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (place / name / "checkpoints-torchax" for name in ("whole", "parts"))
+    ]
+    losses = [[line["loss"] for line in run if "loss" in line] for run in lines]
+    assert len(losses[0]) == 8 and losses[0] == losses[1]
+    weights = [
+        (place / name / "adapter/adapter_model.safetensors").read_bytes() for name in ("whole", "parts")
+    ]
+    assert weights[0] == weights[1]
+
+
+def test_its_adapter_is_one_of_peft_and_of_merge_py(place: Path, whole: Path) -> None:
+    """PEFT, on transformers' model, has the evaluation loss that the run ended with."""
+    import peft
+    import torch
+    import transformers
+
+    adapter = whole / "adapter"
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / "model", dtype=torch.float32)
+    loaded = peft.PeftModel.from_pretrained(model, adapter).eval()
+    lines = (whole / "checkpoints-torchax/metrics.jsonl").read_text().splitlines()
+    expected = [json.loads(line)["eval_loss"] for line in lines if "eval_loss" in line][-1]
+    assert evaluation_loss(place, loaded) == pytest.approx(expected, abs=1e-4)
+    merge = place / "generated" / "dropout" / "merge.py"
+    run(
+        place,
+        merge,
+        "--model",
+        place / "model",
+        "--import-adapter",
+        adapter,
+        "--checkpoint",
+        place / "imported",
+    )
+    assert (place / "imported" / "0" / "model_params").is_dir()
+
+
+def test_an_adapter_is_gone_on_with(place: Path, whole: Path) -> None:
+    """From --adapter, the first loss is that of a model with it."""
+    train(place, "plain", "on", "--adapter", whole / "adapter", "--steps", 1)
+    lines = (place / "on/checkpoints-torchax/metrics.jsonl").read_text().splitlines()
+    begun = json.loads((whole / "checkpoints-torchax/metrics.jsonl").read_text().splitlines()[-1])
+    assert json.loads(lines[0])["eval_loss"] == pytest.approx(begun["eval_loss"], abs=1e-4)
+
+
+def test_full_fine_tuning_leaves_a_checkpoint(place: Path) -> None:
+    import torch
+    import transformers
+
+    last = train(place, "full", "full")
+    expected = float(last.split(" eval_loss=")[1].split()[0])
+    model = transformers.AutoModelForCausalLM.from_pretrained(place / "full/model", dtype=torch.float32)
+    assert evaluation_loss(place, model.eval()) == pytest.approx(expected, abs=1e-4)
+
+
+TWENTY: dict[str, tuple[Any, dict[str, int]]] = {
+    "gemma3": (tiny.make_gemma3, {"fsdp": 4, "tp": 2}),
+    "gemma4": (tiny.make_gemma4, {"fsdp": 8, "tp": 1}),
+    "qwen3": (tiny.make_qwen3, {"fsdp": 4, "tp": 2}),
+}
+
+
+@pytest.mark.parametrize("name", TWENTY)
+def test_twenty_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
+    """Of AdamW, two micro-batches each, the layers recomputed."""
+    make, axes = TWENTY[name]
+    make(tmp_path, vocab_size=512)
+    built = torchax_models.build(tmp_path, axes, remat="decoder")
+    batches = [batch(index, accumulation=2) for index in range(40)]
+    losses, trained = torchax_models.steps(built, batches, 2)
+    expected, theirs = torchax_models.torch_steps(built, batches, 2)
+    assert losses == pytest.approx(expected, abs=1e-4)
+    assert torchax_models.largest_difference(trained, theirs) < 1e-5
+
+
+def test_splash_is_dot(tmp_path: Path) -> None:
+    """Gradients with the kernel, interpreted, which knows its segments by the same argument."""
+    tiny.make_llama(tmp_path, num_hidden_layers=1, head_dim=128)
+    one, axes = torchax_models.packed_batch(padding=0), {"fsdp": 4, "tp": 2}
+    dot, splash = (
+        torchax_models.build(tmp_path, axes, attention=how, targets=("q_proj",)).gradients(one)[1]
+        for how in ("dot", "splash")
+    )
+    assert torchax_models.largest_difference(dot, splash) < 1e-5
+
+
+def evaluation_loss(place: Path, model: object) -> float:
+    """The mean loss of the evaluation data's targets, by torch."""
+    import torch
+
+    from runtime.data import load_tokenizer, prepare
+    from runtime.settings import DataSettings, ModelSettings, TrainSettings
+    from tests.backends.torchax_models import torch_loss
+
+    data = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=64, packing=True)
+    settings = ModelSettings(id=str(place / "model"), family="gemma4")
+    tokenizer = load_tokenizer(place / "model", settings, data, place)
+    prepared = prepare(data, TrainSettings(None, 8, 8, 2), 4, tokenizer, place)
+    with torch.no_grad():
+        return float(np.mean([float(torch_loss(model, one)) for one in prepared.eval_batches]))

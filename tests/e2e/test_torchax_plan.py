@@ -1,0 +1,127 @@
+"""`recipe plan --backend torchax` with libtpu's own compiler, beside the plan of the Tunix step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.backends import Backend
+from compiler.lower import lower
+from compiler.plan.depth import Depth, whole
+from compiler.plan.estimate import extrapolate
+from compiler.plan.job import Job
+from compiler.plan.pool import compile_jobs
+from compiler.plan.results import Compiled
+from compiler.program import Program
+from spec.load import load
+from tests.tpu_environment import environment
+
+pytestmark = pytest.mark.e2e
+
+QWEN = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 2048,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "rope_theta": 1000000.0,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+RECIPE = """
+recipe: 1
+name: small
+model: {id: ./model, attention: splash}
+mesh: {accelerator: v5p-8, axes: {fsdp: 2, tp: 2}}
+lora: {rank: 16, targets: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
+data: {train: [gs://bucket/train.jsonl], chat_template: "{{ messages }}", max_length: 512}
+train: {steps: 10, global_batch_size: 4, optimizer: {max_grad_norm: 1.0}}
+remat: {policy: save_attention}
+"""
+TOO_LARGE = ("mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe's file, with a small model's config.json beside it."""
+    out = tmp_path_factory.mktemp("small")
+    (out / "model").mkdir()
+    (out / "model" / "config.json").write_text(json.dumps(QWEN), encoding="utf-8")
+    (out / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    return out / "recipe.yaml"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """libtpu for the workers, and a cache of these tests' own."""
+    patch = pytest.MonkeyPatch()
+    for name, value in environment().items():
+        patch.setenv(name, value)
+    patch.setenv("RECIPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+    patch.setattr("compiler.plan.pool.require_compiler", lambda: None)  # libtpu is the workers' alone
+    yield
+    patch.undo()
+
+
+def program_of(recipe: Path, *sets: str) -> Program:
+    found = lower(load(recipe, sets), planning=True)
+    assert found.program is not None, [d.message for d in found.diagnostics if d.severity == "error"]
+    return found.program
+
+
+@pytest.fixture(scope="module")
+def steps(recipe: Path) -> dict[str, Compiled]:
+    """Compiled steps by name: torchax's at three depths, Tunix's at one, and one that does not fit."""
+    torchax, program = Backend.TORCHAX, program_of(recipe)
+    work = {
+        **{str(n): (program, Job(recipe, (), tuple(range(n)), backend=torchax)) for n in (2, 3, 4)},
+        "tunix": (program, Job(recipe, (), tuple(range(2)))),
+        "large": (program_of(recipe, *TOO_LARGE), Job(recipe, TOO_LARGE, (0,), backend=torchax)),
+    }
+    out = dict(zip(work, compile_jobs(list(work.values())), strict=True))
+    assert all(isinstance(one, Compiled) for one in out.values()), out
+    return {name: one for name, one in out.items() if isinstance(one, Compiled)}
+
+
+def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None:
+    torchax, tunix = steps["2"], steps["tunix"]
+    assert torchax.weights == pytest.approx(tunix.weights, rel=0.01)
+    assert torchax.adapters == pytest.approx(tunix.adapters, rel=0.01)
+    assert torchax.optimizer == pytest.approx(tunix.optimizer, rel=0.01)
+    # PEFT's adapters, wide for so small a model, are computed in float32.
+    assert torchax.flops == pytest.approx(tunix.flops, rel=0.13)
+    assert torchax.seconds == pytest.approx(tunix.seconds, rel=0.15)
+    # The recipe's kernel, forward once in each layer: save_attention keeps what it gives.
+    assert [(k.name, k.count) for k in torchax.kernels] == [(k.name, k.count) for k in tunix.kernels]
+    assert sum(k.count for k in torchax.kernels) == 2 * 3
+    # The weights are gathered as often, and so are the activations, which are split over both axes.
+    gathered = [
+        {c.axes: c.count for c in one.collectives if c.kind == "all-gather"} for one in (torchax, tunix)
+    ]
+    assert gathered[0] == gathered[1] and set(gathered[0]) == {("fsdp",), ("tp",)}
+
+
+def test_extrapolation_is_within_3_percent_of_the_whole(recipe: Path, steps: dict[str, Compiled]) -> None:
+    program = program_of(recipe)
+    chosen = [Depth((0, 1), -1.0), Depth((0, 1, 2), 2.0)]
+    extrapolated = extrapolate(program, chosen, [steps["2"], steps["3"]])
+    exact = extrapolate(program, [whole(program)], [steps["4"]])
+    assert extrapolated.memory.used == pytest.approx(exact.memory.used, rel=0.03)
+    assert extrapolated.seconds == pytest.approx(exact.seconds, rel=0.03)
+    assert extrapolated.memory.weights == pytest.approx(exact.memory.weights, rel=1e-9)
+    assert [c.count for c in extrapolated.kernels] == [c.count for c in exact.kernels]
+
+
+def test_a_step_that_does_not_fit_names_its_arrays(steps: dict[str, Compiled]) -> None:
+    """Rows of 64k tokens whose scores are held whole, on devices of 16 GB."""
+    refused = steps["large"].out_of_memory
+    assert refused is not None and refused.used > refused.limit
+    assert any("65536,65536" in array.shape for array in refused.largest), refused.largest

@@ -1,0 +1,95 @@
+"""baseline/ on two processes, sharded as its accelerate.yaml says, against one process: the same run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.artifact import write
+from compiler.backends import Backend
+from compiler.emit import emit
+from compiler.lower import lower
+from runtime.trace import Trace, read_trace
+from spec.load import load
+from tests.parity.running import Case, Place
+
+pytestmark = pytest.mark.e2e
+
+HERE = Path(__file__).parent
+CASE = Case(
+    "google/gemma-3-1b-it",
+    ["sliding_attention"] * 5 + ["full_attention"],
+    {
+        "mesh": {"accelerator": "cpu-1", "axes": {"fsdp": 1, "tp": 1}},
+        "lora": {"rank": 4, "dropout": 0.0},
+        "data": {"train": ["train.jsonl"], "eval": ["train.jsonl"], "max_length": 64, "packing": True},
+        "train": {
+            "steps": 6,
+            "global_batch_size": 4,
+            "micro_batch_size": 1,
+            "eval_every": 3,
+            "optimizer": {"learning_rate": 0.01, "max_grad_norm": 1.0},
+            "log": {"every": 2, "tensorboard": False},
+        },
+    },
+)
+
+
+def environment(yaml: Path) -> dict[str, str]:
+    """What `accelerate launch` tells its processes of its configuration, on CPUs."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    arguments = launch_command_parser().parse_args(["--config_file", str(yaml), "train_trl.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    given = prepare_multi_gpu_env(arguments)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FSDP", "ACCELERATE"))}
+    told = {name: value for name, value in given.items() if name.startswith(("FSDP", "ACCELERATE"))}
+    return kept | told | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def sharded(place: Place, artifact: Path, output: str, *options: str) -> Trace:
+    """Runs train_trl.py of an artifact on two processes; its trace."""
+    trace = place.folder / f"{output}.npz"
+    command = [
+        *(Path(sys.executable).parent / "torchrun", "--standalone", "--nproc_per_node", 2),
+        *(HERE / "cpu_fsdp.py", artifact / "baseline" / "train_trl.py"),
+        *("--model", place.folder / "model", "--data-dir", place.folder),
+        *("--output", place.folder / output, "--trace", trace, *options),
+    ]
+    done = subprocess.run(
+        list(map(str, command)),
+        env=environment(artifact / "baseline" / "accelerate.yaml"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("done: steps=") == 1
+    return read_trace(trace)
+
+
+def test_two_processes_with_fsdp_are_one(tmp_path: Path) -> None:
+    """Losses to 1e-5 and gradients to 1e-6; resumed from its shards, bit for bit."""
+    place = Place(tmp_path, CASE)
+    one = place.train(Backend.TRL, "one")
+    lowered = lower(load(tmp_path / "recipe.yaml", ["mesh={accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}"]))
+    assert lowered.program is not None
+    write(tmp_path / "sharded", {"tiny": emit(lowered.program, (Backend.TRL,))})
+    artifact = tmp_path / "sharded" / "tiny"
+    two = sharded(place, artifact, "two")
+    assert two.about["devices"] == 2
+    np.testing.assert_allclose(two.losses, one.losses, atol=1e-5)
+    assert two.targets == one.targets
+    for name, gradient in one.gradients.items():
+        np.testing.assert_allclose(two.gradients[name], gradient, atol=1e-6, err_msg=name)
+    sharded(place, artifact, "cut", "--steps", "3")
+    rest = sharded(place, artifact, "cut", "--resume")
+    assert rest.losses == two.losses[3:]
+    for name, array in two.trained.items():
+        assert np.array_equal(rest.trained[name], array), name

@@ -1,0 +1,119 @@
+"""QLoRA fine-tuning of meta-llama/Llama-3.1-8B-Instruct on v5p-8.
+
+Made by recipec from the recipe baseline: edit recipe.yaml and build again.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.adapters import LoraSettings
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="meta-llama/Llama-3.1-8B-Instruct",
+    family="llama3",
+    dtype="bfloat16",
+    attention="dot",
+    remat="decoder",
+)
+MESH = MeshSettings(platform="tpu", devices=4, axes={"fsdp": 2, "tp": 2})
+LORA = LoraSettings(
+    rank=16,
+    alpha=32.0,
+    dropout=0.0,
+    targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+    layers=tuple(range(16, 32)),
+    rslora=True,
+    init="peft",
+    dtype="float32",
+    kv="independent",
+    quantize="nf4",
+)
+DATA = DataSettings(
+    train=("gs://bucket/train.jsonl",),
+    format="chat",
+    loss_on="assistant",
+    max_length=2048,
+    overlong="drop",
+    max_invalid_ratio=0.1,
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=2,
+    steps=None,
+    global_batch_size=16,
+    micro_batch_size=2,
+    loss_normalization="tokens",
+    seed=0,
+    log_every=10,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(directory="gs://bucket/run", every_steps=100, keep=3)
+CACHE = "cache"
+
+LEARNING_RATE = 2e-4
+WARMUP_RATIO = 0.03
+FINAL_RATIO = 0.1
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
+WEIGHT_DECAY = 0.001
+MAX_GRAD_NORM = 0.3
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    warmup = math.ceil(WARMUP_RATIO * steps)
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, LEARNING_RATE, warmup),
+            optax.linear_schedule(
+                LEARNING_RATE,
+                FINAL_RATIO * LEARNING_RATE,
+                max(steps, warmup + 1) - warmup,
+            ),
+        ],
+        [warmup],
+    )
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return optax.chain(
+        optax.clip_by_global_norm(MAX_GRAD_NORM),
+        optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            LORA,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+            cache=CACHE,
+        )
+    )

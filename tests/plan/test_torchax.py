@@ -1,0 +1,174 @@
+"""`recipe plan --backend torchax` with a compiler that compiles nothing: what is asked of it, and shown."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler import cli
+from compiler.artifact import ArtifactError
+from compiler.backends import Backend
+from compiler.lower import lower
+from compiler.plan import fit, identity, pool
+from compiler.plan.job import Job
+from compiler.plan.placements import placements
+from compiler.plan.search import Tools, search
+from compiler.program import Program
+from spec.load import load
+from tests.plan.test_fit import estimate
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: google/gemma-3-1b-it}
+mesh: {accelerator: v5p-8, axes: {fsdp: 2, tp: 2}}
+lora: {rank: 16}
+data: {train: [gs://bucket/train.jsonl]}
+train: {steps: 100, global_batch_size: 4}
+sharding: {on_indivisible: replicate}
+"""
+TORCHAX = ("--backend", "torchax")
+
+
+@pytest.fixture(autouse=True)
+def told(fake: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setenv("FAKE_WORKER_TOLD", "compiled")
+    return monkeypatch
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+def program(file: Path, *sets: str) -> Program:
+    found = lower(load(file, sets), planning=True).program
+    assert found is not None
+    return found
+
+
+def run(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def planned(*arguments: Any) -> dict[str, Any]:
+    out: dict[str, Any] = json.loads(run("plan", *arguments, "--json").stdout)
+    return out
+
+
+def asked(log: Path) -> set[str]:
+    """The backends that workers were started for."""
+    return {start.read_text(encoding="utf-8") for start in log.iterdir()}
+
+
+def test_each_backends_step_is_compiled_and_kept_for_itself(file: Path, fake: Path) -> None:
+    first = planned(file)["plan"]
+    assert first["backend"] == "tunix" and asked(fake) == {"tunix"}
+    second = planned(file, *TORCHAX)["plan"]
+    assert second["backend"] == "torchax" and second["cached"] is False
+    assert asked(fake) == {"tunix", "torchax"}
+    assert planned(file, *TORCHAX)["plan"]["cached"] is True
+    assert any("no measurement of one by TorchAX" in note for note in second["notes"])
+    assert first["notes"] == [note for note in second["notes"] if "TorchAX" not in note]
+    # What is extrapolated from the same figures is the same.
+    assert second["estimate"]["memory"] == first["estimate"]["memory"]
+    assert set(second["versions"]) - set(first["versions"]) == {"torch", "torchax", "transformers", "peft"}
+
+
+def test_the_backend_is_part_of_a_results_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "versions", lambda backend: {})
+    jobs = [Job(file, (), (0, 1), backend=backend) for backend in (Backend.TUNIX, Backend.TORCHAX)]
+    assert len({identity.name(program(file), job) for job in jobs}) == 2
+
+
+def test_text_and_page_say_whose_step_it_is(file: Path, tmp_path: Path) -> None:
+    pages = [tmp_path / "tunix.html", tmp_path / "torchax.html"]
+    texts = [run("plan", file, "--html", pages[0]), run("plan", file, *TORCHAX, "--html", pages[1])]
+    assert all(done.exit_code == 0 for done in texts)
+    for shown in ([done.stdout for done in texts], [page.read_text(encoding="utf-8") for page in pages]):
+        assert ["train_torchax.py" in text for text in shown] == [False, True]
+
+
+def test_exact_cost_and_budget_are_the_backends(file: Path, fake: Path) -> None:
+    exact = planned(file, *TORCHAX, "--exact")["plan"]
+    assert exact["estimate"]["compiled_layers"] == [26]
+    done = run("cost", file, *TORCHAX)
+    assert done.exit_code == 0 and "estimate of `recipe plan`" in done.stdout
+    done = run("plan", file, *TORCHAX, "--set", "budget={max_hours: 0.1}")
+    assert done.exit_code == 1 and "error[E1003]" in done.stderr
+    assert asked(fake) == {"torchax"}
+
+
+def test_a_search_compiles_the_backends_steps(file: Path) -> None:
+    lowered = lower(load(file), planning=True)
+    assert lowered.program is not None
+    jobs: list[Job] = []
+
+    def compile_jobs(work: Sequence[tuple[Program, Job]], progress: object, *, on_done: object) -> None:
+        jobs.extend(job for _, job in work)
+
+    tools = Tools(settle=lambda path, sets: lowered, compile_jobs=compile_jobs)
+    search(lowered.program, most=1, tools=tools, backend=Backend.TORCHAX)
+    assert {job.backend for job in jobs} == {Backend.TORCHAX}
+
+
+def test_no_way_out_is_tried_that_the_backend_does_not_know(file: Path) -> None:
+    large = program(file)
+    tried: dict[Backend, set[str]] = {}
+    for backend in (Backend.TUNIX, Backend.TORCHAX):
+        found = fit.find(large, lambda sets: estimate(100), most=50, backend=backend)
+        tried[backend] = {argument for way, _ in found.tried for argument in way.sets}
+    assert tried[Backend.TUNIX] - tried[Backend.TORCHAX] == {"lora.quantize=nf4"}
+
+
+def test_what_the_backend_cannot_train_is_not_compiled(file: Path, fake: Path) -> None:
+    for command in ("plan", "cost"):
+        done = run(command, file, *TORCHAX, "--set", "lora.quantize=nf4")
+        assert done.exit_code == 1 and "error[E0931]" in done.stderr and "--> --set" in done.stderr
+    assert not list(fake.iterdir())
+
+
+def test_what_the_backend_does_otherwise_is_told(file: Path) -> None:
+    found = planned(file, *TORCHAX, "--set", "remat.policy=block")["diagnostics"]
+    assert [item["code"] for item in found] == ["N0934"]
+    assert planned(file, "--set", "remat.policy=block")["diagnostics"] == []
+
+
+def test_trl_has_nothing_to_compile(file: Path, fake: Path) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        run("plan", file, "--backend", "trl")
+    assert "runs on GPUs" in str(caught.value) and "--backend torchax" in (caught.value.help or "")
+    assert not list(fake.iterdir())
+
+
+def test_packages_that_are_missing_are_named(file: Path, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(pool, "find_spec", lambda name: None if name == "torchax" else find(name))
+    with pytest.raises(ArtifactError, match="needs torchax, which cannot be imported") as caught:
+        run("plan", file, *TORCHAX)
+    assert caught.value.help == "pip install 'recipec[train,plan,torchax]'"
+    assert not list(fake.iterdir()) and run("plan", file).exit_code == 0
+
+
+def test_placements_are_those_of_transformers_tensors(file: Path) -> None:
+    one = program(file)
+    found = {placement.pattern: placement for placement in placements(one, Backend.TORCHAX)}
+    query = found["layers.{}.self_attn.q_proj.weight"]
+    # 4 heads of 256 by 1152 features in bfloat16, over 4 devices, in each of 26 layers.
+    assert (query.shape, query.spec, query.count) == ((1024, 1152), ("tp", "fsdp"), 26)
+    assert query.bytes == 26 * 1024 * 1152 * 2 / 4
+    # One key/value head is not split over tp.
+    assert found["layers.{}.self_attn.k_proj.weight"].spec == (None, "fsdp")
+    assert found["layers.{}.self_attn.o_proj.weight"].spec == ("fsdp", "tp")
+    assert found["layers.{}.mlp.down_proj.lora_A"].spec == (None, "tp")
+    numbers = sum(math.prod(p.shape) * p.count for p in found.values())
+    assert numbers == one.base_parameters + one.trainable_parameters

@@ -1,0 +1,117 @@
+"""The step of train_torchax.py with shapes for arrays, held against transformers and the compiler's sums."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler import catalog
+from compiler.backends import Backend
+from compiler.lower import lower
+from compiler.plan import worker
+from compiler.plan.depth import shortened
+from compiler.plan.hf_config import hf_config
+from compiler.plan.placements import placements
+from compiler.program import Program
+from spec.load import load
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: google/gemma-3-270m-it, attention: splash}
+mesh: {accelerator: v5p-16, axes: {fsdp: 4, tp: 2}}
+lora: {rank: 4, dropout: 0.1}
+data: {train: [gs://bucket/train.jsonl], max_length: 512, chat_template: "{{ messages }}"}
+train: {steps: 10, global_batch_size: 8, optimizer: {learning_rate: 3.0e-4}}
+sharding: {on_indivisible: replicate}
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    found = lower(load(path), planning=True).program
+    assert found is not None
+    return found
+
+
+def test_constants_are_those_of_the_generated_script(program: Program) -> None:
+    script = worker.constants(program, Backend.TORCHAX)
+    assert script["__file__"].endswith("train_torchax.py")
+    assert script["DATA"].max_length == 512 and script["DATA"].chat_template == "{{ messages }}"
+    assert dict(script["MESH"].axes) == {"fsdp": 4, "tp": 2} and script["LORA"].rank == 4
+    assert script["learning_rate"](10)(0) == pytest.approx(3e-4)
+
+
+def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Program) -> None:
+    import jax
+
+    from compiler.plan.abstract_torchax import abstract_torchax_step
+    from runtime.mesh import arrange
+
+    mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
+    layers = range(program.architecture.num_layers)
+    with mesh:
+        made = abstract_torchax_step(program, layers, worker.constants(program, Backend.TORCHAX), mesh)
+    found = placements(program, Backend.TORCHAX)
+    adapters = sum(p.bytes for p in found if ".lora_" in p.pattern)
+    weights = sum(p.bytes for p in found) - adapters
+    # The rest are rotary frequencies in float32, of both kinds of layers, and the embedding's factor.
+    assert 0 < made.sizes.weights - weights < 5_000
+    assert made.sizes.adapters == pytest.approx(adapters, rel=1e-9)
+    # Adam's two moments, and gradients accumulated over two micro-batches.
+    assert made.sizes.optimizer == pytest.approx(3 * adapters, rel=1e-3)
+    # Tokens, positions and segments of one row in int32, its mask, and two scalars.
+    assert made.sizes.batch == 512 * (3 * 4 + 1) + 8
+
+
+def test_a_shortened_model_has_fewer_layers_and_adapters(program: Program) -> None:
+    import jax
+
+    from compiler.plan.abstract_torchax import abstract_torchax_step
+    from runtime.mesh import arrange
+
+    mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
+    with mesh:
+        script = worker.constants(program, Backend.TORCHAX)
+        made = abstract_torchax_step(program, range(2), script, mesh)
+        text = made.step.jit().lower(*made.arguments).as_text()
+    (trained, _), base, _ = made.arguments
+    assert {name.split(".")[1] for name in trained} == {"0", "1"}
+    assert {name.split(".")[2] for name in base if ".layers." in name} == {"0", "1"}
+    assert made.sizes.layers == 2 and "stablehlo" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("google/gemma-2-9b", (0, 1)),
+        ("google/gemma-3-27b-it", (0, 1, 2, 3, 4, 5)),
+        ("google/gemma-4-31B", (4, 5)),
+        # Of the last 20 of its 35 layers, which share keys and values, two.
+        ("google/gemma-4-E2B", (8, 9, 13, 14, 33, 34)),
+        ("google/gemma-4-26B-A4B", (4, 5)),
+        ("meta-llama/Llama-3.2-1B", (0,)),
+        ("meta-llama/Llama-3.1-8B", (0,)),
+        ("Qwen/Qwen2.5-7B", (0,)),
+        ("Qwen/Qwen3-8B", (0,)),
+    ],
+)
+def test_transformers_model_of_a_made_config_has_the_checkpoints_tensors(
+    name: str, layers: tuple[int, ...]
+) -> None:
+    import torch
+    import transformers
+
+    model = catalog.find(name, Path())
+    architecture = shortened(model.architecture, layers)
+    config = transformers.AutoConfig.for_model(**hf_config(architecture))
+    with torch.device("meta"):
+        module = transformers.AutoModelForCausalLM.from_config(config)
+    found = {key: tuple(value.shape) for key, value in module.named_parameters()}
+    found |= {key: tuple(b.shape) for key, b in module.named_buffers() if key.endswith("layer_scalar")}
+    parameters = model.family.parameters(architecture)
+    wanted = {source.full_name("model."): source.shape for p in parameters for source in p.sources}
+    assert found == wanted
