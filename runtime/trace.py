@@ -7,6 +7,8 @@ machines and by other libraries can be held against each other. Numpy alone.
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +67,27 @@ class Trace:
         partial.replace(path)
 
 
+def check_writable(path: Path) -> None:
+    """Checks, before a run, that a trace can be written at its end.
+
+    Raises:
+        UserError: when the path is a folder's, or its own folder cannot be made.
+    """
+    if path.is_dir():
+        raise UserError(f"--trace {path}: is a folder", f"name a file: --trace {path / 'trace.npz'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--trace {path}: {error.strerror or error}", "name a file in a folder") from None
+
+
+def count_targets(batch: Mapping[str, Any]) -> int:
+    """The tokens of a micro-batch that carry loss: those that are predicted from within their own segment."""
+    segments = np.asarray(batch["segment_ids"])
+    within = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    return int(np.count_nonzero(np.asarray(batch["loss_mask"])[:, 1:] & within))
+
+
 def read_trace(path: Path) -> Trace:
     """Reads a trace.
 
@@ -72,6 +95,10 @@ def read_trace(path: Path) -> Trace:
         UserError: when the file is none.
     """
     try:
+        # Of an array's file alone, np.load would give the array.
+        with path.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("no .npz file")
         with np.load(path, allow_pickle=False) as arrays:
             head = json.loads(bytes(arrays["head"]).decode())
             if head.get("version") != VERSION:
@@ -89,9 +116,21 @@ def read_trace(path: Path) -> Trace:
                 _without("trained/", arrays),
             )
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file", "--trace FILE of a script writes one") from None
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise UserError(f"{path}: is no trace ({error})", "--trace FILE of a script writes one") from None
+        raise UserError(f"{path}: no such file", _WRITTEN) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise UserError(f"{path}: is no trace ({_reason(error)})", _WRITTEN) from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise UserError(f"{path}: is damaged ({_reason(error)})", _WRITTEN) from None
+
+
+_WRITTEN = "--trace FILE of a script writes one"
+
+
+def _reason(error: Exception) -> str:
+    """One line of an error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
 
 
 def _prefixed(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

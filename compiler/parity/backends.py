@@ -1,0 +1,81 @@
+"""Which backends take part in a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from compiler.backends import Backend, findings
+from compiler.pipeline import missing_packages
+from compiler.wording import listing
+from spec.diagnostics import Diagnostic, in_order
+from spec.load import locate
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+    from spec.load import Loaded
+
+SCRIPTS = {
+    Backend.TUNIX: "train.py",
+    Backend.TRL: "baseline/train_trl.py",
+    Backend.TORCHAX: "train_torchax.py",
+}
+"""Each backend's script in an artifact."""
+PACKAGES = {
+    Backend.TUNIX: (),
+    Backend.TRL: ("torch", "peft", "accelerate", "trl"),
+    Backend.TORCHAX: ("torch", "peft", "torchax"),
+}
+"""What a script imports beside what train.py does."""
+
+
+@dataclass(frozen=True)
+class Backends:
+    """Those that take part, and why others do not.
+
+    Attributes:
+        chosen: in the order of Backend.
+        left_out: reasons by name.
+    """
+
+    chosen: tuple[Backend, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def choose(
+    loaded: Loaded, program: Program, wanted: Sequence[Backend]
+) -> tuple[Backends | None, list[Diagnostic]]:
+    """Those of the wanted backends that can run a recipe here, and why there are too few of them.
+
+    Returns:
+        None for the backends when fewer than two are left, with the refusals and E1050.
+    """
+    chosen: list[Backend] = []
+    left_out: dict[str, str] = {}
+    refusals: list[Diagnostic] = []
+    for backend in (backend for backend in Backend if backend in wanted):
+        found = locate(findings(program, [backend]), loaded.sources)
+        refused = [one for one in found if one.severity == "error"]
+        missing = missing_packages(PACKAGES[backend])
+        if refused:
+            left_out[backend.value] = "; ".join(f"{one.code}, {one.message}" for one in refused)
+            refusals += refused
+        elif missing:
+            left_out[backend.value] = f"{listing(missing)} cannot be imported"
+        else:
+            chosen.append(backend)
+    if len(chosen) > 1:
+        return Backends(tuple(chosen), left_out), []
+    reasons = "".join(f"; {name} cannot: {reason}" for name, reason in left_out.items())
+    able = listing(backend.value for backend in chosen) or "none"
+    message = (
+        f"a comparison takes two backends, and of those asked for {able} can run this recipe here{reasons}"
+    )
+    help = "--backend NAME of another one, or no --backend for all of them"
+    if left_out and not refusals:
+        name = next(iter(left_out))
+        help = (
+            f"recipe build --backend {name} writes the list of what its script needs: requirements-{name}.txt"
+        )
+    return None, in_order([*refusals, Diagnostic("E1050", message, help=help)])

@@ -1,0 +1,226 @@
+"""Holds runs against each other: first gradients, losses, what was trained, merged weights.
+
+Imports numpy, so the command line imports it when it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from runtime.trace import Trace
+
+TOLERANCES: dict[str, dict[str, float]] = {
+    "float32": {"gradients": 1e-5, "losses": 1e-4, "merged": 1e-5},
+    "bfloat16": {"gradients": 3e-2, "losses": 2e-2},
+}
+"""What two runs of one dtype may lie apart. bfloat16's, which rounds by 4e-3 of a value, are a choice.
+
+A quantity without a tolerance is shown and not judged: Adam makes a whole step of the smallest gradient, so
+that a trained number whose gradient is rounding alone may lie anywhere within some steps. What it does to
+the model is in the merged weights."""
+
+OF_THEIR_OWN = 1e-2
+"""How far one array's gradient may be off, of that array's largest entry: an adapter that one of the runs
+does not train is small beside the others, but off by all of itself."""
+NOISE = 1e-6
+"""Gradients that are smaller than this share of the largest entry are what rounding leaves of a zero."""
+
+CONTROL = 10.0
+"""How many times further apart than the control two runs may lie, whose differences in rounding come with
+every step and not with the first alone."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity of two runs.
+
+    Attributes:
+        quantity: "targets", "gradients", "losses", "trained" or "merged".
+        left, right: the runs.
+        difference: the largest between two numbers; None where they cannot be compared.
+        largest: the largest number there is, in absolute value.
+        limit: of the difference; None where it is not judged.
+        ok: whether it is within the limit; True where it is not judged.
+        note: where the difference is, or why nothing could be compared.
+    """
+
+    quantity: str
+    left: str
+    right: str
+    difference: float | None
+    largest: float
+    limit: float | None
+    ok: bool
+    note: str = ""
+
+    @property
+    def relative(self) -> float | None:
+        """The difference as a share of the largest number."""
+        if self.difference is None:
+            return None
+        return self.difference / self.largest if self.largest else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("quantity", "left", "right", "difference", "largest", "limit", "ok", "note")
+        return {name: getattr(self, name) for name in names} | {"relative": self.relative}
+
+
+Arrays = Mapping[str, Callable[[], np.ndarray]]
+"""Arrays by name, read when they are asked for."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run.
+
+    Attributes:
+        name: of its backend, or of its file.
+        merged: the tensors of its merged checkpoint, None where there is none.
+    """
+
+    name: str
+    trace: Trace
+    merged: Arrays | None = field(default=None, repr=False)
+
+
+def compare(
+    runs: Sequence[Subject], tolerances: Mapping[str, float], control: Sequence[Row] = ()
+) -> list[Row]:
+    """Every quantity of every two runs.
+
+    Args:
+        tolerances: by quantity; what has none is shown alone.
+        control: how far a run lies from itself when its first adapters are moved by a hair; differences up
+            to CONTROL times as large are let through as well.
+    """
+    pairs = list(combinations(runs, 2))
+    rows = [row for quantity in QUANTITIES for pair in pairs for row in quantity(*pair, tolerances)]
+    yardstick = {row.quantity: row.difference for row in control if row.difference is not None}
+    return [_by(row, yardstick) for row in rows]
+
+
+def _by(row: Row, yardstick: Mapping[str, float]) -> Row:
+    drift = CONTROL * yardstick.get(row.quantity, 0.0)
+    if row.limit is None or row.difference is None or drift <= row.limit:
+        return row
+    return replace(row, limit=drift, ok=row.difference <= drift)
+
+
+def tolerances_of(traces: Iterable[Trace]) -> dict[str, float]:
+    """Those of the coarsest dtype that the runs say they have; bfloat16's where one does not say."""
+    coarse = any(trace.about.get("dtype") != "float32" for trace in traces)
+    return dict(TOLERANCES["bfloat16" if coarse else "float32"])
+
+
+def _targets(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+    """Whether the runs have trained on the same tokens, as far as their number tells."""
+    a, b = left.trace.targets, right.trace.targets
+    step = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
+    if len(a) != len(b):
+        note = f"{len(a)} steps and {len(b)}"
+    elif step is not None:
+        note = f"step {step + 1}: {a[step]:,} and {b[step]:,}"
+    else:
+        note = f"{sum(a):,} tokens in {len(a)} steps"
+    difference = (
+        None if len(a) != len(b) else float(max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0))
+    )
+    largest = float(max([*a, *b], default=0))
+    yield Row("targets", left.name, right.name, difference, largest, 0.0, a == b, note)
+
+
+def _losses(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+    count = min(len(left.trace.losses), len(right.trace.losses))
+    a, b = (np.asarray(one.trace.losses[:count]) for one in (left, right))
+    limit = tolerances.get("losses")
+    if not count:
+        yield Row("losses", left.name, right.name, None, 0.0, limit, False, "there are none")
+        return
+    apart = np.abs(a - b)
+    step = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
+    difference = float(apart[step])
+    largest = float(np.max(np.abs([a, b])))
+    ok = limit is None or difference <= limit
+    yield Row("losses", left.name, right.name, difference, largest, limit, ok, f"step {step + 1}")
+
+
+def _gradients(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+    """Of the largest entry where that is above 1; and none of an array of its own kind."""
+    limit = tolerances.get("gradients")
+    a, b = left.trace.gradients, right.trace.gradients
+    row = _arrays("gradients", left, right, _given(a), _given(b), None)
+    if row.difference is None:
+        yield replace(row, limit=limit)
+        return
+    limit = None if limit is None else limit * max(1.0, row.largest)
+    ok = limit is None or row.difference <= limit
+    note = row.note
+    name, share = max(((name, _share(a[name], b[name], row.largest)) for name in a), key=lambda item: item[1])
+    if share > OF_THEIR_OWN and tolerances.get("gradients", 1.0) < OF_THEIR_OWN:
+        ok, note = False, f"{name} is off by {share:.0%} of its own largest entry"
+    yield replace(row, limit=limit, ok=ok, note=note)
+
+
+def _share(a: np.ndarray, b: np.ndarray, largest: float) -> float:
+    own = max(float(np.max(np.abs(a))), float(np.max(np.abs(b))))
+    return float(np.max(np.abs(a - b))) / own if own > NOISE * largest else 0.0
+
+
+def _trained(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+    a, b = (_given(one.trace.trained) for one in (left, right))
+    yield _arrays("trained", left, right, a, b, tolerances.get("trained"))
+
+
+def _merged(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+    if left.merged is not None and right.merged is not None:
+        yield _arrays("merged", left, right, left.merged, right.merged, tolerances.get("merged"))
+
+
+QUANTITIES = (_targets, _gradients, _losses, _trained, _merged)
+"""In the order of the table: what comes first explains what comes after."""
+
+
+def _given(arrays: Mapping[str, np.ndarray]) -> Arrays:
+    return {name: lambda array=array: array for name, array in arrays.items()}  # type: ignore[misc]
+
+
+def _arrays(quantity: str, left: Subject, right: Subject, a: Arrays, b: Arrays, limit: float | None) -> Row:
+    """The largest difference between two sets of arrays, which must have the same names and shapes."""
+
+    def unequal(note: str) -> Row:
+        return Row(quantity, left.name, right.name, None, 0.0, limit, False, note)
+
+    for one, other, has in ((a, b, left.name), (b, a, right.name)):
+        extra = sorted(one.keys() - other.keys())
+        if extra:
+            return unequal(f"{has} alone has {extra[0]}" + (f" and {len(extra) - 1} more" * (len(extra) > 1)))
+    if not a:
+        return unequal("there are none")
+    difference, largest, where = 0.0, 0.0, ""
+    for name in sorted(a):
+        x, y = (np.asarray(arrays[name]()).astype(np.float32, copy=False) for arrays in (a, b))
+        if x.shape != y.shape:
+            return unequal(f"{name} has shape {list(x.shape)} and {list(y.shape)}")
+        if not x.size:
+            continue
+        apart = float(np.max(np.abs(x - y)))
+        if not apart < np.inf:
+            return unequal(f"{name} holds values that are not finite")
+        largest = max(largest, float(np.max(np.abs(x))), float(np.max(np.abs(y))))
+        if not where or apart > difference:
+            difference, where = apart, name
+    return Row(
+        quantity,
+        left.name,
+        right.name,
+        difference,
+        largest,
+        limit,
+        limit is None or difference <= limit,
+        where,
+    )

@@ -1,0 +1,288 @@
+"""`recipe parity`: a recipe's artifact in miniature, each backend's script run as a user would run it."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.artifact import ArtifactError, write
+from compiler.backends import Backend, findings, others
+from compiler.emit import emit
+from compiler.lower import lower
+from compiler.parity.backends import SCRIPTS, Backends
+from compiler.parity.recipe import write_recipe
+from compiler.pipeline import (
+    Pipeline,
+    StepFailed,
+    claim,
+    done_line,
+    new_console,
+    report_failure,
+    require_packages,
+    say,
+    script_environment,
+)
+from compiler.program import Program
+from compiler.rehearse import RECIPE, write_miniature
+from spec.diagnostics import render_text
+from spec.load import load
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from compiler.parity.compare import Row, Subject
+
+STEPS = 20
+
+CHAOTIC = ("gemma4",)
+"""Families whose miniatures are measured against themselves as well."""
+
+
+@dataclass
+class Parity:
+    """What a comparison came to.
+
+    Attributes:
+        ok: whether every run ended, and every quantity is within its limit.
+        folder: with the miniature, its recipe, the artifact, traces, logs and outputs; removed when it passed
+            and was not to be kept.
+        rows: of every two runs.
+        control: of one run against itself, () without one.
+        left_out: why a backend took no part, by its name.
+        seconds: of each step by its name.
+    """
+
+    ok: bool
+    folder: Path
+    rows: Sequence[Row] = ()
+    control: Sequence[Row] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        from compiler.parity.table import to_dict
+
+        return to_dict(self.rows, self.control, self.left_out) | {
+            "ok": self.ok,
+            "seconds": dict(self.seconds),
+        }
+
+
+def parity(
+    program: Program,
+    backends: Backends,
+    steps: int = STEPS,
+    folder: Path | None = None,
+    tolerances: Mapping[str, float] | None = None,
+    console: Console | None = None,
+) -> Parity:
+    """Compares backends on a program's miniature, and prints how it goes.
+
+    Args:
+        program: of the recipe.
+        backends: those that take part, at least two.
+        steps: optimizer steps.
+        folder: where everything is written and kept: a new or empty one, or an earlier comparison's; a
+            temporary folder, removed on success, when None.
+        tolerances: other limits than float32's, by quantity.
+
+    Raises:
+        ArtifactError: when `folder` holds something else, or packages that train are not installed.
+        KeyboardInterrupt: after its scripts have been ended and what was kept has been said.
+    """
+    require_packages("comparing backends")
+    console = console or new_console()
+    work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"parity-{program.name}-"))
+    pipeline = Pipeline(console, work / "logs")
+    found = Parity(False, work, left_out=backends.left_out)
+    try:
+        _run(program, backends.chosen, steps, tolerances or {}, pipeline, found)
+    except StepFailed as error:
+        pipeline.print_table(f"parity of {program.name}")
+        report_failure(console, error)
+    except KeyboardInterrupt:
+        say(console, f"\ninterrupted; its scripts have been ended. Kept: {work}")
+        raise
+    found.ok = pipeline.ok and bool(found.rows) and all(row.ok for row in found.rows)
+    found.seconds = {result.step: result.seconds for result in pipeline.results}
+    if found.rows:
+        from compiler.parity.table import print_rows
+
+        print_rows(
+            console, f"parity of {program.name}, {steps} steps", found.rows, found.control, found.left_out
+        )
+    if found.ok and folder is None:
+        shutil.rmtree(work, ignore_errors=True)
+    else:
+        say(console, f"kept: {work}")
+    return found
+
+
+def _run(
+    program: Program,
+    backends: Sequence[Backend],
+    steps: int,
+    tolerances: Mapping[str, float],
+    pipeline: Pipeline,
+    found: Parity,
+) -> None:
+    work = found.folder
+    made: list[Program] = []
+    pipeline.step("miniature", lambda: write_miniature(program, work, dtype="float32"))
+    pipeline.step("compile", lambda: _compile(program, backends, steps, work, pipeline.console, made))
+    small = made[0]
+    runs = {backend: Trained(pipeline, work, small, backend.value, backend) for backend in backends}
+    for run in runs.values():
+        pipeline.step(run.name, run.train)
+    control = None
+    if Backend.TRL in backends and small.lora is not None and program.family.name in CHAOTIC:
+        control = Trained(pipeline, work, small, "control", Backend.TRL)
+        pipeline.step("control", functools.partial(_control, control, small, work))
+    merged = [*runs.values(), *([control] if control else [])]
+    pipeline.step("merge", lambda: _merge(merged))
+    pipeline.step("compare", lambda: _compare(runs, control, tolerances, found))
+
+
+def _compile(
+    program: Program,
+    backends: Sequence[Backend],
+    steps: int,
+    work: Path,
+    console: Console,
+    made: list[Program],
+) -> str:
+    replaced = write_recipe(program, steps, work)
+    lowered = lower(load(work / RECIPE))
+    refused = [] if lowered.program is None else findings(lowered.program, backends)
+    errors = [found for found in [*lowered.diagnostics, *refused] if found.severity == "error"]
+    if lowered.program is None or errors:
+        raise StepFailed("the recipe does not compile in miniature", render_text(errors))
+    try:
+        write(
+            work / "generated",
+            {program.name: emit(lowered.program, others([backend.value for backend in backends]))},
+        )
+    except ArtifactError as error:
+        raise StepFailed(str(error)) from error
+    for change in replaced:
+        say(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
+    made.append(lowered.program)
+    axes = lowered.program.recipe.mesh.axes
+    return f"fsdp {axes['fsdp']} x tp {axes['tp']}, {len(replaced)} values replaced"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A backend's run and what becomes of it.
+
+    Attributes:
+        pipeline: what runs the scripts.
+        work: where everything lies.
+        program: of the miniature.
+        name: of the run: its backend's, or "control".
+        backend: whose script it is.
+    """
+
+    pipeline: Pipeline
+    work: Path
+    program: Program
+    name: str
+    backend: Backend
+
+    @property
+    def artifact(self) -> Path:
+        return self.work / "generated" / self.program.name
+
+    @property
+    def output(self) -> Path:
+        return self.work / self.name
+
+    @property
+    def trace(self) -> Path:
+        return self.work / "traces" / f"{self.name}.npz"
+
+    @property
+    def merged(self) -> Path:
+        """The checkpoint that base and adapter come to, or that full fine-tuning has left."""
+        if self.backend is not Backend.TUNIX and self.program.lora is None:
+            return self.output / "model"
+        return self.output / self.program.recipe.merge.output
+
+    def train(self, *options: str) -> str:
+        """Runs the script; the figure is its loss."""
+        script = str(self.artifact / SCRIPTS[self.backend])
+        paths = ["--data-dir", str(self.work), "--output", str(self.output), "--trace", str(self.trace)]
+        text = self._script([script, *self._model(), *paths, *options], self.name)
+        summary = done_line(text)
+        if not self.trace.is_file():
+            raise StepFailed(f"{Path(script).name} wrote no trace to {self.trace}")
+        return f"{summary.get('steps', '?')} steps, loss {summary.get('loss', '?')}"
+
+    def merge(self) -> None:
+        """Merges the adapter by merge.py: another backend's goes through --import-adapter first."""
+        if self.merged == self.output / "model":
+            return
+        script = [str(self.artifact / "merge.py"), *self._model(), "--output", str(self.output)]
+        if self.backend is not Backend.TUNIX:
+            adapter = str(self.output / "adapter")
+            self._script([*script, "--import-adapter", adapter], f"import-{self.name}")
+        self._script(script, f"merge-{self.name}")
+
+    def subject(self) -> Subject:
+        """The run, to be compared."""
+        from compiler.parity.compare import Subject
+        from runtime.checkpoint import BaseCheckpoint
+        from runtime.trace import read_trace
+
+        base = BaseCheckpoint.open(self.merged)
+        tensors = {name: functools.partial(base.read, name) for name in base.tensors}
+        return Subject(self.name, read_trace(self.trace), tensors)
+
+    def _model(self) -> list[str]:
+        return ["--model", str(self.work / "model")]
+
+    def _script(self, command: list[str], log: str) -> str:
+        # torch's threads mostly wait for each other on models this small.
+        environment = script_environment(self.work) | {"OMP_NUM_THREADS": "1"}
+        return self.pipeline.script([sys.executable, *command], log, environment)
+
+
+def _control(run: Trained, program: Program, work: Path) -> str:
+    from compiler.parity.control import PERTURBATION, write_perturbed
+
+    write_perturbed(work / "perturbed", program, work / "model")
+    return f"{run.train('--adapter', str(work / 'perturbed'))}, from adapters moved by {PERTURBATION:.0e}"
+
+
+def _merge(runs: Sequence[Trained]) -> str:
+    for run in runs:
+        run.merge()
+    return ", ".join(str(run.merged.relative_to(run.work)) for run in runs)
+
+
+def _compare(
+    runs: Mapping[Backend, Trained], control: Trained | None, tolerances: Mapping[str, float], found: Parity
+) -> str:
+    from compiler.parity.compare import TOLERANCES, compare
+    from runtime.errors import UserError
+
+    limits = {**TOLERANCES["float32"], **tolerances}
+    try:
+        subjects = [run.subject() for run in runs.values()]
+        if control is not None:
+            # Its gradients at step 0 are the adapters' own: what it measures is how the run grows from them.
+            pair = [runs[control.backend].subject(), control.subject()]
+            found.control = [row for row in compare(pair, {}) if row.quantity != "targets"]
+    except UserError as error:
+        raise StepFailed(error.message) from error
+    found.rows = compare(subjects, limits, found.control)
+    failed = sum(not row.ok for row in found.rows)
+    if failed:
+        return f"{failed} of {len(found.rows)} are further apart than they may be"
+    return f"{len(found.rows)} quantities within their limits"

@@ -1,0 +1,49 @@
+"""`recipe parity --compare`: traces that were written elsewhere, on real accelerators perhaps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from compiler.parity.compare import Row, Subject, tolerances_of
+from compiler.parity.compare import compare as compare_runs
+from runtime.errors import UserError
+from runtime.trace import Trace, read_trace
+
+
+def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, list[Row]]:
+    """A title, and every quantity of every two of the files.
+
+    Args:
+        limits: other tolerances than those of the traces' dtype, by quantity.
+
+    Raises:
+        UserError: when there are not two, a file is no trace, or they are not of one recipe.
+    """
+    if len(paths) < 2:
+        raise UserError(
+            "one trace has nothing to be compared with", "name two or more: --compare A.npz B.npz"
+        )
+    traces = [read_trace(path) for path in paths]
+    for path, trace in zip(paths, traces, strict=True):
+        if trace.recipe != traces[0].recipe:
+            raise UserError(
+                f"{path}: is of the recipe {trace.recipe}, {paths[0]} of {traces[0].recipe}",
+                "runs of one recipe can be compared",
+            )
+        if not trace.losses:
+            raise UserError(f"{path}: has no steps", "write it again by a run that trains")
+    runs = [Subject(name, trace) for name, trace in zip(_names(paths, traces), traces, strict=True)]
+    steps = min(len(trace.losses) for trace in traces)
+    dtypes = sorted({str(trace.about.get("dtype", "of no known dtype")) for trace in traces})
+    title = f"{traces[0].recipe}, {steps} steps, {' and '.join(dtypes)}"
+    return title, compare_runs(runs, {**tolerances_of(traces), **limits})
+
+
+def _names(paths: Sequence[Path], traces: Sequence[Trace]) -> list[str]:
+    """The backends, or, where two are of one backend, the files."""
+    backends = [trace.backend for trace in traces]
+    if len(set(backends)) == len(backends):
+        return backends
+    short = [path.stem for path in paths]
+    return short if len(set(short)) == len(short) else [str(path) for path in paths]

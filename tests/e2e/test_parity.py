@@ -1,0 +1,43 @@
+"""`recipe parity` on a shipped recipe: each backend's script in a process of its own, and the table."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime.trace import read_trace
+
+pytestmark = pytest.mark.e2e
+
+
+def command(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "compiler.cli", "parity", *map(str, arguments)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+def test_the_flagship_is_one_run_on_three_backends(root: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    done = command(root, "recipes/gemma4-31b-v5p8.yaml", "--steps", "6", "--json", "--keep", kept)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["ok"] and found["left_out"] == {}
+    assert len(found["rows"]) == 3 * 5
+    judged = {row["quantity"] for row in found["rows"] if row["limit"] is not None}
+    assert judged == {"targets", "gradients", "losses", "merged"}
+    assert {row["quantity"] for row in found["control"]} == {"gradients", "losses", "trained", "merged"}
+    print(done.stderr)
+    traces = [kept / "traces" / f"{name}.npz" for name in ("tunix", "trl", "torchax")]
+    assert [read_trace(path).backend for path in traces] == [path.stem for path in traces]
+    # The same files, as if they came from three machines.
+    again = command(root, "--compare", *traces)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "6 steps, float32" in again.stdout and again.stdout.count("trl - torchax") == 4

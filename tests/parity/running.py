@@ -1,0 +1,135 @@
+"""A tiny recipe, its artifact for all backends, and its scripts run one after the other in this process."""
+
+from __future__ import annotations
+
+import functools
+import json
+import runpy
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import catalog
+from compiler.artifact import write
+from compiler.backends import Backend, findings
+from compiler.emit import emit
+from compiler.lower import lower
+from compiler.miniature import write_checkpoint
+from compiler.miniature_config import shrink
+from compiler.parity.backends import SCRIPTS
+from compiler.program import Program
+from compiler.rehearsal_data import conversations, row_of
+from runtime.families import family_of
+from runtime.trace import Trace, read_trace
+from spec.diagnostics import render_text
+from spec.load import load
+
+STEPS = 20
+BACKENDS = (Backend.TUNIX, Backend.TRL, Backend.TORCHAX)
+
+
+@dataclass
+class Case:
+    """A recipe of one kind.
+
+    Attributes:
+        like: the catalogue's model whose family and head ratios the tiny one has.
+        layers: of the tiny model.
+        recipe: the sections that matter.
+    """
+
+    like: str
+    layers: Sequence[str]
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Place:
+    """A folder with a model, data, a recipe and its artifact for every backend."""
+
+    def __init__(self, folder: Path, case: Case) -> None:
+        self.folder = folder
+        texts = [message["content"] for row in conversations(8) for message in row]
+        write_checkpoint(folder / "model", _config(case), texts, dtype="float32", shards=2)
+        recipe = {
+            "recipe": 1,
+            "name": "tiny",
+            "model": {"id": "./model", "dtype": "float32"},
+            "checkpoint": {"directory": "checkpoints", "every_steps": STEPS},
+            "merge": {"dtype": "float32"},
+            **case.recipe,
+        }
+        (folder / "recipe.yaml").write_text(json.dumps(recipe))
+        rows = [json.dumps(row_of(row, recipe["data"].get("format", "chat"))) for row in conversations(48)]
+        (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
+        self.program = _program(folder / "recipe.yaml")
+        write(folder / "generated", {"tiny": emit(self.program, (Backend.TRL, Backend.TORCHAX))})
+
+    @property
+    def artifact(self) -> Path:
+        return self.folder / "generated" / "tiny"
+
+    def train(self, backend: Backend, output: str, *options: str | Path) -> Trace:
+        """Runs a backend's script into a folder below this one, and returns its trace."""
+        trace = self.folder / f"{output}-{len(list(self.folder.glob('*.npz')))}.npz"
+        data = ("--data-dir", self.folder, "--trace", trace)
+        self.run(SCRIPTS[backend], output, *data, *options)
+        return read_trace(trace)
+
+    def merge(self, output: str, *options: str | Path) -> Path:
+        """Runs merge.py; the folder of the merged checkpoint."""
+        self.run("merge.py", output, *options)
+        return self.folder / output / "merged"
+
+    def run(self, script: str, output: str, *options: str | Path) -> None:
+        """Runs a script of the artifact as `python SCRIPT OPTIONS` would.
+
+        XLA compiles it without most of its optimizations: the same computation, ready sooner.
+        """
+        import jax
+        import torch
+
+        torch.set_num_threads(1)  # on models this small, more of them mostly wait for each other
+        path = self.artifact / script
+        arguments = ["--model", self.folder / "model", "--output", self.folder / output, *options]
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+            patch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+            patch.setattr(sys, "path", list(sys.path))
+            patch.setattr(sys, "unraisablehook", sys.unraisablehook)
+            precision = jax.config.jax_default_matmul_precision
+            jax.config.update("jax_disable_most_optimizations", True)
+            try:
+                with pytest.raises(SystemExit) as ended:
+                    runpy.run_path(str(path), run_name="__main__")
+            finally:
+                jax.config.update("jax_default_matmul_precision", precision)
+                jax.config.update("jax_disable_most_optimizations", False)
+        assert ended.value.code == 0, f"{script} ended with {ended.value.code}"
+
+
+def merged_tensors(folder: Path) -> dict[str, Any]:
+    """The tensors of a checkpoint by name, read when they are asked for."""
+    from runtime.checkpoint import BaseCheckpoint
+
+    base = BaseCheckpoint.open(folder)
+    return {name: functools.partial(base.read, name) for name in base.tensors}
+
+
+def _config(case: Case) -> dict[str, Any]:
+    config = catalog.entries()[case.like]["config"]
+    small = shrink(family_of(config).architecture(config), {"fsdp": 2}, "text_config" in config)
+    text = small.get("text_config", small)
+    text |= {"num_hidden_layers": len(case.layers), "layer_types": list(case.layers)}
+    return small
+
+
+def _program(path: Path) -> Program:
+    lowered = lower(load(path))
+    assert lowered.program is not None, render_text(lowered.diagnostics)
+    refused = [found for found in findings(lowered.program, BACKENDS) if found.severity == "error"]
+    assert not refused, render_text(refused)
+    return lowered.program

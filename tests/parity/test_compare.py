@@ -1,0 +1,226 @@
+"""How runs are held against each other: limits, what cannot be compared, the table, traces from elsewhere."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from compiler import cli
+from compiler.parity.compare import TOLERANCES, Row, Subject, compare
+from compiler.parity.table import number, print_rows
+from compiler.pipeline import new_console
+from runtime.trace import Trace
+
+A, B = "layers.0.self_attn.q_proj.lora_A", "layers.0.self_attn.q_proj.lora_B"
+FLOAT32 = TOLERANCES["float32"] | {"trained": 1e-4}
+
+
+def trace(backend: str = "tunix", **changes: Any) -> Trace:
+    """A run of two steps, with a gradient of zero as A's is where B is zero."""
+    arrays = {A: np.zeros((2, 4), np.float32), B: np.full((6, 2), 0.5, np.float32)}
+    trained = {A: np.full((2, 4), 0.1, np.float32), B: np.full((6, 2), 0.01, np.float32)}
+    about = {"dtype": changes.pop("dtype", "float32")}
+    return replace(Trace(backend, "tiny", about, [3.0, 2.5], [40, 38], arrays, trained), **changes)
+
+
+def moved(arrays: dict[str, np.ndarray], name: str, by: float) -> dict[str, np.ndarray]:
+    """The arrays with one number of one of them moved."""
+    out = {key: array.copy() for key, array in arrays.items()}
+    out[name].flat[3] += np.float32(by)
+    return out
+
+
+def rows(*traces: Trace, tolerances: dict[str, float] | None = None, **options: Any) -> dict[str, Row]:
+    limits = FLOAT32 if tolerances is None else tolerances
+    found = compare([Subject(t.backend, t) for t in traces], limits, **options)
+    return {row.quantity: row for row in found}
+
+
+def test_equal_runs_differ_in_nothing() -> None:
+    found = rows(trace(), trace("trl"))
+    assert list(found) == ["targets", "gradients", "losses", "trained"]
+    assert all(row.ok and row.difference == 0 for row in found.values())
+
+
+CHANGES: dict[str, tuple[Callable[[Trace], Trace], str, str]] = {
+    "tokens": (lambda t: replace(t, targets=[40, 37]), "targets", "step 2: 38 and 37"),
+    "length": (lambda t: replace(t, targets=[40], losses=[3.0]), "targets", "2 steps and 1"),
+    "loss": (lambda t: replace(t, losses=[3.0, 2.5002]), "losses", "step 2"),
+    "loss that is none": (lambda t: replace(t, losses=[3.0, float("nan")]), "losses", "step 2"),
+    "no loss": (lambda t: replace(t, losses=[]), "losses", "there are none"),
+    "gradient": (lambda t: replace(t, gradients=moved(t.gradients, B, 2e-5)), "gradients", B),
+    "gradient of its own": (
+        # A ten-thousandth of the others' and well within the limit, but not there at all on one side.
+        lambda t: replace(t, gradients=moved(t.gradients, A, 5e-6)),
+        "gradients",
+        f"{A} is off by 100% of its own largest entry",
+    ),
+    "missing array": (
+        lambda t: replace(t, gradients={B: t.gradients[B]}),
+        "gradients",
+        f"tunix alone has {A}",
+    ),
+    "another array": (
+        lambda t: replace(t, trained=t.trained | {"x": np.ones(1), "y": np.ones(1)}),
+        "trained",
+        "trl alone has x and 1 more",
+    ),
+    "shape": (
+        lambda t: replace(t, trained=t.trained | {A: np.ones((4, 2))}),
+        "trained",
+        f"{A} has shape [2, 4] and [4, 2]",
+    ),
+    "not finite": (
+        lambda t: replace(t, trained=moved(t.trained, A, float("inf"))),
+        "trained",
+        f"{A} holds values that are not finite",
+    ),
+    "nothing trained": (lambda t: replace(t, gradients={}), "gradients", f"tunix alone has {A} and 1 more"),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_differs_is_found_and_named(kind: str) -> None:
+    change, quantity, note = CHANGES[kind]
+    found = rows(trace(), change(trace("trl")))
+    assert not found[quantity].ok and found[quantity].note == note
+    assert {row.quantity for row in found.values() if not row.ok} <= {quantity, "losses"}
+
+
+def test_limits_are_of_the_largest_gradient_and_the_given_ones() -> None:
+    large = trace("trl", gradients={A: np.zeros((2, 4)), B: np.full((6, 2), 20.0)})
+    other = replace(large, backend="tunix", gradients=moved(large.gradients, B, 1e-4))
+    assert rows(large, other)["gradients"].ok
+    assert rows(large, other)["gradients"].limit == pytest.approx(2e-4, rel=1e-4)
+    assert not rows(large, other, tolerances=FLOAT32 | {"gradients": 1e-6})["gradients"].ok
+    # What has no limit is shown.
+    shown = rows(trace(), trace("trl", losses=[9.0, 9.0]), tolerances={})["losses"]
+    assert shown.ok and shown.limit is None and shown.difference == pytest.approx(6.5)
+
+
+def test_a_control_widens_a_limit_and_nothing_else() -> None:
+    far = trace("trl", losses=[3.0, 2.504], trained=moved(trace().trained, B, 2e-3))
+    control = [
+        Row("losses", "trl", "control", 1e-3, 3.0, None, True),
+        Row("trained", "trl", "control", 1e-5, 0.1, None, True),
+    ]
+    found = rows(trace(), far, control=control)
+    assert found["losses"].ok and found["losses"].limit == pytest.approx(1e-2)
+    assert not found["trained"].ok, "ten times this control is the tolerance itself"
+    assert not rows(trace(), far)["losses"].ok
+
+
+def test_merged_weights_are_compared_tensor_by_tensor() -> None:
+    tensors = {"model.embed_tokens.weight": np.ones((3, 2), np.float32), "model.norm.weight": np.ones(2)}
+    changed = tensors | {"model.norm.weight": np.array([1.0, 1.00005])}
+    runs = [
+        Subject("tunix", trace(), {name: lambda array=array: array for name, array in tensors.items()}),
+        Subject("trl", trace("trl"), {name: lambda array=array: array for name, array in changed.items()}),
+        Subject("torchax", trace("torchax")),
+    ]
+    (row,) = [row for row in compare(runs, FLOAT32) if row.quantity == "merged"]
+    assert (row.left, row.right, row.note, row.ok) == ("tunix", "trl", "model.norm.weight", False)
+    assert row.difference == pytest.approx(5e-5, rel=1e-2)
+
+
+def test_the_table_names_every_pair_and_what_was_left_out() -> None:
+    runs = [Subject(t.backend, t) for t in (trace(), trace("trl"), trace("torchax", losses=[3.0, 2.6]))]
+    control = [Row("losses", "trl", "control", 3.1e-7, 3.0, None, True)]
+    screen = io.StringIO()
+    found = compare(runs, FLOAT32, control)
+    print_rows(new_console(screen), "parity of tiny", found, control, {"other": "E0930, nothing"})
+    lines = [line.split("│")[1:] for line in screen.getvalue().splitlines() if "│" in line]
+    cells = [tuple(cell.strip() for cell in line) for line in lines]
+    assert ("losses", "tunix - torchax", "0.1", "3", "0.0333", "1e-4", "failed", "step 2", "") in cells
+    assert (
+        "losses",
+        "trl - control",
+        "3.1e-7",
+        "3",
+        "1.0e-7".replace(".0", ""),
+        "",
+        "control",
+        "",
+        "",
+    ) in cells
+    assert sum(cell[6] == "failed" for cell in cells) == 2
+    assert "left out: other: E0930, nothing" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "-"), (0.0, "0"), (1024.0, "1,024"), (3.14e-7, "3.1e-7"), (1e-5, "1e-5"), (0.0333, "0.0333")],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def recipe(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr of `recipe parity`."""
+    result = CliRunner().invoke(cli.app, ["parity", *map(str, arguments)], catch_exceptions=False)
+    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+
+
+def files(folder: Path, **traces: Trace) -> list[Path]:
+    for name, one in traces.items():
+        one.write(folder / f"{name}.npz")
+    return [folder / f"{name}.npz" for name in traces]
+
+
+def test_traces_from_elsewhere_are_compared_by_their_dtype(tmp_path: Path) -> None:
+    near = trace("trl", losses=[3.0, 2.501], gradients=moved(trace().gradients, B, 1e-3), dtype="bfloat16")
+    gpu, tpu = files(tmp_path, gpu=near, tpu=trace(dtype="bfloat16"))
+    status, printed, _ = recipe("--compare", gpu, tpu)
+    assert status == 0 and "trl - tunix" in printed and "tiny, 2 steps, bfloat16" in printed
+    status, printed, _ = recipe("--compare", gpu, tpu, "--tolerance", "losses=1e-4")
+    assert status == 1 and "failed" in printed
+    status, printed, _ = recipe(
+        "--compare", *files(tmp_path, a=trace(), b=trace(losses=[3.0, 2.501])), "--json"
+    )
+    found = json.loads(printed)
+    assert status == 1 and found["ok"] is False
+    (failed,) = [row for row in found["rows"] if not row["ok"]]
+    assert (failed["quantity"], failed["left"], failed["right"], failed["limit"]) == (
+        "losses",
+        "a",
+        "b",
+        1e-4,
+    )
+
+
+def test_traces_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
+    (one,) = files(tmp_path, one=trace())
+    status, _, err = recipe("--compare", one)
+    assert status == 1 and "one trace has nothing to be compared with" in err
+    status, _, err = recipe("--compare", one, tmp_path / "nothing.npz")
+    assert status == 1 and f"error: {tmp_path / 'nothing.npz'}: no such file" in err
+    (other,) = files(tmp_path, other=replace(trace(), recipe="large"))
+    status, _, err = recipe("--compare", one, other)
+    assert status == 1 and "is of the recipe large" in err
+    (empty,) = files(tmp_path, empty=trace(losses=[]))
+    assert "has no steps" in recipe("--compare", one, empty)[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a.npz"], "add --compare"),
+        (["a.yaml", "b.yaml"], "one at a time"),
+        (["--compare", "a.npz", "b.npz", "--keep", "x"], "do not go with it"),
+        (["a.yaml", "--tolerance", "loss=1e-4"], "is none of gradients, losses, trained, merged"),
+        (["a.yaml", "--tolerance", "losses=small"], "is no limit"),
+        (["a.yaml", "--tolerance", "losses=-1"], "is no limit"),
+        ([], "Missing argument"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], message: str) -> None:
+    status, _, err = recipe(*arguments)
+    assert status == 2 and message in err.replace("│ ", "").replace(" │", "")

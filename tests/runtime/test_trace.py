@@ -1,0 +1,171 @@
+"""What `--trace` writes: the run's own gradients and losses, and nothing that changes the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.trace import Trace, check_writable, count_targets, read_trace
+from tests import tiny
+from tests.runtime import training
+
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""Runs with and without a trace are the same program."""
+
+MESH = {"fsdp": 8, "tp": 1}
+RATE, CLIP = 0.5, 0.1
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma3") / "model"
+    # As many key/value heads as heads: Q, K and V are one weight.
+    tiny.make_gemma3(folder, num_key_value_heads=8, num_hidden_layers=1)
+    return folder
+
+
+def run(model: Path, folder: Path, traced: bool, **options: Any) -> tuple[Trace | None, Any]:
+    """Two steps of two micro-batches with clipped SGD: the trace, and the model as it was trained."""
+    import jax
+    import optax
+
+    from runtime.recorder import Recorder
+    from runtime.settings import ModelSettings
+
+    base = BaseCheckpoint.open(model)
+    with jax.default_matmul_precision("highest"):
+        mesh, built = training.build(model, MESH, remat="none", **options)
+        settings = ModelSettings(id=str(model), family=base.family.name, dtype="float32")
+        recorder = Recorder(built, base, settings, 2, "two-steps") if traced else None
+        chain = optax.chain(optax.clip_by_global_norm(CLIP), optax.sgd(RATE))
+        with mesh:
+            trainer = training.trainer(built, mesh, folder, chain, recorder=recorder, every_steps=1)
+            training.fit(trainer, folder, 2, lambda step: RATE)
+    return (recorder.end(trainer.model) if recorder else None), trainer.model
+
+
+def compiled_steps() -> set[str]:
+    """The training steps that jax has compiled and kept, by their keys."""
+    import jax
+
+    return {path.name for path in Path(jax.config.jax_compilation_cache_dir).glob("jit__train-*-cache")}
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    import json
+
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runtime.step import Step
+    from runtime.trained import _restore
+
+    trace, trained = run(model, tmp_path / "traced", True)
+    assert trace is not None
+    steps = compiled_steps()
+    assert len(steps) == 1
+    with monkeypatch.context() as without:
+        without.setattr(Step, "jit_gradients", None)
+        _, plain = run(model, tmp_path / "plain", False)
+    assert compiled_steps() == steps, "the step is one program, traced or not"
+    left, right = training.arrays(trained), training.arrays(plain)
+    assert left.keys() == right.keys() and all((left[path] == right[path]).all() for path in left)
+    logged = metrics(tmp_path / "plain")
+    assert trace.losses == [line["loss"] for line in logged]
+    assert trace.targets == [
+        sum(count_targets(training.batch(2 * step + i, 2)) for i in (0, 1)) for step in (0, 1)
+    ]
+    assert trace.about["dtype"] == "float32" and trace.about["first_step"] == 1
+
+    # Of the whole step: its norm is the one that the run itself has logged, and its first update is theirs.
+    norm = np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in trace.gradients.values()))
+    assert norm == pytest.approx(logged[0]["grad_norm"], rel=1e-5) and norm > 2 * CLIP
+    first = _restore(str(tmp_path / "plain" / "1" / "model_params"))
+    _, start = training.build(model, MESH, remat="none")
+    for adapter in start.adapters:
+        begun = training.adapters(start)
+        pairs = [adapter.split(arrays[adapter.a_path], arrays[adapter.b_path]) for arrays in (begun, first)]
+        for name in pairs[0]:
+            for letter, before, after in zip("AB", pairs[0][name], pairs[1][name], strict=True):
+                expected = before - RATE * CLIP / norm * trace.gradients[f"{name}.lora_{letter}"]
+                assert expected.shape == after.shape
+                np.testing.assert_allclose(after, expected, atol=1e-6)
+    assert trace.trained.keys() == trace.gradients.keys()
+    assert "layers.0.self_attn.k_proj.lora_B" in trace.trained
+
+
+def test_full_fine_tuning_is_traced_by_the_checkpoints_names(model: Path, tmp_path: Path) -> None:
+    trace, _ = run(model, tmp_path / "run", True, full=True)
+    assert trace is not None
+    base = BaseCheckpoint.open(model)
+    norm = metrics(tmp_path / "run")[0]["grad_norm"]
+    assert trace.gradients.keys() == trace.trained.keys() == set(base.tensors)
+    assert all(trace.gradients[name].shape == base.tensors[name].shape for name in base.tensors)
+    assert norm == pytest.approx(
+        np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in trace.gradients.values())), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: None, "no such file"),
+        (lambda path: path.mkdir(), "is no trace (is a directory)"),
+        (lambda path: path.write_text("step 1: loss 3.2"), "is no trace (no .npz file)"),
+        (lambda path: np.savez(path, losses=np.zeros(3)), "is no trace"),
+        (lambda path: np.savez(path, head=np.frombuffer(b"[1]", np.uint8)), "is no trace"),
+        (
+            lambda path: np.savez(path, head=np.frombuffer(b'{"version": 9}', np.uint8)),
+            "a trace of version 9",
+        ),
+        (lambda path: damage(path, lambda whole: whole[: len(whole) // 2]), "is no trace (no .npz file)"),
+        (
+            lambda path: damage(path, lambda whole: whole.replace(b"\x00\x00\x80?", b"\x00\x00\x00@")),
+            "is damaged",
+        ),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, write: Callable[[Path], Any], message: str) -> None:
+    path = tmp_path / "trace.npz"
+    write(path)
+    with pytest.raises(UserError) as caught:
+        read_trace(path)
+    assert caught.value.message.startswith(f"{path}: ")
+    assert message in caught.value.message and "\n" not in caught.value.message
+    assert caught.value.help
+
+
+def damage(path: Path, change: Callable[[bytes], bytes]) -> None:
+    ones = {"layers.0.mlp.up_proj.lora_A": np.ones((4, 64), np.float32)}
+    Trace("trl", "name", losses=[1.0], targets=[3], gradients=ones, trained=ones).write(path)
+    assert read_trace(path).trained.keys() == ones.keys()
+    whole = path.read_bytes()
+    assert change(whole) != whole
+    path.write_bytes(change(whole))
+
+
+def test_where_a_trace_cannot_be_written_is_told_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder"):
+        check_writable(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"File exists|Not a directory"):
+        check_writable(tmp_path / "file" / "trace.npz")
+    check_writable(tmp_path / "new" / "trace.npz")
+    assert (tmp_path / "new").is_dir()
+
+
+def test_targets_are_predicted_within_their_own_segment() -> None:
+    batch = {
+        "segment_ids": np.array([[1, 1, 1, 2, 2, 0]]),
+        "loss_mask": np.array([[True, False, True, True, True, True]]),
+    }
+    assert count_targets(batch) == 2
