@@ -16,6 +16,7 @@ from compiler.artifact import (
     RUNTIME,
     ArtifactError,
     artifacts_in,
+    backends_of,
     digest,
     locked_files,
     modules,
@@ -99,6 +100,7 @@ def _find_recipe(name: str, out_dir: Path) -> Path | None:
 
 def _refuse_stale(folder: Path, recipe: Path) -> None:
     """The recipe still gives this artifact."""
+    from compiler.backends import others
     from compiler.emit import emit
     from compiler.lower import lower
     from spec.load import load
@@ -108,7 +110,7 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
         raise ArtifactError(f"{recipe} has errors", f"see them with: recipe check {recipe}")
     if program.name != folder.name:
         raise ArtifactError(f"{recipe} is the recipe of `{program.name}`, not of `{folder.name}`")
-    for path, content in emit(program).items():
+    for path, content in emit(program, others(backends_of(folder))).items():
         if not (folder / path).is_file() or (folder / path).read_bytes() != content:
             raise ArtifactError(
                 f"{folder} is stale: {recipe} gives another {path}",

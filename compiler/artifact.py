@@ -117,6 +117,12 @@ def locked_files(folder: Path) -> list[str]:
     return sorted([*paths, LOCK]) if (folder / LOCK).is_file() else []
 
 
+def backends_of(folder: Path) -> list[str]:
+    """Names of the backends that the artifact in a folder was built for beside Tunix, by its lock."""
+    backends = _lock_of(folder).get("backends")
+    return list(backends) if isinstance(backends, dict) else []
+
+
 def difference(before: bytes | None, after: bytes | None, before_name: str, after_name: str) -> str:
     """A unified diff of two versions of a file, of which one may be missing."""
     if before == after:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from compiler import cli_plan, cli_serve
+from compiler import cli_parity, cli_plan, cli_port, cli_serve
+from compiler.backends import Backend, findings, others
 from compiler.cli_base import (
     DONE,
     FAILED,
@@ -69,25 +70,39 @@ def build(
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit 1 and show a diff when something is stale.")
     ] = False,
+    backend: Annotated[
+        list[Backend] | None,
+        typer.Option(
+            "--backend",
+            help="What else shall train it: trl writes baseline/, torchax train_torchax.py, tunix neither; "
+            "may be repeated. By default what the artifact on disk was built for.",
+            show_default=False,
+        ),
+    ] = None,
     sets: Sets = None,
     format: Shown = Format.TEXT,
 ) -> None:
     """Write the artifacts of recipes, or check that they are current."""
     pairs = [read(path, sets) for path in recipes]
     programs = {item.program.name: item.program for _, item in pairs if item.program is not None}
-    diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
+    backends = {name: _backends(backend, output / name) for name in programs}
+    diagnostics = [
+        *(d for _, item in pairs for d in item.diagnostics),
+        *(d for loaded, item in pairs for d in _of_backends(loaded, item, backends)),
+        *_same_names(pairs),
+    ]
     show(diagnostics, format)
     if has_errors(diagnostics):
         raise typer.Exit(FAILED)
     from compiler import artifact
     from compiler.emit import emit
 
-    artifacts = {name: emit(program) for name, program in programs.items()}
+    artifacts = {name: emit(program, backends[name]) for name, program in programs.items()}
     if check:
         difference = artifact.check(output, artifacts)
         if difference:
             print(difference, end="")
-            again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets)])
+            again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend)])
             say(f"error: {output} is not what the recipes give; build it again: {again}")
             raise typer.Exit(FAILED)
         if format is Format.TEXT:
@@ -189,8 +204,10 @@ def diff(
         print(cli_plan.compare(before.program, after.program, tuple(sets or ())), end="")
 
 
+app.command()(cli_parity.parity)
 app.command()(cli_plan.plan)
 app.command()(cli_plan.cost)
+app.command()(cli_port.port)
 app.add_typer(cli_serve.app, name="serve")
 
 
@@ -339,10 +356,33 @@ def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
     return out
 
 
-def _as_options(output: Path, sets: Sequence[str] | None) -> list[str]:
+def _backends(given: Sequence[Backend] | None, folder: Path) -> tuple[Backend, ...]:
+    """The backends beside Tunix that an artifact is built for.
+
+    Args:
+        given: with --backend; None for those that the artifact on disk was built for.
+        folder: of the artifact.
+    """
+    from compiler.artifact import backends_of
+
+    return others(backends_of(folder) if given is None else [backend.value for backend in given])
+
+
+def _of_backends(
+    loaded: Loaded, lowered: Lowered, backends: Mapping[str, Sequence[Backend]]
+) -> list[Diagnostic]:
+    """What the backends of a recipe's artifact say about it."""
+    from spec.load import locate
+
+    program = lowered.program
+    return locate(findings(program, backends[program.name]), loaded.sources) if program is not None else []
+
+
+def _as_options(output: Path, sets: Sequence[str] | None, backends: Sequence[Backend] | None) -> list[str]:
     from shlex import quote
 
     chosen = [] if output == Path("generated") else ["-o", quote(str(output))]
+    chosen += [word for backend in backends or () for word in ("--backend", backend.value)]
     return [*chosen, *(word for item in sets or () for word in ("--set", quote(item)))]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compiler.backends import Backend
 from compiler.cli_base import DONE, FAILED, Format, Recipe, Sets, has_errors, read, say, show
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from compiler.plan.serve.plan import Served
     from compiler.plan.session import Planned
     from compiler.program import Program
+    from spec.load import Loaded
 
 Model = Annotated[
     Path | None,
@@ -41,10 +43,14 @@ Effort = Annotated[
         help="Of the compiler: -1 is quickest, 0 what training uses, which takes three times as long.",
     ),
 ]
+Step = Annotated[
+    Backend, typer.Option("--backend", help="Whose step is compiled: train.py's, or train_torchax.py's.")
+]
 
 
 def plan(
     recipe: Recipe,
+    backend: Step = Backend.TUNIX,
     exact: Annotated[bool, typer.Option("--exact", help="Compile all layers; do not extrapolate.")] = False,
     search: Annotated[
         bool, typer.Option("--search", help="Look for better meshes, micro-batches, remat and attention.")
@@ -80,10 +86,13 @@ def plan(
     if lowered.program is None:
         show(lowered.diagnostics, format)
         raise typer.Exit(FAILED)
+    _refuse_backend(loaded, lowered.program, backend, format)
     _refuse_early(lowered.program, serve, html)
-    asked = session.Asked(tuple(sets or ()), exact, search, most, free_batch, effort, model, data_dir)
+    asked = session.Asked(
+        tuple(sets or ()), exact, search, most, free_batch, effort, model, data_dir, backend
+    )
     try:
-        with _progress(f"planning {lowered.program.name}") as progress:
+        with progress_line(f"planning {lowered.program.name}") as progress:
             planned = session.run(loaded, lowered.program, asked, progress)
     except Interrupted as interrupted:
         from compiler.plan.search_text import text as search_text
@@ -105,6 +114,19 @@ def plan(
         if html is not None:
             print(f"\n{html}: written")
     raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
+
+
+def _refuse_backend(loaded: Loaded, program: Program, backend: Backend, format: Format) -> None:
+    """Ends the command where nothing can be compiled, or the backend cannot train the recipe."""
+    from compiler.backends import findings
+    from compiler.plan.planner import check_target
+    from spec.load import locate
+
+    check_target(program, backend)
+    found = locate(findings(program, (backend,)), loaded.sources)
+    if has_errors(found):
+        show(found, format)
+        raise typer.Exit(FAILED)
 
 
 def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
@@ -136,13 +158,13 @@ def compare(before: Program, after: Program, sets: tuple[str, ...]) -> str:
 
     plans = []
     for program in (before, after):
-        with _progress(f"planning {program.name}") as progress:
+        with progress_line(f"planning {program.name}") as progress:
             plans.append(planned(program, sets, data=statistics(program), progress=progress))
     return f"\n{compared(*plans)}"
 
 
 @contextmanager
-def _progress(label: str) -> Iterator[Progress]:
+def progress_line(label: str) -> Iterator[Progress]:
     """A line on stderr that says how far the compiles are."""
     from runtime.progress import Progress as Line
 
@@ -213,6 +235,7 @@ def cost(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    backend: Step = Backend.TUNIX,
     model: Model = None,
     data_dir: DataDir = None,
     sets: Sets = None,
@@ -226,15 +249,17 @@ def cost(
     from compiler.duration import training_hours
     from compiler.plan import session
 
-    _, lowered = read(recipe, sets, planning=True)
+    format = Format.JSON if as_json else Format.TEXT
+    loaded, lowered = read(recipe, sets, planning=True)
     program = lowered.program
     if program is None:
-        show(lowered.diagnostics, Format.JSON if as_json else Format.TEXT)
+        show(lowered.diagnostics, format)
         raise typer.Exit(FAILED)
     planned = None
     if train_hours is None and run is None:
-        with _progress(f"planning {program.name}") as progress:
-            asked = session.Asked(tuple(sets or ()), model=model, data_dir=data_dir)
+        _refuse_backend(loaded, program, backend, format)
+        with progress_line(f"planning {program.name}") as progress:
+            asked = session.Asked(tuple(sets or ()), model=model, data_dir=data_dir, backend=backend)
             planned = session.plan_run(program, asked, progress)
     made = costs(program, training_hours(train_hours, run, planned, program.recipe.train.steps), hours)
     print(COST.dump_json(made, indent=2).decode() if as_json else text(made).rstrip("\n"))

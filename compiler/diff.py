@@ -11,7 +11,7 @@ from compiler.emit import emit
 from compiler.explain import leaves
 from compiler.meaning import scales, weight_bytes
 from compiler.steps import run_length
-from compiler.wording import flow, in_layers, plural, split_layer
+from compiler.wording import flow, in_layers, listing, plural, split_layer
 from spec.paths import join
 
 if TYPE_CHECKING:
@@ -133,6 +133,15 @@ def _data(a: Program, b: Program) -> Iterator[str]:
         first, second = ([s.path for s in getattr(data, part)] for data in (old, new))
         if first != second:
             yield f"{'trained' if part == 'train' else 'evaluated'} on {flow(first)} -> {flow(second)}"
+        limits = [[s.limit for s in getattr(data, part)] for data in (old, new)]
+        if first == second and limits[0] != limits[1]:
+            before, after = (listing("all" if n is None else f"{n:,}" for n in each) for each in limits)
+            yield f"rows of {flow(second)}: {before} -> {after}"
+    if old.eval_fraction != new.eval_fraction:
+        shares = ("none" if n is None else f"{n:.3g}" for n in (old.eval_fraction, new.eval_fraction))
+        yield f"held out of the training rows to evaluate on: {' -> '.join(shares)}"
+    elif new.eval_fraction is not None and old.eval_seed != new.eval_seed:
+        yield "other rows are held out to evaluate on"
     if old.packing != new.packing:
         yield (
             "rows hold several samples (packing)"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from compiler import backends as other_backends
 from compiler.artifact import LOCK
 from compiler.emitters.bench import emit_bench
 from compiler.emitters.data_files import data_files
@@ -17,21 +19,26 @@ from compiler.emitters.smoke import emit_smoke
 from compiler.emitters.train import emit_train
 
 if TYPE_CHECKING:
+    from compiler.backends import Backend
     from compiler.program import Program
 
 
-def emit(program: Program) -> dict[str, bytes]:
+def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]:
     """The contents of every file of generated/NAME/, by path relative to it, sorted.
 
     The same program gives the same bytes everywhere: nothing here reads the clock, the environment or
     the machine, and of the recipe's folder only the files that the artifact takes along.
+
+    Args:
+        backends: that it is built for beside Tunix.
     """
     texts = {
-        "README.md": emit_readme(program),
+        "README.md": emit_readme(program, backends),
         "recipe.yaml": program.text,
         "train.py": emit_train(program),
         "merge.py": emit_merge(program),
         "requirements-train.txt": emit_requirements(program),
+        **other_backends.files(program, backends),
         **emit_serve(program),
         **emit_smoke(program),
         **emit_bench(program),
@@ -39,5 +46,5 @@ def emit(program: Program) -> dict[str, bytes]:
     }
     files = {path: text.encode() for path, text in texts.items()}
     files = dict(sorted((data_files(program) | files).items()))
-    files[LOCK] = emit_lock(program, files).encode()
+    files[LOCK] = emit_lock(program, files, backends).encode()
     return dict(sorted(files.items()))

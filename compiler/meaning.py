@@ -10,7 +10,7 @@ from compiler import catalog
 from compiler import meaning_train as training
 from compiler.checks.mesh import BYTES
 from compiler.checks.serve import weight_size
-from compiler.steps import run_length
+from compiler.steps import held_out, run_length
 from compiler.wording import grouped, listing, plural, quantity, ranges, split_layer, table, which_layers
 from runtime.adapters import Adapter, Projection
 from runtime.families.base import Spec
@@ -218,6 +218,12 @@ def _data(program: Program) -> list[str]:
             f"{plural(local.rows, 'row')} at hand, of about {local.mean_tokens:,} tokens each (4 "
             "characters a token)"
         )
+    if data.eval_fraction is not None:
+        number = f": {held_out(data.eval_fraction, local.rows):,} of those at hand" if local else ""
+        out.append(
+            f"{data.eval_fraction:.3g} of the rows are held out to evaluate on{number}; which ones, "
+            f"datasets' train_test_split says with the seed {data.eval_seed}"
+        )
     fill = "several samples in each" if data.packing else "one sample in each, padded"
     out.append(
         f"an optimizer step is {plural(train.global_batch_size, 'row')} of {data.max_length:,} tokens, {fill}"
@@ -234,6 +240,9 @@ def _sources(data: Data) -> list[str]:
     if any(source.weight != 1.0 for source in data.train):
         shares = listing(f"{source.weight:g} x the rows of {source.path}" for source in data.train)
         out.append(f"an epoch has {shares}")
+    for source in (*data.train, *data.eval):
+        if source.limit is not None:
+            out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")
     if data.transform is not None:
         out.append(f"each row goes through {data.transform}, which is copied into the artifact and locked")
     return out

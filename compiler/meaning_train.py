@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from compiler.emitters.optimizer import needs_master_weights
-from compiler.steps import run_length, warmup_steps
+from compiler.steps import held_out, run_length, warmup_steps
 from compiler.wording import plural, quantity
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def _length(program: Program) -> list[str]:
     tokens = length.steps * per_step
     if length.exact:
         return [f"{plural(length.steps, 'step')}, at most {tokens:,} tokens ({quantity(tokens)})"]
-    rows = plural(length.data.rows if length.data else 0, "row")
+    at_hand = length.data.rows if length.data else 0
+    rows = plural(at_hand - held_out(recipe.data.eval_fraction, at_hand), "row")
     fewer = "fewer after packing and dropping" if recipe.data.packing else "fewer after dropping"
     return [
         f"at most {plural(length.steps, 'step')} and {tokens:,} tokens, from {rows} at hand; {fewer}",

@@ -94,7 +94,7 @@ def derive(
         for rule in recipe["sharding"]["rules"]
         if any(re.fullmatch(rule["match"], path) for path in paths)
     ]
-    return recipe, list(_replacements(original, recipe))
+    return recipe, list(replacements(original, recipe))
 
 
 def _shrink_lora(recipe: dict[str, Any], program: Program, config: Mapping[str, Any]) -> None:
@@ -145,12 +145,13 @@ def _modules(family: Family, architecture: Architecture) -> list[str]:
     return [f"layers.{site.layer}.{slot}" for site in family.sites(architecture) for slot in site.slots]
 
 
-def _replacements(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[Replacement]:
+def replacements(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[Replacement]:
+    """What two recipes as plain data differ in."""
     found = []
     for key in before:
         path, old, new = f"{prefix}{key}", before[key], after.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping) and key != "axes":
-            found += _replacements(old, new, f"{path}.")
+            found += replacements(old, new, f"{path}.")
         elif old != new:
             found.append(Replacement(path, _short(old), _short(new)))
     return found

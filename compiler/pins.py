@@ -53,9 +53,22 @@ def training(program: Program) -> Pins:
     return pins | _pins("gcs") if uses_gcs(program) else pins
 
 
+def torchax() -> Pins:
+    """What train_torchax.py needs beside the environment of train.py."""
+    return _pins("torchax")
+
+
 def evaluation() -> Pins:
     """The environment of lm-eval, which serve/eval.sh runs."""
     return _pins("eval")
+
+
+def trl(program: Program) -> Pins:
+    """The environment of train_trl.py."""
+    pins = _pins("trl")
+    if program.lora is not None and program.lora.quantize is not None:
+        pins |= _pins("trl-quantized")
+    return pins | _pins("gcs") if uses_gcs(program) else pins
 
 
 def uses_gcs(program: Program) -> bool:

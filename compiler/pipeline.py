@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.artifact import ArtifactError
 from compiler.wording import plural
+from runtime.cache import FOLDER as COMPILED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -217,6 +218,7 @@ class Run:
         work: folder for what the scripts write.
         checkpoints: the recipe's checkpoint.directory, below an output folder.
         merged: the recipe's merge.output, below an output folder.
+        cache: the recipe's cache.directory; None for none.
     """
 
     pipeline: Pipeline
@@ -226,6 +228,7 @@ class Run:
     work: Path
     checkpoints: str
     merged: str
+    cache: str | None = None
 
     @property
     def whole(self) -> Path:
@@ -250,7 +253,13 @@ class Run:
         return f"{summary.get('steps', len(losses))} steps, loss {losses[0]:.2f} to {losses[-1]:.2f}{speed}"
 
     def kill(self) -> str:
-        """Trains again into another folder and kills it once a checkpoint is there."""
+        """Trains again into another folder and kills it once a checkpoint is there.
+
+        What the first run compiled is taken along; what it tokenised is not.
+        """
+        compiled, again = (folder / (self.cache or "") / COMPILED for folder in (self.whole, self.resumed))
+        if self.cache is not None and compiled.is_dir() and not again.exists():
+            shutil.copytree(compiled, again)
         self._train(self.resumed, "kill", until=lambda: bool(self.saved_steps(self.resumed)))
         saved = self.saved_steps(self.resumed)
         reached = self.last_step(self.resumed)
@@ -301,20 +310,8 @@ class Run:
         return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
 
     def environment(self) -> dict[str, str]:
-        """Of the scripts: CPU, no network, compiled functions kept from one script to the next."""
-        kept = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-        return kept | {
-            # For the comparison; the scripts put their own folder's runtime first.
-            "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
-            "HF_HUB_OFFLINE": "1",
-            "JAX_PLATFORMS": "cpu",
-            "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(self.work / CACHE)),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-            "PYTHONUNBUFFERED": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "TRANSFORMERS_VERBOSITY": "error",
-        }
+        """Of the scripts, as `script_environment` has it."""
+        return script_environment(self.work)
 
     def _train(
         self, output: Path, log: str, resume: bool = False, until: Callable[[], bool] | None = None
@@ -347,6 +344,28 @@ class Run:
         return rows
 
 
+def script_environment(work: Path) -> dict[str, str]:
+    """Of scripts that run in miniature: CPU, no network, compiled functions kept from one to the next.
+
+    They run for a moment, so LLVM's optimisations of them would take more time than they save.
+    """
+    return dict(os.environ) | {
+        # For the comparison; the scripts put their own folder's runtime first.
+        "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
+        "HF_HUB_OFFLINE": "1",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(work / CACHE)),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        # A cache of GPUs, whose path would be a part of each key: a copied folder would be of no use.
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+
+
 def claim(folder: Path) -> Path:
     """A folder to work in: a new or empty one, or one of an earlier run, cleared but for its cache.
 
@@ -373,12 +392,17 @@ def require_packages(what: str) -> None:
     Raises:
         ArtifactError: naming what is missing.
     """
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = missing_packages(PACKAGES)
     if missing:
         raise ArtifactError(
             f"{what} needs the packages that train: {', '.join(missing)} cannot be imported",
             "pip install 'recipec[train]'",
         )
+
+
+def missing_packages(names: Iterable[str]) -> list[str]:
+    """Those that cannot be imported, found without importing them."""
+    return [name for name in names if find_spec(name) is None]
 
 
 def done_line(text: str) -> dict[str, str]:

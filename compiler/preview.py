@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from runtime.data.encoding import Shown
     from runtime.data.formats import Row
     from runtime.data.report import SplitReport
+    from runtime.data.splits import Split
     from runtime.settings import DataSettings, ModelSettings, Source
 
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
@@ -111,32 +112,35 @@ def preview(
     from runtime.data.masking import check_loss_on
     from runtime.data.prepare import check_split, count_rows
     from runtime.data.report import SplitReport
+    from runtime.data.splits import splits
     from runtime.data.tokenising import tokenise
     from runtime.data.tokenizer import chat_template, load_tokenizer
     from runtime.errors import UserError
 
     folder = data_dir or program.source.parent
     data, settings = data_settings(program), _model_settings(program)
-    sources = data.train if split == "train" else data.eval
-    if not sources:
-        raise UserError(f"{program.name} has no data.{split}", "name its sources in the recipe")
+    part = splits(data, folder)[split != "train"]
+    if part is None:
+        raise UserError(
+            f"{program.name} has no data.eval", "name its sources in the recipe, or give data.eval_fraction"
+        )
     check_loss_on(data)
     tokenizer = load_tokenizer(_tokenizer_folder(program, settings, model), settings, data, folder)
     how = coding(tokenizer, chat_template(tokenizer, data, folder), data, program.architecture.vocab_size)
 
     encoder = Encoder(how)
-    rows = (row for reader in _readers(sources, data, folder) for row in reader)
+    rows = (row for reader in _readers(part, data, folder) for row in reader)
     shown = list(islice((sample for row in rows if (sample := encoder.show(row))), count))
 
-    readers = _readers(sources, data, folder)
-    samples, encoded = tokenise(readers, how, label=f"tokenising data.{split}")
+    readers = _readers(part, data, folder)
+    samples, encoded = tokenise(readers, how, label=f"tokenising {part.name}")
     report = SplitReport(row_length=data.max_length)
     for reader in readers:
         reader.count(report)
     report.merge(encoded)
     problem = None
     try:
-        check_split(f"data.{split}", report, data.max_invalid_ratio)
+        check_split(part.name, report, data.max_invalid_ratio)
     except UserError as error:
         problem = error.message, error.help
     draws = steps = 0
@@ -164,11 +168,13 @@ def data_settings(program: Program) -> DataSettings:
         transform = f"{(folder / path).resolve()}:{function}"
 
     def sources(given: Iterable[Any]) -> tuple[Source, ...]:
-        return tuple(Source(item.path, item.weight, item.split, item.config) for item in given)
+        return tuple(Source(item.path, item.weight, item.split, item.config, item.limit) for item in given)
 
     return DataSettings(
         train=sources(data.train),
         eval=sources(data.eval),
+        eval_fraction=data.eval_fraction,
+        eval_seed=data.eval_seed,
         format=data.format,
         fields=dict(data.fields),
         transform=transform,
@@ -276,13 +282,10 @@ class _Rows:
         report.malformed.merge(self._reader.malformed)
 
 
-def _readers(sources: Sequence[Source | str], data: DataSettings, folder: Path) -> list[_Rows]:
-    from runtime.data.sources import open_preferences, open_rows
+def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
+    from runtime.data.splits import open_split
 
-    opened: Sequence[Any] = (open_preferences if data.format == "preference" else open_rows)(
-        sources, data, folder
-    )
-    return [_Rows(reader) for reader in opened]
+    return [_Rows(reader) for reader in open_split(split, data, folder)]
 
 
 def _model_settings(program: Program) -> ModelSettings:

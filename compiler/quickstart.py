@@ -85,6 +85,7 @@ def _run(output: Path, pipeline: Pipeline) -> None:
         work=output,
         checkpoints=program.recipe.checkpoint.directory,
         merged=program.recipe.merge.output,
+        cache=program.recipe.cache.directory,
     )
     pipeline.step("train", run.train)
     pipeline.step("learn", lambda: check_losses(run.losses(run.whole), run.evaluation_losses(run.whole)))

@@ -30,7 +30,8 @@ def recipe_text(loaded: Loaded) -> str:
         return ""
     extends = root.entries.get("extends")
     if extends is None and all(node.place.kind == "file" for _, _, node in tree.walk(root)):
-        text = loaded.path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+        text = loaded.path.read_bytes().decode("utf-8") if loaded.text is None else loaded.text
+        text = text.replace("\r\n", "\n")
         return text if text.endswith("\n") else f"{text}\n"
     written = {key: value for key, value in loaded.raw.items() if key != "extends"}
     return "# Put together by recipec from a recipe with `extends` or `--set`.\n" + to_yaml(written)
@@ -38,16 +39,17 @@ def recipe_text(loaded: Loaded) -> str:
 
 def to_yaml(values: dict[str, Any]) -> str:
     """Block YAML of a mapping, in its order; what is short stays on one line."""
-    return "".join(f"{line}\n" for line in _block(values, 0))
+    return "".join(f"{line}\n" for line in block(values, 0))
 
 
-def _block(values: dict[str, Any], indent: int) -> Iterator[str]:
+def block(values: dict[str, Any], indent: int) -> Iterator[str]:
+    """The lines of a mapping's keys; below the top, a short mapping stays on its line."""
     for key, value in values.items():
         head = f"{' ' * indent}{_key(key)}:"
         line = f"{head} {_flow(value)}"
         if isinstance(value, dict) and value and (indent == 0 or len(line) > LINE):
             yield head
-            yield from _block(value, indent + 2)
+            yield from block(value, indent + 2)
         elif isinstance(value, list) and value and len(line) > LINE:
             yield head
             for item in value:
@@ -65,7 +67,9 @@ def _flow(value: Any) -> str:
         return _key(value)
     if isinstance(value, float) and not math.isfinite(value):
         return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    return json.dumps(value)
+    text = json.dumps(value)
+    # 1e-05 is a number in YAML 1.2, and text in YAML 1.1.
+    return text.replace("e", ".0e") if isinstance(value, float) and "." not in text else text
 
 
 def _key(text: str) -> str:
@@ -73,4 +77,5 @@ def _key(text: str) -> str:
     bare = _BARE.fullmatch(text) and text.lower() not in _OTHER_YAML
     if bare and isinstance(core_schema.scalar(text), str):
         return text
-    return json.dumps(text, ensure_ascii=False)
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\u2028\u2029\ufeff]", lambda found: f"\\u{ord(found[0]):04x}", quoted)

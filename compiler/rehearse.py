@@ -108,6 +108,7 @@ def _run(program: Program, steps: int, work: Path, pipeline: Pipeline) -> None:
         work=work,
         checkpoints="checkpoints",
         merged="merged",
+        cache=program.recipe.cache.directory,
     )
     pipeline.step("train", run.train)
     pipeline.step("kill", run.kill)
@@ -117,8 +118,12 @@ def _run(program: Program, steps: int, work: Path, pipeline: Pipeline) -> None:
     pipeline.step("verify", run.verify)
 
 
-def write_miniature(program: Program, work: Path) -> str:
-    """Writes the data and the checkpoint, and says how large the model is."""
+def write_miniature(program: Program, work: Path, dtype: str | None = None) -> str:
+    """Writes the data and the checkpoint, and says how large the model is.
+
+    Args:
+        dtype: of the weights; the recipe's when None.
+    """
     rows = conversations(TRAIN_ROWS + EVAL_ROWS)
     fields = program.recipe.data.fields
     for name, part in ((TRAIN_FILE, rows[EVAL_ROWS:]), (EVAL_FILE, rows[:EVAL_ROWS])):
@@ -127,7 +132,7 @@ def write_miniature(program: Program, work: Path) -> str:
     axes = scale_axes(program.recipe.mesh.axes)
     config = shrink(program.architecture, axes, multimodal=_is_multimodal(program))
     texts = [message["content"] for row in rows for message in row]
-    write_checkpoint(work / "model", config, texts, dtype=program.recipe.model.dtype)
+    write_checkpoint(work / "model", config, texts, dtype=dtype or program.recipe.model.dtype)
     text = config.get("text_config", config)
     heads = [text["num_attention_heads"], text["num_key_value_heads"]]
     heads += [text["num_global_key_value_heads"]] if "num_global_key_value_heads" in text else []
@@ -148,7 +153,7 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[Replacement]:
     """Writes recipe.yaml beside the miniature, and returns what it replaces."""
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
     recipe, replaced = derive(program, config, "./model", TRAIN_FILE, EVAL_FILE, steps)
-    _copy_template(program, recipe, work)
+    copy_template(program, recipe, work)
     write_yaml(work / RECIPE, recipe)
     return replaced
 
@@ -174,7 +179,7 @@ def _is_multimodal(program: Program) -> bool:
     return "text_config" in json.loads((directory / "config.json").read_text(encoding="utf-8"))
 
 
-def _copy_template(program: Program, recipe: Mapping[str, Any], work: Path) -> None:
+def copy_template(program: Program, recipe: Mapping[str, Any], work: Path) -> None:
     """Takes a chat template that is a file along."""
     template = recipe["data"]["chat_template"]
     if template is None or "{" in template or "\n" in template:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spec.language import Recipe
+    from spec.language import DataSource, Recipe
 
 LARGEST = 64 * 2**20
 """Bytes of data that are counted while compiling; more would make it slow."""
@@ -32,7 +32,7 @@ class LocalData:
     """What local JSON-lines files show without a tokenizer.
 
     Attributes:
-        rows: of all files together.
+        rows: of all files together, up to each source's limit.
         mean_tokens: a rough mean length of the first rows in tokens.
     """
 
@@ -61,13 +61,19 @@ def run_length(recipe: Recipe, folder: Path) -> Length:
     Args:
         folder: of the recipe: its relative data paths start there.
     """
-    data = read_local(folder, [source.path for source in recipe.data.train])
+    data = read_local(folder, recipe.data.train)
     if recipe.train.steps is not None:
         return Length(recipe.train.steps, True, data)
     if data is None or data.rows == 0:
         return Length(None, False, data)
-    per_epoch = math.ceil(data.rows / recipe.train.global_batch_size)
+    rows = data.rows - held_out(recipe.data.eval_fraction, data.rows)
+    per_epoch = math.ceil(rows / recipe.train.global_batch_size)
     return Length(per_epoch * (recipe.train.epochs or 1), False, data)
+
+
+def held_out(fraction: float | None, rows: int) -> int:
+    """How many of so many rows data.eval_fraction holds out, as in runtime.data.splits."""
+    return 0 if fraction is None else math.ceil(fraction * rows)
 
 
 def warmup_steps(recipe: Recipe, steps: int) -> int:
@@ -78,12 +84,12 @@ def warmup_steps(recipe: Recipe, steps: int) -> int:
     return schedule.warmup_steps or 0
 
 
-def read_local(folder: Path, paths: Sequence[str]) -> LocalData | None:
+def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
     """Counts the rows of local JSON-lines files; None when one is elsewhere, missing or large."""
     rows, lengths, size = 0, [], 0
-    for path in paths:
-        file = folder / path
-        if "://" in path or not path.endswith(".jsonl"):
+    for source in sources:
+        file = folder / source.path
+        if "://" in source.path or not source.path.endswith(".jsonl"):
             return None
         try:
             size += file.stat().st_size
@@ -92,7 +98,7 @@ def read_local(folder: Path, paths: Sequence[str]) -> LocalData | None:
             content = file.read_bytes()
         except (OSError, ValueError):
             return None
-        lines = [line for line in content.splitlines() if line.strip()]
+        lines = [line for line in content.splitlines() if line.strip()][: source.limit]
         rows += len(lines)
         lengths += [_characters(line) for line in lines[:SAMPLED]]
     mean = sum(lengths) / len(lengths) / CHARACTERS_PER_TOKEN if lengths else 0

@@ -3,7 +3,8 @@
     .venv/bin/python scripts/pins.py
 
 Run it in an environment that the tests pass in. What is not installed there (libtpu, gcsfs and what it
-needs, vllm-tpu) keeps the version that the file has. In an environment of lm-eval it rewrites that set alone:
+needs, vllm-tpu, bitsandbytes) keeps the version that the file has. In an environment of lm-eval it rewrites
+that set alone:
 
     python3 -m venv eval && eval/bin/pip install -U setuptools 'lm-eval[api]' transformers
     eval/bin/python scripts/pins.py
@@ -12,7 +13,7 @@ needs, vllm-tpu) keeps the version that the file has. In an environment of lm-ev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 PINS = Path(__file__).resolve().parent.parent / "compiler" / "data" / "pins.json"
 
-COMPILE = ("jinja2", "pydantic", "rich", "ruamel.yaml", "typer")
+COMPILE = ("PyYAML", "jinja2", "pydantic", "rich", "ruamel.yaml", "typer")
 
 TRAIN = (
     "array-record",
@@ -50,6 +51,13 @@ TRAIN = (
 )
 """What the generated scripts and runtime/ import, and safetensors' format that they write."""
 
+TORCHAX = ("peft", "torch", "torchax")
+"""What train_torchax.py needs beside the packages of train.py."""
+
+JAX = ("flax", "google-tunix", "jax", "optax", "orbax-checkpoint", "qwix")
+"""What of train.py's packages train_trl.py needs none of."""
+
+TRL = ("accelerate", "peft", "torch", "trl", *(name for name in TRAIN if name not in JAX))
 
 EVALUATE = ("lm-eval[api]", "transformers")
 """What serve/eval.sh runs; transformers tokenises where no chat is asked."""
@@ -91,10 +99,42 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
             "direct": {"jax[tpu]" if name == "jax" else name: version for name, version in direct.items()},
             "transitive": dict(sorted({**transitive, **libtpu}.items())),
         },
+        "torchax": beside(versions, TORCHAX),
+        "trl": alone(TRL),
+        "trl-quantized": before["trl-quantized"],
         "gcs": before["gcs"],
         "serve": before["serve"],
         "eval": before["eval"],
     }
+
+
+def beside(versions: Mapping[str, str], roots: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The set of packages that some need beside others.
+
+    Args:
+        versions: of the others.
+    """
+    more = {name: version for name, version in closure(roots).items() if name not in versions}
+    direct = {canonicalize_name(name) for name in roots}
+    return {
+        "direct": {name: public(version) for name, version in more.items() if name in direct},
+        "transitive": {name: public(version) for name, version in more.items() if name not in direct},
+    }
+
+
+def alone(roots: Sequence[str]) -> dict[str, dict[str, str]]:
+    """The set of packages, and of all that they need."""
+    versions = {name: public(version) for name, version in closure(roots).items()}
+    direct = {canonicalize_name(name) for name in roots}
+    return {
+        "direct": {name: version for name, version in versions.items() if name in direct},
+        "transitive": {name: version for name, version in versions.items() if name not in direct},
+    }
+
+
+def public(version: str) -> str:
+    """A version without the part that names a build of it ("2.13.0+cpu")."""
+    return version.partition("+")[0]
 
 
 def with_evaluation() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:

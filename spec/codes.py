@@ -31,7 +31,8 @@ GROUPS: dict[str, str] = {
     "07": "Paths and secrets",
     "08": "Model and catalogue",
     "09": "Not available in this version",
-    "10": "Planning",
+    "10": "Planning and parity",
+    "11": "Porting",
 }
 
 FILES: dict[str, Code] = {
@@ -505,6 +506,21 @@ DATA: dict[str, Code] = {
         "packed preferences",
         "A pair of answers is compared whole, in rows of its own.",
         "`packing: false`.",
+    ),
+    "E0420": Code(
+        "two sources of evaluation data",
+        "`data.eval` names rows to evaluate on, and `data.eval_fraction` holds out others.",
+        "Remove one of the two.",
+    ),
+    "W0421": Code(
+        "eval_seed without effect",
+        "It decides which rows `data.eval_fraction` holds out, and none are.",
+        "Remove the line, or give `data.eval_fraction`.",
+    ),
+    "E0422": Code(
+        "no row left to train on",
+        "`data.eval_fraction` holds out that share of the rows, rounded up: here all of them.",
+        "A smaller share, or more rows.",
     ),
 }
 
@@ -1006,6 +1022,44 @@ UNAVAILABLE: dict[str, Code] = {
         "The serving accelerator spans several machines.",
         "A slice of one host.",
     ),
+    "E0930": Code(
+        "objective without TorchAX",
+        "The TorchAX backend has the loss of supervised fine-tuning alone.",
+        "`objective: sft`, or the backend tunix.",
+    ),
+    "E0931": Code(
+        "QLoRA with TorchAX",
+        "The TorchAX backend runs transformers' own layers, whose frozen weights are not stored quantised.",
+        "`quantize: null`, or the backend tunix.",
+    ),
+    "E0932": Code(
+        "shared A with TorchAX",
+        "PEFT, whose adapters the TorchAX backend trains, gives each projection an A of its own.",
+        "`kv: independent`, or the backend tunix.",
+    ),
+    "E0933": Code(
+        "experts with TorchAX",
+        "transformers' expert layers choose their rows by the data, which jax does not compile.",
+        "A dense model, or the backend tunix.",
+    ),
+    "N0934": Code(
+        "recomputation by layers with TorchAX",
+        "`remat.policy: block` recomputes attention and feed-forward block each by itself in Tunix; the "
+        "TorchAX backend recomputes whole layers.",
+        "Nothing.",
+    ),
+    "N0935": Code(
+        "sharding rules with TorchAX",
+        "The rules name Tunix's arrays. In a tensor of Hugging Face some of their dimensions are one, which "
+        "is split where the first of them is.",
+        "Nothing, where that is what was meant.",
+    ),
+    "N0936": Code(
+        "Adafactor with TorchAX",
+        "Adafactor keeps sums over an array's two largest dimensions, and Hugging Face's arrays are others "
+        "than Tunix's.",
+        "Nothing.",
+    ),
     "N0916": Code(
         "section without a file",
         "launch.kind is part of the language, and this version emits nothing from it.",
@@ -1016,6 +1070,32 @@ UNAVAILABLE: dict[str, Code] = {
         "The reference model of dpo is the one that training starts from: with LoRA the model without its "
         "adapters, in full fine-tuning a second copy, which is not kept.",
         "Add a lora section, or `objective: orpo`.",
+    ),
+    "E0920": Code(
+        "lion with TRL",
+        "The recipe is built for TRL, and neither torch nor transformers has the optimizer Lion.",
+        "`name: adamw`, or build without `--backend trl`.",
+    ),
+    "E0921": Code(
+        "preferences with TRL",
+        "The recipe is built for TRL, whose script trains on the sft objective alone.",
+        "`objective: sft`, or build without `--backend trl`.",
+    ),
+    "E0922": Code(
+        "shared A with TRL",
+        "The recipe is built for TRL; PEFT gives each projection an A of its own, and `kv: shared` has one "
+        "for key and value.",
+        "`kv: independent`, or build without `--backend trl`.",
+    ),
+    "E0923": Code(
+        "int8 with TRL",
+        "The recipe is built for TRL; int8 of bitsandbytes quantises activations as well as weights.",
+        "`quantize: nf4`, or build without `--backend trl`.",
+    ),
+    "W0924": Code(
+        "adafactor with TRL",
+        "transformers' Adafactor factors the second moments of every matrix, train.py those of large ones.",
+        "Nothing, if the two runs need not be the same; `name: adamw` otherwise.",
     ),
 }
 
@@ -1053,6 +1133,235 @@ PLAN: dict[str, Code] = {
     ),
 }
 
+PARITY: dict[str, Code] = {
+    "E1050": Code(
+        "fewer than two backends to compare",
+        "`recipe parity` compares backends that run one recipe; of those asked for, one at most can run this "
+        "one here: the others refuse it, or their packages are not installed.",
+        "Name other backends, change the key that is refused, or install what is missing.",
+    ),
+}
+
+PORT: dict[str, Code] = {
+    "E1101": Code(
+        "file in no known dialect",
+        "None of the keys by which the tools' configs are told from each other stands in the file.",
+        "Name a config of one of the tools that the message lists; `--from` says whose an unusual one is.",
+    ),
+    "E1102": Code(
+        "half a recipe",
+        "The file belongs to a run, and does not say what is trained: an accelerate or DeepSpeed config, an "
+        "adapter_config.json, a dataset_info.json.",
+        "Name the run's own config before it, in one command.",
+    ),
+    "E1103": Code(
+        "dialect cannot be told",
+        "The keys of the file are of several tools, or two files are of two tools.",
+        "Say whose it is by `--from`, or port one of the files.",
+    ),
+    "E1104": Code(
+        "file that the tool has no use for",
+        "A file was named that goes with another tool's config: a dataset_info.json beside Axolotl's.",
+        "Leave it out.",
+    ),
+    "E1105": Code(
+        "not valid JSON",
+        "The text does not follow JSON's grammar at the place shown, so the tool cannot read it either.",
+        "Correct it; comments and commas before a closing bracket are no JSON.",
+    ),
+    "E1106": Code(
+        "Jinja in a config",
+        "A value is a Jinja expression, or the file a Jinja template: what it stands for is filled in by a "
+        "launcher that a port does not run.",
+        "Render it, and port what comes of it.",
+    ),
+    "E1107": Code(
+        "value from the environment",
+        "A value is a reference to an environment variable (`${NAME}`, `${oc.env:NAME}`), unknown here.",
+        "Write the value in its place.",
+    ),
+    "E1108": Code(
+        "reference that cannot be followed",
+        "A `${key}` of OmegaConf names a key that the file has not, or leads back to itself.",
+        "Write the value in its place.",
+    ),
+    "E1109": Code(
+        "aliases without end",
+        "A YAML alias stands within what it stands for, or aliases of aliases make millions of values.",
+        "Write the values out.",
+    ),
+    "E1110": Code(
+        "several runs",
+        "Two configs of one tool, two files of one kind, or a pipeline of stages: a recipe is one run.",
+        "Port each stage alone; the next one's `model.id` is the `merge.output` of the one before.",
+    ),
+    "E1111": Code(
+        "no mesh takes the run",
+        "Every way to arrange the accelerator's devices was refused by the checks.",
+        "Ask for another `--accelerator`.",
+    ),
+    "E1112": Code(
+        "file in the way",
+        "What `-o` or `--report` names is there already, is one of the ported files, or cannot be written.",
+        "Name another file, or replace it with `--force`.",
+    ),
+    "E1113": Code(
+        "not taken over as it stands",
+        "With `--strict` every key has to have an exact counterpart, and some have none.",
+        "The report lists them: change the source, or port without `--strict`.",
+    ),
+    "W1114": Code(
+        "unknown key",
+        "The tool has no such key. It may refuse it or pass it over; nothing is made of it here.",
+        "Use the key that the message suggests, or remove it.",
+    ),
+    "W1115": Code(
+        "key given twice in a config",
+        "A section holds the same key a second time. The tools take the last one, and so does the port.",
+        "Remove one of the two.",
+    ),
+    "W1116": Code(
+        "other rows in an optimizer step",
+        "No mesh of the accelerator takes the source's global batch: it is rounded up to one that does.",
+        "Another `--accelerator`, or another batch size in the source.",
+    ),
+    "E1117": Code(
+        "file named twice",
+        "The command names one file a second time.",
+        "Name it once.",
+    ),
+    "W1119": Code(
+        "file beside the recipe is not written",
+        "The recipe needs a file beside it, such as the Python module of its `data.transform`.",
+        "Give the recipe a file by `-o`; the others are put beside it.",
+    ),
+    "W1118": Code(
+        "no configuration fits",
+        "With `--plan` every configuration that was compiled needs more memory than the accelerator has.",
+        "A larger `--accelerator`; `recipe plan` says what takes the memory.",
+    ),
+    "E1141": Code(
+        "data set type without a counterpart",
+        "A ported file's data set has no type, or one that is not known here, or one that no format has.",
+        "Bring the rows into messages, and name the type that has them (`chat_template`); or set `data` in "
+        "the recipe that `--partial` writes.",
+    ),
+    "E1142": Code(
+        "data sets of different forms",
+        "A recipe's sources have one format; the ported file's data sets have rows of several.",
+        "Bring them into one form, or train on them one after another.",
+    ),
+    "E1143": Code(
+        "data set that cannot be read here",
+        "A ported file names no data set, or one that lies where a recipe cannot read it.",
+        "Copy it to a file or to the Hugging Face hub, and name that.",
+    ),
+    "E1144": Code(
+        "key missing from a config",
+        "A key that the ported tool has no default for is missing, or its value means nothing to the tool.",
+        "Add the key, as the message says.",
+    ),
+    "E1145": Code(
+        "keys that exclude each other",
+        "The ported tool itself refuses these keys together, or one without the other.",
+        "Keep one of them, or add the other.",
+    ),
+    "E1146": Code(
+        "quantised base without adapters",
+        "A quantised base cannot be trained itself, and this file has no adapters on it; or it is stored in "
+        "a way that recipes do not have.",
+        "Train adapters, or do not quantise the base.",
+    ),
+    "E1147": Code(
+        "chat template that is not known",
+        "The ported file names a chat template that is not the model's own, and is not written out here.",
+        "Take the tokenizer's own, or give the template as Jinja.",
+    ),
+    "E1148": Code(
+        "no targets for adapters",
+        "The ported file trains adapters, and does not say of what.",
+        "Name the target modules.",
+    ),
+    "E1149": Code(
+        "another kind of training",
+        "The ported file is of a stage or a method that recipes do not have: reward models, reinforcement "
+        "learning, kto, distillation, adapters that are not LoRA.",
+        "Port the supervised stage, or the one of preferences (dpo, orpo).",
+    ),
+    "E1150": Code(
+        "images or sound",
+        "The ported file trains on images, video or sound; the models here read text.",
+        "Train on text alone.",
+    ),
+    "E1151": Code(
+        "data set that is not in dataset_info.json",
+        "LLaMA-Factory's data sets are described in a file of their own, which is not among the files, or "
+        "does not have this name.",
+        "Name dataset_info.json beside the config, and correct the data set's name.",
+    ),
+    "E1160": Code(
+        "value that the tool does not take",
+        "A key of the source has a value of another type than its tool reads, or a word unknown to it.",
+        "Correct the value, or remove the key: its default then holds.",
+    ),
+    "E1161": Code(
+        "DeepSpeed at odds with the trainer",
+        "A DeepSpeed setting is a number of its own where the Trainer has another, on which it would stop.",
+        "Write `auto` there, or the same number in both.",
+    ),
+    "E1162": Code(
+        "devices that cannot be grouped",
+        "The number of GPUs is not a multiple of those that share their rows (tensor, context or sequence "
+        "parallelism), so there is no number of data-parallel devices, and no global batch.",
+        "Give the number of GPUs that the run used with `--devices`.",
+    ),
+    "E1163": Code(
+        "algorithm without a counterpart",
+        "The source asks for an optimizer, a schedule, a loss or a kind of training that is not among the "
+        "recipe's, and that no other comes near.",
+        "Choose one of those that the message or the help names.",
+    ),
+    "E1164": Code(
+        "targets without a counterpart",
+        "The target modules match nothing that can carry an adapter, are no regular expression, or cannot be "
+        "told without knowing the model.",
+        "Name the model's projections, or all-linear.",
+    ),
+    "E1165": Code(
+        "no model that is known",
+        "The source names no model, or one of which neither the catalogue nor a config.json at hand tells "
+        "the sizes.",
+        "Give another one with `--set` under the source's own key.",
+    ),
+    "E1166": Code(
+        "full fine-tuning with quantised base",
+        "The source quantises the base and trains all weights, which are then no numbers that a gradient "
+        "can change.",
+        "Train adapters, or remove the quantisation.",
+    ),
+    "E1167": Code(
+        "no data set that can be read",
+        "The source names no data set, one whose place a recipe cannot name, or one of a kind that is not "
+        "known here.",
+        "Name a file or a data set of the hub with `--set` under the source's own key.",
+    ),
+    "W1168": Code(
+        "format of the data guessed",
+        "The tool tells by the columns of the data set what its rows are, and the data set is not at hand.",
+        "Look at the data set, and set `data.format` and `data.loss_on` in the recipe.",
+    ),
+    "E1169": Code(
+        "keys at odds",
+        "Two keys of the source ask for what cannot be had together; the tool stops on it too.",
+        "Keep one of them.",
+    ),
+    "E1170": Code(
+        "beyond text",
+        "The source trains on images or sound, or a model for them; a recipe trains on text alone.",
+        "Port the configuration of a text model.",
+    ),
+}
+
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
     *("E0912", "E0917", "N0918"),
@@ -1071,6 +1380,8 @@ CODES: dict[str, Code] = {
     **MODEL,
     **UNAVAILABLE,
     **PLAN,
+    **PARITY,
+    **PORT,
 }
 
 SEVERITIES = {"E": "error", "W": "warning", "N": "note"}

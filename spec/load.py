@@ -34,6 +34,7 @@ class Loaded:
         tentative: when `recipe` is None: the recipe without its faults, as far as the rest can be checked
             without them; never to be built.
         doubtful: paths of which the tentative recipe knows nothing.
+        text: the file's content, where it was given and not read.
     """
 
     path: Path
@@ -43,6 +44,7 @@ class Loaded:
     raw: dict[str, Any] = field(default_factory=dict)
     tentative: Recipe | None = None
     doubtful: frozenset[str] = frozenset()
+    text: str | None = None
 
     def credible(self, found: Iterable[Diagnostic]) -> list[Diagnostic]:
         """Of the diagnostics about `recipe or tentative`, those that do not rest on what is doubtful."""
@@ -60,10 +62,14 @@ def _related(a: str, b: str) -> bool:
     return a == "" or a == b or (b.startswith(a) and b[len(a)] in ".[")
 
 
-def load(path: Path, sets: Sequence[str] = ()) -> Loaded:
-    """Reads a recipe and everything it extends, and applies the `--set` arguments."""
+def load(path: Path, sets: Sequence[str] = (), text: str | None = None) -> Loaded:
+    """Reads a recipe and everything it extends, and applies the `--set` arguments.
+
+    Args:
+        text: the file's content when it is not written yet; None reads the file.
+    """
     path = Path(path)
-    root, diagnostics = _read_chain(path, ())
+    root, diagnostics = _read_chain(path, (), text)
     if root is None:
         concealer = secrets.Concealer(None)
         return Loaded(path, None, in_order(_concealed(diagnostics, concealer)), Sources(None, concealer))
@@ -77,7 +83,7 @@ def load(path: Path, sets: Sequence[str] = ()) -> Loaded:
     recipe = None if has_errors(diagnostics) else verdict.recipe
     tentative = None if recipe or incomplete else verdict.recipe or verdict.tentative
     diagnostics = in_order(_concealed(diagnostics, concealer))
-    return Loaded(path, recipe, diagnostics, sources, raw, tentative, verdict.doubtful)
+    return Loaded(path, recipe, diagnostics, sources, raw, tentative, verdict.doubtful, text)
 
 
 def _incomplete(diagnostics: Iterable[Diagnostic]) -> bool:
@@ -128,15 +134,19 @@ def display(path: Path) -> str:
         return absolute.as_posix()
 
 
-def _read_chain(path: Path, chain: tuple[Path, ...]) -> tuple[Mapping | None, list[Diagnostic]]:
+def _read_chain(
+    path: Path, chain: tuple[Path, ...], text: str | None = None
+) -> tuple[Mapping | None, list[Diagnostic]]:
     """The tree of a file with what it extends merged in.
 
     Args:
         chain: the files that led here, the recipe first.
+        text: the file's content; None reads it.
     """
-    text, problem = _read_text(path)
-    if problem is not None:
-        return None, [problem]
+    if text is None:
+        text, problem = read_text(path)
+        if problem is not None:
+            return None, [problem]
     found = document.read(text, display(path), "extends" if chain else "file")
     diagnostics = found.diagnostics
     if found.root is None:
@@ -185,7 +195,15 @@ def _base(root: Mapping, path: Path, chain: tuple[Path, ...]) -> tuple[Mapping |
     return _read_chain(target, tuple(followed))
 
 
-def _read_text(path: Path) -> tuple[str, Diagnostic | None]:
+def read_text(
+    path: Path, noun: str = "a recipe", most: int = MAX_BYTES, named: str = "a recipe's YAML file"
+) -> tuple[str, Diagnostic | None]:
+    """A file's text, or why there is none.
+
+    Args:
+        noun, named: what the file should be, for messages.
+        most: bytes.
+    """
     name = display(path)
 
     def problem(
@@ -200,11 +218,11 @@ def _read_text(path: Path) -> tuple[str, Diagnostic | None]:
             )
         if not path.is_file():
             what = "a folder" if path.is_dir() else "no regular file"
-            return problem("E0002", f"{name} is {what}", "name a recipe's YAML file")
+            return problem("E0002", f"{name} is {what}", f"name {named}")
         size = path.stat().st_size
-        if size > MAX_BYTES:
+        if size > most:
             return problem(
-                "E0003", f"{name} has {size:,} bytes; a recipe has at most {MAX_BYTES:,}", "is it a recipe?"
+                "E0003", f"{name} has {size:,} bytes; {noun} has at most {most:,}", f"is it {noun}?"
             )
         data = path.read_bytes()
     except (OSError, ValueError) as error:
@@ -233,4 +251,4 @@ def _read_text(path: Path) -> tuple[str, Diagnostic | None]:
         )
 
 
-__all__ = ["Loaded", "Origin", "Sources", "load", "locate"]
+__all__ = ["Loaded", "Origin", "Sources", "load", "locate", "read_text"]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+# What is tested are programs that run for a moment; LLVM's optimisations of them would take most of the time.
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # A shell's background job ignores SIGINT, and so would the scripts that tests interrupt.

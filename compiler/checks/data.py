@@ -10,8 +10,8 @@ from compiler.catalog import FAMILY_TITLES
 from compiler.checks.formats import is_dataset, is_known
 from compiler.checks.paths import escapes, is_inline
 from compiler.facts import Facts
-from compiler.steps import read_local
-from compiler.wording import listing
+from compiler.steps import held_out, read_local
+from compiler.wording import listing, plural
 from runtime.families import FAMILIES
 from spec.diagnostics import Diagnostic
 
@@ -32,6 +32,7 @@ LARGEST_TEMPLATE = 2**20
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _files(facts)
+    yield from _held_out(facts)
     yield from _tokenizer(facts)
     yield from _template(facts)
     yield from _length(facts)
@@ -68,6 +69,35 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                     where,
                     "put it there, or have it below the folder that train.py is given by --data-dir",
                 )
+
+
+def _held_out(facts: Facts) -> Iterator[Diagnostic]:
+    data = facts.recipe.data
+    if data.eval_fraction is None:
+        if "eval_seed" in data.model_fields_set:
+            yield Diagnostic(
+                "W0421",
+                "eval_seed has no effect: without eval_fraction no rows are held out",
+                "data.eval_seed",
+                "remove the line, or give data.eval_fraction",
+            )
+        return
+    if data.eval:
+        yield Diagnostic(
+            "E0420",
+            "data.eval names rows to evaluate on, and eval_fraction holds out others",
+            facts.first_given("data.eval_fraction", "data.eval"),
+            "remove one of the two",
+        )
+    local = None if _leaves(facts) else read_local(facts.folder, data.train)
+    if local is not None and local.rows and held_out(data.eval_fraction, local.rows) == local.rows:
+        yield Diagnostic(
+            "E0422",
+            f"eval_fraction {data.eval_fraction:g} of the {plural(local.rows, 'row')} of data.train, rounded "
+            "up, leaves none to train on",
+            "data.eval_fraction",
+            "a smaller share, or more rows",
+        )
 
 
 def _is_local(facts: Facts, path: str) -> bool:
@@ -180,7 +210,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
         )
     if data.packing or data.format == "preference":
         return
-    local = read_local(facts.folder, [s.path for s in data.train]) if not _leaves(facts) else None
+    local = read_local(facts.folder, data.train) if not _leaves(facts) else None
     padded = f"every sample is padded to max_length {data.max_length:,} and computed at that length"
     if local is not None and local.mean_tokens:
         share = local.mean_tokens / data.max_length

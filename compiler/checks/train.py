@@ -144,10 +144,12 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
             facts.first_given("checkpoint.every_steps", "train.steps", "train.epochs", "data.train"),
             f"every_steps: {max(1, steps // 10)}",
         )
-    if recipe.data.eval and train.eval_every > steps:
+    if recipe.data.evaluates and train.eval_every > steps:
         yield Diagnostic(
             "N0506",
             f"an evaluation every {plural(train.eval_every, 'step')}, and the run has {most}{source}: it "
             "is evaluated at the end alone",
-            facts.first_given("train.eval_every", "train.steps", "train.epochs", "data.eval"),
+            facts.first_given(
+                "train.eval_every", "train.steps", "train.epochs", "data.eval", "data.eval_fraction"
+            ),
         )

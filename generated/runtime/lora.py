@@ -7,7 +7,6 @@ traced computation, so that none can be missing unnoticed.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from flax import nnx
 
 from runtime.adapters import Adapter, LoraSettings
 from runtime.errors import UserError
+from runtime.initial import path_hash
 from runtime.quantize import dequantize, quantized_weight
 
 
@@ -231,29 +231,6 @@ def attach(
             variable = nnx.LoRAParam(jax.ShapeDtypeStruct(shape, dtype), out_sharding=spec)
             setattr(module, f"{name}_lora_{suffix}", variable)
     return model, provider
-
-
-def initial_a(adapter: Adapter, settings: LoraSettings, seed: int) -> np.ndarray:
-    """A's initial values, of `a_shape` in float32.
-
-    Uniform within 1/sqrt(fan_in) as PEFT (kaiming_uniform with a = sqrt(5)), or within
-    sqrt(6/fan_in) as Qwix (he_uniform). They depend on the seed and the projection's name alone:
-    not on the mesh, nor on what else is trained.
-    """
-    fan_in = int(np.prod(adapter.a_shape[:-1]))
-    bound = np.sqrt((1.0 if settings.init == "peft" else 6.0) / fan_in)
-    blocks = []
-    for part in adapter.blocks:
-        name = adapter.site.weight if adapter.shared else part.name
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, path_hash(name)])))
-        values = random.random((*adapter.a_shape[:-1], part.rank), dtype=np.float32)
-        blocks.append((values * 2.0 - 1.0) * np.float32(bound))
-    return np.concatenate(blocks, axis=-1)
-
-
-def path_hash(path: str) -> int:
-    """A number for a path that is the same on every machine and Python."""
-    return zlib.crc32(path.encode())
 
 
 def trained_mask(adapter: Adapter) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,18 @@ LEAST_CHUNKS = 8
 """A smaller batch is split as well: that is what saves memory."""
 SMALL_BYTES = 32 * 2**20
 """Logits that take no more than this are computed at once."""
+
+
+class Computed(Protocol):
+    """How a model is computed: runtime.forward's for Tunix's, or another backend's for its own."""
+
+    def hidden(
+        self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array, /
+    ) -> jax.Array:
+        """[B, T, D]: the hidden states after the final norm."""
+
+    def head(self, model: Any, /) -> Head:
+        """What turns them into logits."""
 
 
 @jax.custom_vjp
@@ -68,7 +80,7 @@ def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
 
 
 def batch_loss(
-    forward: Forward,
+    forward: Computed,
     model: Any,
     tokens: jax.Array,
     positions: jax.Array,

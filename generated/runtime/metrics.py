@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
 
 from runtime.errors import UserError
 
@@ -114,6 +113,9 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, restored_step: int | None, tensorboard: bool) -> None:
+        # Here, for the other backends write the same files without Tunix.
+        from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
+
         self.path = folder / FILE
         with self._writing():
             folder.mkdir(parents=True, exist_ok=True)

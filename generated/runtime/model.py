@@ -20,7 +20,8 @@ from runtime.errors import UserError
 from runtime.families import Architecture, Family
 from runtime.families.base import Parameter, Spec
 from runtime.forward import Forward
-from runtime.lora import AdapterProvider, attach, initial_a
+from runtime.initial import initial_a
+from runtime.lora import AdapterProvider, attach
 from runtime.settings import ModelSettings
 from runtime.specs import Rule, resolve_specs
 

@@ -194,7 +194,7 @@ class Checkpoints(CheckpointManager):
         try:
             self._checkpoint_manager = ocp.CheckpointManager(
                 directory,
-                item_handlers={ITEM: _summed(), OPTIMIZER: _summed()},
+                item_handlers={ITEM: summed(), OPTIMIZER: summed()},
                 options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
             )
         except OSError as error:
@@ -320,7 +320,7 @@ def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
     return nnx.State.from_flat_path(leaves)
 
 
-def _summed() -> ocp.PyTreeCheckpointHandler:
+def summed() -> ocp.PyTreeCheckpointHandler:
     """A handler that writes checksums when the files of its tree are complete.
 
     Orbax looks handlers up by their exact class, so that one method of an instance is replaced.

@@ -63,12 +63,14 @@ class Source:
         weight: how often its samples are drawn, relative to the other sources.
         split: of a Hugging Face data set, such as "train[:10%]"; None takes "train".
         config: configuration (subset) of a Hugging Face data set, None for its default.
+        limit: only its first so many rows are taken, None for all.
     """
 
     path: str
     weight: float = 1.0
     split: str | None = None
     config: str | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class DataSettings:
 
     Attributes:
         train, eval: where the samples come from; a bare text stands for `Source(path)`.
+        eval_fraction: share of the rows of `train` that is held out for evaluation instead of `eval`.
+        eval_seed: of the choice of these rows.
         format: "chat", "instruction", "prompt_completion", "text" or "preference".
         fields: name that the project uses -> name in the files.
         transform: "FILE.py:FUNCTION", a row -> row or None, relative to the artifact's folder.
@@ -92,6 +96,8 @@ class DataSettings:
     train: tuple[str | Source, ...]
     max_length: int
     eval: tuple[str | Source, ...] = ()
+    eval_fraction: float | None = None
+    eval_seed: int = 42
     format: str = "chat"
     fields: Mapping[str, str] = field(default_factory=dict)
     transform: str | None = None

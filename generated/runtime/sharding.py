@@ -15,7 +15,7 @@ import jax
 from jax.interpreters import pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from runtime.families.base import Spec
+from runtime.specs import divisible
 
 
 def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> jax.Array:
@@ -37,14 +37,6 @@ def parts(size: int, axis: str) -> int:
     """Over how many devices of the mesh in scope an axis splits a dimension; 1 where it does not divide."""
     axes = pxla.thread_resources.env.physical_mesh.shape
     return axes[axis] if axis in axes and size % axes[axis] == 0 else 1
-
-
-def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Any) -> Spec:
-    """A sharding without the axes that do not divide their dimension, or that the mesh lacks."""
-    return tuple(
-        axis if axis in axes and size % axes[axis] == 0 else None
-        for size, axis in zip(shape, spec, strict=False)
-    )
 
 
 def named(mesh: Mesh, spec: Iterable[str | None]) -> NamedSharding:

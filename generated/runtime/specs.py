@@ -93,3 +93,11 @@ def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, 
         for i, (length, axis) in enumerate(zip(shape, spec, strict=True))
         if axis is not None and axis in axes and length % axes[axis]
     ]
+
+
+def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Mapping[str, int]) -> Spec:
+    """A sharding without the axes that do not divide their dimension, or that the mesh lacks."""
+    return tuple(
+        axis if axis is not None and axis in axes and size % axes[axis] == 0 else None
+        for size, axis in zip(shape, spec, strict=False)
+    )

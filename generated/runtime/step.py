@@ -127,6 +127,11 @@ class Step:
         """(trained, base, batch) -> the loss without dropout, compiled."""
         return jax.jit(self._evaluate)
 
+    def jit_gradients(self) -> Any:
+        """(trained, base, batch) -> the gradients of the micro-batch's loss in float32, compiled: those that
+        the training step takes, which gives none of them away."""
+        return jax.jit(self._gradients_of)
+
     def _train(self, live: Live, base: Any, batch: Batch) -> tuple[Live, jax.Array, jax.Array, Named]:
         model = nnx.merge(self._model_graph, live[0], base)
         optimizer = nnx.merge(self._optimizer_graph, live[1])
@@ -143,6 +148,16 @@ class Step:
     ) -> tuple[jax.Array, jax.Array, Named]:
         """Returns the micro-batch's loss, the norm of the last whole step's gradient, and what the objective
         has to say beside."""
+        (loss, more), gradients = self._differentiate(model, inputs)
+        optimizer.update(model, gradients)
+        norm = optax.tree_utils.tree_get(nnx.pure(optimizer.opt_state), "recorded_norm")
+        return loss, norm, more
+
+    def _gradients_of(self, trained: Any, base: Any, batch: Batch) -> Any:
+        return self._differentiate(nnx.merge(self._model_graph, trained, base), batch)[1]
+
+    def _differentiate(self, model: nnx.Module, inputs: Batch) -> tuple[tuple[jax.Array, Named], Any]:
+        """The micro-batch's loss with what the objective has to say beside, and its gradients in float32."""
         provider = self._provider
 
         def loss_of(model: nnx.Module) -> tuple[jax.Array, Named]:
@@ -152,11 +167,8 @@ class Step:
                 return self._loss(model, inputs)
 
         wanted = nnx.DiffState(0, self._trained)
-        (loss, more), gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
-        gradients = jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
-        optimizer.update(model, gradients)
-        norm = optax.tree_utils.tree_get(nnx.pure(optimizer.opt_state), "recorded_norm")
-        return loss, norm, more
+        found, gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
+        return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
 
 
 def shardings_of(state: Any, mesh: Mesh) -> Any:

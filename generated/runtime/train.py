@@ -35,6 +35,7 @@ class Arguments:
         model: folder of the checkpoint to start from, None to find the recipe's model.id.
         data_dir: what relative paths of data are relative to.
         output: what a relative checkpoint.directory is relative to.
+        trace: file for what `recipe parity` compares, None to write none.
     """
 
     resume: bool
@@ -42,6 +43,7 @@ class Arguments:
     model: Path | None
     data_dir: Path
     output: Path
+    trace: Path | None = None
 
 
 def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Arguments:
@@ -65,8 +67,11 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Argume
     parser.add_argument(
         "--output", type=Path, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
     )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write losses, first gradients and what was trained"
+    )
     given = parser.parse_args(argv)
-    return Arguments(given.resume, given.steps, given.model, given.data_dir, given.output)
+    return Arguments(given.resume, given.steps, given.model, given.data_dir, given.output, given.trace)
 
 
 def run(
@@ -96,7 +101,7 @@ def run(
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
     directory = checkpoint_directory(checkpoint, arguments.output)
-    with Interrupts(lambda signum: _farewell(signum, directory)) as interrupts:
+    with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
         try:
             return guarded(
                 lambda: _run(
@@ -112,7 +117,7 @@ def run(
                 )
             )
         except Interrupted as interrupted:
-            print(f"\n{_farewell(interrupted.signum, directory)}", file=sys.stderr)
+            print(f"\n{farewell(interrupted.signum, directory)}", file=sys.stderr)
             return 128 + interrupted.signum
 
 
@@ -137,8 +142,12 @@ def _run(
     caches: str | None,
 ) -> int:
     model_settings, mesh_settings, lora, data, train, checkpoint = settings
-    _check_directory(directory, artifact, arguments.resume)
-    _quiet()
+    check_directory(directory, artifact, arguments.resume)
+    if arguments.trace is not None:
+        from runtime.trace import check_writable
+
+        check_writable(arguments.trace)
+    quiet()
     keep_compiled(caches)
 
     import jax
@@ -153,6 +162,7 @@ def _run(
     from runtime.model import build
     from runtime.progress import Progress
     from runtime.record import write_record
+    from runtime.recorder import Recorder
     from runtime.run_report import peak_memory
     from runtime.trainer import Trainer
 
@@ -198,8 +208,19 @@ def _run(
             lambda done, count: progress.advance(1 / count),
         )
     with mesh:
+        recorder = None
+        if arguments.trace is not None:
+            recorder = Recorder(built, base, model_settings, prepared.accumulation, artifact.name)
         trainer = Trainer(
-            built, optimizer(schedule), train, checkpoint, mesh, directory, prepared.accumulation, found.step
+            built,
+            optimizer(schedule),
+            train,
+            checkpoint,
+            mesh,
+            directory,
+            prepared.accumulation,
+            found.step,
+            recorder,
         )
         restored = trainer.train_steps
         if restored:
@@ -231,7 +252,9 @@ def _run(
             metrics.close()
             trainer.close()
             if remote:
-                _copy(metrics.path, directory)
+                copy_metrics(metrics.path, directory)
+    if recorder is not None and arguments.trace is not None:
+        recorder.end(trainer.model).write(arguments.trace)
     if outcome.loss is None:
         outcome.loss = last_metric(metrics.path, "loss")
     if outcome.eval_loss is None:
@@ -262,7 +285,7 @@ def summary(outcome: Outcome, peak: int) -> str:
     return "done: " + " ".join(parts)
 
 
-def _check_directory(directory: str, artifact: Path, resume: bool) -> None:
+def check_directory(directory: str, artifact: Path, resume: bool) -> None:
     """Refuses to mix runs in one checkpoint directory."""
     from etils import epath
 
@@ -281,7 +304,8 @@ def _check_directory(directory: str, artifact: Path, resume: bool) -> None:
         print(f"{directory} holds no checkpoint yet: starting from the beginning", file=sys.stderr)
 
 
-def _farewell(signum: int, directory: str) -> str:
+def farewell(signum: int, directory: str) -> str:
+    """What to say of a run that a signal ends, and of what it leaves."""
     from runtime.trained import saved_steps
 
     steps = saved_steps(directory)
@@ -293,7 +317,7 @@ def _farewell(signum: int, directory: str) -> str:
     )
 
 
-def _quiet() -> None:
+def quiet() -> None:
     """Keeps what libraries say to their developers off the terminal."""
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module="(tunix|qwix|flax|orbax|jax).*")
@@ -315,7 +339,7 @@ def _unraisable(event: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(event)
 
 
-def _copy(path: Path, directory: str) -> None:
+def copy_metrics(path: Path, directory: str) -> None:
     """Puts the metrics beside checkpoints that are not local."""
     from etils import epath
 

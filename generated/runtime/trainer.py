@@ -22,6 +22,7 @@ from runtime.interrupts import Interrupted, Interrupts
 from runtime.loss import Batch
 from runtime.metrics import Metrics
 from runtime.model import Built
+from runtime.recorder import Recorder
 from runtime.run_report import Named, NotFinite, Numbers, Report
 from runtime.saving import Checkpoints, kept
 from runtime.settings import CheckpointSettings, TrainSettings
@@ -62,6 +63,7 @@ class Trainer(PeftTrainer):
         directory: for checkpoints, local and absolute or gs://.
         accumulation: micro-batches of an optimizer step.
         step: whose checkpoint is restored; the newest one when None, if there is any.
+        recorder: of the run's trace, None for a run without one.
 
     Raises:
         UserError: when the checkpoint does not fit the model.
@@ -77,7 +79,9 @@ class Trainer(PeftTrainer):
         directory: str,
         accumulation: int,
         step: int | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
+        self._recorder = recorder
         self._built = built
         self._provider = built.provider
         self._mesh = mesh
@@ -187,8 +191,11 @@ class Trainer(PeftTrainer):
         step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss)
         self._live = jax.device_put(step.live, step.shardings)
         train, evaluate = step.jit(), step.jit_evaluation()
+        gradients = None if self._recorder is None else step.jit_gradients()
 
         def train_step(batch: Batch) -> tuple[jax.Array, jax.Array, Named]:
+            if self._recorder is not None and gradients is not None:
+                self._recorder.before(batch, lambda: gradients(self._live[0], step.base, batch))
             self._live, loss, norm, more = train(self._live, step.base, batch)
             return loss, norm, more
 
@@ -213,6 +220,8 @@ class Trainer(PeftTrainer):
             raise UserError(f"the training data ended within step {self._train_steps + 1}")
         self._iter_steps += self._accumulation
         self._train_steps += 1
+        if self._recorder is not None:
+            self._recorder.after(self._train_steps, losses)
         return Numbers(self._train_steps, losses, norm, tokens, metrics)
 
     def _loss(self, model: nnx.Module, inputs: Batch) -> tuple[jax.Array, Named]:

@@ -36,6 +36,7 @@ class DataSource(Section):
     config: str | None = field(
         "Configuration (subset) of a Hugging Face data set; null takes its default.", None, min_length=1
     )
+    limit: int | None = field("Takes only the first so many rows; null takes all.", None, unit="rows", ge=1)
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -68,7 +69,22 @@ class Data(Section):
     train: list[DataSource] = field(
         "Sources to train on.", min_length=1, example=[{"path": "data/train.jsonl"}]
     )
-    eval: list[DataSource] = field("Sources to evaluate on; none switches evaluation off.", [])
+    eval: list[DataSource] = field(
+        "Sources to evaluate on; without any, and without eval_fraction, nothing is evaluated.", []
+    )
+    eval_fraction: float | None = field(
+        "Share of the training rows that is held out to evaluate on: the rows that datasets' "
+        "train_test_split(test_size=eval_fraction, seed=eval_seed) chooses of all sources together; the "
+        "order of the others is shuffle_seed's. null holds none out.",
+        None,
+        unit="share of the rows",
+        gt=0,
+        lt=1,
+        example=0.05,
+    )
+    eval_seed: int = field(
+        "Seed of the choice that eval_fraction makes.", 42, unit="none (a seed)", ge=0, le=2**32 - 1
+    )
     format: Literal["chat", "instruction", "prompt_completion", "text", "preference"] = field(
         "What a sample holds: chat has messages of role and content (or ShareGPT's conversations of from and "
         "value), and may have tools; instruction has instruction, input and output; prompt_completion has "
@@ -123,3 +139,8 @@ class Data(Section):
         ge=0,
         le=2**32 - 1,
     )
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return bool(self.eval) or self.eval_fraction is not None

@@ -45,6 +45,8 @@ def test_nothing(changed: Callable[..., str]) -> None:
          ["schedule cosine to 0 of the peak, warm-up none -> linear", "warm-up 0.03 of the steps"]),
         (["data.packing=false", "data.loss_on=all", "data.max_length=2048"],
          ["each sample is padded", "loss on assistant -> all", "left out above 3,072 -> 2,048 tokens"]),
+        (["data.eval_fraction=0.05", "data.train[0].limit=1000"],
+         ["held out of the training rows to evaluate on: none -> 0.05", "all -> 1,000"]),
         (["serve={}"], ["served on v6e-8"]),
         (["sharding.rules=[{match: '.*down_proj.kernel', spec: [fsdp, tp]}]"],
          ["60 parameters sharded another way: layers.*.mlp.down_proj.kernel"]),
@@ -67,6 +69,11 @@ def test_a_section_that_comes_or_goes(changed: Callable[..., str]) -> None:
     assert "--- /dev/null\n+++ example/serve/Dockerfile\n" in text
     gone = changed("serve=null", both=("serve={}",))
     assert "no longer served" in gone and "  serve.port: 8000 -> (none)\n" in gone
+
+
+def test_another_seed_holds_other_rows_out(changed: Callable[..., str]) -> None:
+    text = changed("data.eval_seed=7", both=("data.eval_fraction=0.05",))
+    assert "other rows are held out to evaluate on" in text
 
 
 def test_a_change_of_name_changes_nothing_in_the_run(changed: Callable[..., str]) -> None:

@@ -46,6 +46,7 @@ def miniature(folder: Path, recipe: dict[str, Any]) -> tuple[Program, dict[str, 
 
 def test_what_is_no_matter_of_size_stays(tmp_path: Path) -> None:
     extra = {
+        "data": BASE["data"] | {"eval_fraction": 0.1, "eval_seed": 3},
         "remat": {"policy": "block"},
         "train": {"loss_normalization": "micro_batches", "seed": 7, "global_batch_size": 8},
         "merge": {"dtype": "float32", "adapter": False},
@@ -55,6 +56,7 @@ def test_what_is_no_matter_of_size_stays(tmp_path: Path) -> None:
     assert recipe.lora is not None
     assert (recipe.lora.rank, recipe.lora.alpha) == (64, 32)
     assert recipe.remat.policy == "block"
+    assert (recipe.data.eval_fraction, recipe.data.eval_seed, recipe.data.eval) == (0.1, 3, [])
     assert (recipe.train.loss_normalization, recipe.train.seed) == ("micro_batches", 7)
     assert (recipe.merge.dtype, recipe.merge.adapter) == ("float32", False)
     assert small.accumulation_steps == 2

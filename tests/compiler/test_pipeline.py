@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,17 @@ def test_a_killed_run_leaves_its_checkpoints(tmp_path: Path) -> None:
     run.pipeline.step("kill", run.kill)
     assert run.pipeline.results[0].figure == "SIGKILL at step 1, checkpoint of step 1 is there"
     assert run.saved_steps(run.resumed) == [1]
+
+
+def test_a_killed_run_finds_what_the_first_one_compiled(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, "time.sleep(2)")
+    run = replace(run, cache="kept")
+    for name in ("xla", "data"):
+        (run.whole / "kept" / name).mkdir(parents=True)
+        (run.whole / "kept" / name / "entry").write_text("it")
+    run.pipeline.step("kill", run.kill)
+    assert (run.resumed / "kept" / "xla" / "entry").read_text() == "it"
+    assert not (run.resumed / "kept" / "data").exists()
 
 
 def test_a_run_that_ends_before_the_kill_is_a_failure(tmp_path: Path) -> None:

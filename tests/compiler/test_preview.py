@@ -73,6 +73,26 @@ def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> Non
     assert made.steps_per_epoch == run.steps_per_epoch and made.shown == []
 
 
+def test_rows_held_out_are_a_split(quickstart: Path, model: Path) -> None:
+    shown = {}
+    for split in ("train", "eval"):
+        status, printed, errors = recipe(
+            *("preview", quickstart, "-n", "400", "--split", split, "--model", model, "--format", "json"),
+            *("--set", "data.eval=[]", "--set", "data.eval_fraction=0.2", "--set", "data.train[0].limit=31"),
+        )
+        assert status == 0, errors
+        found = json.loads(printed)
+        shown[split] = [sample["origin"] for sample in found["samples"]]
+        assert found["report"]["read"] == len(shown[split])
+    assert (len(shown["train"]), len(shown["eval"])) == (24, 7)
+    names = {f"data/quickstart/train.jsonl:{i}" for i in range(1, 32)}
+    assert {*shown["train"], *shown["eval"]} == names
+    status, _, errors = recipe(
+        "preview", quickstart, "--split", "eval", "--model", model, "--set", "data.eval=[]"
+    )
+    assert status == 1 and "or give data.eval_fraction" in errors
+
+
 def test_jax_is_not_needed(quickstart: Path, model: Path, tmp_path: Path) -> None:
     for name in ("jax", "grain", "tunix", "flax"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} was imported')")

@@ -10,6 +10,7 @@ import pytest
 from compiler.checks.paths import escapes, is_inline
 from compiler.steps import read_local, run_length, warmup_steps
 from compiler.wording import divisors, listing, quantity, ranges, table
+from spec.language import DataSource
 from spec.load import Loaded
 
 ROW = b'{"messages": [{"role": "user", "content": "abcdefgh"}]}\n'
@@ -17,14 +18,16 @@ ROW = b'{"messages": [{"role": "user", "content": "abcdefgh"}]}\n'
 
 def test_rows_are_counted_and_lengths_guessed(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(ROW * 3 + b"\n\nnot json\n")
-    found = read_local(tmp_path, ["a.jsonl"])
+    found = read_local(tmp_path, [DataSource(path="a.jsonl")])
     assert found is not None and (found.rows, found.mean_tokens) == (4, round(36 / 4 / 4))
+    found = read_local(tmp_path, [DataSource(path="a.jsonl", limit=3), DataSource(path="a.jsonl", limit=9)])
+    assert found is not None and found.rows == 3 + 4
 
 
 @pytest.mark.parametrize("path", ["absent.jsonl", "gs://bucket/a.jsonl", "a.csv", ".", "\0.jsonl"])
 def test_what_is_not_at_hand_is_not_counted(path: str, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(ROW)
-    assert read_local(tmp_path, [path]) is None
+    assert read_local(tmp_path, [DataSource(path=path)]) is None
 
 
 def test_epochs_are_rounded_up_one_by_one(loaded: Callable[..., Loaded], tmp_path: Path) -> None:
@@ -33,6 +36,8 @@ def test_epochs_are_rounded_up_one_by_one(loaded: Callable[..., Loaded], tmp_pat
     assert recipe is not None
     length = run_length(recipe, tmp_path)
     assert (length.steps, length.exact) == (2 * 3, False)
+    recipe = loaded("data.train=[a.jsonl]", "train.epochs=2", "data.eval_fraction=0.01").recipe
+    assert recipe is not None and run_length(recipe, tmp_path).steps == 2 * 2  # of 16 rows
 
 
 def test_warmup(loaded: Callable[..., Loaded]) -> None:

@@ -22,21 +22,33 @@ OPTIONAL = {"matplotlib"}
 """A benchmark is drawn where it is installed, and told as a table where it is not."""
 
 
-def imported(folder: Path) -> set[str]:
-    """The packages that the modules of runtime/ import, besides the standard library and runtime itself."""
+BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}
+"""The sets of pins that another backend's script runs on."""
+
+
+def imported(*files: Path) -> set[str]:
+    """The packages that modules of runtime/ import, besides the standard library and runtime itself."""
     names: set[str] = set()
-    for path in folder.rglob("*.py"):
+    for path in files:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.partition(".")[0])
-    return names - {*sys.stdlib_module_names, "runtime"}
+    names -= {*sys.stdlib_module_names, "runtime"}
+    return {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in names}
 
 
 def test_all_that_the_runtime_imports_is_pinned(root: Path) -> None:
-    needed = {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in imported(root / "runtime")}
-    assert needed - OPTIONAL <= set(pins.sets()["train-cpu"]["direct"])
+    modules = set((root / "runtime").rglob("*.py")) - set((root / "runtime" / "backends").rglob("*.py"))
+    assert imported(*modules) - OPTIONAL <= set(pins.sets()["train-cpu"]["direct"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_all_that_a_backend_imports_is_pinned(backend: str, root: Path) -> None:
+    folder = root / "runtime" / "backends"
+    needed = imported(*folder.glob("*.py"), *(folder / backend).rglob("*.py"))
+    assert needed <= {name for part in BACKENDS[backend] for name in pins.sets()[part]["direct"]}
 
 
 def test_pyproject_has_the_same_versions(root: Path) -> None:

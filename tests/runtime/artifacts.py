@@ -110,9 +110,10 @@ def script(place: Path, output: str, *options: str, artifact: str = "artifact") 
 
 
 def environment(place: Path) -> Mapping[str, str]:
-    """That of a script's process, with a cache of compiled functions."""
+    """That of a script's process, with a cache of functions, which are compiled in little time."""
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     return clean | {
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
         "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }

@@ -22,6 +22,9 @@ from runtime.trained import TrainedAdapters, load_trained
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run
 
+pytestmark = pytest.mark.usefixtures("compiled_once")
+"""A case is verified again and again."""
+
 LIMIT = 5e-5
 """Of logits that reach 20 to 30."""
 
@@ -218,8 +221,18 @@ def run_verify(case: Case, folder: Path, dtype: str) -> int:
     )
 
 
-@pytest.mark.parametrize("case", ["gemma4-multimodal-sharded", "gemma3", "llama3"], indirect=True)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        ("gemma4-multimodal-sharded", "float32"),
+        ("gemma4-multimodal-sharded", "bfloat16"),
+        ("gemma3", "float32"),
+        pytest.param("gemma3", "bfloat16", marks=pytest.mark.e2e),
+        ("llama3", "float32"),
+        pytest.param("llama3", "bfloat16", marks=pytest.mark.e2e),
+    ],
+    indirect=["case"],
+)
 def test_verify(case: Case, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     merged_already = dtype == "float32"
     folder = case.folder if merged_already else tmp_path

@@ -92,12 +92,12 @@ def trainer(
     from runtime.settings import CheckpointSettings, TrainSettings
     from runtime.trainer import Trainer
 
-    every = options.pop("every_steps", 2)
+    every, recorder = options.pop("every_steps", 2), options.pop("recorder", None)
     settings = TrainSettings(
         epochs=None, steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, **options
     )
     checkpoint = CheckpointSettings(str(folder), every_steps=every, keep=2)
-    return Trainer(built, optimizer, settings, checkpoint, mesh, str(folder), accumulation)
+    return Trainer(built, optimizer, settings, checkpoint, mesh, str(folder), accumulation, recorder=recorder)
 
 
 def fit(

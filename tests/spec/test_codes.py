@@ -47,5 +47,5 @@ def test_every_code_is_given_somewhere_and_every_given_one_is_registered(root: P
 
 
 def test_every_code_is_put_to_the_test(root: Path) -> None:
-    tests = [*(root / "tests").rglob("*.py"), *(root / "tests" / "golden").rglob("stderr.txt")]
+    tests = [*(root / "tests").rglob("*.py"), *(root / "tests").rglob("stderr.txt")]
     assert set(CODES) - used(*tests) == set()

@@ -3,6 +3,7 @@
 sources    each source -> its rows, streamed; what is malformed is counted, with its place
              (places, files, text_files, column_files, huggingface: whatever they lie in; transform: the
              user's function; formats, messages, values: what they mean; advice: for columns of other names)
+splits     which of those rows are trained on and which evaluated on
 tokenizer  the checkpoint's tokenizer and the chat template
 template   a conversation -> text, as transformers renders it
 masking    the characters of that text that carry loss

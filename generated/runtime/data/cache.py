@@ -34,9 +34,16 @@ PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")
 
 
 def key(
-    sources: Sequence[str | Source], data: DataSettings, coding: Coding, data_dir: Path
+    sources: Sequence[str | Source],
+    data: DataSettings,
+    coding: Coding,
+    data_dir: Path,
+    part: Sequence[float] | None = None,
 ) -> tuple[str | None, str]:
     """Names the tokenised form of some sources.
+
+    Args:
+        part: what decides which of their rows are taken, None for all.
 
     Returns:
         The key, or None and why there is none: what lies in a source cannot be told without reading it.
@@ -48,13 +55,14 @@ def key(
             what = _content(source, data_dir)
         except Exception as error:  # file systems and hubs raise what they like; reading will say it well
             return None, f"{source.path}: {_first_line(error)}"
-        contents.append([source.path, source.split, source.config, what])
+        contents.append([source.path, source.split, source.config, source.limit, what])
     transform = None
     if data.transform is not None:
         file = data_dir / data.transform.rpartition(":")[0]
         transform = [data.transform.rpartition(":")[2], _sha256([file]) if file.is_file() else None]
     made_of = {
         "sources": contents,
+        "part": part,
         "format": data.format,
         "fields": dict(data.fields),
         "transform": transform,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from runtime.data.column_files import parquet_rows, read_array_record, read_arrow, read_parquet
 from runtime.data.places import ENDINGS, Place, explained, kind_of
@@ -39,14 +40,14 @@ def read_file(place: Place) -> Iterator[Record]:
         raise explained(place.name, error, place) from error
 
 
-def count_rows(place: Place) -> int:
-    """Rows of a file. Parquet says it at its end; others are read for it.
+def count_rows(place: Place, most: int | None = None) -> int:
+    """Rows of a file. Parquet says it at its end; others are read for it, no further than `most` rows.
 
     Raises:
         UserError: as for `read_file`.
     """
     if kind_of(place.name) != "parquet":
-        return sum(1 for _ in read_file(place))
+        return sum(1 for _ in islice(read_file(place), most))
     try:
         return parquet_rows(place)
     except Exception as error:

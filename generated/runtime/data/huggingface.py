@@ -30,6 +30,20 @@ def read_hub(source: Source) -> Iterator[Record]:
     Raises:
         UserError: it cannot be had, or has no such configuration or split.
     """
+    yield from _numbered(f"{source.path}[{source.split or 'train'}]", _of_hub(source))
+
+
+def hub_rows(source: Source) -> int:
+    """How many rows `read_hub` gives. It downloads them.
+
+    Raises:
+        UserError: as for `read_hub`.
+    """
+    return len(_of_hub(source))
+
+
+def _of_hub(source: Source) -> Any:
+    """The datasets.Dataset that a source names."""
     import datasets
 
     name, revision = address_of(source.path)
@@ -46,10 +60,9 @@ def read_hub(source: Source) -> Iterator[Record]:
         )
     split = source.split or "train"
     try:
-        data = datasets.load_dataset(name, source.config, split=split, revision=revision)
+        return datasets.load_dataset(name, source.config, split=split, revision=revision)
     except Exception as error:
         raise _explained_hub(source, split, error) from error
-    yield from _numbered(f"{source.path}[{split}]", data)
 
 
 def address_of(path: str) -> tuple[str, str | None]:
@@ -67,13 +80,7 @@ def read_folder(place: Place, split: str | None) -> Iterator[Record]:
     Raises:
         UserError: it is no data set, is broken, or has no such split.
     """
-    saved = _saved(place)
-    lengths: Mapping[str, int]
-    if saved is not None:
-        lengths = {name: len(data) for name, data in saved.items()}
-    else:
-        files = _data_files(place)
-        lengths = _Lengths(files)
+    saved, files, lengths = _in_folder(place)
     for name, start, stop in _parts(place, split, lengths):
         if saved is not None:
             data = saved[name]
@@ -83,6 +90,26 @@ def read_folder(place: Place, split: str | None) -> Iterator[Record]:
         else:
             rows = (record for file in files[name] for record in read_file(file))
             yield from islice(rows, start, stop)
+
+
+def folder_rows(place: Place, split: str | None) -> int:
+    """How many rows `read_folder` gives.
+
+    Raises:
+        UserError: as for `read_folder`.
+    """
+    _, _, lengths = _in_folder(place)
+    parts = _parts(place, split, lengths)
+    return sum((lengths[name] if stop is None else stop) - start for name, start, stop in parts)
+
+
+def _in_folder(place: Place) -> tuple[dict[str, Any] | None, dict[str, list[Place]], Mapping[str, int]]:
+    """The saved splits of a folder or None, its data files where there are none, the rows of each split."""
+    saved = _saved(place)
+    if saved is not None:
+        return saved, {}, {name: len(data) for name, data in saved.items()}
+    files = _data_files(place)
+    return None, files, _Lengths(files)
 
 
 def _numbered(origin: str, data: Any, first: int = 0) -> Iterator[Record]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from runtime.data.epochs import Epochs
 from runtime.data.masking import check_loss_on
 from runtime.data.report import DataReport, SplitReport
 from runtime.data.samples import Samples
-from runtime.data.sources import Reader, open_preferences, open_rows
+from runtime.data.splits import Split, open_split, splits
 from runtime.data.tokenising import tokenise
 from runtime.data.tokenizer import chat_template
 from runtime.errors import UserError
@@ -125,7 +124,8 @@ def prepare(
     pad = tokenizer.pad_token_id
     shape = Shape(rows, data.max_length, 0 if pad is None else int(pad))
 
-    samples, train_report = read_split("data.train", data.train, data, how, data_dir, cache, workers)
+    trained_on, evaluated_on = splits(data, data_dir)
+    samples, train_report = read_split(trained_on, data, how, data_dir, cache, workers)
     check_split("data.train", train_report, data.max_invalid_ratio)
     weights = [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
     epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
@@ -140,9 +140,9 @@ def prepare(
 
     eval_batches: list[Batch] = []
     eval_report = None
-    if data.eval:
-        held_out, eval_report = read_split("data.eval", data.eval, data, how, data_dir, cache, workers)
-        check_split("data.eval", eval_report, data.max_invalid_ratio)
+    if evaluated_on is not None:
+        held_out, eval_report = read_split(evaluated_on, data, how, data_dir, cache, workers)
+        check_split(evaluated_on.name, eval_report, data.max_invalid_ratio)
         eval_epochs = Epochs(held_out, data.max_length, data.packing, data.shuffle_seed)
         count_rows(eval_report, eval_epochs, held_out)
         eval_batches = evaluation_batches(held_out, eval_epochs.of(0), shape)
@@ -165,15 +165,14 @@ def prepare(
 
 
 def read_split(
-    name: str,
-    sources: Sequence[str | Source],
+    split: Split,
     data: DataSettings,
     how: Coding,
     data_dir: Path,
     cache: Path | None = None,
     workers: int | None = None,
 ) -> tuple[Samples, SplitReport]:
-    """The samples of data.train or data.eval, from the cache where they are in it. They may be none.
+    """The samples that are trained or evaluated on, from the cache where they are in it. They may be none.
 
     Raises:
         UserError: a source cannot be read, or a row may not be as it is.
@@ -181,14 +180,14 @@ def read_split(
     found: tuple[Samples, SplitReport] | None = None
     folder: Path | None = None
     if cache is not None:
-        named, reason = caching.key(sources, data, how, data_dir)
+        named, reason = caching.key(split.sources, data, how, data_dir, split.part)
         if named is not None:
             folder = cache / "data" / named
             found = caching.load(folder)
         else:
             caching.say(f"the tokenised data is not kept: {reason}")
     if found is None:
-        found = _read(name, sources, data, how, data_dir, workers)
+        found = _read(split, data, how, data_dir, workers)
         if folder is not None and len(found[0]):
             caching.save(folder, *found)
     samples, report = found
@@ -196,16 +195,10 @@ def read_split(
 
 
 def _read(
-    name: str,
-    sources: Sequence[str | Source],
-    data: DataSettings,
-    how: Coding,
-    data_dir: Path,
-    workers: int | None,
+    split: Split, data: DataSettings, how: Coding, data_dir: Path, workers: int | None
 ) -> tuple[Samples, SplitReport]:
-    opened = open_preferences if data.format == "preference" else open_rows
-    readers: Sequence[Reader[Any]] = opened(sources, data, data_dir)
-    samples, encoded = tokenise(readers, how, workers, f"tokenising {name}")
+    readers = open_split(split, data, data_dir)
+    samples, encoded = tokenise(readers, how, workers, f"tokenising {split.name}")
     report = SplitReport(row_length=data.max_length)
     for reader in readers:
         report.read += reader.read
@@ -228,7 +221,7 @@ def check_split(name: str, report: SplitReport, ratio: float) -> None:
     """Refuses a split of which nothing, or too little, can be used.
 
     Args:
-        name: "data.train" or "data.eval".
+        name: of the split.
         ratio: data.max_invalid_ratio.
 
     Raises:

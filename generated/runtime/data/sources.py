@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from runtime.data.advice import SHAPES, advice
-from runtime.data.files import read_file
+from runtime.data.files import count_rows, read_file
 from runtime.data.formats import PreferenceRow, Row, check_fields, parse_preference, parse_row
-from runtime.data.huggingface import HUB, read_folder, read_hub
-from runtime.data.places import ENDINGS, explained, kind_of, place_of
+from runtime.data.huggingface import HUB, folder_rows, hub_rows, read_folder, read_hub
+from runtime.data.places import ENDINGS, Place, explained, kind_of, place_of
 from runtime.data.report import Problems
 from runtime.data.text_files import Record
 from runtime.data.transform import Transform
@@ -29,7 +32,8 @@ class Reader(Generic[R]):
 
     Attributes:
         source: with its path and weight.
-        read: rows of the source, as far as it was read; complete when the iteration has ended.
+        read: rows of the source (of its chosen ones), as far as it was read; complete when the iteration
+            has ended.
         malformed: rows that were left out because they are not of the format.
         removed: rows for which the transform returned None.
     """
@@ -41,6 +45,7 @@ class Reader(Generic[R]):
         data_dir: Path,
         parse: Parse[R],
         transform: Transform | None,
+        chosen: np.ndarray | None = None,
     ) -> None:
         self.source = source
         self.read = 0
@@ -50,6 +55,7 @@ class Reader(Generic[R]):
         self._data_dir = data_dir
         self._parse: Parse[R] = parse
         self._transform = transform
+        self._chosen = chosen
 
     def __iter__(self) -> Iterator[R]:
         """The well-formed rows, in order.
@@ -62,7 +68,9 @@ class Reader(Generic[R]):
         self.malformed = Problems()
         columns: list[str] | None = None
         kept = False
-        for origin, row in records(self.source, self._data_dir):
+        for number, (origin, row) in enumerate(records(self.source, self._data_dir)):
+            if not self._takes(number):
+                continue
             self.read += 1
             try:
                 if isinstance(row, Malformed):
@@ -81,8 +89,24 @@ class Reader(Generic[R]):
                 continue
             kept = True
             yield parsed
-        if not kept:
+        if not kept and self._is_most_of_it():
             raise self._nothing(columns or [])
+
+    def _takes(self, number: int) -> bool:
+        """Whether a row, by its number from 0, is one of the chosen ones."""
+        if self._chosen is None:
+            return True
+        if number >= len(self._chosen):
+            raise UserError(
+                f"{self.source.path} has more rows than the {len(self._chosen)} that were counted before",
+                "start again when nothing writes to it any more",
+            )
+        return bool(self._chosen[number])
+
+    def _is_most_of_it(self) -> bool:
+        """Whether the rows that were read say something about the source: of few chosen ones, or none, all
+        may be unusable by chance."""
+        return self._chosen is None or not len(self._chosen) or 2 * self.read > len(self._chosen)
 
     def _nothing(self, columns: list[str]) -> UserError:
         path, format = self.source.path, self._data.format
@@ -103,7 +127,13 @@ class Reader(Generic[R]):
         )
 
 
-def open_rows(sources: Sequence[str | Source], data: DataSettings, data_dir: Path) -> list[Reader[Row]]:
+Chosen = Sequence[np.ndarray] | None
+"""bool[rows] of each source, True where a row is taken; None takes all."""
+
+
+def open_rows(
+    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
+) -> list[Reader[Row]]:
     """A reader a source, in order, for every format but preference. No source is read yet.
 
     Args:
@@ -114,35 +144,64 @@ def open_rows(sources: Sequence[str | Source], data: DataSettings, data_dir: Pat
         UserError: data.fields names a column that the format does not have, or the transform cannot be
             loaded.
     """
-    return _open(sources, data, data_dir, partial(parse_row, data.format))
+    return _open(sources, data, data_dir, partial(parse_row, data.format), chosen)
 
 
 def open_preferences(
-    sources: Sequence[str | Source], data: DataSettings, data_dir: Path
+    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
 ) -> list[Reader[PreferenceRow]]:
     """`open_rows` for the format preference."""
-    return _open(sources, data, data_dir, parse_preference)
+    return _open(sources, data, data_dir, parse_preference, chosen)
 
 
 def _open(
-    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, parse: Parse[R]
+    sources: Sequence[str | Source], data: DataSettings, data_dir: Path, parse: Parse[R], chosen: Chosen
 ) -> list[Reader[R]]:
     check_fields(data.format, data.fields)
     transform = None if data.transform is None else Transform.load(data.transform, data_dir)
     whole = [Source(source) if isinstance(source, str) else source for source in sources]
-    return [Reader(source, data, data_dir, parse, transform) for source in whole]
+    return [
+        Reader(source, data, data_dir, parse, transform, None if chosen is None else chosen[number])
+        for number, source in enumerate(whole)
+    ]
 
 
 def records(source: Source, data_dir: Path) -> Iterator[Record]:
-    """The rows of a source as they stand there, with their places.
+    """The rows of a source as they stand there, `source.limit` at most, with their places.
 
     Raises:
         UserError: it is missing, unreadable, or not of a kind that is known.
     """
+    if _is_on_the_hub(source):
+        rows = read_hub(source)
+    else:
+        place, is_folder = _located(source, data_dir)
+        rows = read_folder(place, source.split) if is_folder else read_file(place)
+    return islice(rows, source.limit)
+
+
+def count(source: Source, data_dir: Path) -> int:
+    """How many rows `records` gives. Data sets of the hub, saved ones and Parquet files say it; others are
+    read for it.
+
+    Raises:
+        UserError: as for `records`.
+    """
+    if _is_on_the_hub(source):
+        rows = hub_rows(source)
+    else:
+        place, is_folder = _located(source, data_dir)
+        rows = folder_rows(place, source.split) if is_folder else count_rows(place, source.limit)
+    return rows if source.limit is None else min(rows, source.limit)
+
+
+def _is_on_the_hub(source: Source) -> bool:
+    return source.path.startswith(HUB) and kind_of(source.path) is None
+
+
+def _located(source: Source, data_dir: Path) -> tuple[Place, bool]:
+    """Where a source that is not of the hub lies, and whether it is a folder."""
     path = source.path
-    if path.startswith(HUB) and kind_of(path) is None:
-        yield from read_hub(source)
-        return
     place = place_of(path, data_dir)
     try:
         # To look whether an address of the web is a folder would download it.
@@ -160,4 +219,4 @@ def records(source: Source, data_dir: Path) -> Iterator[Record]:
             )
     if not is_folder and kind_of(path) is None:
         raise UserError(f"the ending of {path} does not tell what it is", f"known ones are {ENDINGS}")
-    yield from read_folder(place, source.split) if is_folder else read_file(place)
+    return place, is_folder

@@ -34,8 +34,10 @@ MESH = MeshSettings(platform="tpu", devices=8, axes={"fsdp": 8, "tp": 1})
 DATA = DataSettings(
     train=(
         Source("hf://owner/instructions", split="train[:90%]", config="en"),
-        Source("gs://bucket/more.parquet", weight=0.5),
+        Source("gs://bucket/more.parquet", weight=0.5, limit=20000),
     ),
+    eval_fraction=0.02,
+    eval_seed=42,
     format="instruction",
     fields={"instruction": "question", "output": "answer"},
     transform=f"{ARTIFACT / 'rows/prepare.py'}:clean",
@@ -52,6 +54,7 @@ TRAIN = TrainSettings(
     global_batch_size=8,
     micro_batch_size=1,
     loss_normalization="tokens",
+    eval_every=100,
     seed=0,
     log_every=10,
     tensorboard=True,

@@ -1,0 +1,129 @@
+"""LoRA fine-tuning of meta-llama/Llama-3.1-8B-Instruct by transformers, TRL and PEFT.
+
+Made by recipec from the recipe llama31-8b-v6e8: edit recipe.yaml and build again.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where runtime/ lies
+
+from runtime.adapters import LoraSettings
+from runtime.backends.trl.run import parse_arguments, run
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    ModelSettings,
+    Source,
+    TrainSettings,
+)
+
+ARTIFACT = Path(__file__).resolve().parents[1]
+
+MODEL = ModelSettings(
+    id="meta-llama/Llama-3.1-8B-Instruct",
+    family="llama3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="save_attention",
+)
+LORA = LoraSettings(
+    rank=32,
+    alpha=16.0,
+    dropout=0.0,
+    targets=(
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ),
+    rslora=True,
+    rank_pattern={"down_proj": 16, "up_proj": 16, "gate_proj": 16},
+    init="peft",
+    dtype="float32",
+    kv="independent",
+)
+DATA = DataSettings(
+    train=(Source("hf://yahma/alpaca-cleaned", split="train[:98%]"),),
+    eval=(Source("hf://yahma/alpaca-cleaned", split="train[98%:]"),),
+    format="instruction",
+    loss_on="completion",
+    max_length=4096,
+    overlong="drop",
+    max_invalid_ratio=0.1,
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=2,
+    steps=None,
+    global_batch_size=16,
+    micro_batch_size=1,
+    loss_normalization="tokens",
+    eval_every=50,
+    seed=0,
+    log_every=10,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(directory="checkpoints-trl", every_steps=50, keep=2)
+CACHE = "cache"
+
+LEARNING_RATE = 1e-4
+WARMUP_RATIO = 0.03
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
+WEIGHT_DECAY = 0.0
+MAX_GRAD_NORM = 1.0
+
+
+def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """What turns the gradient of an optimizer step into an update of the parameters."""
+    return torch.optim.AdamW(
+        parameters,
+        lr=LEARNING_RATE,
+        betas=(B1, B2),
+        eps=EPS,
+        weight_decay=WEIGHT_DECAY,
+    )
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """The learning rate of an optimizer step, counted from 0, of a run of `steps`."""
+    warmup = math.ceil(WARMUP_RATIO * steps)
+    if step < warmup:
+        return LEARNING_RATE * step / warmup
+    done = (step - warmup) / max(steps - warmup, 1)
+    return LEARNING_RATE * (1 - done)
+
+
+def schedule(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
+    """What sets the optimizer's learning rate before each step."""
+    return LambdaLR(optimizer, lambda step: learning_rate(step, steps) / LEARNING_RATE)
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            LORA,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            optimizer,
+            schedule,
+            micro_batch_rows=8,
+            max_grad_norm=MAX_GRAD_NORM,
+            cache=CACHE,
+        )
+    )

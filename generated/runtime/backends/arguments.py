@@ -1,0 +1,64 @@
+"""The command line of the other backends' scripts."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command line of a backend's script.
+
+    Attributes:
+        model: folder of the checkpoint to start from, None to find the recipe's model.id.
+        data_dir: what relative paths of data are relative to.
+        output: what checkpoints, metrics and the adapter are written below.
+        resume: continue from the newest checkpoint.
+        steps: stop after this optimizer step; None for the recipe's own.
+        adapter: folder of a PEFT adapter to start from, None for the recipe's initial values.
+        trace: the file that runtime.trace writes, None for none.
+    """
+
+    model: Path | None
+    data_dir: Path
+    output: Path
+    resume: bool
+    steps: int | None
+    adapter: Path | None
+    trace: Path | None
+
+
+def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = None) -> Arguments:
+    """Reads the command line; wrong usage ends the process with status 2.
+
+    Args:
+        program: file name of the script.
+        artifact: folder of the artifact.
+        argv: sys.argv's arguments when None.
+    """
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=f"Fine-tunes as the recipe of {artifact.name} says. Hyperparameters are the recipe's.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--model", type=Path, metavar="DIR", help="folder of the base checkpoint")
+    add("--data-dir", type=Path, metavar="DIR", default=artifact, help="where the data files lie")
+    add("--output", type=Path, metavar="DIR", default=artifact, help="where checkpoints and metrics go")
+    add("--resume", action="store_true", help="continue from the newest checkpoint")
+    add("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
+    add("--adapter", type=Path, metavar="DIR", help="start from a PEFT adapter")
+    add("--trace", type=Path, metavar="FILE", help="write gradients, losses and the adapters for comparison")
+    given = parser.parse_args(argv)
+    if given.resume and given.adapter is not None:
+        parser.error("--resume continues a run, which --adapter would begin: give one of them")
+    return Arguments(**vars(given))
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of steps")
+    return int(text)

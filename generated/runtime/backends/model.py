@@ -1,0 +1,213 @@
+"""transformers' model of a checkpoint, and PEFT's adapters on it: the recipe's, with the recipe's values.
+
+Everything is in Hugging Face's layout: a projection goes by its name within the decoder
+("layers.0.self_attn.q_proj"), A is [rank, in] and B is [out, rank].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.adapters import LoraSettings, build_adapters
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.initial import initial_adapters
+from runtime.peft_export import WRAPPER, adapter_config, module_prefix
+from runtime.peft_import import check_modules, check_scales, check_shapes, open_adapter, without_copies
+from runtime.settings import ModelSettings
+
+Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""A and B of each trained projection."""
+
+ADAPTER = "default"
+"""PEFT's name of an adapter that is the only one."""
+
+
+def load_model(
+    base: BaseCheckpoint,
+    settings: ModelSettings,
+    *,
+    dtype: str | None = None,
+    meta: bool = False,
+    attention: str | None = None,
+    **options: Any,
+) -> Any:
+    """transformers' model of a checkpoint, with its other modalities' towers, as AutoModelForCausalLM has it.
+
+    Args:
+        base: the checkpoint, on this machine.
+        dtype: of the weights, the recipe's model.dtype when None.
+        meta: give the model without values, on the device `meta`, its computed buffers too.
+        attention: transformers' attn_implementation; that of `attention_of` when None.
+        options: for from_pretrained, such as quantization_config.
+
+    Raises:
+        UserError: when transformers cannot load it.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if base.directory is None:
+        raise UserError(f"{base.name}: is no folder of this machine", "give a copy of it with --model DIR")
+    how = {
+        "dtype": getattr(torch, dtype or settings.dtype),
+        "attn_implementation": attention or attention_of(base),
+    }
+    try:
+        if meta:
+            config = AutoConfig.from_pretrained(base.directory)
+            with torch.device("meta"):
+                return AutoModelForCausalLM.from_config(config, **how)
+        return AutoModelForCausalLM.from_pretrained(base.directory, **how, **options)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"{base.name}: transformers cannot load it: {reason}",
+            "install the versions of the backend's requirements file, and see that the checkpoint is whole",
+        ) from error
+
+
+def attention_of(base: BaseCheckpoint) -> str:
+    """transformers' attn_implementation: "sdpa", or "eager" for scores that are soft-capped (Gemma 2)."""
+    return "eager" if base.family.name == "gemma2" else "sdpa"
+
+
+def attach(model: Any, base: BaseCheckpoint, settings: ModelSettings, lora: LoraSettings) -> Any:
+    """The model with the recipe's adapters on it and all else frozen: a peft.PeftModelForCausalLM.
+
+    Adapters have lora.dtype, whatever the base's. A and B hold PEFT's own first values until `set_adapters`.
+    """
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    modules = projections(base, lora)
+    config = adapter_config(base, settings, lora, modules) | {"inference_mode": False}
+    peft_model = get_peft_model(model, LoraConfig(**config), autocast_adapter_dtype=False)
+    dtype = getattr(torch, lora.dtype)
+    for parameter in peft_model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.to(dtype)
+    found = {name.rpartition(".")[0] for name in adapter_parameters(peft_model, base)}
+    if found != set(modules):
+        raise AssertionError(f"PEFT's adapters are not the recipe's: {sorted(found ^ set(modules))[:3]}")
+    return peft_model
+
+
+def projections(base: BaseCheckpoint, lora: LoraSettings) -> list[str]:
+    """The modules that carry adapters, by their names within the decoder."""
+    adapters = build_adapters(base.family, base.architecture, lora)
+    return [part.name for adapter in adapters for part in adapter.projections]
+
+
+def start(
+    base: BaseCheckpoint, lora: LoraSettings, seed: int, adapter: Path | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The values that the adapters begin with, in float32: those of train.py, or a PEFT adapter's.
+
+    Args:
+        adapter: the PEFT adapter's folder; None for the recipe's initial values.
+
+    Raises:
+        UserError: when the adapter is not one that the recipe trains.
+    """
+    adapters = build_adapters(base.family, base.architecture, lora)
+    if adapter is None:
+        return initial_adapters(adapters, lora, seed)
+    found = without_copies(open_adapter(adapter), base)
+    check_modules(found, adapters, base, lora)
+    check_scales(found, adapters, lora)
+    check_shapes(found, adapters)
+    out = {}
+    for name, (low, high) in found.tensors.items():
+        a, b = (found.read(tensor).astype(np.float32) for tensor in (low, high))
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise UserError(
+                f"{found.path}: {name} holds values that are not finite",
+                "take an earlier checkpoint of its training",
+            )
+        out[name] = a, b
+    return out
+
+
+def set_adapters(model: Any, base: BaseCheckpoint, values: Pairs) -> None:
+    """Puts values into the adapters of a model of `attach`, in place; not on the device `meta`."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in adapter_parameters(model, base).items():
+            module, _, which = name.rpartition(".")
+            value = values[module][0 if which == "lora_A" else 1]
+            parameter.copy_(torch.from_numpy(np.array(value, np.float32)))
+
+
+def adapter_parameters(model: Any, base: BaseCheckpoint) -> dict[str, Any]:
+    """The parameters of the adapters, by "layers.0.self_attn.q_proj.lora_A" and "....lora_B".
+
+    Args:
+        model: of `attach`, or what holds its parameters under the same names.
+    """
+    start = f"{WRAPPER}{module_prefix(base)}"
+    out = {}
+    for name, parameter in model.named_parameters():
+        for which in ("lora_A", "lora_B"):
+            end = f".{which}.{ADAPTER}.weight"
+            if name.startswith(start) and name.endswith(end):
+                out[f"{name.removeprefix(start).removesuffix(end)}.{which}"] = parameter
+    return out
+
+
+def full_parameters(model: Any, base: BaseCheckpoint) -> dict[str, Any]:
+    """What full fine-tuning trains, as train.py does, by the tensors' names in the checkpoint.
+
+    Freezes everything else (towers of other modalities).
+    """
+    names = {}
+    for parameter in base.family.parameters(base.architecture):
+        for source in parameter.sources if parameter.trainable else ():
+            name = source.full_name(base.prefix)
+            module = source.name if source.whole else module_prefix(base) + source.name
+            names[module] = name
+    out = {}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in names)
+        if name in names:
+            out[names[name]] = parameter
+    return out
+
+
+def trained_parameters(model: Any, base: BaseCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
+    """The parameters that a run trains, by the names that a trace has for them."""
+    return full_parameters(model, base) if lora is None else adapter_parameters(model, base)
+
+
+def model_inputs(tokens: Any, positions: Any) -> dict[str, Any]:
+    """The model's keyword arguments for rows of packed samples.
+
+    No attention mask is given: transformers' masks then keep samples apart whose positions begin anew
+    (transformers.masking_utils.find_packed_sequence_indices), within sliding windows too. Padding, whose
+    positions are all 0, sees itself alone. They do so only without a cache.
+
+    Args:
+        tokens, positions: integer arrays or tensors [B, T] of a micro-batch.
+    """
+    return {"input_ids": tokens, "position_ids": positions, "use_cache": False}
+
+
+def labels(tokens: np.ndarray, segment_ids: np.ndarray, loss_mask: np.ndarray) -> np.ndarray:
+    """Token ids where a token is a target that is predicted from within its own segment, elsewhere -100.
+
+    As transformers has it, the label at t is what the model is to predict at t - 1.
+
+    Args:
+        tokens, segment_ids, loss_mask: [B, T] of a micro-batch.
+
+    Returns:
+        int64[B, T].
+    """
+    inside = np.zeros(loss_mask.shape, bool)
+    inside[:, 1:] = segment_ids[:, 1:] == segment_ids[:, :-1]
+    return np.where(loss_mask & inside, tokens, -100).astype(np.int64)

@@ -1,0 +1,157 @@
+"""The numbers of another backend's run as it goes: the lines of metrics.jsonl, and what is printed.
+
+As runtime.metrics and runtime.run_report have them, without jax and Tunix.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from runtime.errors import UserError
+from runtime.metrics import FILE, FOLDER, PREFIX, JsonLines, TensorBoard, last, truncate
+from runtime.progress import duration
+
+
+class Report:
+    """Writes, prints and keeps a run's numbers.
+
+    Args:
+        folder: for metrics.jsonl; it is created.
+        start, until: first and last optimizer step of this process; what was logged after `start` is dropped.
+        every: steps between printed lines.
+        tensorboard: whether to write TensorBoard files as well.
+        peak: gives the most memory that was taken so far, in bytes.
+    """
+
+    def __init__(
+        self, folder: Path, start: int, until: int, every: int, tensorboard: bool, peak: Callable[[], int]
+    ) -> None:
+        self._path, self._start, self._until, self._every, self._peak = (
+            folder / FILE,
+            start,
+            until,
+            every,
+            peak,
+        )
+        self._loss: float | None = None
+        self._eval_loss: float | None = None
+        self._tokens = self._seconds = 0.0
+        with self._writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            truncate(self._path, start or None)
+            self._backends: list[Any] = [JsonLines(self._path)]
+            if tensorboard:
+                self._backends.append(TensorBoard(folder / FOLDER, start + 1))
+        self._begun = self._since = time.perf_counter()
+
+    def step(self, step: int, loss: float, rate: float, norm: float, tokens: int) -> None:
+        """Takes an optimizer step that is done.
+
+        Args:
+            step: from 1.
+            norm: of the step's gradient, before clipping.
+            tokens: real ones.
+
+        Raises:
+            UserError: when the loss or the norm is not finite, or the numbers cannot be written.
+        """
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        self._log(
+            "train",
+            step,
+            {
+                "loss": loss,
+                "learning_rate": rate,
+                "grad_norm": norm,
+                "tokens": tokens,
+                "tokens_per_second": tokens / seconds,
+                "step_seconds": seconds,
+                "peak_memory_bytes": self._peak(),
+            },
+        )
+        self._loss = loss
+        for what, value in (("loss", loss), ("gradient's norm", norm)):
+            if not math.isfinite(value):
+                raise UserError(
+                    f"step {step}: the {what} is {value}",
+                    "lower train.optimizer.learning_rate or set max_grad_norm",
+                )
+        if step > self._start + 1:
+            self._tokens += tokens
+            self._seconds += seconds
+        if step == self._start + 1 or step % self._every == 0 or step == self._until:
+            left = ""
+            if step > self._start + 1 and step < self._until:
+                each = self._seconds / (step - self._start - 1)
+                left = f", {duration(each * (self._until - step))} left"
+            rates = f"lr {rate:.2e}, {tokens / seconds:.0f} tokens/s"
+            self.say(f"step {step}/{self._until}: loss {loss:.4f}, {rates}{left}")
+
+    def evaluation(self, step: int, loss: float) -> None:
+        """Takes the loss of the evaluation data after an optimizer step, 0 for the untrained model."""
+        self._log("eval", step, {"loss": loss})
+        self._eval_loss = loss
+        self.say(f"step {step}: eval_loss {loss:.4f}")
+        self.restart()
+
+    def restart(self) -> None:
+        """Leaves what was done since the last step out of the time of the next."""
+        self._since = time.perf_counter()
+
+    def say(self, line: str) -> None:
+        """Prints a line."""
+        print(line, file=sys.stderr, flush=True)
+
+    def summary(self, step: int) -> str:
+        """The last line of a run.
+
+        Args:
+            step: that it ended at.
+        """
+        loss = last(self._path, "loss") if self._loss is None else self._loss
+        eval_loss = last(self._path, "eval_loss") if self._eval_loss is None else self._eval_loss
+        parts = [f"steps={step}"]
+        if self._seconds:
+            parts.append(f"tokens/s={self._tokens / self._seconds:.0f}")
+        if loss is not None:
+            parts.append(f"loss={loss:.4f}")
+        if eval_loss is not None:
+            parts.append(f"eval_loss={eval_loss:.4f}")
+        parts.append(f"peak_memory={self._peak() / 2**30:.1f}GiB")
+        return "done: " + " ".join(parts)
+
+    def flush(self) -> None:
+        """Makes sure that what was logged survives the process, as a checkpoint of the same step does."""
+        with self._writing():
+            for backend in self._backends:
+                backend.flush()
+
+    def close(self) -> None:
+        """Closes the files."""
+        with self._writing():
+            for backend in self._backends:
+                backend.close()
+
+    def _log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
+        with self._writing():
+            for name, value in values.items():
+                for backend in self._backends:
+                    backend.log_scalar(f"{PREFIX}/{mode}/{name}", value, step=step)
+            self._backends[0].end_line()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self._path}: the metrics cannot be written: {error.strerror or error}",
+                "make room or give the folder's rights, and continue with --resume",
+            ) from error

@@ -1,0 +1,96 @@
+"""What a run of another backend leaves: a PEFT adapter, or a checkpoint of all weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.adapters import LoraSettings
+from runtime.backends.model import Pairs
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
+from runtime.safetensors_writer import write_arrays
+from runtime.settings import ModelSettings
+from runtime.trained import Delta
+
+ADAPTER = "adapter"
+"""Folder of the trained adapter, below --output."""
+MODEL = "model"
+"""Folder of the trained model, below --output, after full fine-tuning."""
+
+
+def save_adapter(
+    folder: Path, base: BaseCheckpoint, model: ModelSettings, lora: LoraSettings, values: Pairs
+) -> None:
+    """Writes adapter_config.json and adapter_model.safetensors as merge.py does.
+
+    Args:
+        folder: is created; an adapter that is there is replaced, once the new one is whole.
+        values: A [rank, in] and B [out, rank] by module within the decoder.
+
+    Raises:
+        UserError: when they cannot be written.
+    """
+    deltas = {name: Delta(a, b, lora.scale_of(name)) for name, (a, b) in values.items()}
+
+    def write(target: Path) -> None:
+        with (target / WEIGHTS).open("wb") as file:
+            write_weights(file, base, lora, deltas)
+        (target / ADAPTER_CONFIG).write_bytes(config_bytes(adapter_config(base, model, lora, deltas)))
+
+    _replace(folder, write)
+
+
+def save_model(folder: Path, base: BaseCheckpoint, values: Mapping[str, np.ndarray]) -> None:
+    """Writes a checkpoint of all weights: the base's files with the trained tensors in place of theirs.
+
+    Args:
+        folder: is created; what is there is replaced, once the new one is whole.
+        values: the trained tensors by their names in the checkpoint; the others are the base's.
+
+    Raises:
+        UserError: when they cannot be written.
+    """
+
+    def write(target: Path) -> None:
+        for name in base.side_files:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            (target / name).write_bytes(base.side_file(name))
+        for name, header in base.headers.items():
+            tensors = [(key, values[key] if key in values else base.read(key)) for key in header.tensors]
+            with (target / name).open("wb") as file:
+                write_arrays(file, tensors, {**header.metadata, "format": "pt"})
+        if base.index is not None:
+            index = json.loads(base.side_file(base.index))
+            index.get("metadata", {}).pop("total_size", None)
+            (target / base.index).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    _replace(folder, write)
+
+
+def pairs(values: Mapping[str, Any]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """A and B by module, from arrays by "MODULE.lora_A" and "MODULE.lora_B", the names of a trace."""
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in values)
+    return {name: (values[f"{name}.lora_A"], values[f"{name}.lora_B"]) for name in modules}
+
+
+def _replace(folder: Path, write: Any) -> None:
+    """Writes a folder beside its place, and moves it there."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        write(partial)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.replace(folder)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written: {error.strerror or error}",
+            "make room or give the folder's rights, and continue with --resume",
+        ) from error

@@ -1,0 +1,114 @@
+"""The checkpoints of a run: what is trained, the optimizer's state and the place in the data.
+
+They lie as train.py's do (runtime.saving), with the arrays by their names in Hugging Face's layout.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from runtime.errors import UserError
+from runtime.saving import CHECK, DATA, OPTIMIZER, cause, digest, first_line, kept, summed
+from runtime.step import Live
+from runtime.trained import ITEM
+
+
+class Checkpoints:
+    """Writes and reads a run's checkpoints, whole or not at all.
+
+    Args:
+        directory: local and absolute, or gs://; it is created.
+        keep: newest steps that are kept.
+
+    Raises:
+        UserError: when the directory cannot be created.
+    """
+
+    def __init__(self, directory: str, keep: int) -> None:
+        self.directory = directory
+        try:
+            self._manager = ocp.CheckpointManager(
+                directory,
+                item_handlers={ITEM: summed(), OPTIMIZER: summed()},
+                options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
+            )
+        except OSError as error:
+            raise UserError(
+                f"{directory}: cannot be written: {cause(error)}",
+                "choose another checkpoint.directory, or --output",
+            ) from error
+
+    @property
+    def newest(self) -> int | None:
+        """The newest step that was saved, or is being saved."""
+        return self._manager.latest_step()
+
+    def write(self, step: int, live: Live, data: Mapping[str, Any]) -> None:
+        """Starts saving a step: the arrays are copied before this returns, and written behind it.
+
+        Args:
+            data: the state of the data, of JSON values.
+
+        Raises:
+            UserError: when this step, or the one before it, could not be written.
+        """
+        state = json.loads(json.dumps(dict(data)))
+        items = {
+            name: ocp.args.PyTreeSave(item=tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), tree))
+            for name, tree in zip((ITEM, OPTIMIZER), live, strict=True)
+        }
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(**items),
+                custom_metadata={DATA: state, CHECK: digest(state)},
+                force=True,
+            )
+        except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
+            raise self._not_written(error) from error
+
+    def finish(self) -> None:
+        """Waits for what is being written.
+
+        Raises:
+            UserError: when it could not be written.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:
+            raise self._not_written(error) from error
+
+    def restore(self, step: int, shapes: Live) -> Live:
+        """The arrays of a step, in their places.
+
+        Args:
+            shapes: of jax.ShapeDtypeStruct with shardings.
+
+        Raises:
+            UserError: when they are others.
+        """
+        items = {
+            name: ocp.args.PyTreeRestore(
+                item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
+            )
+            for name, tree in zip((ITEM, OPTIMIZER), shapes, strict=True)
+        }
+        try:
+            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:
+            raise UserError(
+                f"{self.directory}: the checkpoint of step {step} cannot be restored: {first_line(error)}",
+                "its parameters must be those that this artifact trains",
+            ) from error
+        return restored[ITEM], restored[OPTIMIZER]
+
+    def _not_written(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self.directory}: a checkpoint could not be written: {cause(error)}; {kept(self.directory)}",
+            "make room or give the directory's rights, and continue with --resume",
+        )

@@ -1,0 +1,288 @@
+"""transformers' model, whose weights are jax arrays on a mesh.
+
+The torch module is on the device `meta`: it holds no weights, only what is computed. Its weights are two
+dicts: what is trained, and the base. `HfModel.hidden` puts them in and runs the module under torchax.
+Only the text model is built, whatever other towers the checkpoint has.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torchax
+from jax.sharding import Mesh
+from torchax.ops.mappings import t2j_dtype
+
+from runtime import sharding
+from runtime.adapters import Adapter, LoraSettings, build_adapters
+from runtime.backends.torchax import layers
+from runtime.backends.torchax.attention import register
+from runtime.backends.torchax.placement import adapter_specs, tensor_specs
+from runtime.checkpoint import HEAD, BaseCheckpoint
+from runtime.errors import UserError
+from runtime.families import Architecture, Family, family_of
+from runtime.families.base import Spec, text_config
+from runtime.forward import Head
+from runtime.settings import ModelSettings
+from runtime.specs import Rule, divisible
+
+PREFIX = "model."
+"""Of the decoder's weights in the module."""
+BASE_LAYER = ".base_layer"
+"""What PEFT puts into the name of a weight that it wraps."""
+
+Arrays = dict[str, Any]
+"""jax arrays, or jax.ShapeDtypeStruct with their shardings, by name."""
+
+
+@dataclass(frozen=True)
+class HfModel:
+    """A causal language model of transformers, and the arrays that it takes.
+
+    Attributes:
+        module: on the device meta.
+        family, architecture: of its config.
+        adapters: in layer order, () without LoRA.
+        trained: shapes of what is trained, by a trace's names: "layers.0.self_attn.q_proj.lora_A", or the
+            module's own ("model.layers.0.self_attn.q_proj.weight") without LoRA.
+        base: shapes of the other weights and of all buffers, by the module's names.
+        computed: values of the buffers that no checkpoint holds.
+        places: name in the module of each trained array.
+        softcap: of the logits, None for none.
+    """
+
+    module: torch.nn.Module
+    family: Family
+    architecture: Architecture
+    adapters: tuple[Adapter, ...]
+    trained: Arrays
+    base: Arrays
+    computed: dict[str, np.ndarray]
+    places: dict[str, str]
+    softcap: float | None
+
+    def hidden(
+        self, arrays: tuple[Arrays, Arrays, jax.Array | None], tokens: Any, positions: Any, segment_ids: Any
+    ) -> jax.Array:
+        """[B, T, D]: the hidden states after the final norm.
+
+        Args:
+            arrays: trained ones, the base, and the key of dropout, which is off without one.
+            tokens, positions, segment_ids: int32[B, T].
+        """
+        trained, base, key = arrays
+        values = {**base, **{self.places[name]: array for name, array in trained.items()}}
+        decoder: Any = self.module.model
+        decoder.train(key is not None)
+        env = torchax.default_env()
+        own = {
+            name.removeprefix(PREFIX): env.j2t_iso(array)
+            for name, array in values.items()
+            if name.startswith(PREFIX)
+        }
+        inputs = env.j2t_iso({"input_ids": tokens, "position_ids": positions, "segment_ids": segment_ids})
+        seed = jax.random.key(0) if key is None else key
+        with env.override_property(prng=seed), env, torch.no_grad():
+            out = torch.func.functional_call(decoder, own, (), {**inputs, "use_cache": False})
+            return env.t2j_iso(env.v2t_iso(out.last_hidden_state))
+
+    def head(self, arrays: tuple[Arrays, Arrays, jax.Array | None]) -> Head:
+        """The output head: lm_head's weight, or the embedding where they are tied; [V, D] in torch."""
+        trained, base, _ = arrays
+        values = {**base, **{self.places[name]: array for name, array in trained.items()}}
+        weight = values[HEAD] if HEAD in values else values[f"{PREFIX}embed_tokens.weight"]
+        return Head(weight, tied=True, dtype=None, softcap=self.softcap, cap_dtype=None)
+
+
+def abstract_model(
+    config: Mapping[str, Any],
+    settings: ModelSettings,
+    lora: LoraSettings | None,
+    mesh: Mesh,
+    rules: Sequence[Rule] = (),
+) -> HfModel:
+    """The model with shapes for arrays: no weight is allocated, and no device is asked for anything.
+
+    Args:
+        config: config.json's values, of the whole checkpoint or of its text model.
+        rules: the recipe's sharding rules.
+
+    Raises:
+        UserError: when the family is not known, or a rule does not fit.
+    """
+    family = family_of(config)
+    architecture = family.architecture(config)
+    axes = dict(mesh.shape)
+    try:
+        specs = tensor_specs(family, architecture, rules, axes)
+    except ValueError as error:
+        raise UserError(f"sharding rules: {error}") from None
+    adapters = () if lora is None else tuple(build_adapters(family, architecture, lora))
+    module = _module(config, settings)
+    if lora is not None:
+        _attach(module, adapters, lora)
+    module.tie_weights()  # type: ignore[operator]
+    layers.wrap(module.model, settings.remat)  # type: ignore[arg-type]
+
+    def placed(name: str, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+        spec = specs.get(tensor_name(name), (None,) * len(shape))
+        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding.named(mesh, spec))
+
+    base: Arrays = {}
+    computed = {}
+    for name, parameter in module.named_parameters():
+        if ".lora_" not in name:
+            base[name] = placed(name, parameter.shape, t2j_dtype(parameter.dtype))
+    for name, buffer in module.named_buffers():
+        base[name] = placed(name, buffer.shape, t2j_dtype(buffer.dtype))
+        if tensor_name(name) not in specs:
+            computed[name] = buffer.detach().float().numpy().astype(t2j_dtype(buffer.dtype))
+    trained, places = _trained(family, architecture, adapters, lora, specs, mesh, base)
+    softcap = getattr(module.config, "final_logit_softcapping", None)
+    return HfModel(module, family, architecture, adapters, trained, base, computed, places, softcap)
+
+
+def load_base(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
+    """The base's arrays on their devices, by the module's names.
+
+    Each shard is read from the checkpoint's file, cast and placed by itself.
+
+    Raises:
+        UserError: when the checkpoint lacks a tensor.
+    """
+    return {
+        name: _place(wanted, model.computed[name])
+        if name in model.computed
+        else _load(name, wanted, checkpoint)
+        for name, wanted in model.base.items()
+    }
+
+
+def load_trained(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
+    """What full fine-tuning begins with; as `load_base`."""
+    return {name: _load(name, wanted, checkpoint) for name, wanted in model.trained.items()}
+
+
+def place_trained(model: HfModel, values: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Arrays:
+    """Adapters on their devices.
+
+    Args:
+        values: A [rank, in] and B [out, rank] of each projection.
+    """
+    out: Arrays = {}
+    for name, wanted in model.trained.items():
+        module, letter = name.rsplit(".lora_", 1)
+        out[name] = _place(wanted, values[module]["AB".index(letter)])
+    return out
+
+
+def tensor_name(name: str) -> str:
+    """A tensor's name without prefix, as the families have it, from the module's."""
+    return name.replace(BASE_LAYER, "").removeprefix(PREFIX)
+
+
+def checkpoint_name(name: str, checkpoint: BaseCheckpoint) -> str:
+    """A tensor's full name in a checkpoint, from the module's."""
+    if name == HEAD:
+        return HEAD
+    return checkpoint.prefix + tensor_name(name)
+
+
+def _load(name: str, wanted: jax.ShapeDtypeStruct, checkpoint: BaseCheckpoint) -> jax.Array:
+    full = checkpoint_name(name, checkpoint)
+    array = _place(wanted, checkpoint.read(full))
+    checkpoint.release(full)
+    return array
+
+
+def _place(wanted: jax.ShapeDtypeStruct, value: np.ndarray) -> jax.Array:
+    shards: dict[Any, np.ndarray] = {}
+
+    def shard(index: tuple[slice, ...]) -> np.ndarray:
+        key = tuple((part.start, part.stop) for part in index)
+        if key not in shards:
+            shards.clear()
+            shards[key] = np.asarray(value[index], wanted.dtype)
+        return shards[key]
+
+    return jax.make_array_from_callback(wanted.shape, wanted.sharding, shard)
+
+
+def _module(config: Mapping[str, Any], settings: ModelSettings) -> torch.nn.Module:
+    """transformers' text model of a config, its parameters on meta, its computed buffers as they are."""
+    import transformers
+    from peft.utils.integrations import init_empty_weights
+
+    text = dict(text_config(config))
+    made = transformers.AutoConfig.for_model(**text)
+    if "tie_word_embeddings" in config:
+        made.tie_word_embeddings = config["tie_word_embeddings"]
+    with init_empty_weights(), _quiet():
+        module = transformers.AutoModelForCausalLM.from_config(
+            made, dtype=getattr(torch, settings.dtype), attn_implementation=register(settings.attention)
+        )
+    return module.requires_grad_(False)
+
+
+def _attach(module: torch.nn.Module, adapters: Sequence[Adapter], lora: LoraSettings) -> None:
+    """PEFT's LoRA layers on the recipe's projections."""
+    import peft
+
+    names = [part.name for adapter in adapters for part in adapter.projections]
+    patterns = {name: re.escape(PREFIX + name) for name in names}
+    settings = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        use_rslora=lora.rslora,
+        target_modules=[PREFIX + name for name in names],
+        rank_pattern={patterns[n]: lora.rank_of(n) for n in names if lora.rank_of(n) != lora.rank},
+        alpha_pattern={patterns[n]: lora.alpha_of(n) for n in names if lora.alpha_of(n) != lora.alpha},
+    )
+    with _quiet():
+        peft.inject_adapter_in_model(settings, module, low_cpu_mem_usage=True)
+
+
+def _trained(
+    family: Family,
+    architecture: Architecture,
+    adapters: Sequence[Adapter],
+    lora: LoraSettings | None,
+    specs: Mapping[str, Spec],
+    mesh: Mesh,
+    base: Arrays,
+) -> tuple[Arrays, dict[str, str]]:
+    """What is trained and its names in the module. Without LoRA it is taken out of `base`."""
+    trained: Arrays = {}
+    places: dict[str, str] = {}
+    if lora is None:
+        wanted = {s.name for p in family.parameters(architecture) if p.trainable for s in p.sources}
+        for name in [name for name in base if tensor_name(name) in wanted]:
+            trained[name] = base.pop(name)
+            places[name] = name
+        return trained, places
+    dtype = t2j_dtype(getattr(torch, lora.dtype))
+    for adapter in adapters:
+        for part in adapter.projections:
+            pair = zip("AB", adapter.shapes(part), adapter_specs(specs[f"{part.name}.weight"]), strict=True)
+            for letter, shape, spec in pair:
+                name = f"{part.name}.lora_{letter}"
+                place = sharding.named(mesh, divisible(shape, spec, mesh.shape))
+                trained[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+                places[name] = f"{PREFIX}{part.name}.lora_{letter}.default.weight"
+    return trained, places
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,63 @@
+"""How transformers' weights are split over the mesh: as Tunix's arrays of the same weights are.
+
+A recipe's sharding rules name Tunix's arrays, [heads, features, head size] and the like. A tensor of
+Hugging Face has some of these dimensions merged, [heads * head size, features]; it is split where the
+first of them is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from runtime.families import Architecture, Family
+from runtime.families.base import Parameter, Source, Spec
+from runtime.specs import Rule, divisible, resolve_specs
+
+
+def tensor_specs(
+    family: Family, architecture: Architecture, rules: Sequence[Rule], axes: Mapping[str, int]
+) -> dict[str, Spec]:
+    """The sharding of each tensor of the text model, by its name without the checkpoint's prefix.
+
+    Vectors (norms, biases) are whole on every device, as is what an axis does not divide.
+
+    Args:
+        rules: the recipe's.
+        axes: size of each mesh axis.
+
+    Raises:
+        ValueError: when a rule has another number of dimensions than the array that it names.
+    """
+    out: dict[str, Spec] = {}
+    for parameter in resolve_specs(family.parameters(architecture), rules, axes, "replicate"):
+        for source in parameter.sources:
+            spec = tensor_spec(parameter, source) if len(source.shape) > 1 else (None,) * len(source.shape)
+            out[source.name] = divisible(source.shape, spec, axes)
+    return out
+
+
+def tensor_spec(parameter: Parameter, source: Source) -> Spec:
+    """The sharding of one of the tensors that a parameter is made of."""
+    own = parameter.spec[1:] if len(parameter.sources) > 1 else parameter.spec
+    split: list[str | None] = [None] * len(source.reshape)
+    for axis, place in zip(own, source.transpose, strict=True):
+        split[place] = axis
+    used: set[str] = set()
+    out: list[str | None] = []
+    at = 0
+    for size in source.shape:
+        group, product = [], 1
+        while at < len(source.reshape) and product < size:
+            product *= source.reshape[at]
+            group.append(split[at])
+            at += 1
+        chosen = next((axis for axis in group if axis is not None and axis not in used), None)
+        used |= {chosen} if chosen else set()
+        out.append(chosen)
+    return tuple(out)
+
+
+def adapter_specs(weight: Spec) -> tuple[Spec, Spec]:
+    """The shardings of A [rank, in] and B [out, rank], from that of their weight [out, in]."""
+    rows, columns = weight
+    return (None, columns), (rows, None)

@@ -1,0 +1,120 @@
+"""The training step of transformers' model under torchax: one micro-batch, and the optimizer's update.
+
+`runtime.backends.torchax.train` runs it; `recipe plan --backend torchax` compiles it for a TPU from shapes
+alone, which are its own attributes:
+
+    with mesh:
+        model = abstract_model(config, MODEL, LORA, mesh, SHARDING_RULES)  # config.json's values
+        step = Step(model, optimizer(learning_rate(steps)), TRAIN, accumulation, mesh)
+        lowered = step.jit().lower(step.live, model.base, batch)
+
+`step.live` is (trained arrays, the optimizer's state) and `model.base` the rest, dicts and trees of
+jax.ShapeDtypeStruct with shardings over the mesh, which may be of devices that are described, not there.
+`batch` is a micro-batch as runtime.data makes it (runtime.loss.Batch): tokens, positions and segment_ids
+int32[B, T], loss_mask bool[B, T] with rows over "fsdp", norm float32[] and index int32[]. Nothing but the
+config decides how many layers there are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, PartitionSpec
+
+from runtime import sharding
+from runtime.backends.torchax.model import Arrays, HfModel
+from runtime.loss import Batch, batch_loss
+from runtime.settings import TrainSettings
+from runtime.step import Live, record_norm
+
+
+class Step:
+    """The functions of a training step, for arrays or for shapes.
+
+    Args:
+        model: of `abstract_model`.
+        optimizer: the recipe's chain.
+        settings: of the run.
+        accumulation: micro-batches of an optimizer step; their gradients are averaged.
+        mesh: in scope while a step is traced.
+
+    Attributes:
+        live: shapes of what a step changes, with shardings.
+    """
+
+    def __init__(
+        self,
+        model: HfModel,
+        optimizer: optax.GradientTransformation,
+        settings: TrainSettings,
+        accumulation: int,
+        mesh: Mesh,
+    ) -> None:
+        self._model, self._seed = model, settings.seed
+        rule = optax.chain(record_norm(), optimizer)
+        if accumulation > 1:
+            rule = optax.MultiSteps(rule, accumulation).gradient_transformation()
+        self._rule = rule
+        self.live: Live = (model.trained, _placed_state(rule, model.trained, mesh))
+        self._shardings = jax.tree.map(lambda leaf: leaf.sharding, self.live)
+        self._dtypes = jax.tree.map(lambda leaf: leaf.dtype, self.live)
+
+    def start(self, trained: Arrays) -> Live:
+        """What a run begins with.
+
+        Args:
+            trained: arrays in their places.
+        """
+        state = jax.jit(self._rule.init, out_shardings=self._shardings[1])(trained)
+        return trained, state
+
+    def jit(self) -> Any:
+        """(live, base, batch) -> (live, loss, norm of the last whole step's gradient, {}), compiled.
+        `live` is donated."""
+        return jax.jit(self._train, donate_argnums=0, out_shardings=(self._shardings, None, None, None))
+
+    def jit_evaluation(self) -> Any:
+        """(trained, base, batch) -> the loss without dropout, compiled."""
+        return jax.jit(lambda trained, base, batch: self._loss(trained, base, batch, None))
+
+    def jit_gradients(self) -> Any:
+        """(trained, base, batch) -> the gradients of the micro-batch's loss in float32, compiled."""
+        return jax.jit(lambda trained, base, batch: self._differentiate(trained, base, batch)[1])
+
+    def _train(self, live: Live, base: Arrays, batch: Batch) -> tuple[Live, jax.Array, jax.Array, dict]:
+        trained, state = live
+        loss, gradients = self._differentiate(trained, base, batch)
+        updates, state = self._rule.update(gradients, state, trained)
+        new = (optax.apply_updates(trained, updates), state)
+        norm = optax.tree_utils.tree_get(state, "recorded_norm")
+        # A rule that takes float32 gradients may not hand back the dtype of a bfloat16 state.
+        return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, {}
+
+    def _differentiate(self, trained: Arrays, base: Arrays, batch: Batch) -> tuple[jax.Array, Arrays]:
+        # Dropout depends on the seed and the number of the micro-batch alone, so that a run that was
+        # interrupted goes on as if it had not been.
+        key = jax.random.fold_in(jax.random.key(self._seed), batch["index"])
+        loss, gradients = jax.value_and_grad(self._loss)(trained, base, batch, key)
+        return loss, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
+
+    def _loss(self, trained: Arrays, base: Arrays, batch: Batch, key: jax.Array | None) -> jax.Array:
+        names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+        return batch_loss(self._model, (trained, base, key), *(batch[name] for name in names))
+
+
+def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mesh) -> Any:
+    """Shapes of the optimizer's state. What has a parameter's shape lies as the parameter does."""
+    whole = sharding.named(mesh, PartitionSpec())
+
+    def beside(leaf: Any, parameter: Any) -> jax.ShapeDtypeStruct:
+        place = parameter.sharding if leaf.shape == parameter.shape else whole
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place)
+
+    def alone(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole)
+
+    state = jax.eval_shape(rule.init, trained)
+    return optax.tree_utils.tree_map_params(rule, beside, state, trained, transform_non_params=alone)

@@ -1,0 +1,202 @@
+"""The training loop: optimizer steps, evaluation, checkpoints and a run's trace."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from runtime import sharding
+from runtime.backends.torchax.checkpoints import Checkpoints
+from runtime.backends.torchax.model import Arrays
+from runtime.backends.torchax.step import Step
+from runtime.errors import UserError
+from runtime.interrupts import Interrupted, Interrupts
+from runtime.loss import Batch
+from runtime.metrics import Metrics
+from runtime.run_report import NotFinite, Numbers, Report
+from runtime.saving import kept
+from runtime.settings import ModelSettings, TrainSettings
+from runtime.step import Live
+from runtime.trace import Trace, count_targets
+
+SHOWN = 8
+"""Source rows of a batch that a message names."""
+PACKAGES = ("jax", "torchax", "torch", "transformers", "peft", "optax")
+
+
+class Trainer:
+    """Runs a step from a state on.
+
+    Args:
+        step: of the run.
+        live: what it begins with; its arrays are donated.
+        base: the arrays that it reads alone.
+        done: optimizer steps that `live` has behind it.
+        accumulation: micro-batches of an optimizer step.
+        checkpoints: where it saves.
+        every: optimizer steps between checkpoints.
+        mesh: in scope.
+        trace: is filled as the run goes on, None for a run without one.
+
+    Attributes:
+        live: the newest state.
+        done: optimizer steps behind it.
+        loss, eval_loss, speed: the last step's, the last evaluation's, and tokens a second; None where there
+            are none.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        live: Live,
+        base: Arrays,
+        done: int,
+        settings: TrainSettings,
+        accumulation: int,
+        checkpoints: Checkpoints,
+        every: int,
+        mesh: Mesh,
+        trace: Trace | None = None,
+    ) -> None:
+        self.live, self.done = live, done
+        self.loss: float | None = None
+        self.eval_loss: float | None = None
+        self.speed: float | None = None
+        self._base, self._settings, self._accumulation = base, settings, accumulation
+        self._checkpoints, self._every, self._mesh, self._trace = checkpoints, every, mesh, trace
+        self._train, self._evaluation = step.jit(), step.jit_evaluation()
+        self._gradients = step.jit_gradients()
+
+    def fit(
+        self,
+        batches: Iterable[Batch],
+        eval_batches: Sequence[Batch],
+        until: int,
+        schedule: Callable[[int], Any],
+        metrics: Metrics,
+        interrupts: Interrupts,
+        state: Callable[[int], Mapping[str, Any]],
+        origins: Callable[[int], Sequence[str]],
+    ) -> None:
+        """Trains to step `until`, and saves the last one.
+
+        Args:
+            batches: micro-batches from those of the next step on.
+            schedule: learning rate by optimizer step, from 0.
+            state: of the data after an optimizer step, of JSON values.
+            origins: the source rows of a micro-batch, by its number.
+
+        Raises:
+            UserError: when the loss or the gradient is not finite, or a checkpoint cannot be written.
+            Interrupted: after a signal, once the step is done and saved.
+        """
+        report = Report(self.done, until, self._settings.log_every, schedule, metrics)
+        if eval_batches and self.done == 0:
+            self._evaluate(eval_batches, metrics, report)
+            report.restart()
+        stream = iter(batches)
+        interrupts.deferred = True
+        try:
+            while self.done < until and interrupts.requested is None:
+                report.add(self._step(stream))
+                last = self.done == until or interrupts.requested is not None
+                save = last or self.done % self._every == 0
+                evaluate = bool(eval_batches) and (
+                    self.done == until or self.done % self._settings.eval_every == 0
+                )
+                if save or evaluate or report.due(self.done):
+                    report.read()
+                if evaluate:
+                    self._evaluate(eval_batches, metrics, report)
+                if save:
+                    metrics.flush()
+                    if self._checkpoints.newest != self.done:
+                        self._checkpoints.write(self.done, self.live, state(self.done))
+                if save or evaluate:
+                    report.restart()
+            self._checkpoints.finish()
+        except NotFinite as error:
+            raise self._not_finite(error, origins) from None
+        finally:
+            interrupts.deferred = False
+            report.close()
+        if interrupts.requested is not None and self.done < until:
+            raise Interrupted(interrupts.requested)
+        self.loss, self.speed = report.loss, report.speed
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is being written. `fit` has raised what went wrong with one."""
+        with suppress(UserError):
+            self._checkpoints.finish()
+
+    def _step(self, stream: Iterator[Batch]) -> Numbers:
+        """One optimizer step."""
+        losses: list[jax.Array] = []
+        tokens = targets = 0
+        norm = None
+        window = list(itertools.islice(stream, self._accumulation))
+        if len(window) < self._accumulation:
+            raise UserError(f"the training data ended within step {self.done + 1}")
+        for batch in window:
+            tokens += int(np.count_nonzero(batch["segment_ids"]))
+            targets += count_targets(batch)
+            placed = sharding.shard_rows(batch, self._mesh)
+            if self._trace is not None and not self._trace.losses:
+                self._add_gradients(self._trace, placed)
+            self.live, loss, norm, _ = self._train(self.live, self._base, placed)
+            losses.append(loss)
+        assert norm is not None
+        self.done += 1
+        if self._trace is not None:
+            self._trace.about.setdefault("first_step", self.done)
+            self._trace.losses.append(float(np.mean([float(loss) for loss in losses])))
+            self._trace.targets.append(targets)
+        return Numbers(self.done, losses, norm, tokens, [{} for _ in losses])
+
+    def _add_gradients(self, trace: Trace, batch: Batch) -> None:
+        """A step's gradient is the mean of its micro-batches', whose losses are normalised accordingly."""
+        for name, array in self._gradients(self.live[0], self._base, batch).items():
+            share = np.asarray(array, np.float32) / self._accumulation
+            trace.gradients[name] = trace.gradients.get(name, 0.0) + share
+
+    def _evaluate(self, batches: Sequence[Batch], metrics: Metrics, report: Report) -> None:
+        """The mean loss of the evaluation data's targets."""
+        losses = [
+            self._evaluation(self.live[0], self._base, sharding.shard_rows(batch, self._mesh))
+            for batch in batches
+        ]
+        self.eval_loss = float(np.mean([float(loss) for loss in losses]))
+        metrics.log("eval", self.done, {"loss": self.eval_loss})
+        report.say(f"step {self.done}: eval_loss {self.eval_loss:.4f}")
+
+    def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]]) -> UserError:
+        """What to say of a step that was not saved: its rows, and what is kept."""
+        self.close()
+        parts = range(self._accumulation) if error.part is None else [error.part]
+        batches = [(error.step - 1) * self._accumulation + part for part in parts]
+        rows = [row for batch in batches for row in origins(batch)]
+        more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+        named = " and ".join(map(str, dict.fromkeys((batches[0], batches[-1]))))
+        return UserError(
+            f"step {error.step}: the {error.what} is {error.value}; micro-batch {named}: "
+            f"{', '.join(rows[:SHOWN])}{more}; {kept(self._checkpoints.directory)}",
+            "look at these rows, then lower train.optimizer.learning_rate or set max_grad_norm",
+        )
+
+
+def new_trace(recipe: str, settings: ModelSettings) -> Trace:
+    """An empty trace of this backend.
+
+    Args:
+        recipe: name of the artifact.
+    """
+    device = jax.devices()[0]
+    about = {"dtype": settings.dtype, "device": device.device_kind, "devices": jax.device_count()}
+    return Trace("torchax", recipe, about | {name: version(name) for name in PACKAGES})

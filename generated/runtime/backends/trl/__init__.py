@@ -1,0 +1,1 @@
+"""A recipe's run by transformers, TRL, PEFT and accelerate: what baseline/train_trl.py stands on."""

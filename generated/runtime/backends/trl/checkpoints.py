@@ -1,0 +1,88 @@
+"""The checkpoints that the Trainer writes: which there are, and what they were trained on."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.backends.trl.layout import DATA, LAST
+from runtime.errors import UserError
+from runtime.interrupts import name_of
+from runtime.record import LOCK, check_record, write_record
+
+
+def checkpoints(directory: Path) -> dict[int, Path]:
+    """The whole checkpoints of a run by their steps, in their order.
+
+    One whose writing was cut off lacks the file that is written last, and is none.
+    """
+    if not directory.is_dir():
+        return {}
+    found = {}
+    for folder in directory.iterdir():
+        match = re.fullmatch(r"checkpoint-(\d+)", folder.name)
+        if match and (folder / LAST).is_file():
+            found[int(match[1])] = folder
+    return dict(sorted(found.items()))
+
+
+def open_run(directory: Path, artifact: Path, resume: bool) -> tuple[int, Path | None]:
+    """Where a run goes on: the newest checkpoint's step and folder, 0 and None for a new run.
+
+    Args:
+        directory: of the run's checkpoints.
+        artifact: folder with recipe.lock.json.
+
+    Raises:
+        UserError: when the directory holds a run and `resume` is not asked, or another artifact's run.
+    """
+    found = checkpoints(directory)
+    if found and not resume:
+        raise UserError(
+            f"{directory} already holds checkpoints, the newest of step {max(found)}",
+            "--resume continues that run; for a new one choose another checkpoint.directory, or --output",
+        )
+    if resume and (directory / LOCK).is_file():
+        check_record(directory, artifact)
+    return (max(found), found[max(found)]) if found else (0, None)
+
+
+def begin_run(directory: Path, artifact: Path) -> None:
+    """Puts the artifact's record beside the checkpoints to come."""
+    write_record(directory, artifact)
+
+
+def check_data(folder: Path, current: Mapping[str, Any]) -> None:
+    """Checks that the data is what a checkpoint was trained on.
+
+    Args:
+        current: the state of the data at the same step, as it is read now.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    try:
+        saved = json.loads((folder / DATA).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / DATA}: cannot be read ({error})", "take the checkpoint away") from None
+    changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+    if changed:
+        raise UserError(
+            f"{folder} was trained on other data: "
+            + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
+            "give that run's data with --data-dir and continue, or begin a new run in another --output",
+        )
+
+
+def farewell(signum: int, directory: Path) -> str:
+    """What a run says that a signal ended."""
+    found = checkpoints(directory)
+    if not found:
+        return f"stopped by {name_of(signum)}; no checkpoint was saved yet"
+    return (
+        f"stopped by {name_of(signum)}; kept: the checkpoint of step {max(found)} in {directory}; "
+        "--resume continues from it"
+    )

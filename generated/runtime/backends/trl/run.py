@@ -1,0 +1,293 @@
+"""What a generated train_trl.py runs: one fine-tuning on GPUs, from settings to the adapter's folder."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.adapters import LoraSettings
+from runtime.backends import saving
+from runtime.backends.arguments import Arguments
+from runtime.backends.arguments import parse_arguments as parse
+from runtime.backends.trl.checkpoints import begin_run, check_data, farewell, open_run
+from runtime.cache import cache_directory
+from runtime.errors import UserError, guarded
+from runtime.interrupts import Interrupted, Interrupts
+from runtime.settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
+from runtime.trace import Trace, check_writable
+
+if TYPE_CHECKING:
+    from runtime.backends.trl.trainer import RecipeTrainer
+    from runtime.checkpoint import BaseCheckpoint
+    from runtime.data.prepare import PreparedData
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
+"""Of which a trace says the versions."""
+
+
+def parse_arguments(artifact: Path) -> Arguments:
+    """Reads the command line; wrong usage ends the process with status 2."""
+    return parse("train_trl.py", artifact)
+
+
+def run(
+    artifact: Path,
+    arguments: Arguments,
+    model: ModelSettings,
+    lora: LoraSettings | None,
+    data: DataSettings,
+    train: TrainSettings,
+    checkpoint: CheckpointSettings,
+    optimizer: Callable[[Any], Any],
+    schedule: Callable[[Any, int], Any],
+    *,
+    micro_batch_rows: int,
+    max_grad_norm: float | None = None,
+    master_weights: bool = False,
+    cache: str | None = None,
+) -> int:
+    """Trains, writes the adapter (or the model), and prints one line about it at the end.
+
+    Each process of `accelerate launch` calls it; each has its rows of every micro-batch.
+
+    Args:
+        artifact: folder of recipe.lock.json.
+        checkpoint: its directory is a folder, relative to --output.
+        optimizer: the torch optimizer of a list of parameters.
+        schedule: the learning rate's LambdaLR for that optimizer and a run of so many steps.
+        micro_batch_rows: rows of a micro-batch of train.py, on all of its devices together.
+        max_grad_norm: the norm to which the gradient of a step is clipped, None for no clipping.
+        master_weights: train float32 weights and compute in bfloat16, without LoRA.
+        cache: folder for tokenised data, relative to --output; None keeps nothing.
+
+    Returns:
+        The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
+    """
+    directory = (arguments.output / checkpoint.directory).expanduser().resolve()
+    with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
+        job = _Job(
+            artifact,
+            arguments,
+            directory,
+            interrupts,
+            (model, lora, data, train, checkpoint),
+            (optimizer, schedule),
+            micro_batch_rows,
+            max_grad_norm,
+            master_weights,
+            cache_directory(cache, arguments.output),
+        )
+        try:
+            return guarded(lambda: _run(job))
+        except Interrupted as interrupted:
+            print(f"\n{farewell(interrupted.signum, directory)}", file=sys.stderr)
+            return 128 + interrupted.signum
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The arguments of `run`.
+
+    Attributes:
+        directory: of the checkpoints, absolute.
+        caches: folder for tokenised data, or an address, which is not used.
+    """
+
+    artifact: Path
+    arguments: Arguments
+    directory: Path
+    interrupts: Interrupts
+    settings: tuple[ModelSettings, LoraSettings | None, DataSettings, TrainSettings, CheckpointSettings]
+    makers: tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
+    micro_batch_rows: int
+    max_grad_norm: float | None
+    master_weights: bool
+    caches: str | None
+
+
+def _run(job: _Job) -> int:
+    arguments = job.arguments
+    model, lora, _, train, checkpoint = job.settings
+    if lora is None and arguments.adapter is not None:
+        raise UserError(
+            f"--adapter {arguments.adapter}: the recipe trains all weights, and has no place for an adapter",
+            "merge it into its base, and give that with --model",
+        )
+    if arguments.trace is not None:
+        check_writable(arguments.trace)
+    start, folder = open_run(job.directory, job.artifact, arguments.resume)
+    _quiet()
+
+    import torch
+    from accelerate import PartialState
+
+    from runtime.backends.model import trained_parameters
+    from runtime.backends.report import Report
+    from runtime.backends.trl.pieces import Pieces
+    from runtime.backends.trl.start import settings_of, trainable_model
+    from runtime.backends.trl.trainer import RecipeTrainer
+    from runtime.checkpoint import BaseCheckpoint
+    from runtime.locate import locate_model
+
+    cpu = os.environ.get("ACCELERATE_USE_CPU") == "true" or not torch.accelerator.is_available()
+    place = PartialState(cpu=cpu)
+    with place.local_main_process_first():
+        base = BaseCheckpoint.open(locate_model(model, arguments.model))
+    base.verify()
+    with place.local_main_process_first():
+        tokenizer, prepared = _data(job, base, place.num_processes)
+    total = prepared.total_steps
+    until = min(total, arguments.steps or total)
+    report = None
+    if folder is not None:
+        check_data(folder, prepared.state(start))
+    if place.is_main_process:
+        print(prepared.report.text(), file=sys.stderr)
+        if start >= until:
+            print(f"step {start} of {total} is done already", file=sys.stderr)
+        elif start:
+            print(f"continuing after step {start} of {total}", file=sys.stderr)
+        else:
+            begin_run(job.directory, job.artifact)
+        report = Report(job.directory, start, until, train.log_every, train.tensorboard, peak_memory)
+    about = {"dtype": model.dtype, "device": str(place.device), "devices": place.num_processes}
+    about |= {"first_step": start + 1} | {name: version(name) for name in PACKAGES}
+    trace = Trace("trl", job.artifact.name, about)
+
+    def done(step: int, numbers: dict[str, float]) -> None:
+        trace.losses.append(numbers["loss"])
+        trace.targets.append(round(numbers["targets"]))
+        if report is not None:
+            tokens = round(numbers["tokens"])
+            report.step(step, numbers["loss"], numbers["learning_rate"], numbers["norm"], tokens)
+
+    def evaluated(step: int, loss: float) -> None:
+        if report is not None:
+            report.evaluation(step, loss)
+
+    optimizer, schedule = job.makers
+    rows, batch = train.micro_batch_size, train.global_batch_size
+    pieces = Pieces(prepared, rows, batch, place.process_index, place.num_processes)
+    args = settings_of(
+        model,
+        train,
+        checkpoint,
+        job.directory,
+        pieces.per_step,
+        until,
+        job.max_grad_norm,
+        job.master_weights,
+        cpu,
+    )
+    trainer = RecipeTrainer(
+        trainable_model(base, model, lora, train.seed, arguments.adapter, job.master_weights),
+        args,
+        tokenizer,
+        pieces,
+        prepared.state,
+        start,
+        optimizer,
+        lambda made: schedule(made, total),
+        lambda whole: trained_parameters(whole, base, lora),
+        done,
+        evaluated,
+        lambda: job.interrupts.requested is not None,
+        eval_every=train.eval_every,
+        keep_gradients=arguments.trace is not None and start == 0,
+    )
+    job.interrupts.deferred = True
+    try:
+        trainer.go(folder)
+    finally:
+        job.interrupts.deferred = False
+        if report is not None:
+            report.close()
+    step = trainer.state.global_step
+    if job.interrupts.requested is not None and step < until:
+        raise Interrupted(job.interrupts.requested)
+    _leave(job, trainer, base, trace, step == total)
+    if report is not None:
+        if step < total:
+            print(
+                f"stopped after step {step} of {total}, as --steps says; --resume goes on from there",
+                file=sys.stderr,
+            )
+        print(report.summary(step), flush=True)
+    return 0
+
+
+def _data(job: _Job, base: BaseCheckpoint, processes: int) -> tuple[Any, PreparedData]:
+    """The tokenizer and the run's data."""
+    from runtime.data import load_tokenizer, prepare
+
+    model, _, data, train, _ = job.settings
+    if train.global_batch_size % (train.micro_batch_size * processes):
+        raise UserError(
+            f"{train.global_batch_size} rows of an optimizer step cannot be split over {processes} processes "
+            f"in micro-batches of {train.micro_batch_size}",
+            "give accelerate launch a --num_processes that, times micro_batch_size, divides the global batch",
+        )
+    assert base.directory is not None
+    tokenizer = load_tokenizer(base.directory, model, data, job.arguments.data_dir)
+    return tokenizer, prepare(
+        data,
+        train,
+        job.micro_batch_rows,
+        tokenizer,
+        job.arguments.data_dir,
+        base.architecture.vocab_size,
+        None if job.caches is None or "://" in job.caches else Path(job.caches),
+    )
+
+
+def _leave(job: _Job, trainer: RecipeTrainer, base: BaseCheckpoint, trace: Trace, ended: bool) -> None:
+    """Writes the adapter or the model, and the trace.
+
+    Args:
+        ended: whether the run is at its last step: a whole model is written then alone.
+    """
+    from runtime.backends.trl.trainer import arrays
+
+    model, lora, *_ = job.settings
+    trained = arrays(trainer.trained())  # all processes take part
+    if not trainer.accelerator.is_main_process:
+        return
+    output = job.arguments.output.expanduser().resolve()
+    if lora is not None:
+        saving.save_adapter(output / saving.ADAPTER, base, model, lora, saving.pairs(trained))
+    elif ended:
+        saving.save_model(output / saving.MODEL, base, trained)
+    if job.arguments.trace is not None:
+        trace.gradients = trainer.first_gradients or {}
+        trace.trained = trained
+        trace.write(job.arguments.trace)
+
+
+def peak_memory() -> int:
+    """Bytes: of this process's GPU, or of the process where there is none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    # Linux counts the resident set in KiB.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _quiet() -> None:
+    """Keeps what libraries say to their developers off the terminal."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="(trl|peft|accelerate|torch).*")
+    from datasets.utils.logging import disable_progress_bar
+    from transformers.utils import logging
+
+    disable_progress_bar()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,124 @@
+"""What a run by TRL starts from: the Trainer's settings, and the model with what is trained of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from runtime.adapters import LoraSettings
+from runtime.backends.model import attach, full_parameters, load_model, set_adapters, start
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.peft_export import module_prefix
+from runtime.settings import CheckpointSettings, ModelSettings, TrainSettings
+
+
+def settings_of(
+    model: ModelSettings,
+    train: TrainSettings,
+    checkpoint: CheckpointSettings,
+    directory: Path,
+    accumulation: int,
+    until: int,
+    max_grad_norm: float | None,
+    master_weights: bool,
+    cpu: bool,
+) -> Any:
+    """The SFTConfig of a run: what is the Trainer's own of it; data, losses and metrics are RecipeTrainer's.
+
+    Args:
+        directory: of the checkpoints.
+        accumulation: micro-batches of an optimizer step.
+        until: the optimizer step to stop after.
+        cpu: whether to run on the CPU, with the backend gloo.
+    """
+    from trl import SFTConfig
+
+    return SFTConfig(
+        output_dir=str(directory),
+        use_cpu=cpu,
+        ddp_find_unused_parameters=False,  # the towers of other modalities are frozen
+        max_steps=until,
+        per_device_train_batch_size=1,  # one micro-batch, whatever its rows
+        gradient_accumulation_steps=accumulation,
+        gradient_checkpointing=model.remat != "none",
+        gradient_checkpointing_kwargs={"use_reentrant": False} if model.remat != "none" else None,
+        # The adapters of a bfloat16 base are float32, and computed so, as train.py has them: no autocast.
+        bf16=master_weights,
+        # What is not clipped has its norm measured all the same.
+        max_grad_norm=math.inf if max_grad_norm is None else max_grad_norm,
+        seed=train.seed,
+        save_strategy="steps",
+        save_steps=checkpoint.every_steps,
+        save_total_limit=checkpoint.keep,
+        eval_strategy="no",
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        ignore_data_skip=True,  # the data set of a resumed run begins where it goes on
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        packing=False,
+    )
+
+
+def trainable_model(
+    base: BaseCheckpoint,
+    model: ModelSettings,
+    lora: LoraSettings | None,
+    seed: int,
+    adapter: Path | None,
+    master_weights: bool,
+) -> Any:
+    """transformers' model with the recipe's adapters and their first values, or all of its text trainable.
+
+    Args:
+        adapter: folder of the PEFT adapter to start from, None for the recipe's initial values.
+        master_weights: hold the weights in float32.
+
+    Raises:
+        UserError: when the model cannot be loaded, or the adapter is not the recipe's.
+    """
+    if lora is None:
+        whole = load_model(base, model, dtype="float32" if master_weights else None)
+        full_parameters(whole, base)
+        return whole
+    values = start(base, lora, seed, adapter)
+    options = {} if lora.quantize is None else {"quantization_config": _nf4(base, model)}
+    made = attach(load_model(base, model, **options), base, model, lora)
+    set_adapters(made, base, values)
+    return made
+
+
+def _nf4(base: BaseCheckpoint, model: ModelSettings) -> Any:
+    """bitsandbytes' nf4 of the weights that train.py stores so: blocks of 64, scales not quantised again."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    prefix = module_prefix(base)
+    quantised = {
+        f"{prefix}layers.{site.layer}.{slot}"
+        for site in base.family.sites(base.architecture)
+        for slot in site.slots
+    }
+    others = [
+        name
+        for name, module in load_model(base, model, meta=True).named_modules()
+        if isinstance(module, torch.nn.Linear) and name not in quantised
+    ]
+    dtype = getattr(torch, model.dtype)
+    try:
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=False,
+            bnb_4bit_compute_dtype=dtype,
+            bnb_4bit_quant_storage=dtype,  # FSDP shards floating types alone
+            llm_int8_skip_modules=others,
+        )
+    except ImportError as error:
+        raise UserError(
+            f"lora.quantize: nf4 needs bitsandbytes ({error})",
+            "install the packages of baseline/requirements-trl.txt",
+        ) from None

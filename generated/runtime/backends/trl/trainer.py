@@ -1,0 +1,258 @@
+"""TRL's SFTTrainer on a recipe's own micro-batches, losses and place in the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, TrainerCallback
+from trl import SFTConfig, SFTTrainer
+
+from runtime.backends.trl.layout import DATA, TRAINED
+from runtime.backends.trl.pieces import Pieces
+from runtime.data.batches import Batch
+
+Numbers = dict[str, float]
+
+
+class RecipeTrainer(SFTTrainer):
+    """Trains a model on micro-batches that are tokenised and packed, in the order of the recipe.
+
+    TRL and accelerate neither shuffle, nor pad, nor split them: the data set is the numbers of the pieces
+    that each process computes, and each builds its own rows of one.
+
+    Args:
+        model: with its adapters, or with all of its text weights trainable.
+        args: with max_steps, gradient_accumulation_steps and the like.
+        pieces: the data, cut for this process.
+        state: of the data after an optimizer step, for its checkpoint.
+        start: optimizer steps that are done.
+        optimizer: makes the optimizer of the trained parameters.
+        schedule: makes its learning rate's schedule.
+        parameters: gives the trained parameters of a model by a trace's names.
+        done: called on each process after an optimizer step, with its number, from 1, and its loss,
+            learning_rate, norm (of the gradient before clipping), tokens and targets.
+        evaluated: called with an optimizer step and the evaluation data's loss.
+        stop: whether this process asks to end the run.
+        eval_every: optimizer steps between evaluations, where there is evaluation data.
+        keep_gradients: whether to keep those of the first step.
+
+    Attributes:
+        first_gradients: of the first step, before clipping, in float32; None until then, or not kept.
+    """
+
+    model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    model_accepts_loss_kwargs: Any
+
+    def __init__(
+        self,
+        model: Any,
+        args: SFTConfig,
+        tokenizer: Any,
+        pieces: Pieces,
+        state: Callable[[int], Mapping[str, Any]],
+        start: int,
+        optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer],
+        schedule: Callable[[Optimizer], LRScheduler],
+        parameters: Callable[[Any], dict[str, Any]],
+        done: Callable[[int, Numbers], None],
+        evaluated: Callable[[int, float], None],
+        stop: Callable[[], bool],
+        eval_every: int = 1,
+        keep_gradients: bool = False,
+    ) -> None:
+        self._pieces, self._state, self._start = pieces, state, start
+        self._held_out = pieces.evaluation()
+        self._make_optimizer, self._make_schedule = optimizer, schedule
+        self._done, self._evaluated, self._stop = done, evaluated, stop
+        self._parameters, self._eval_every = parameters, eval_every
+        self._keep_gradients = keep_gradients
+        self._sums = np.zeros(3)
+        self._norm = 0.0
+        self.first_gradients: dict[str, np.ndarray] | None = None
+        dtypes = {name: p.dtype for name, p in model.named_parameters() if p.requires_grad}
+        accumulation = args.gradient_accumulation_steps
+        # One more where nothing is left to do: TRL looks at the first row.
+        numbers = range(start * accumulation, max(args.max_steps, start + 1) * accumulation)
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=lambda rows: _tensors(pieces.of(rows[0]["piece"])),
+            train_dataset=Dataset.from_dict({"piece": list(numbers)}),
+            processing_class=tokenizer,
+            callbacks=[_AfterStep(self)],
+        )
+        self.remove_callback(PrinterCallback)
+        # The Trainer divides each piece's loss by their number, and by nothing else.
+        self.model_accepts_loss_kwargs = False
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad and parameter.dtype != dtypes[name]:
+                # TRL casts the adapters of a quantised base to bfloat16.
+                parameter.data = parameter.data.to(dtypes[name])
+
+    def go(self, checkpoint: Path | None) -> None:
+        """Trains to the last step; from a checkpoint's folder where one is given.
+
+        Where that is of the last step already, its parameters are read alone.
+        """
+        if checkpoint is None or self._start < self.args.max_steps:
+            self.args.eval_on_start = bool(self._held_out) and checkpoint is None
+            self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            return
+        if self.is_fsdp_enabled:
+            self.model, _ = self.accelerator.prepare(self.model, self.create_optimizer())
+            self.model_wrapped = self.model
+        self._load_from_checkpoint(str(checkpoint), self.model)
+        self.state.global_step = self._start
+
+    def trained(self) -> dict[str, Any]:
+        """The trained parameters by a trace's names; parts of them with FSDP."""
+        return self._parameters(self.model)
+
+    def get_train_dataloader(self) -> Any:
+        """One piece after the other, by the same numbers on each process: accelerate would deal them out."""
+        # A generator of its own: the loader draws a seed, which would change a resumed run's dropout.
+        return DataLoader(
+            self.train_dataset, batch_size=1, collate_fn=self.data_collator, generator=torch.Generator()
+        )
+
+    def create_optimizer(self, model: Any = None) -> Optimizer:
+        """The script's, of what is trained."""
+        if self.optimizer is None:
+            self.optimizer = self._make_optimizer(list(self.trained().values()))
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
+        """The script's, of the whole run's length."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = self._make_schedule(self.optimizer if optimizer is None else optimizer)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Weighted negative log-likelihood of this process's targets in a piece.
+
+        Its mean over processes and pieces, by which gradients are averaged, is the step's loss.
+        """
+        weights, tokens = inputs.pop("weights"), inputs.pop("tokens")
+        targets = (inputs["labels"] != -100).sum()
+        outputs = model(**inputs, fused_lm_head=True)
+        loss = -(outputs.log_probs * weights[:, None]).sum()
+        if model.training:
+            self._sums += [float(loss.detach()), float(tokens), float(targets)]
+            loss = loss * self.accelerator.num_processes * self.args.gradient_accumulation_steps
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The mean loss of the evaluation data's targets."""
+        model, total = self.model_wrapped, 0.0
+        model.eval()
+        with torch.no_grad():
+            for piece in self._held_out:
+                total += float(self.compute_loss(model, self._prepare_inputs(_tensors(piece))))
+        model.train()
+        (loss,) = self._total([total])
+        self._evaluated(self.state.global_step, loss)
+        return {"eval_loss": loss}
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        """Keeps the norm, and the gradients of the first step before they are clipped."""
+        if self._keep_gradients and self.first_gradients is None:
+            self.first_gradients = arrays({name: p.grad for name, p in self.trained().items()})
+        norm = super()._clip_grad_norm(model)
+        self._norm = float(whole(norm))
+        return norm
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the evaluation data's loss is wanted after a step."""
+        due = step % self._eval_every == 0 or step == self.args.max_steps
+        return due and bool(self._held_out)
+
+    def after_step(self) -> bool:
+        """Hands on the numbers of a step; returns whether to stop."""
+        loss, tokens, targets, stop = self._total([*self._sums, float(self._stop())])
+        self._sums = np.zeros(3)
+        # The schedule has moved on to the next step by now.
+        rate = self.lr_scheduler.base_lrs[0] * self.lr_scheduler.lr_lambdas[0](self.state.global_step - 1)
+        numbers = {"loss": loss, "learning_rate": rate, "norm": self._norm}
+        self._done(self.state.global_step, {**numbers, "tokens": tokens, "targets": targets})
+        return stop > 0
+
+    def _total(self, values: list[float]) -> list[float]:
+        """Of each number over the processes."""
+        if self.accelerator.num_processes == 1:
+            return values
+        together = torch.tensor(values, dtype=torch.float32, device=self.accelerator.device)
+        return [float(value) for value in self.accelerator.reduce(together, "sum")]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """The Trainer's, with the place in the data; trainer_state.json is the last file of one."""
+        if self.args.should_save:
+            folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / DATA).write_text(json.dumps(self._state(self.state.global_step)))
+        super(SFTTrainer, self)._save_checkpoint(model, trial)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """What is trained, and nothing of the base."""
+        folder = Path(output_dir or self.args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        trained = {name: p.detach().cpu() for name, p in self.trained().items()}
+        save_file(trained, folder / TRAINED)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Puts what `_save` wrote back; FSDP reads its own shards."""
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        saved = load_file(Path(resume_from_checkpoint, TRAINED))
+        with torch.no_grad():
+            for name, parameter in self.trained().items():
+                parameter.copy_(saved[name])
+
+
+class _AfterStep(TrainerCallback):
+    """Has the trainer report each step, and evaluate and stop when it is time."""
+
+    def __init__(self, trainer: RecipeTrainer) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        if self._trainer.after_step():
+            control.should_training_stop = control.should_save = True
+        elif self._trainer.evaluates(state.global_step):
+            control.should_evaluate = True
+        return control
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        # What the last step asked for is done, and would be done once more.
+        control.should_evaluate = control.should_save = False
+        return control
+
+
+def _tensors(piece: Batch) -> dict[str, Any]:
+    """A piece as `compute_loss` takes it."""
+    return {name: torch.from_numpy(array) for name, array in piece.items()} | {"use_cache": False}
+
+
+def arrays(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Copies of tensors as float32 arrays, gathered where they are split over processes."""
+    return {name: whole(tensor).detach().float().cpu().numpy().copy() for name, tensor in tensors.items()}
+
+
+def whole(tensor: Any) -> Any:
+    """A tensor, gathered where it is split over processes: all of them must ask."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
