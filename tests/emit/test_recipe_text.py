@@ -40,7 +40,7 @@ def test_set_and_extends_are_merged_in_without_the_defaults(tmp_path: Path) -> N
         "lora:\n  rank: 16\n  alpha: 8\n"
         "data:\n  train: [{path: data/train.jsonl}]\n"
         "serve:\n  accelerator: v6e-8\n"
-        "train:\n  optimizer: {learning_rate: 2e-05}\n"
+        "train:\n  optimizer: {learning_rate: 2.0e-05}\n"
     )
     (tmp_path / "whole.yaml").write_text(text, encoding="utf-8")
     assert compiled(tmp_path / "whole.yaml").recipe.model_dump() == compiled(

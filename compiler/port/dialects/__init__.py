@@ -1,4 +1,4 @@
-"""The tools whose files can be ported, one module each.
+"""The tools whose files can be ported: a module for each; axolotl_data and the like are its parts.
 
 A dialect module has:
     NAME        its name for --from, "axolotl"
