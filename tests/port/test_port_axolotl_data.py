@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.port.test_port_axolotl import port
 
 from compiler.port.ledger import Verdict
 from compiler.port.meaning import datasets
 from tests.port.dialects import codes, finding, spoken, values, verdict
+from tests.port.test_port_axolotl import port
 
 
 def convert(text: str, row: dict[str, Any]) -> Any:
