@@ -41,3 +41,15 @@ def test_the_flagship_is_one_run_on_three_backends(root: Path, tmp_path: Path) -
     again = command(root, "--compare", *traces)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "6 steps, float32" in again.stdout and again.stdout.count("trl - torchax") == 4
+
+
+def test_full_fine_tuning_of_multimodal_names_is_one_run_on_three_backends(root: Path) -> None:
+    done = command(
+        root,
+        *("recipes/quickstart.yaml", "--set", "lora=null", "--set", "merge.adapter=false"),
+        *("--steps", "4", "--json"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    gradients = [row for row in rows if row["quantity"] == "gradients"]
+    assert len(gradients) == 3 and all(row["ok"] and row["difference"] is not None for row in gradients)

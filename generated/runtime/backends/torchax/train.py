@@ -4,7 +4,7 @@ trained adapter."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -200,6 +200,7 @@ def _run(
     trained = _saved(arguments.output, base, model_settings, lora, trainer.live[0])
     if trace is not None and arguments.trace is not None:
         trace.trained = trained
+        trace.gradients = _named(trace.gradients, base, lora)
         trace.write(arguments.trace)
     if until < total:
         print(
@@ -227,12 +228,17 @@ def _saved(
     import numpy as np
 
     from runtime.backends.saving import ADAPTER, MODEL, pairs, save_adapter, save_model
-    from runtime.backends.torchax.model import checkpoint_name
 
-    values = {name: np.asarray(array) for name, array in trained.items()}
+    values = _named({name: np.asarray(array) for name, array in trained.items()}, base, lora)
     if lora is None:
-        values = {checkpoint_name(name, base): array for name, array in values.items()}
         save_model(output / MODEL, base, values)
     else:
         save_adapter(output / ADAPTER, base, settings, lora, pairs(values))
     return values
+
+
+def _named(arrays: Mapping[str, Any], base: BaseCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
+    """Arrays of what is trained by a trace's names: without LoRA, those of the checkpoint's tensors."""
+    from runtime.backends.torchax.model import checkpoint_name
+
+    return {name if lora is not None else checkpoint_name(name, base): a for name, a in arrays.items()}
