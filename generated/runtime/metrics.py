@@ -117,7 +117,7 @@ class Metrics:
         from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
 
         self.path = folder / FILE
-        with self._writing():
+        with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             truncate(self.path, restored_step)
             self._lines = JsonLines(self.path)
@@ -138,7 +138,7 @@ class Metrics:
         Raises:
             UserError: when they cannot be written.
         """
-        with self._writing():
+        with writing(self.path):
             for name, value in values.items():
                 if value is not None:
                     self.logger.log(PREFIX, name, value, mode, step)
@@ -150,7 +150,7 @@ class Metrics:
         Raises:
             UserError: when it cannot be written.
         """
-        with self._writing():
+        with writing(self.path):
             self._lines.flush()
             if self._board is not None:
                 self._board.flush()
@@ -162,15 +162,36 @@ class Metrics:
         except OSError:
             return
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: the metrics cannot be written: {error.strerror or error}",
-                "make room or give the folder's rights, and continue with --resume",
-            ) from error
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within it, a failure to write is an error of the file of metrics."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: the metrics cannot be written: {error.strerror or error}",
+            "make room or give the folder's rights, and continue with --resume",
+        ) from error
+
+
+def done_line(step: int, speed: float | None, loss: float | None, eval_loss: float | None, peak: int) -> str:
+    """The last line of a run; what is None is left out.
+
+    Args:
+        step: that it ended at.
+        speed: tokens/s.
+        peak: bytes of memory.
+    """
+    parts = [f"steps={step}"]
+    if speed is not None:
+        parts.append(f"tokens/s={speed:.0f}")
+    if loss is not None:
+        parts.append(f"loss={loss:.4f}")
+    if eval_loss is not None:
+        parts.append(f"eval_loss={eval_loss:.4f}")
+    parts.append(f"peak_memory={peak / 2**30:.1f}GiB")
+    return "done: " + " ".join(parts)
 
 
 def _json_number(number: float) -> float | str:

@@ -191,17 +191,7 @@ class Checkpoints(CheckpointManager):
     def __init__(self, directory: str, keep: int) -> None:
         super().__init__(None)
         self.directory = directory
-        try:
-            self._checkpoint_manager = ocp.CheckpointManager(
-                directory,
-                item_handlers={ITEM: summed(), OPTIMIZER: summed()},
-                options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
-            )
-        except OSError as error:
-            raise UserError(
-                f"{directory}: cannot be written: {cause(error)}",
-                "choose another checkpoint.directory, or --output",
-            ) from error
+        self._checkpoint_manager = manager(directory, keep)
 
     def write(
         self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool, data: Mapping[str, Any]
@@ -225,7 +215,7 @@ class Checkpoints(CheckpointManager):
                 custom_metadata={DATA: state, CHECK: digest(state)},
             )
         except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
-            raise self._not_written(error) from error
+            raise not_written(self.directory, error) from error
 
     def write_imported(self, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
         """Saves adapters that were trained elsewhere, as step 0.
@@ -264,7 +254,7 @@ class Checkpoints(CheckpointManager):
         try:
             self.close()
         except Exception as error:
-            raise self._not_written(error) from error
+            raise not_written(self.directory, error) from error
 
     def restore(self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> None:
         """Puts the arrays of a step into a model and its optimizer.
@@ -282,11 +272,35 @@ class Checkpoints(CheckpointManager):
                 "its parameters must be those that this artifact trains",
             ) from error
 
-    def _not_written(self, error: Exception) -> UserError:
-        return UserError(
-            f"{self.directory}: a checkpoint could not be written: {cause(error)}; {kept(self.directory)}",
-            "make room or give the directory's rights, and continue with --resume",
+
+def manager(directory: str, keep: int) -> ocp.CheckpointManager:
+    """Orbax's manager of a run's checkpoints: what is trained and the optimizer's state, each with checksums.
+
+    Args:
+        keep: newest steps that are kept.
+
+    Raises:
+        UserError: when the directory cannot be created.
+    """
+    try:
+        return ocp.CheckpointManager(
+            directory,
+            item_handlers={ITEM: summed(), OPTIMIZER: summed()},
+            options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
         )
+    except OSError as error:
+        raise UserError(
+            f"{directory}: cannot be written: {cause(error)}",
+            "choose another checkpoint.directory, or --output",
+        ) from error
+
+
+def not_written(directory: str, error: Exception) -> UserError:
+    """What to say of a step that could not be saved."""
+    return UserError(
+        f"{directory}: a checkpoint could not be written: {cause(error)}; {kept(directory)}",
+        "make room or give the directory's rights, and continue with --resume",
+    )
 
 
 def kept(directory: str) -> str:

@@ -8,13 +8,22 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import UserError
-from runtime.metrics import FILE, FOLDER, PREFIX, JsonLines, TensorBoard, last, truncate
+from runtime.metrics import (
+    FILE,
+    FOLDER,
+    PREFIX,
+    JsonLines,
+    TensorBoard,
+    done_line,
+    last,
+    truncate,
+    writing,
+)
 from runtime.progress import duration
 
 
@@ -42,7 +51,7 @@ class Report:
         self._loss: float | None = None
         self._eval_loss: float | None = None
         self._tokens = self._seconds = 0.0
-        with self._writing():
+        with writing(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             truncate(self._path, start or None)
             self._backends: list[Any] = [JsonLines(self._path)]
@@ -117,41 +126,24 @@ class Report:
         """
         loss = last(self._path, "loss") if self._loss is None else self._loss
         eval_loss = last(self._path, "eval_loss") if self._eval_loss is None else self._eval_loss
-        parts = [f"steps={step}"]
-        if self._seconds:
-            parts.append(f"tokens/s={self._tokens / self._seconds:.0f}")
-        if loss is not None:
-            parts.append(f"loss={loss:.4f}")
-        if eval_loss is not None:
-            parts.append(f"eval_loss={eval_loss:.4f}")
-        parts.append(f"peak_memory={self._peak() / 2**30:.1f}GiB")
-        return "done: " + " ".join(parts)
+        speed = self._tokens / self._seconds if self._seconds else None
+        return done_line(step, speed, loss, eval_loss, self._peak())
 
     def flush(self) -> None:
         """Makes sure that what was logged survives the process, as a checkpoint of the same step does."""
-        with self._writing():
+        with writing(self._path):
             for backend in self._backends:
                 backend.flush()
 
     def close(self) -> None:
         """Closes the files."""
-        with self._writing():
+        with writing(self._path):
             for backend in self._backends:
                 backend.close()
 
     def _log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
-        with self._writing():
+        with writing(self._path):
             for name, value in values.items():
                 for backend in self._backends:
                     backend.log_scalar(f"{PREFIX}/{mode}/{name}", value, step=step)
             self._backends[0].end_line()
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"{self._path}: the metrics cannot be written: {error.strerror or error}",
-                "make room or give the folder's rights, and continue with --resume",
-            ) from error

@@ -349,8 +349,8 @@ def test_writes_that_fail_together_are_told_once() -> None:
     """asyncio would print the traceback of a write that nobody waits for any more."""
     program = (
         "import asyncio, sys\n"
-        "from runtime import train\n"
-        "if 'quiet' in sys.argv: train.quiet()\n"
+        "from runtime import session\n"
+        "if 'quiet' in sys.argv: session.quiet()\n"
         "async def fail(): raise OSError('File too large')\n"
         "async def save():\n"
         "    writes = [asyncio.ensure_future(fail()) for _ in range(2)]\n"

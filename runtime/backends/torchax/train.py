@@ -3,7 +3,6 @@ trained adapter."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.adapters import LoraSettings
 from runtime.backends.arguments import Arguments
-from runtime.cache import cache_directory, keep_compiled
-from runtime.errors import UserError, guarded
-from runtime.interrupts import Interrupted, Interrupts
+from runtime.interrupts import Interrupts
+from runtime.session import Session, Settings, attended, begin, checkpoint_directory
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 from runtime.specs import Rule
-from runtime.train import check_directory, checkpoint_directory, copy_metrics, farewell, quiet, summary
 
 if TYPE_CHECKING:
     import optax
@@ -54,113 +51,51 @@ def run(
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
-    settings = (model, mesh, lora, data, train, checkpoint)
+    settings = Settings(model, mesh, lora, data, train, checkpoint)
     directory = checkpoint_directory(
         replace(checkpoint, directory=checkpoint.directory.rstrip("/") + SUFFIX), arguments.output
     )
-    with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
-        try:
-            return guarded(
-                lambda: _run(
-                    artifact,
-                    arguments,
-                    directory,
-                    interrupts,
-                    settings,
-                    learning_rate,
-                    optimizer,
-                    rules,
-                    cache_directory(cache, arguments.output),
-                )
-            )
-        except Interrupted as interrupted:
-            print(f"\n{farewell(interrupted.signum, directory)}", file=sys.stderr)
-            return 128 + interrupted.signum
+
+    def work(interrupts: Interrupts) -> int:
+        session = begin(artifact, arguments, directory, settings, cache, interrupts)
+        return _run(session, settings, arguments.adapter, learning_rate, optimizer, rules)
+
+    return attended(directory, work)
 
 
 def _run(
-    artifact: Path,
-    arguments: Arguments,
-    directory: str,
-    interrupts: Interrupts,
-    settings: tuple[
-        ModelSettings, MeshSettings, LoraSettings | None, DataSettings, TrainSettings, CheckpointSettings
-    ],
+    session: Session,
+    settings: Settings,
+    adapter: Path | None,
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
     rules: Sequence[Rule],
-    caches: str | None,
 ) -> int:
-    model_settings, mesh_settings, lora, data, train, checkpoint = settings
-    check_directory(directory, artifact, arguments.resume)
-    if arguments.trace is not None:
-        from runtime.trace import check_writable
-
-        check_writable(arguments.trace)
-    quiet()
-    keep_compiled(caches)
-
-    import jax
-
-    from runtime import mesh as meshes
-    from runtime import saving
     from runtime.backends.model import start
     from runtime.backends.torchax.checkpoints import Checkpoints
     from runtime.backends.torchax.model import abstract_model, load_base, load_trained, place_trained
     from runtime.backends.torchax.step import Step
     from runtime.backends.torchax.trainer import Trainer, new_trace
-    from runtime.checkpoint import BaseCheckpoint
-    from runtime.data import load_tokenizer, prepare
-    from runtime.locate import locate_model
-    from runtime.metrics import Metrics
-    from runtime.metrics import last as last_metric
-    from runtime.record import write_record
-    from runtime.run_report import peak_memory
     from runtime.trainer import Outcome
 
-    mesh = meshes.start(mesh_settings)
-    if model_settings.dtype == "float32":
-        # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
-        jax.config.update("jax_default_matmul_precision", "highest")
-    base_folder = locate_model(model_settings, arguments.model)
-    base = BaseCheckpoint.open(base_folder)
-    base.verify()
-    found = saving.find(directory) if arguments.resume else saving.Found()
-    prepared = prepare(
-        data,
-        train,
-        train.micro_batch_size * mesh_settings.data_parallel,
-        load_tokenizer(base_folder, model_settings, data, arguments.data_dir),
-        arguments.data_dir,
-        base.architecture.vocab_size,
-        None if caches is None or "://" in caches else Path(caches),
-    )
-    print(prepared.report.text(), file=sys.stderr)
-    total = prepared.total_steps
-    until = min(total, arguments.steps or total)
-    if found.step is not None:
-        saving.check_data(directory, found, prepared.state(found.step))
-    saving.set_aside(directory, found)
-    schedule = learning_rate(total)
+    mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
+    lora, to = settings.lora, session.arguments.trace
+    schedule = learning_rate(session.total)
+    done = session.found.step or 0
     with mesh:
-        model = abstract_model(base.config, model_settings, lora, mesh, rules)
+        model = abstract_model(base.config, settings.model, lora, mesh, rules)
         step = Step(model, optimizer(schedule), train, prepared.accumulation, mesh)
-        checkpoints = Checkpoints(directory, checkpoint.keep)
-        if found.step is not None:
-            live = checkpoints.restore(found.step, step.live)
-            print(f"continuing after step {found.step} of {total}", file=sys.stderr)
+        checkpoints = Checkpoints(session.directory, settings.checkpoint.keep)
+        if session.found.step is not None:
+            live = checkpoints.restore(session.found.step, step.live)
         else:
             live = step.start(
                 load_trained(model, base)
                 if lora is None
-                else place_trained(model, start(base, lora, train.seed, arguments.adapter))
+                else place_trained(model, start(base, lora, train.seed, adapter))
             )
-            write_record(directory, artifact)
-        done = found.step or 0
-        trace = None if arguments.trace is None else new_trace(artifact.name, model_settings)
-        remote = "://" in directory
-        folder = arguments.output.resolve() if remote else Path(directory)
-        metrics = Metrics(folder, done or None, train.tensorboard)
+        session.enter(done)
+        trace = None if to is None else new_trace(session.artifact.name, settings.model)
         trainer = Trainer(
             step,
             live,
@@ -169,52 +104,30 @@ def _run(
             train,
             prepared.accumulation,
             checkpoints,
-            checkpoint.every_steps,
+            settings.checkpoint.every_steps,
             mesh,
             trace,
         )
         del live
-        try:
+        with session.metrics(done, train.tensorboard, trainer.close) as metrics:
             trainer.fit(
-                prepared.batches(total, done),
+                prepared.batches(session.total, done),
                 prepared.eval_batches,
-                until,
+                session.until,
                 schedule,
                 metrics,
-                interrupts,
+                session.interrupts,
                 prepared.state,
                 prepared.origins,
             )
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise UserError(
-                f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
-                "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
-            ) from error
-        finally:
-            metrics.close()
-            trainer.close()
-            if remote:
-                copy_metrics(metrics.path, directory)
-    trained = _saved(arguments.output, base, model_settings, lora, trainer.live[0])
-    if trace is not None and arguments.trace is not None:
+    trained = _saved(session.arguments.output, base, settings.model, lora, trainer.live[0])
+    if trace is not None and to is not None:
         trace.trained = trained
         trace.gradients = _named(trace.gradients, base, lora)
-        trace.write(arguments.trace)
-    if until < total:
-        print(
-            f"stopped after step {until} of {total}, as --steps says; --resume goes on from there",
-            file=sys.stderr,
-        )
-    outcome = Outcome(
-        trainer.done,
-        trainer.loss if trainer.loss is not None else last_metric(metrics.path, "loss"),
-        trainer.eval_loss if trainer.eval_loss is not None else last_metric(metrics.path, "eval_loss"),
-        trainer.speed,
+        trace.write(to)
+    return session.conclude(
+        Outcome(trainer.done, trainer.loss, trainer.eval_loss, trainer.speed), metrics.path
     )
-    print(summary(outcome, peak_memory()), flush=True)
-    return 0
 
 
 def _saved(

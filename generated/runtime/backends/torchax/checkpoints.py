@@ -13,7 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from runtime.errors import UserError
-from runtime.saving import CHECK, DATA, OPTIMIZER, cause, digest, first_line, kept, summed
+from runtime.saving import CHECK, DATA, OPTIMIZER, digest, first_line, manager, not_written
 from runtime.step import Live
 from runtime.trained import ITEM
 
@@ -31,17 +31,7 @@ class Checkpoints:
 
     def __init__(self, directory: str, keep: int) -> None:
         self.directory = directory
-        try:
-            self._manager = ocp.CheckpointManager(
-                directory,
-                item_handlers={ITEM: summed(), OPTIMIZER: summed()},
-                options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
-            )
-        except OSError as error:
-            raise UserError(
-                f"{directory}: cannot be written: {cause(error)}",
-                "choose another checkpoint.directory, or --output",
-            ) from error
+        self._manager = manager(directory, keep)
 
     @property
     def newest(self) -> int | None:
@@ -70,7 +60,7 @@ class Checkpoints:
                 force=True,
             )
         except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
-            raise self._not_written(error) from error
+            raise not_written(self.directory, error) from error
 
     def finish(self) -> None:
         """Waits for what is being written.
@@ -81,7 +71,7 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except Exception as error:
-            raise self._not_written(error) from error
+            raise not_written(self.directory, error) from error
 
     def restore(self, step: int, shapes: Live) -> Live:
         """The arrays of a step, in their places.
@@ -106,9 +96,3 @@ class Checkpoints:
                 "its parameters must be those that this artifact trains",
             ) from error
         return restored[ITEM], restored[OPTIMIZER]
-
-    def _not_written(self, error: Exception) -> UserError:
-        return UserError(
-            f"{self.directory}: a checkpoint could not be written: {cause(error)}; {kept(self.directory)}",
-            "make room or give the directory's rights, and continue with --resume",
-        )

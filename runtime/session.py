@@ -1,0 +1,305 @@
+"""What the scripts that train with jax do before and after their loops, whichever model they train."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from runtime.adapters import LoraSettings
+from runtime.cache import cache_directory, keep_compiled
+from runtime.errors import UserError, guarded
+from runtime.interrupts import Interrupted, Interrupts, name_of
+from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from runtime.checkpoint import BaseCheckpoint
+    from runtime.data import PreparedData
+    from runtime.metrics import Metrics
+    from runtime.saving import Found
+    from runtime.trainer import Outcome
+
+
+class Paths(Protocol):
+    """What is read here of a script's command line; `runtime.train.Arguments` says what each is."""
+
+    @property
+    def resume(self) -> bool: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def model(self) -> Path | None: ...
+    @property
+    def data_dir(self) -> Path: ...
+    @property
+    def output(self) -> Path: ...
+    @property
+    def trace(self) -> Path | None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a generated script states of its recipe."""
+
+    model: ModelSettings
+    mesh: MeshSettings
+    lora: LoraSettings | None
+    data: DataSettings
+    train: TrainSettings
+    checkpoint: CheckpointSettings
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run that has begun: its devices, its base, its data, and where it goes on.
+
+    Attributes:
+        artifact: folder of the generated script, with its recipe.lock.json.
+        arguments: its command line.
+        directory: of the checkpoints: an absolute local path, or a gs:// address.
+        mesh: of the devices.
+        base: the checkpoint that is trained.
+        found: what --resume goes on from; nothing without it.
+        prepared: the data.
+        interrupts: the signals that end the run after a step.
+    """
+
+    artifact: Path
+    arguments: Paths
+    directory: str
+    mesh: Mesh
+    base: BaseCheckpoint
+    found: Found
+    prepared: PreparedData
+    interrupts: Interrupts
+
+    @property
+    def total(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.prepared.total_steps
+
+    @property
+    def until(self) -> int:
+        """The optimizer step to stop after."""
+        return min(self.total, self.arguments.steps or self.total)
+
+    def enter(self, restored: int) -> None:
+        """Says after which step the run goes on; at its beginning, leaves the record of the recipe."""
+        from runtime.record import write_record
+
+        if restored:
+            print(f"continuing after step {restored} of {self.total}", file=sys.stderr)
+        else:
+            write_record(self.directory, self.artifact)
+
+    @contextmanager
+    def metrics(self, restored: int, tensorboard: bool, close: Callable[[], None]) -> Iterator[Metrics]:
+        """Where the loop's numbers go while it runs; then they are closed, and put beside the checkpoints.
+
+        Args:
+            restored: the step that the run goes on after, 0 at the beginning.
+            close: waits for what is being saved, whatever happened.
+
+        Raises:
+            UserError: when the devices' memory does not suffice.
+        """
+        import jax
+
+        from runtime.metrics import Metrics
+
+        remote = "://" in self.directory
+        folder = self.arguments.output.resolve() if remote else Path(self.directory)
+        metrics = Metrics(folder, restored or None, tensorboard)
+        try:
+            yield metrics
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise UserError(
+                f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
+                "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
+            ) from error
+        finally:
+            metrics.close()
+            close()
+            if remote:
+                copy_metrics(metrics.path, self.directory)
+
+    def conclude(self, outcome: Outcome, metrics: Path) -> int:
+        """Prints the last line of the run, and returns its exit status.
+
+        Args:
+            outcome: of this process; losses that it has not seen are looked up in the file of metrics.
+        """
+        from runtime.metrics import done_line, last
+        from runtime.run_report import peak_memory
+
+        loss = last(metrics, "loss") if outcome.loss is None else outcome.loss
+        eval_loss = last(metrics, "eval_loss") if outcome.eval_loss is None else outcome.eval_loss
+        if self.until < self.total:
+            print(
+                f"stopped after step {self.until} of {self.total}, as --steps says; "
+                "--resume goes on from there",
+                file=sys.stderr,
+            )
+        speed = outcome.tokens_per_second
+        print(done_line(outcome.step, speed, loss, eval_loss, peak_memory()), flush=True)
+        return 0
+
+
+def attended(directory: str, work: Callable[[Interrupts], int]) -> int:
+    """Does the work of a script; errors and signals become a sentence and an exit status.
+
+    Args:
+        directory: of the checkpoints, of which a signal's sentence tells.
+
+    Returns:
+        The work's own status, 1 after an error that was printed, 128 + the signal's number after one.
+    """
+    with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
+        try:
+            return guarded(lambda: work(interrupts))
+        except Interrupted as interrupted:
+            print(f"\n{farewell(interrupted.signum, directory)}", file=sys.stderr)
+            return 128 + interrupted.signum
+
+
+def begin(
+    artifact: Path,
+    arguments: Paths,
+    directory: str,
+    settings: Settings,
+    cache: str | None,
+    interrupts: Interrupts,
+) -> Session:
+    """Starts the devices, opens the base, prepares the data, and finds what to go on from.
+
+    Args:
+        cache: folder or gs:// address for what the next run need not compute again, relative to --output;
+            None keeps nothing.
+
+    Raises:
+        UserError: when anything of it is not as the recipe needs it.
+    """
+    caches = cache_directory(cache, arguments.output)
+    check_directory(directory, artifact, arguments.resume)
+    if arguments.trace is not None:
+        from runtime.trace import check_writable
+
+        check_writable(arguments.trace)
+    quiet()
+    keep_compiled(caches)
+
+    import jax
+
+    from runtime import mesh as meshes
+    from runtime import saving
+    from runtime.checkpoint import BaseCheckpoint
+    from runtime.data import load_tokenizer, prepare
+    from runtime.locate import locate_model
+
+    mesh = meshes.start(settings.mesh)
+    if settings.model.dtype == "float32":
+        # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
+        jax.config.update("jax_default_matmul_precision", "highest")
+    base_folder = locate_model(settings.model, arguments.model)
+    base = BaseCheckpoint.open(base_folder)
+    base.verify()
+    found = saving.find(directory) if arguments.resume else saving.Found()
+    prepared = prepare(
+        settings.data,
+        settings.train,
+        settings.train.micro_batch_size * settings.mesh.data_parallel,
+        load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir),
+        arguments.data_dir,
+        base.architecture.vocab_size,
+        None if caches is None or "://" in caches else Path(caches),
+    )
+    print(prepared.report.text(), file=sys.stderr)
+    if found.imported is not None:
+        print(
+            f"note: step 0 holds the adapter of {found.imported['adapter']}: training begins with it, with a "
+            "new optimizer, at the first step of the schedule and at the beginning of the data",
+            file=sys.stderr,
+        )
+    elif found.step is not None:
+        saving.check_data(directory, found, prepared.state(found.step))
+    saving.set_aside(directory, found)
+    return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts)
+
+
+def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:
+    """Where the checkpoints go: an absolute local path, or a gs:// address."""
+    if "://" in checkpoint.directory:
+        return checkpoint.directory
+    return str((output / checkpoint.directory).expanduser().resolve())
+
+
+def check_directory(directory: str, artifact: Path, resume: bool) -> None:
+    """Refuses to mix runs in one checkpoint directory."""
+    from etils import epath
+
+    from runtime.record import LOCK, check_record
+    from runtime.trained import step_folders
+
+    steps = step_folders(directory)
+    if steps and not resume:
+        raise UserError(
+            f"{directory} already holds checkpoints, the newest of step {steps[-1]}",
+            "--resume continues that run; for a new one choose another checkpoint.directory, or --output",
+        )
+    if resume and (steps or (epath.Path(directory) / LOCK).exists()):
+        check_record(directory, artifact)
+    if resume and not steps:
+        print(f"{directory} holds no checkpoint yet: starting from the beginning", file=sys.stderr)
+
+
+def farewell(signum: int, directory: str) -> str:
+    """What to say of a run that a signal ends, and of what it leaves."""
+    from runtime.trained import saved_steps
+
+    steps = saved_steps(directory)
+    if not steps:
+        return f"stopped by {name_of(signum)}; no checkpoint was saved yet"
+    return (
+        f"stopped by {name_of(signum)}; kept: the checkpoint of step {steps[-1]} in {directory}; "
+        "--resume continues from it"
+    )
+
+
+def quiet() -> None:
+    """Keeps what libraries say to their developers off the terminal."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="(tunix|qwix|flax|orbax|jax).*")
+    # Orbax logs a failed save with its traceback, asyncio each of its writes that failed after the first;
+    # what failed is reported once, as an error of the run.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    sys.unraisablehook = _unraisable
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _unraisable(event: sys.UnraisableHookArgs) -> None:
+    """Prints an exception that nothing could catch, but not those of a save that has failed already.
+
+    When one of tensorstore's writes fails, the others still report to an event loop that is closed by then.
+    """
+    if not (event.exc_type is RuntimeError and str(event.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(event)
+
+
+def copy_metrics(path: Path, directory: str) -> None:
+    """Puts the metrics beside checkpoints that are not local."""
+    from etils import epath
+
+    if path.exists():
+        (epath.Path(directory) / path.name).write_bytes(path.read_bytes())
