@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -294,6 +295,8 @@ def main() -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started this: `recipe ... 2>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as this process lasts)
+    # Ended from outside, it takes its workers and temporary files along, as at Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda signum, frame: _leave(128 + signum))
     try:
         app()
     except SystemExit:

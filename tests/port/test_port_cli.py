@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,8 @@ from compiler.port.plan import best
 from tests.port import fake
 from tests.port.conftest import CONFIG
 
+ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parent / "examples"
 LOSSY = CONFIG + "noise: 0.1\n"
 BROKEN = CONFIG.replace("fake_rank: 16", "fake_rank: 0")
 
@@ -171,3 +177,35 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def test_a_port_that_is_terminated_while_it_plans_leaves_nothing(tmp_path: Path) -> None:
+    """The recipe that a search reads again lies beside its place for as long."""
+    shutil.copytree(EXAMPLES / "trl-llama32-fsdp", tmp_path / "run")
+    program = (
+        "import sys, time\n"
+        "import compiler.plan.search as planning\n"
+        "from compiler import cli\n"
+        "def search(*arguments, **options):\n"
+        "    print('planning', flush=True)\n"
+        "    time.sleep(60)\n"
+        "planning.search = search\n"
+        "cli.main()\n"
+    )
+    sources = (tmp_path / "run" / "command.txt").read_text().split()
+    before = {path.name for path in (tmp_path / "run").iterdir()}
+    running = subprocess.Popen(
+        [sys.executable, "-c", program, "port", *sources, "--plan", "-o", "recipe.yaml"],
+        cwd=tmp_path / "run",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "planning\n"
+    assert len(list((tmp_path / "run").iterdir())) > len(before), "the search's own recipe"
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=30) == 128 + signal.SIGTERM
+    running.stdout.close()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == before
