@@ -199,11 +199,11 @@ def _fail(diagnostics: Sequence[Diagnostic], format: Shape) -> NoReturn:
 def _plan(made: Ported, asked: Asked) -> None:
     from compiler.cli_plan import progress_line
     from compiler.plan.search import search
-    from compiler.port.plan import MOST
+    from compiler.port.plan import FIXED, MOST
     from compiler.port.plan import plan as planned
 
     with progress_line("planning the mesh") as progress:
-        planned(made, asked, lambda program: search(program, progress=progress, most=MOST))
+        planned(made, asked, lambda program: search(program, progress=progress, most=MOST, fixed=FIXED))
 
 
 def _strict(made: Ported) -> Diagnostic | None:

@@ -86,6 +86,7 @@ def search(
     effort: float = -1.0,
     tools: Tools | None = None,
     backend: Backend = Backend.TUNIX,
+    fixed: Sequence[str] = (),
 ) -> Search:
     """Looks for the best configurations of a program.
 
@@ -96,6 +97,7 @@ def search(
         free_batch: whether the rows of an optimizer step may be raised.
         effort: of XLA's optimisation, from -1 to 1.
         backend: whose step is compiled.
+        fixed: keys that stay as the recipe has them, of those that a search varies.
 
     Raises:
         ArtifactError: when nothing can be compiled at all.
@@ -103,7 +105,11 @@ def search(
     """
     planner.check_target(program)
     run = _Run(tuple(sets), tokens_per_row, progress, most, effort, tools or Tools(), backend)
-    every = variants(program, free_batch)
+    every = [
+        variant
+        for variant in variants(program, free_batch)
+        if not any(argument.partition("=")[0] in fixed for argument in variant.sets)
+    ]
     waiting = run.candidates(every, program.source)
     try:
         while waiting and run.compiled < most:

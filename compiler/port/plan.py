@@ -22,7 +22,7 @@ from spec.load import load
 
 MOST = 12
 """Configurations that are compiled."""
-KEPT = ("model.attention", "train.global_batch_size")
+FIXED = ("model.attention", "train.global_batch_size")
 """What a port takes from its source, and a search may not change."""
 
 
@@ -67,13 +67,13 @@ def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> Non
 
 
 def best(points: Iterable[Point]) -> Choice | None:
-    """The fastest that fits and keeps what the source says; None when there is none."""
+    """The fastest that fits; None when none does."""
     compiled = [point for point in points if point.seconds_per_token is not None]
-    kept = [point for point in compiled if not any(argument.startswith(KEPT) for argument in point.sets)]
-    if not kept:
+    if not compiled:
         return None
-    fastest = min(kept, key=lambda point: point.seconds_per_token or 0.0)
-    return Choice(fastest.sets, f"the fastest of {plural(len(kept), 'compiled configuration')}, by estimate")
+    fastest = min(compiled, key=lambda point: point.seconds_per_token or 0.0)
+    count = plural(len(compiled), "compiled configuration")
+    return Choice(fastest.sets, f"the fastest of {count}, by estimate")
 
 
 def _take(ledger: Ledger, choice: Choice) -> None:

@@ -286,6 +286,16 @@ def test_free_batch_takes_them() -> None:
     assert not any(point.status == "refused" for point in found.points)
 
 
+def test_fixed_keys_stay_as_the_recipe_has_them() -> None:
+    def changed(fixed: tuple[str, ...]) -> set[str]:
+        found = search(settled(), most=1, free_batch=True, tools=Machine().tools(), fixed=fixed)
+        return {argument.partition("=")[0] for point in found.points for argument in point.sets}
+
+    every = changed(())
+    assert {"model.attention", "mesh.axes"} <= every
+    assert changed(("model.attention",)) == every - {"model.attention"}
+
+
 def test_a_failed_compile_is_kept_with_its_reason() -> None:
     machine = Machine()
     machine.fails[()] = Failed("the compile was killed", True)

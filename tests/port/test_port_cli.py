@@ -148,12 +148,12 @@ def test_plan_chooses_among_what_keeps_the_source(folder: Path, monkeypatch: pyt
     points = (
         point(4.0),
         point(2.0, "mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", "remat.policy=none"),
-        point(1.0, "model.attention=splash"),
         point(None, "remat.policy=block"),
     )
     read: list[str] = []
 
-    def search(program: object, **_: object) -> Search:
+    def search(program: object, fixed: tuple[str, ...], **_: object) -> Search:
+        assert fixed == ("model.attention", "train.global_batch_size"), "these are the source's"
         read.append(program.source.read_text())  # type: ignore[attr-defined]
         return Search(points, (2, 1), 0)
 
