@@ -6,22 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from compiler.lower import lower
 from compiler.plan.depth import depths, whole
 from compiler.plan.estimate import extrapolate
 from compiler.plan.hlo.costs import COMPILER_RATES
 from compiler.plan.job import Job
-from compiler.plan.pool import compile_jobs
 from compiler.plan.results import Compiled
-from compiler.program import Program
-from spec.load import load
-from tests.tpu_environment import environment
+from tests.e2e import planned
+from tests.e2e.planned import program_of
 
 pytestmark = pytest.mark.e2e
 
@@ -40,17 +37,6 @@ LLAMA = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-
-RECIPE = """
-recipe: 1
-name: small
-model: {id: ./model, attention: splash}
-mesh: {accelerator: v5p-8, axes: {fsdp: 2, tp: 2}}
-lora: {rank: 16, targets: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
-data: {train: [gs://bucket/train.jsonl], chat_template: "{{ messages }}", max_length: 512}
-train: {steps: 10, global_batch_size: 2}
-remat: {policy: none}
-"""
 
 SLICES: dict[str, tuple[str, int, int, int]] = {
     "v4-8": ("v4-8", 1, 2, 2),
@@ -71,51 +57,34 @@ SLICES: dict[str, tuple[str, int, int, int]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a small model's config.json and a recipe."""
-    out = tmp_path_factory.mktemp("small")
-    (out / "model").mkdir()
-    (out / "model" / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
-    (out / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    return out
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe's file, with a small model's config.json beside it."""
+    return planned.small(tmp_path_factory.mktemp("small"), LLAMA)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """libtpu for the workers, and a cache of these tests' own."""
-    patch = pytest.MonkeyPatch()
-    for name, value in environment().items():
-        patch.setenv(name, value)
-    patch.setenv("RECIPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
-    patch.setattr("compiler.plan.pool.require_compiler", lambda: None)  # libtpu is the workers' alone
-    yield
-    patch.undo()
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with planned.compiler(tmp_path_factory.mktemp("cache")):
+        yield
 
 
-def program_of(folder: Path, *sets: str) -> Program:
-    found = lower(load(folder / "recipe.yaml", sets), planning=True)
-    assert found.program is not None, [d.message for d in found.diagnostics if d.severity == "error"]
-    return found.program
-
-
-def compiled(folder: Path, work: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, Compiled]:
+def compiled(small: Path, work: Mapping[str, tuple[tuple[str, ...], int]]) -> dict[str, Compiled]:
     """Steps by name, from --set arguments and the number of layers."""
-    jobs = []
-    for sets, layers in work.values():
-        program = program_of(folder, *sets)
-        jobs.append((program, Job(folder / "recipe.yaml", sets, tuple(range(layers)))))
-    out = dict(zip(work, compile_jobs(jobs), strict=True))
-    assert all(isinstance(one, Compiled) for one in out.values()), out
-    return {name: one for name, one in out.items() if isinstance(one, Compiled)}
+    return planned.compiled(
+        {
+            name: (program_of(small, *sets), Job(small, sets, tuple(range(layers))))
+            for name, (sets, layers) in work.items()
+        }
+    )
 
 
 @pytest.fixture(scope="module")
-def slices(folder: Path) -> dict[str, Compiled]:
+def slices(small: Path) -> dict[str, Compiled]:
     work = {}
     for name, (accelerator, count, fsdp, tp) in SLICES.items():
         mesh = f"mesh={{accelerator: {accelerator}, slices: {count}, axes: {{fsdp: {fsdp}, tp: {tp}}}}}"
         work[name] = ((mesh, f"train.global_batch_size={fsdp}"), 2)
-    return compiled(folder, work)
+    return compiled(small, work)
 
 
 @pytest.mark.parametrize("name", SLICES)
@@ -137,12 +106,12 @@ def test_weights_are_split_over_all_devices(slices: dict[str, Compiled]) -> None
     assert large.weights == pytest.approx(small.weights / 16, rel=0.1)
 
 
-def test_extrapolation_is_within_3_percent_of_the_whole(folder: Path) -> None:
-    program = program_of(folder)
+def test_extrapolation_is_within_3_percent_of_the_whole(small: Path) -> None:
+    program = program_of(small)
     chosen = depths(program)
     assert [len(depth.layers) for depth in chosen] == [6, 11]
     work = {str(len(depth.layers)): ((), len(depth.layers)) for depth in (*chosen, whole(program))}
-    found = compiled(folder, work)
+    found = compiled(small, work)
     extrapolated = extrapolate(program, chosen, [found["6"], found["11"]])
     exact = extrapolate(program, [whole(program)], [found["16"]])
     assert extrapolated.memory.used == pytest.approx(exact.memory.used, rel=0.03)
@@ -151,11 +120,11 @@ def test_extrapolation_is_within_3_percent_of_the_whole(folder: Path) -> None:
     assert [c.count for c in extrapolated.kernels] == [c.count for c in exact.kernels]
 
 
-def test_the_compiled_program_is_another_without_the_constraints(root: Path, folder: Path) -> None:
+def test_the_compiled_program_is_another_without_the_constraints(root: Path, small: Path) -> None:
     """What Tunix would do where the default backend is a CPU."""
     sets = ("remat.policy=none",)
-    kept = compiled(folder, {"kept": (sets, 2)})["kept"]
-    job = Job(folder / "recipe.yaml", sets, (0, 1))
+    kept = compiled(small, {"kept": (sets, 2)})["kept"]
+    job = Job(small, sets, (0, 1))
     script = root / "tests" / "e2e" / "dropped_constraints.py"
     from compiler.plan.job import JOB
     from compiler.plan.pool import environment as of_workers
@@ -194,11 +163,11 @@ def test_the_flagship_is_planned_and_comes_back_from_the_cache(root: Path, tmp_p
     assert "estimate" in text.stdout and "Traceback" not in text.stderr
 
 
-def test_a_step_that_does_not_fit_has_a_way_out_that_was_tried(folder: Path, root: Path) -> None:
+def test_a_step_that_does_not_fit_has_a_way_out_that_was_tried(small: Path, root: Path) -> None:
     """Rows of 64k tokens whose scores are held whole: [2, 65536, 65536] in float32 on each device."""
     sets = ["mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536"]
     arguments = [word for item in sets for word in ("--set", item)]
-    done = recipe(root, "plan", folder / "recipe.yaml", *arguments)
+    done = recipe(root, "plan", small, *arguments)
     assert done.returncode == 1
     assert "error[E1001]" in done.stderr and "--> --set" in done.stderr
     assert "attention: splash" in done.stderr

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from compiler.backends import Backend
-from compiler.lower import lower
 from compiler.plan.depth import Depth, whole
 from compiler.plan.estimate import extrapolate
 from compiler.plan.job import Job
-from compiler.plan.pool import compile_jobs
 from compiler.plan.results import Compiled
-from compiler.program import Program
-from spec.load import load
-from tests.tpu_environment import environment
+from tests.e2e import planned
+from tests.e2e.planned import program_of
 
 pytestmark = pytest.mark.e2e
 
@@ -36,45 +32,20 @@ QWEN = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-RECIPE = """
-recipe: 1
-name: small
-model: {id: ./model, attention: splash}
-mesh: {accelerator: v5p-8, axes: {fsdp: 2, tp: 2}}
-lora: {rank: 16, targets: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
-data: {train: [gs://bucket/train.jsonl], chat_template: "{{ messages }}", max_length: 512}
-train: {steps: 10, global_batch_size: 4, optimizer: {max_grad_norm: 1.0}}
-remat: {policy: save_attention}
-"""
+RECIPE = planned.RECIPE.replace("size: 2", "size: 4").replace("none", "save_attention")
 TOO_LARGE = ("mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536")
 
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recipe's file, with a small model's config.json beside it."""
-    out = tmp_path_factory.mktemp("small")
-    (out / "model").mkdir()
-    (out / "model" / "config.json").write_text(json.dumps(QWEN), encoding="utf-8")
-    (out / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    return out / "recipe.yaml"
+    return planned.small(tmp_path_factory.mktemp("small"), QWEN, RECIPE)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """libtpu for the workers, and a cache of these tests' own."""
-    patch = pytest.MonkeyPatch()
-    for name, value in environment().items():
-        patch.setenv(name, value)
-    patch.setenv("RECIPEC_CACHE", str(tmp_path_factory.mktemp("cache")))
-    patch.setattr("compiler.plan.pool.require_compiler", lambda: None)  # libtpu is the workers' alone
-    yield
-    patch.undo()
-
-
-def program_of(recipe: Path, *sets: str) -> Program:
-    found = lower(load(recipe, sets), planning=True)
-    assert found.program is not None, [d.message for d in found.diagnostics if d.severity == "error"]
-    return found.program
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with planned.compiler(tmp_path_factory.mktemp("cache")):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -86,9 +57,7 @@ def steps(recipe: Path) -> dict[str, Compiled]:
         "tunix": (program, Job(recipe, (), tuple(range(2)))),
         "large": (program_of(recipe, *TOO_LARGE), Job(recipe, TOO_LARGE, (0,), backend=torchax)),
     }
-    out = dict(zip(work, compile_jobs(list(work.values())), strict=True))
-    assert all(isinstance(one, Compiled) for one in out.values()), out
-    return {name: one for name, one in out.items() if isinstance(one, Compiled)}
+    return planned.compiled(work)
 
 
 def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None:

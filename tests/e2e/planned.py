@@ -1,0 +1,63 @@
+"""Steps compiled by libtpu for tests: a small recipe beside a model's config.json, and where they compile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.lower import lower
+from compiler.plan.job import Job
+from compiler.plan.pool import compile_jobs
+from compiler.plan.results import Compiled
+from compiler.program import Program
+from spec.load import load
+from tests.tpu_environment import environment
+
+RECIPE = """
+recipe: 1
+name: small
+model: {id: ./model, attention: splash}
+mesh: {accelerator: v5p-8, axes: {fsdp: 2, tp: 2}}
+lora: {rank: 16, targets: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
+data: {train: [gs://bucket/train.jsonl], chat_template: "{{ messages }}", max_length: 512}
+train: {steps: 10, global_batch_size: 2, optimizer: {max_grad_norm: 1.0}}
+remat: {policy: none}
+"""
+
+
+def small(folder: Path, config: Mapping[str, Any], recipe: str = RECIPE) -> Path:
+    """A recipe's file in a folder, with a model's config.json beside it."""
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    return folder / "recipe.yaml"
+
+
+@contextmanager
+def compiler(cache: Path) -> Iterator[None]:
+    """libtpu for the workers, and a cache of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment().items():
+            patch.setenv(name, value)
+        patch.setenv("RECIPEC_CACHE", str(cache))
+        patch.setattr("compiler.plan.pool.require_compiler", lambda: None)  # libtpu is the workers' alone
+        yield
+
+
+def program_of(recipe: Path, *sets: str) -> Program:
+    """What a recipe with --set arguments lowers to."""
+    found = lower(load(recipe, sets), planning=True)
+    assert found.program is not None, [d.message for d in found.diagnostics if d.severity == "error"]
+    return found.program
+
+
+def compiled(work: Mapping[str, tuple[Program, Job]]) -> dict[str, Compiled]:
+    """The steps of jobs by their names; each has to compile or to be out of memory."""
+    out = dict(zip(work, compile_jobs(list(work.values())), strict=True))
+    assert all(isinstance(one, Compiled) for one in out.values()), out
+    return {name: one for name, one in out.items() if isinstance(one, Compiled)}
