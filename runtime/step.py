@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -17,9 +18,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from runtime import sharding
 from runtime.lora import mask_gradients
-from runtime.loss import Batch, batch_loss
+from runtime.loss import Batch, Computed, batch_loss, token_logps
 from runtime.model import Built
-from runtime.preference import preference_loss
+from runtime.preference import Logps, preference_loss
 from runtime.run_report import Named
 from runtime.settings import TrainSettings
 
@@ -34,13 +35,33 @@ Loss = Callable[[nnx.Module, Batch], tuple[jax.Array, Named]]
 def micro_batch_loss(
     built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch
 ) -> tuple[jax.Array, Named]:
-    """The loss that a run minimises."""
+    """The loss that a run of train.py minimises."""
+    switched_off = nullcontext if built.provider is None else built.provider.switched_off
+
+    def reference(*rows: jax.Array) -> jax.Array:
+        with switched_off():
+            return token_logps(built.forward, model, *rows)
+
+    return objective_loss(settings, built.forward, model, reference, inputs)
+
+
+def objective_loss(
+    settings: TrainSettings, forward: Computed, model: Any, reference: Logps, inputs: Batch
+) -> tuple[jax.Array, Named]:
+    """The loss of a micro-batch by the recipe's objective, whatever computes the model.
+
+    Args:
+        forward: how `model` is computed.
+        reference: the model without adapters.
+
+    Returns:
+        float32[], and what the objective has to say beside.
+    """
     if settings.objective != "sft":
-        reference = nullcontext() if built.provider is None else built.provider.switched_off()
         how = (settings.objective, settings.beta, settings.label_smoothing)
-        return preference_loss(built.forward, model, inputs, *how, reference)
+        return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, *how)
     names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
-    return batch_loss(built.forward, model, *(inputs[name] for name in names)), {}
+    return batch_loss(forward, model, *(inputs[name] for name in names)), {}
 
 
 class GradientNorm(NamedTuple):

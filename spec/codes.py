@@ -1022,16 +1022,6 @@ UNAVAILABLE: dict[str, Code] = {
         "The serving accelerator spans several machines.",
         "A slice of one host.",
     ),
-    "E0930": Code(
-        "objective without TorchAX",
-        "The TorchAX backend has the loss of supervised fine-tuning alone.",
-        "`objective: sft`, or the backend tunix.",
-    ),
-    "E0931": Code(
-        "QLoRA with TorchAX",
-        "The TorchAX backend runs transformers' own layers, whose frozen weights are not stored quantised.",
-        "`quantize: null`, or the backend tunix.",
-    ),
     "E0932": Code(
         "shared A with TorchAX",
         "PEFT, whose adapters the TorchAX backend trains, gives each projection an A of its own.",
@@ -1075,11 +1065,6 @@ UNAVAILABLE: dict[str, Code] = {
         "lion with TRL",
         "The recipe is built for TRL, and neither torch nor transformers has the optimizer Lion.",
         "`name: adamw`, or build without `--backend trl`.",
-    ),
-    "E0921": Code(
-        "preferences with TRL",
-        "The recipe is built for TRL, whose script trains on the sft objective alone.",
-        "`objective: sft`, or build without `--backend trl`.",
     ),
     "E0922": Code(
         "shared A with TRL",

@@ -47,13 +47,6 @@ def check(program: Program) -> Iterator[Diagnostic]:
     """What TRL and PEFT cannot do of a recipe, or do otherwise than train.py."""
     recipe = program.recipe
     optimizer, lora = recipe.train.optimizer.name, recipe.lora
-    if recipe.train.objective != "sft":
-        yield Diagnostic(
-            "E0921",
-            f"--backend trl does not do objective: {recipe.train.objective} in this version",
-            "train.objective",
-            "objective: sft, or build without --backend trl",
-        )
     if optimizer == "lion":
         yield Diagnostic(
             "E0920",

@@ -44,21 +44,6 @@ def packages(program: Program) -> Pins:
 def check(program: Program) -> Iterator[Diagnostic]:
     """What the backend cannot do of a recipe, and what it does otherwise than train.py."""
     recipe = program.recipe
-    objective = recipe.train.objective
-    if objective != "sft":
-        yield Diagnostic(
-            "E0930",
-            f"the TorchAX backend has no {objective} loss",
-            "train.objective",
-            f"objective: sft, or {USE_TUNIX}",
-        )
-    if program.lora is not None and program.lora.quantize is not None:
-        yield Diagnostic(
-            "E0931",
-            f"the TorchAX backend has no {program.lora.quantize} weights",
-            "lora.quantize",
-            f"quantize: null, or {USE_TUNIX}",
-        )
     if program.lora is not None and program.lora.kv == "shared":
         yield Diagnostic(
             "E0932",

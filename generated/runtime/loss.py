@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from runtime import sharding
-from runtime.forward import Forward, Head
+from runtime.forward import Head
 
 Batch = dict[str, Any]
 """tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
@@ -100,7 +100,7 @@ def batch_loss(
 
 
 def token_logps(
-    forward: Forward, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    forward: Computed, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
 ) -> jax.Array:
     """The log-probability of each next token.
 

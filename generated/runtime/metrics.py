@@ -1,9 +1,10 @@
 """Where a run's numbers go: metrics.jsonl and TensorBoard, behind Tunix's MetricsLogger.
 
 metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
-accumulated gradient, before clipping), tokens (real ones of the step), tokens_per_second, step_seconds,
-peak_memory_bytes. Evaluation: step, eval_loss. A number that is not finite stands as "NaN", "Infinity" or
-"-Infinity", as JSON has no such numbers.
+accumulated gradient, before clipping), of preferences rewards_chosen, rewards_rejected, rewards_margin and
+rewards_accuracy, tokens (real ones of the step), tokens_per_second, step_seconds, peak_memory_bytes.
+Evaluation: step, eval_loss. A number that is not finite stands as "NaN", "Infinity" or "-Infinity", as JSON
+has no such numbers.
 """
 
 from __future__ import annotations

@@ -8,19 +8,23 @@ TRL with PEFT.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
-from runtime.forward import Forward
-from runtime.loss import Batch, token_logps
+from runtime.loss import Batch
 
 METRICS = ("rewards_chosen", "rewards_rejected", "rewards_margin", "rewards_accuracy")
 """What is logged beside the loss: beta times the log-probability of an answer (in DPO against the
 reference's), and how often the chosen one's is the larger."""
+
+
+Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""(tokens, positions, segment_ids) -> the log-probability of each next token, as `runtime.loss.token_logps`
+has it of some model."""
 
 
 class Answers(NamedTuple):
@@ -31,13 +35,12 @@ class Answers(NamedTuple):
 
 
 def preference_loss(
-    forward: Forward,
-    model: Any,
+    policy: Logps,
+    reference: Logps,
     inputs: Batch,
     objective: str,
     beta: float,
     label_smoothing: float,
-    reference: AbstractContextManager[None],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """The loss of a micro-batch of pairs, and its metrics.
 
@@ -45,16 +48,17 @@ def preference_loss(
     targets, which fills a last batch up, counts for nothing.
 
     Args:
+        policy: the model that is trained.
+        reference: the model without adapters, which DPO alone asks.
         inputs: B = 2 P rows; norm is the pairs of the step's micro-batches on average.
         objective: "dpo" or "orpo".
         beta: of DPO's loss, or the weight of ORPO's odds ratio.
         label_smoothing: of DPO's loss.
-        reference: within it the model is computed without adapters (DPO).
     """
     names = ("tokens", "positions", "segment_ids")
     rows = [inputs[name] for name in names]
     targets = _predicted(inputs["loss_mask"], inputs["segment_ids"])
-    logps = token_logps(forward, model, *rows)
+    logps = policy(*rows)
     answers = _answers(logps, targets)
     lengths = _split(targets.sum(-1))
     real = (lengths.chosen > 0) & (lengths.rejected > 0)
@@ -64,8 +68,7 @@ def preference_loss(
         return jnp.where(real, values, 0.0).sum() / norm
 
     if objective == "dpo":
-        with reference:
-            before = _answers(jax.lax.stop_gradient(token_logps(forward, model, *rows)), targets)
+        before = _answers(jax.lax.stop_gradient(reference(*rows)), targets)
         losses, aux = _tunix("dpo", answers, before, beta, label_smoothing)
         loss = mean(losses)
     else:

@@ -87,9 +87,10 @@ def layout(
 ) -> Layout:
     """How a weight is quantised.
 
-    nf4's blocks lie along the last of the contracted axes, where neighbours are neighbouring inputs of
-    one output. A block is the largest divisor of a device's part of that axis that is at most 64, so that
-    no block is split over devices; the whole part where there is no divisor from 8 on.
+    nf4's blocks lie along the contracted axes, where neighbours are neighbouring inputs of one output: along
+    the last one, and where that is whole in a block (heads of 16 or 32), over neighbours of the one before.
+    A block is the largest divisor of a device's part of that axis that is at most 64, so that no block is
+    split over devices; the whole part where there is no divisor from 8 on.
 
     Args:
         spec: its sharding, in which each axis divides its dimension.
@@ -100,10 +101,14 @@ def layout(
         for axis in contract:
             blocks[axis] = shape[axis]
     else:
-        axis = contract[-1]
-        local = shape[axis] // axes.get(spec[axis] or "", 1)
-        fitting = [size for size in range(8, BLOCK + 1) if local % size == 0]
-        blocks[axis] = max(fitting, default=local)
+        room = BLOCK
+        for axis in reversed(contract):
+            local = shape[axis] // axes.get(spec[axis] or "", 1)
+            least, otherwise = (8, local) if axis == contract[-1] else (1, 1)
+            blocks[axis] = max((n for n in range(least, room + 1) if local % n == 0), default=otherwise)
+            if blocks[axis] < shape[axis]:
+                break
+            room //= blocks[axis]
     scale_spec = tuple(
         None if blocks[i] == shape[i] else name for i, name in enumerate(spec)
     )  # one scale for all devices is not split

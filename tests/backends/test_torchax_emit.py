@@ -11,8 +11,6 @@ from compiler.emitters.train import emit_train
 from tests.emit.emitting import program_of, tool
 
 REFUSED = {
-    "E0930": ("train.objective=orpo", "data.format=preference"),
-    "E0931": ("lora.quantize=nf4",),
     "E0932": ("lora.kv=shared",),
     "E0933": ("model.id=google/gemma-4-26B-A4B-it",),
 }

@@ -47,6 +47,8 @@ VARIANTS = {
     "linear": ["train.schedule={name: linear, final_ratio: 0.2, warmup_ratio: 0.25}"],
     "linear to nothing": ["train.schedule={name: linear}"],
     "cosine": ["train.schedule={name: cosine, final_ratio: 0.1, warmup_steps: 4}"],
+    "dpo": ["data.format=preference", "train={objective: dpo, beta: 0.2, label_smoothing: 0.1}"],
+    "orpo of all weights": ["data.format=preference", "train.objective=orpo", "lora=null"],
     "template": ["data.chat_template='{% for m in messages %}{{ m.content }}{% endfor %}'"],
 }
 
@@ -168,7 +170,6 @@ def test_each_family_has_its_layers_class() -> None:
 
 REFUSED = [
     ("E0920", "train.optimizer={name: lion, learning_rate: 0.001}", "train.optimizer.name"),
-    ("E0921", "train.objective=orpo", "train.objective"),
     ("E0922", "lora.kv=shared", "lora.kv"),
     ("E0923", "lora.quantize=int8", "lora.quantize"),
     ("W0924", "train.optimizer={name: adafactor, learning_rate: 0.001}", "train.optimizer.name"),
@@ -177,8 +178,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("code", "setting", "path"), REFUSED)
 def test_what_trl_does_not_do_is_said_at_its_key(code: str, setting: str, path: str, tmp_path: Path) -> None:
-    sets = [setting, "data.format=preference"] if code == "E0921" else [setting]
-    made = program(tmp_path, *sets)
+    made = program(tmp_path, setting)
     assert [(found.code, found.path) for found in findings(made, (Backend.TRL,))] == [(code, path)]
     assert findings(made, (Backend.TUNIX,)) == []
 
@@ -263,3 +263,55 @@ def test_one_process_reads_the_checkpoint_where_accelerate_can_hand_it_on(
     """accelerate 1.15 fails on buffers of a checkpoint (Gemma 4's layer_scalar) and on quantised weights."""
     text = files(tmp_path, *sets)["baseline/accelerate.yaml"]
     assert f"fsdp_cpu_ram_efficient_loading: {efficient}\n" in text
+
+
+PREFERENCES = {
+    "dpo.yaml": """\
+model_name_or_path: Qwen/Qwen3-0.6B
+datasets:
+  - path: json
+    data_files: pairs.jsonl
+use_peft: true
+learning_rate: 1e-5
+max_steps: 200
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+beta: 0.2
+""",
+    "axolotl.yaml": """\
+base_model: Qwen/Qwen3-0.6B
+rl: dpo
+rl_beta: 0.2
+dpo_label_smoothing: 0.1
+datasets:
+  - path: pairs.jsonl
+    ds_type: json
+    type: {field_prompt: prompt, field_chosen: chosen, field_rejected: rejected}
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_linear: true
+micro_batch_size: 2
+gradient_accumulation_steps: 2
+max_steps: 200
+learning_rate: 1e-5
+""",
+}
+
+
+@pytest.mark.parametrize("name", PREFERENCES)
+def test_a_ported_run_of_preferences_is_a_run_of_trl_again(name: str, tmp_path: Path) -> None:
+    source, made = tmp_path / name, tmp_path / "recipe.yaml"
+    source.write_text(PREFERENCES[name])
+    row = {"prompt": "Name a river.", "chosen": " Rhine", "rejected": " Stone"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+    for command in (
+        ["port", str(source), "-o", str(made), "--accelerator", "v5e-8"],
+        ["build", str(made), "--backend", "trl", "-o", str(tmp_path / "out")],
+    ):
+        done = CliRunner().invoke(app, command, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+    (path,) = (tmp_path / "out").glob("*/baseline/train_trl.py")
+    train = functions(path.read_text(), tmp_path)["TRAIN"]
+    smoothing = 0.1 if name == "axolotl.yaml" else 0.0
+    assert (train.objective, train.beta, train.label_smoothing) == ("dpo", 0.2, smoothing)

@@ -54,14 +54,18 @@ class Torchax:
             placed = shard_rows(dict(batch), self.mesh)
             if self._compiled is None:
                 step = self.step(optax.sgd(1.0))
-                self._compiled = compiled(jax.jit(step._differentiate), self.trained, self.arrays, placed)
-            loss, found = self._compiled(self.trained, self.arrays, placed)
+                # Compiled by jax as it is called: else it takes no arrays of four bits.
+                self._compiled = jax.jit(step._differentiate, compiler_options=QUICK)
+            (loss, _), found = self._compiled(self.trained, self.arrays, placed)
         return float(loss), {name: np.asarray(array) for name, array in found.items()}
+
+
+QUICK = {"xla_backend_optimization_level": 0}
 
 
 def compiled(function: Any, *arguments: Any) -> Any:
     """A jitted function, compiled in half the time."""
-    return function.lower(*arguments).compile(compiler_options={"xla_backend_optimization_level": 0})
+    return function.lower(*arguments).compile(compiler_options=QUICK)
 
 
 def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:

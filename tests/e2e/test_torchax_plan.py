@@ -33,6 +33,7 @@ QWEN = {
     "tie_word_embeddings": True,
 }
 RECIPE = planned.RECIPE.replace("size: 2", "size: 4").replace("none", "save_attention")
+DPO = ("train.objective=dpo", "data.format=preference", "data.loss_on=completion", "data.packing=false")
 TOO_LARGE = ("mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536")
 
 
@@ -50,11 +51,14 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def steps(recipe: Path) -> dict[str, Compiled]:
-    """Compiled steps by name: torchax's at three depths, Tunix's at one, and one that does not fit."""
-    torchax, program = Backend.TORCHAX, program_of(recipe)
+    """Compiled steps by name: torchax's at three depths, Tunix's at one, both backends' of preferences, and
+    one that does not fit."""
+    torchax, program, preferences = Backend.TORCHAX, program_of(recipe), program_of(recipe, *DPO)
     work = {
         **{str(n): (program, Job(recipe, (), tuple(range(n)), backend=torchax)) for n in (2, 3, 4)},
         "tunix": (program, Job(recipe, (), tuple(range(2)))),
+        "dpo": (preferences, Job(recipe, DPO, tuple(range(2)), backend=torchax)),
+        "tunix dpo": (preferences, Job(recipe, DPO, tuple(range(2)))),
         "large": (program_of(recipe, *TOO_LARGE), Job(recipe, TOO_LARGE, (0,), backend=torchax)),
     }
     return planned.compiled(work)
@@ -76,6 +80,17 @@ def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None
         {c.axes: c.count for c in one.collectives if c.kind == "all-gather"} for one in (torchax, tunix)
     ]
     assert gathered[0] == gathered[1] and set(gathered[0]) == {("fsdp",), ("tp",)}
+
+
+def test_the_step_of_preferences_has_the_reference_model_in_it(steps: dict[str, Compiled]) -> None:
+    """Two rows of each pair, and the forward pass without adapters, from which no gradient is taken."""
+    supervised, torchax, tunix = steps["2"], steps["dpo"], steps["tunix dpo"]
+    assert torchax.batch == pytest.approx(2 * supervised.batch, rel=0.01)
+    assert torchax.weights == pytest.approx(supervised.weights, rel=1e-9)
+    assert torchax.flops == pytest.approx(tunix.flops, rel=0.13)
+    assert torchax.seconds == pytest.approx(tunix.seconds, rel=0.15)
+    assert [(k.name, k.count) for k in torchax.kernels] == [(k.name, k.count) for k in tunix.kernels]
+    assert sum(k.count for k in torchax.kernels) == 2 * (3 + 1)
 
 
 def test_extrapolation_is_within_3_percent_of_the_whole(recipe: Path, steps: dict[str, Compiled]) -> None:

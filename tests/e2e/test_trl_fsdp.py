@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,23 +23,35 @@ from tests.parity.running import Case, Place
 pytestmark = pytest.mark.e2e
 
 HERE = Path(__file__).parent
-CASE = Case(
-    "google/gemma-3-1b-it",
-    ["sliding_attention"] * 5 + ["full_attention"],
-    {
-        "mesh": {"accelerator": "cpu-1", "axes": {"fsdp": 1, "tp": 1}},
-        "lora": {"rank": 4, "dropout": 0.0},
-        "data": {"train": ["train.jsonl"], "eval": ["train.jsonl"], "max_length": 64, "packing": True},
-        "train": {
-            "steps": 6,
-            "global_batch_size": 4,
-            "micro_batch_size": 1,
-            "eval_every": 3,
-            "optimizer": {"learning_rate": 0.01, "max_grad_norm": 1.0},
-            "log": {"every": 2, "tensorboard": False},
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "sft": {},
+    "dpo": {"objective": "dpo", "label_smoothing": 0.1},
+    "orpo": {"objective": "orpo"},
+}
+
+
+def case(objective: str) -> Case:
+    """Of 48 pairs 5 are held out, so that evaluation's last piece is filled up."""
+    data = {"packing": True} if objective == "sft" else {"format": "preference", "loss_on": "completion"}
+    return Case(
+        "google/gemma-3-1b-it",
+        ["sliding_attention"] * 5 + ["full_attention"],
+        {
+            # As many rows in a micro-batch, whose likelihood ORPO averages, as on the accelerators below.
+            "mesh": {"accelerator": "cpu-4", "axes": {"fsdp": 4, "tp": 1}},
+            "lora": {"rank": 4, "dropout": 0.0},
+            "data": {"train": ["train.jsonl"], "eval_fraction": 0.1, "max_length": 64, **data},
+            "train": {
+                "steps": 6,
+                "global_batch_size": 4,
+                "micro_batch_size": 1,
+                "eval_every": 3,
+                "optimizer": {"learning_rate": 0.01, "max_grad_norm": 1.0},
+                "log": {"every": 2, "tensorboard": False},
+                **OBJECTIVES[objective],
+            },
         },
-    },
-)
+    )
 
 
 def environment(yaml: Path) -> dict[str, str]:
@@ -74,9 +88,10 @@ def sharded(place: Place, artifact: Path, output: str, *options: str) -> Trace:
     return read_trace(trace)
 
 
-def test_two_processes_with_fsdp_are_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_two_processes_with_fsdp_are_one(objective: str, tmp_path: Path) -> None:
     """Losses to 1e-5 and gradients to 1e-6; resumed from its shards, bit for bit."""
-    place = Place(tmp_path, CASE)
+    place = Place(tmp_path, case(objective), (Backend.TUNIX, Backend.TRL))
     one = place.train(Backend.TRL, "one")
     lowered = lower(load(tmp_path / "recipe.yaml", ["mesh={accelerator: v5p-8, axes: {fsdp: 4, tp: 1}}"]))
     assert lowered.program is not None
@@ -88,8 +103,23 @@ def test_two_processes_with_fsdp_are_one(tmp_path: Path) -> None:
     assert two.targets == one.targets
     for name, gradient in one.gradients.items():
         np.testing.assert_allclose(two.gradients[name], gradient, atol=1e-6, err_msg=name)
+    assert_same_metrics(*(place.folder / output for output in ("one", "two")))
     sharded(place, artifact, "cut", "--steps", "3")
     rest = sharded(place, artifact, "cut", "--resume")
     assert rest.losses == two.losses[3:]
     for name, array in two.trained.items():
         assert np.array_equal(rest.trained[name], array), name
+
+
+def assert_same_metrics(one: Path, two: Path) -> None:
+    """What is logged, evaluations and rewards included, but for times and memory."""
+    left, right = (
+        [json.loads(line) for line in (output / "checkpoints-trl" / "metrics.jsonl").read_text().splitlines()]
+        for output in (one, two)
+    )
+    assert [entry["step"] for entry in left if "eval_loss" in entry] == [0, 3, 6]
+    timed = {"tokens_per_second", "step_seconds", "peak_memory_bytes"}
+    for a, b in zip(left, right, strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() - timed - {"rewards_accuracy"}:
+            assert b[name] == pytest.approx(a[name], abs=1e-4), (name, a["step"])

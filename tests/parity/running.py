@@ -16,7 +16,7 @@ import pytest
 
 from compiler import catalog
 from compiler.artifact import write
-from compiler.backends import Backend, findings
+from compiler.backends import Backend, findings, others
 from compiler.emit import emit
 from compiler.lower import lower
 from compiler.miniature import write_checkpoint
@@ -41,17 +41,19 @@ class Case:
         like: the catalogue's model whose family and head ratios the tiny one has.
         layers: of the tiny model.
         recipe: the sections that matter.
+        sizes: what its text config has in place of the miniature's.
     """
 
     like: str
     layers: Sequence[str]
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 class Place:
-    """A folder with a model, data, a recipe and its artifact for every backend."""
+    """A folder with a model, data, a recipe and its artifact for some backends."""
 
-    def __init__(self, folder: Path, case: Case) -> None:
+    def __init__(self, folder: Path, case: Case, backends: Sequence[Backend] = BACKENDS) -> None:
         self.folder = folder
         texts = [message["content"] for row in conversations(8) for message in row]
         write_checkpoint(folder / "model", _config(case), texts, dtype="float32", shards=2)
@@ -66,8 +68,8 @@ class Place:
         (folder / "recipe.yaml").write_text(json.dumps(recipe))
         rows = [json.dumps(row_of(row, recipe["data"].get("format", "chat"))) for row in conversations(48)]
         (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
-        self.program = _program(folder / "recipe.yaml")
-        write(folder / "generated", {"tiny": emit(self.program, (Backend.TRL, Backend.TORCHAX))})
+        self.program = _program(folder / "recipe.yaml", backends)
+        write(folder / "generated", {"tiny": emit(self.program, others(backends))})
 
     @property
     def artifact(self) -> Path:
@@ -123,13 +125,13 @@ def _config(case: Case) -> dict[str, Any]:
     config = catalog.entries()[case.like]["config"]
     small = shrink(family_of(config).architecture(config), {"fsdp": 2}, "text_config" in config)
     text = small.get("text_config", small)
-    text |= {"num_hidden_layers": len(case.layers), "layer_types": list(case.layers)}
+    text |= {"num_hidden_layers": len(case.layers), "layer_types": list(case.layers), **case.sizes}
     return small
 
 
-def _program(path: Path) -> Program:
+def _program(path: Path, backends: Sequence[Backend]) -> Program:
     lowered = lower(load(path))
     assert lowered.program is not None, render_text(lowered.diagnostics)
-    refused = [found for found in findings(lowered.program, BACKENDS) if found.severity == "error"]
+    refused = [found for found in findings(lowered.program, backends) if found.severity == "error"]
     assert not refused, render_text(refused)
     return lowered.program

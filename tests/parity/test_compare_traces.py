@@ -136,7 +136,7 @@ def test_the_table_names_every_pair_and_what_was_left_out() -> None:
     control = [Row("losses", "trl", "control", 3.1e-7, 3.0, None, True)]
     screen = io.StringIO()
     found = compare(runs, FLOAT32, control)
-    print_rows(new_console(screen), "parity of tiny", found, control, {"other": "E0930, nothing"})
+    print_rows(new_console(screen), "parity of tiny", found, control, {"other": "E0932, nothing"})
     lines = [line.split("│")[1:] for line in screen.getvalue().splitlines() if "│" in line]
     cells = [tuple(cell.strip() for cell in line) for line in lines]
     assert ("losses", "tunix - torchax", "0.1", "3", "0.0333", "1e-4", "failed", "step 2", "") in cells
@@ -152,7 +152,7 @@ def test_the_table_names_every_pair_and_what_was_left_out() -> None:
         "",
     ) in cells
     assert sum(cell[6] == "failed" for cell in cells) == 2
-    assert "left out: other: E0930, nothing" in screen.getvalue()
+    assert "left out: other: E0932, nothing" in screen.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -190,8 +190,8 @@ def test_what_a_backend_refuses_leaves_it_out(scripts: Scripts, parity: Callable
     assert status == 0
     assert "left out: trl: E0920, " in printed and "tunix - torchax" in printed
     # The recipe's own refusals count, not the miniature's, whose base is in float32.
-    status, printed, _ = parity(LLAMA, "--set", "lora.quantize=nf4")
-    assert status == 0 and "left out: torchax: E0931, " in printed and "lora.quantize: nf4 -> none" in printed
+    status, printed, _ = parity(LLAMA, "--set", "lora.quantize=int8")
+    assert status == 0 and "left out: trl: E0923, " in printed and "lora.quantize: int8 -> none" in printed
 
 
 def test_too_few_backends_are_an_error(

@@ -21,6 +21,7 @@ from compiler.plan.job import Job
 from compiler.plan.placements import placements
 from compiler.plan.search import Tools, search
 from compiler.program import Program
+from spec.diagnostics import Diagnostic
 from spec.load import load
 from tests.plan.test_fit import estimate
 
@@ -121,7 +122,12 @@ def test_a_search_compiles_the_backends_steps(file: Path) -> None:
     assert {job.backend for job in jobs} == {Backend.TORCHAX}
 
 
-def test_no_way_out_is_tried_that_the_backend_does_not_know(file: Path) -> None:
+def test_no_way_out_is_tried_that_the_backend_refuses(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
+        quantized = program.lora is not None and program.lora.quantize is not None
+        return [Diagnostic("E0932", "no", "lora")] if quantized and Backend.TORCHAX in backends else []
+
+    monkeypatch.setattr(fit, "findings", refuse)
     large = program(file)
     tried: dict[Backend, set[str]] = {}
     for backend in (Backend.TUNIX, Backend.TORCHAX):
@@ -132,8 +138,8 @@ def test_no_way_out_is_tried_that_the_backend_does_not_know(file: Path) -> None:
 
 def test_what_the_backend_cannot_train_is_not_compiled(file: Path, fake: Path) -> None:
     for command in ("plan", "cost"):
-        done = run(command, file, *TORCHAX, "--set", "lora.quantize=nf4")
-        assert done.exit_code == 1 and "error[E0931]" in done.stderr and "--> --set" in done.stderr
+        done = run(command, file, *TORCHAX, "--set", "lora.kv=shared")
+        assert done.exit_code == 1 and "error[E0932]" in done.stderr and "--> --set" in done.stderr
     assert not list(fake.iterdir())
 
 

@@ -131,15 +131,16 @@ def differentiated(built: Any, objective: str, smoothing: float) -> tuple[Any, A
     import jax
     from flax import nnx
 
-    from runtime.preference import preference_loss
+    from runtime.settings import TrainSettings
+    from runtime.step import micro_batch_loss
 
     graph, state = nnx.split(built.model)
 
     @jax.jit
     def step(state: Any, inputs: Any) -> Any:
         def loss(model: Any) -> Any:
-            reference = built.provider.switched_off()
-            return preference_loss(built.forward, model, inputs, objective, BETA, smoothing, reference)
+            settings = TrainSettings(None, 1, 1, 1, objective=objective, beta=BETA, label_smoothing=smoothing)
+            return micro_batch_loss(built, settings, model, inputs)
 
         wanted = nnx.DiffState(0, nnx.LoRAParam)
         return nnx.value_and_grad(loss, argnums=wanted, has_aux=True)(nnx.merge(graph, state))

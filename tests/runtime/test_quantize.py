@@ -170,6 +170,20 @@ def test_no_block_is_split_over_devices() -> None:
     assert block(4 * 67, 4) == 67, "a part without a divisor is one block"
 
 
+def test_a_block_is_of_inputs_that_are_neighbours_in_hugging_faces_tensor() -> None:
+    """An output projection's inputs are heads times their size: small heads share a block, as bitsandbytes',
+    which knows no heads, has them."""
+    from runtime.quantize import layout
+
+    def blocks(heads: int, size: int, tp: int = 1) -> tuple[int, ...]:
+        axes = {"fsdp": 2, "tp": tp}
+        return layout((heads, size, 96), ("tp", None, "fsdp"), (0, 1), "nf4", axes).blocks
+
+    assert [blocks(8, 16, tp) for tp in (1, 2, 4, 8)] == [(4, 16, 1), (4, 16, 1), (2, 16, 1), (1, 16, 1)]
+    assert blocks(8, 64) == (1, 64, 1) and blocks(8, 256) == (1, 64, 1)
+    assert blocks(6, 24) == (2, 24, 1) and blocks(8, 80) == (1, 40, 1) and blocks(8, 67) == (1, 67, 1)
+
+
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_codes_and_scales_lie_as_their_weight_does(kind: str, built: Callable[[str | None], Any]) -> None:
     for path, variable in variables(built(kind)).items():

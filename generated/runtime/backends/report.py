@@ -59,13 +59,16 @@ class Report:
                 self._backends.append(TensorBoard(folder / FOLDER, start + 1))
         self._begun = self._since = time.perf_counter()
 
-    def step(self, step: int, loss: float, rate: float, norm: float, tokens: int) -> None:
+    def step(
+        self, step: int, loss: float, rate: float, norm: float, tokens: int, more: Mapping[str, float]
+    ) -> None:
         """Takes an optimizer step that is done.
 
         Args:
             step: from 1.
             norm: of the step's gradient, before clipping.
             tokens: real ones.
+            more: what the objective says beside the loss, by the names of metrics.jsonl.
 
         Raises:
             UserError: when the loss or the norm is not finite, or the numbers cannot be written.
@@ -79,6 +82,7 @@ class Report:
                 "loss": loss,
                 "learning_rate": rate,
                 "grad_norm": norm,
+                **more,
                 "tokens": tokens,
                 "tokens_per_second": tokens / seconds,
                 "step_seconds": seconds,

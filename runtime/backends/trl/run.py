@@ -130,6 +130,7 @@ def _run(job: _Job) -> int:
 
     from runtime.backends.model import trained_parameters
     from runtime.backends.report import Report
+    from runtime.backends.trl.objectives import objective_of
     from runtime.backends.trl.pieces import Pieces
     from runtime.backends.trl.start import settings_of, trainable_model
     from runtime.backends.trl.trainer import RecipeTrainer
@@ -161,12 +162,12 @@ def _run(job: _Job) -> int:
     about |= {"first_step": start + 1} | {name: version(name) for name in PACKAGES}
     trace = Trace("trl", job.artifact.name, about)
 
-    def done(step: int, numbers: dict[str, float]) -> None:
+    def done(step: int, numbers: dict[str, float], more: dict[str, float]) -> None:
         trace.losses.append(numbers["loss"])
         trace.targets.append(round(numbers["targets"]))
         if report is not None:
             tokens = round(numbers["tokens"])
-            report.step(step, numbers["loss"], numbers["learning_rate"], numbers["norm"], tokens)
+            report.step(step, numbers["loss"], numbers["learning_rate"], numbers["norm"], tokens, more)
 
     def evaluated(step: int, loss: float) -> None:
         if report is not None:
@@ -174,7 +175,7 @@ def _run(job: _Job) -> int:
 
     optimizer, schedule = job.makers
     rows, batch = train.micro_batch_size, train.global_batch_size
-    pieces = Pieces(prepared, rows, batch, place.process_index, place.num_processes)
+    pieces = Pieces(prepared, rows, batch, place.process_index, place.num_processes, train.objective)
     args = settings_of(
         model,
         train,
@@ -191,6 +192,7 @@ def _run(job: _Job) -> int:
         args,
         tokenizer,
         pieces,
+        objective_of(train),
         prepared.state,
         start,
         optimizer,

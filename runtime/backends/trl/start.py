@@ -86,7 +86,12 @@ def trainable_model(
         return whole
     values = start(base, lora, seed, adapter)
     options = {} if lora.quantize is None else {"quantization_config": _nf4(base, model)}
-    made = attach(load_model(base, model, **options), base, model, lora)
+    loaded = load_model(base, model, **options)
+    for module in loaded.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            # On a CPU an evaluation packs the weights for bfloat16 products, which have no gradient.
+            module.support_avx512bf16_for_cpu = False
+    made = attach(loaded, base, model, lora)
     set_adapters(made, base, values)
     return made
 

@@ -18,6 +18,7 @@ from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
 from runtime.backends.trl.layout import DATA, TRAINED
+from runtime.backends.trl.objectives import Objective
 from runtime.backends.trl.pieces import Pieces
 from runtime.data.batches import Batch
 
@@ -34,13 +35,15 @@ class RecipeTrainer(SFTTrainer):
         model: with its adapters, or with all of its text weights trainable.
         args: with max_steps, gradient_accumulation_steps and the like.
         pieces: the data, cut for this process.
+        objective: the loss of a piece.
         state: of the data after an optimizer step, for its checkpoint.
         start: optimizer steps that are done.
         optimizer: makes the optimizer of the trained parameters.
         schedule: makes its learning rate's schedule.
         parameters: gives the trained parameters of a model by a trace's names.
-        done: called on each process after an optimizer step, with its number, from 1, and its loss,
-            learning_rate, norm (of the gradient before clipping), tokens and targets.
+        done: called on each process after an optimizer step, with its number, from 1, with its loss,
+            learning_rate, norm (of the gradient before clipping), tokens and targets, and with what the
+            objective has to say beside.
         evaluated: called with an optimizer step and the evaluation data's loss.
         stop: whether this process asks to end the run.
         eval_every: optimizer steps between evaluations, where there is evaluation data.
@@ -61,27 +64,28 @@ class RecipeTrainer(SFTTrainer):
         args: SFTConfig,
         tokenizer: Any,
         pieces: Pieces,
+        objective: Objective,
         state: Callable[[int], Mapping[str, Any]],
         start: int,
         optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer],
         schedule: Callable[[Optimizer], LRScheduler],
         parameters: Callable[[Any], dict[str, Any]],
-        done: Callable[[int, Numbers], None],
+        done: Callable[[int, Numbers, Numbers], None],
         evaluated: Callable[[int, float], None],
         stop: Callable[[], bool],
         eval_every: int = 1,
         keep_gradients: bool = False,
     ) -> None:
-        self._pieces, self._state, self._start = pieces, state, start
+        self._objective, self._state, self._start = objective, state, start
         self._held_out = pieces.evaluation()
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._done, self._evaluated, self._stop = done, evaluated, stop
         self._parameters, self._eval_every = parameters, eval_every
         self._keep_gradients = keep_gradients
-        self._sums = np.zeros(3)
+        self._sums: Numbers = {}
         self._norm = 0.0
         self.first_gradients: dict[str, np.ndarray] | None = None
-        dtypes = {name: p.dtype for name, p in model.named_parameters() if p.requires_grad}
+        own = {name: p.data for name, p in model.named_parameters() if p.requires_grad}
         accumulation = args.gradient_accumulation_steps
         # One more where nothing is left to do: TRL looks at the first row.
         numbers = range(start * accumulation, max(args.max_steps, start + 1) * accumulation)
@@ -97,9 +101,9 @@ class RecipeTrainer(SFTTrainer):
         # The Trainer divides each piece's loss by their number, and by nothing else.
         self.model_accepts_loss_kwargs = False
         for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad and parameter.dtype != dtypes[name]:
-                # TRL casts the adapters of a quantised base to bfloat16.
-                parameter.data = parameter.data.to(dtypes[name])
+            if parameter.requires_grad and parameter.dtype != own[name].dtype:
+                # TRL casts the adapters of a quantised base to bfloat16. Cast back, they would stay rounded.
+                parameter.data = own[name]
 
     def go(self, checkpoint: Path | None) -> None:
         """Trains to the last step; from a checkpoint's folder where one is given.
@@ -143,18 +147,22 @@ class RecipeTrainer(SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Weighted negative log-likelihood of this process's targets in a piece.
+        """The objective of this process's rows of a piece.
 
         Its mean over processes and pieces, by which gradients are averaged, is the step's loss.
         """
-        weights, tokens = inputs.pop("weights"), inputs.pop("tokens")
-        targets = (inputs["labels"] != -100).sum()
-        outputs = model(**inputs, fused_lm_head=True)
-        loss = -(outputs.log_probs * weights[:, None]).sum()
+        loss, more = self._objective(model, self.model, inputs)
         if model.training:
-            self._sums += [float(loss.detach()), float(tokens), float(targets)]
+            numbers = {
+                "loss": loss.detach(),
+                "tokens": inputs["tokens"],
+                "targets": inputs["targets"],
+                **more,
+            }
+            for name, number in numbers.items():
+                self._sums[name] = self._sums.get(name, 0.0) + float(number)
             loss = loss * self.accelerator.num_processes * self.args.gradient_accumulation_steps
-        return (loss, outputs) if return_outputs else loss
+        return (loss, more) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """The mean loss of the evaluation data's targets."""
@@ -183,12 +191,13 @@ class RecipeTrainer(SFTTrainer):
 
     def after_step(self) -> bool:
         """Hands on the numbers of a step; returns whether to stop."""
-        loss, tokens, targets, stop = self._total([*self._sums, float(self._stop())])
-        self._sums = np.zeros(3)
+        *sums, stop = self._total([*self._sums.values(), float(self._stop())])
+        more = dict(zip(self._sums, sums, strict=True))
+        self._sums = {}
         # The schedule has moved on to the next step by now.
         rate = self.lr_scheduler.base_lrs[0] * self.lr_scheduler.lr_lambdas[0](self.state.global_step - 1)
-        numbers = {"loss": loss, "learning_rate": rate, "norm": self._norm}
-        self._done(self.state.global_step, {**numbers, "tokens": tokens, "targets": targets})
+        numbers = {name: more.pop(name) for name in ("loss", "tokens", "targets")}
+        self._done(self.state.global_step, {**numbers, "learning_rate": rate, "norm": self._norm}, more)
         return stop > 0
 
     def _total(self, values: list[float]) -> list[float]:
@@ -245,7 +254,7 @@ class _AfterStep(TrainerCallback):
 
 def _tensors(piece: Batch) -> dict[str, Any]:
     """A piece as `compute_loss` takes it."""
-    return {name: torch.from_numpy(array) for name, array in piece.items()} | {"use_cache": False}
+    return {name: torch.from_numpy(array) for name, array in piece.items()}
 
 
 def arrays(tensors: dict[str, Any]) -> dict[str, np.ndarray]:

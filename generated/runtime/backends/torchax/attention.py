@@ -32,51 +32,60 @@ def register(attention: str) -> str:
     Returns:
         What to give as attn_implementation. transformers makes no mask for a name that it has none for.
     """
+    kernel = _dot if attention == "dot" else _splash
+
+    def attend(
+        module: torch.nn.Module,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        *,
+        segment_ids: Any,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **_: Any,
+    ) -> tuple[Any, None]:
+        """[B, T, N, H] from query [B, N, T, H] and key, value [B, K, T, H]."""
+        q, k, v, segments = _arrays(query, key, value, segment_ids)
+        out = kernel(q, k, v, segments, scaling, sliding_window, softcap)
+        return torchax.default_env().j2t_iso(out), None
+
     name = f"recipec_{attention}"
-    AttentionInterface.register(name, _dot if attention == "dot" else _splash)
+    AttentionInterface.register(name, attend)
     return name
 
 
 def _dot(
-    module: torch.nn.Module,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    *,
-    segment_ids: Any,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[Any, None]:
-    """[B, T, N, H] from query [B, N, T, H] and key, value [B, K, T, H]; scores and sums in float32."""
-    q, k, v, segments = _arrays(query, key, value, segment_ids)
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: jax.Array,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> jax.Array:
+    """[B, T, N, H] from q [B, T, N, H] and k, v [B, T, K, H]; scores and sums in float32."""
+    mask = visible(segments, window)
     if softcap is None:
-        out = jax.nn.dot_product_attention(
-            q, k, v, mask=visible(segments, sliding_window)[:, None], scale=scaling
-        )
+        out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], scale=scale)
     else:
-        out = _soft_capped(q, k, v, visible(segments, sliding_window), scaling, softcap)
-    return _given(checkpoint_name(out, ATTENTION))
+        out = _soft_capped(q, k, v, mask, scale, softcap)
+    return checkpoint_name(out, ATTENTION)
 
 
 def _splash(
-    module: torch.nn.Module,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    *,
-    segment_ids: Any,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **_: Any,
-) -> tuple[Any, None]:
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: jax.Array,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> jax.Array:
     """As `_dot`, by the TPU's kernel, which names what it keeps itself."""
-    q, k, v, segments = _arrays(query, key, value, segment_ids)
-    return _given(attend_within(segments)(q * scaling, k, v, sliding_window, softcap))
+    return attend_within(segments)(q * scale, k, v, window, softcap)
 
 
 def visible(segment_ids: jax.Array, window: int | None) -> jax.Array:
@@ -110,7 +119,3 @@ def _arrays(query: Any, key: Any, value: Any, segment_ids: Any) -> tuple[jax.Arr
     q, k, v, segments = env.t2j_iso(env.v2t_iso((query, key, value, segment_ids)))
     split = ("fsdp", None, "tp", None)
     return (*(sharding.constrain(x.swapaxes(1, 2), split) for x in (q, k, v)), segments)
-
-
-def _given(out: jax.Array) -> tuple[Any, None]:
-    return torchax.default_env().j2t_iso(out), None

@@ -26,11 +26,13 @@ from runtime.adapters import Adapter, LoraSettings, build_adapters
 from runtime.backends.torchax import layers
 from runtime.backends.torchax.attention import register
 from runtime.backends.torchax.placement import adapter_specs, tensor_specs
+from runtime.backends.torchax.quantized import replace_linears, shapes, spread, tensor_layouts
 from runtime.checkpoint import HEAD, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.families import Architecture, Family, family_of
 from runtime.families.base import Spec, text_config
 from runtime.forward import Head
+from runtime.quantize import Layout, quantize
 from runtime.settings import ModelSettings
 from runtime.specs import Rule, divisible
 
@@ -40,7 +42,7 @@ BASE_LAYER = ".base_layer"
 """What PEFT puts into the name of a weight that it wraps."""
 
 Arrays = dict[str, Any]
-"""jax arrays, or jax.ShapeDtypeStruct with their shardings, by name."""
+"""jax arrays, or jax.ShapeDtypeStruct with their shardings, by name; quantised weights as qwix.QArrays."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class HfModel:
         trained: shapes of what is trained, by a trace's names: "layers.0.self_attn.q_proj.lora_A", or the
             module's own ("model.layers.0.self_attn.q_proj.weight") without LoRA.
         base: shapes of the other weights and of all buffers, by the module's names.
+        quantized: how those of the base lie that are stored quantised, by the module's names; {} for none.
         computed: values of the buffers that no checkpoint holds.
         places: name in the module of each trained array.
         softcap: of the logits, None for none.
@@ -65,9 +68,15 @@ class HfModel:
     adapters: tuple[Adapter, ...]
     trained: Arrays
     base: Arrays
+    quantized: dict[str, Layout]
     computed: dict[str, np.ndarray]
     places: dict[str, str]
     softcap: float | None
+
+    @property
+    def dtype(self) -> Any:
+        """Of the base's weights, and of what quantised ones are computed with."""
+        return t2j_dtype(self.module.get_input_embeddings().weight.dtype)  # type: ignore[operator]
 
     def hidden(
         self, arrays: tuple[Arrays, Arrays, jax.Array | None], tokens: Any, positions: Any, segment_ids: Any
@@ -75,7 +84,8 @@ class HfModel:
         """[B, T, D]: the hidden states after the final norm.
 
         Args:
-            arrays: trained ones, the base, and the key of dropout, which is off without one.
+            arrays: trained ones, the base, and the key of dropout, which is off without one. Without any
+                adapter's, the projections are the base's own: the model that training started from.
             tokens, positions, segment_ids: int32[B, T].
         """
         trained, base, key = arrays
@@ -85,12 +95,12 @@ class HfModel:
         env = torchax.default_env()
         own = {
             name.removeprefix(PREFIX): env.j2t_iso(array)
-            for name, array in values.items()
+            for name, array in spread(values).items()
             if name.startswith(PREFIX)
         }
         inputs = env.j2t_iso({"input_ids": tokens, "position_ids": positions, "segment_ids": segment_ids})
         seed = jax.random.key(0) if key is None else key
-        with env.override_property(prng=seed), env, torch.no_grad():
+        with self._adapters(bool(trained)), env.override_property(prng=seed), env, torch.no_grad():
             out = torch.func.functional_call(decoder, own, (), {**inputs, "use_cache": False})
             return env.t2j_iso(env.v2t_iso(out.last_hidden_state))
 
@@ -100,6 +110,20 @@ class HfModel:
         values = {**base, **{self.places[name]: array for name, array in trained.items()}}
         weight = values[HEAD] if HEAD in values else values[f"{PREFIX}embed_tokens.weight"]
         return Head(weight, tied=True, dtype=None, softcap=self.softcap, cap_dtype=None)
+
+    @contextmanager
+    def _adapters(self, enabled: bool) -> Iterator[None]:
+        """Leaves PEFT's adapters out of what is traced unless they are enabled."""
+        from peft.tuners.tuners_utils import BaseTunerLayer
+
+        wrapped = [layer for layer in self.module.modules() if isinstance(layer, BaseTunerLayer)]
+        for layer in wrapped:
+            layer.enable_adapters(enabled)
+        try:
+            yield
+        finally:
+            for layer in wrapped:
+                layer.enable_adapters(True)
 
 
 def abstract_model(
@@ -120,9 +144,10 @@ def abstract_model(
     """
     family = family_of(config)
     architecture = family.architecture(config)
-    axes = dict(mesh.shape)
+    axes, kind = dict(mesh.shape), None if lora is None else lora.quantize
     try:
         specs = tensor_specs(family, architecture, rules, axes)
+        stored = {} if kind is None else tensor_layouts(family, architecture, rules, kind, axes)
     except ValueError as error:
         raise UserError(f"sharding rules: {error}") from None
     adapters = () if lora is None else tuple(build_adapters(family, architecture, lora))
@@ -138,32 +163,46 @@ def abstract_model(
 
     base: Arrays = {}
     computed = {}
+    quantized = {}
     for name, parameter in module.named_parameters():
-        if ".lora_" not in name:
+        how = stored.get(tensor_name(name))
+        if how is not None:
+            quantized[name] = how
+            base[name] = shapes(how, mesh)
+        elif ".lora_" not in name:
             base[name] = placed(name, parameter.shape, t2j_dtype(parameter.dtype))
     for name, buffer in module.named_buffers():
         base[name] = placed(name, buffer.shape, t2j_dtype(buffer.dtype))
         if tensor_name(name) not in specs:
             computed[name] = buffer.detach().float().numpy().astype(t2j_dtype(buffer.dtype))
+    replace_linears(module, {name: base[name] for name in quantized}, settings.dtype)
     trained, places = _trained(family, architecture, adapters, lora, specs, mesh, base)
     softcap = getattr(module.config, "final_logit_softcapping", None)
-    return HfModel(module, family, architecture, adapters, trained, base, computed, places, softcap)
+    return HfModel(
+        module, family, architecture, adapters, trained, base, quantized, computed, places, softcap
+    )
 
 
 def load_base(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
     """The base's arrays on their devices, by the module's names.
 
-    Each shard is read from the checkpoint's file, cast and placed by itself.
+    Each shard is read from the checkpoint's file, cast and placed by itself; what is stored quantised takes
+    its weight's place before the next one is read.
 
     Raises:
         UserError: when the checkpoint lacks a tensor.
     """
-    return {
-        name: _place(wanted, model.computed[name])
-        if name in model.computed
-        else _load(name, wanted, checkpoint)
-        for name, wanted in model.base.items()
-    }
+    out: Arrays = {}
+    for name, wanted in model.base.items():
+        if name in model.computed:
+            out[name] = _place(wanted, model.computed[name])
+        elif name in model.quantized:
+            place: Any = wanted.qvalue.sharding
+            weight = jax.ShapeDtypeStruct(wanted.shape, model.dtype, sharding=place)
+            out[name] = quantize(_load(name, weight, checkpoint), model.quantized[name], place.mesh)
+        else:
+            out[name] = _load(name, wanted, checkpoint)
+    return out
 
 
 def load_trained(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:

@@ -44,17 +44,24 @@ def tensor_spec(parameter: Parameter, source: Source) -> Spec:
         split[place] = axis
     used: set[str] = set()
     out: list[str | None] = []
-    at = 0
+    for group in merged(source):
+        chosen = next((split[i] for i in group if split[i] is not None and split[i] not in used), None)
+        used |= {chosen} if chosen else set()
+        out.append(chosen)
+    return tuple(out)
+
+
+def merged(source: Source) -> list[list[int]]:
+    """For each dimension of a tensor, those of `source.reshape` that are one in it."""
+    out, at = [], 0
     for size in source.shape:
         group, product = [], 1
         while at < len(source.reshape) and product < size:
             product *= source.reshape[at]
-            group.append(split[at])
+            group.append(at)
             at += 1
-        chosen = next((axis for axis in group if axis is not None and axis not in used), None)
-        used |= {chosen} if chosen else set()
-        out.append(chosen)
-    return tuple(out)
+        out.append(group)
+    return out
 
 
 def adapter_specs(weight: Spec) -> tuple[Spec, Spec]:

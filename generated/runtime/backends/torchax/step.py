@@ -11,12 +11,13 @@ alone, which are its own attributes:
 `step.live` is (trained arrays, the optimizer's state) and `model.base` the rest, dicts and trees of
 jax.ShapeDtypeStruct with shardings over the mesh, which may be of devices that are described, not there.
 `batch` is a micro-batch as runtime.data makes it (runtime.loss.Batch): tokens, positions and segment_ids
-int32[B, T], loss_mask bool[B, T] with rows over "fsdp", norm float32[] and index int32[]. Nothing but the
-config decides how many layers there are.
+int32[B, T], loss_mask bool[B, T] with rows over "fsdp", norm float32[] and index int32[]; of preferences
+B is two rows of each. Nothing but the config decides how many layers there are.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -26,9 +27,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from runtime import sharding
 from runtime.backends.torchax.model import Arrays, HfModel
-from runtime.loss import Batch, batch_loss
+from runtime.loss import Batch, token_logps
+from runtime.run_report import Named
 from runtime.settings import TrainSettings
-from runtime.step import Live, record_norm
+from runtime.step import Live, objective_loss, record_norm
 
 
 class Step:
@@ -53,7 +55,7 @@ class Step:
         accumulation: int,
         mesh: Mesh,
     ) -> None:
-        self._model, self._seed = model, settings.seed
+        self._model, self._settings = model, settings
         rule = optax.chain(record_norm(), optimizer)
         if accumulation > 1:
             rule = optax.MultiSteps(rule, accumulation).gradient_transformation()
@@ -72,37 +74,42 @@ class Step:
         return trained, state
 
     def jit(self) -> Any:
-        """(live, base, batch) -> (live, loss, norm of the last whole step's gradient, {}), compiled.
+        """(live, base, batch) -> (live, loss, norm of the last whole step's gradient, metrics), compiled.
         `live` is donated."""
         return jax.jit(self._train, donate_argnums=0, out_shardings=(self._shardings, None, None, None))
 
     def jit_evaluation(self) -> Any:
         """(trained, base, batch) -> the loss without dropout, compiled."""
-        return jax.jit(lambda trained, base, batch: self._loss(trained, base, batch, None))
+        return jax.jit(lambda trained, base, batch: self._loss(trained, base, batch, None)[0])
 
     def jit_gradients(self) -> Any:
         """(trained, base, batch) -> the gradients of the micro-batch's loss in float32, compiled."""
         return jax.jit(lambda trained, base, batch: self._differentiate(trained, base, batch)[1])
 
-    def _train(self, live: Live, base: Arrays, batch: Batch) -> tuple[Live, jax.Array, jax.Array, dict]:
+    def _train(self, live: Live, base: Arrays, batch: Batch) -> tuple[Live, jax.Array, jax.Array, Named]:
         trained, state = live
-        loss, gradients = self._differentiate(trained, base, batch)
+        (loss, more), gradients = self._differentiate(trained, base, batch)
         updates, state = self._rule.update(gradients, state, trained)
         new = (optax.apply_updates(trained, updates), state)
         norm = optax.tree_utils.tree_get(state, "recorded_norm")
         # A rule that takes float32 gradients may not hand back the dtype of a bfloat16 state.
-        return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, {}
+        return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, more
 
-    def _differentiate(self, trained: Arrays, base: Arrays, batch: Batch) -> tuple[jax.Array, Arrays]:
+    def _differentiate(
+        self, trained: Arrays, base: Arrays, batch: Batch
+    ) -> tuple[tuple[jax.Array, Named], Arrays]:
+        """The micro-batch's loss with what the objective has to say beside, and its gradients in float32."""
         # Dropout depends on the seed and the number of the micro-batch alone, so that a run that was
         # interrupted goes on as if it had not been.
-        key = jax.random.fold_in(jax.random.key(self._seed), batch["index"])
-        loss, gradients = jax.value_and_grad(self._loss)(trained, base, batch, key)
-        return loss, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
+        key = jax.random.fold_in(jax.random.key(self._settings.seed), batch["index"])
+        found, gradients = jax.value_and_grad(self._loss, has_aux=True)(trained, base, batch, key)
+        return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
 
-    def _loss(self, trained: Arrays, base: Arrays, batch: Batch, key: jax.Array | None) -> jax.Array:
-        names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
-        return batch_loss(self._model, (trained, base, key), *(batch[name] for name in names))
+    def _loss(
+        self, trained: Arrays, base: Arrays, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, Named]:
+        reference = functools.partial(token_logps, self._model, ({}, base, None))
+        return objective_loss(self._settings, self._model, (trained, base, key), reference, batch)
 
 
 def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mesh) -> Any:

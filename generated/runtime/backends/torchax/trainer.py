@@ -20,7 +20,7 @@ from runtime.errors import UserError
 from runtime.interrupts import Interrupted, Interrupts
 from runtime.loss import Batch
 from runtime.metrics import Metrics
-from runtime.run_report import NotFinite, Numbers, Report
+from runtime.run_report import Named, NotFinite, Numbers, Report
 from runtime.saving import kept
 from runtime.settings import ModelSettings, TrainSettings
 from runtime.step import Live
@@ -139,6 +139,7 @@ class Trainer:
     def _step(self, stream: Iterator[Batch]) -> Numbers:
         """One optimizer step."""
         losses: list[jax.Array] = []
+        metrics: list[Named] = []
         tokens = targets = 0
         norm = None
         window = list(itertools.islice(stream, self._accumulation))
@@ -150,15 +151,16 @@ class Trainer:
             placed = sharding.shard_rows(batch, self._mesh)
             if self._trace is not None and not self._trace.losses:
                 self._add_gradients(self._trace, placed)
-            self.live, loss, norm, _ = self._train(self.live, self._base, placed)
+            self.live, loss, norm, more = self._train(self.live, self._base, placed)
             losses.append(loss)
+            metrics.append(more)
         assert norm is not None
         self.done += 1
         if self._trace is not None:
             self._trace.about.setdefault("first_step", self.done)
             self._trace.losses.append(float(np.mean([float(loss) for loss in losses])))
             self._trace.targets.append(targets)
-        return Numbers(self.done, losses, norm, tokens, [{} for _ in losses])
+        return Numbers(self.done, losses, norm, tokens, metrics)
 
     def _add_gradients(self, trace: Trace, batch: Batch) -> None:
         """A step's gradient is the mean of its micro-batches', whose losses are normalised accordingly."""

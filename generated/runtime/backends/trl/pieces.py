@@ -1,8 +1,9 @@
 """A recipe's micro-batches, cut into the pieces that GPUs compute, whatever their number.
 
 train.py's micro-batch is the rows of all its devices together. Here a process computes micro_batch_size rows
-at a time; each row carries what its loss is multiplied by, so that the pieces of an optimizer step sum up to
-the step's loss as the recipe's loss_normalization has it.
+at a time, or the two rows of each of as many pairs of answers. Each row, and each pair, carries what its loss
+is multiplied by, so that the pieces of an optimizer step sum up to the step's loss as the recipe's
+loss_normalization has it.
 """
 
 from __future__ import annotations
@@ -22,17 +23,25 @@ class Pieces:
 
     Args:
         prepared: the data, in the micro-batches of train.py.
-        rows: of a piece: micro_batch_size.
+        rows: of a piece, or pairs of them: micro_batch_size.
         process, processes: which of how many this is.
+        objective: "sft", "dpo" or "orpo", whose weights the pieces have.
 
     Attributes:
         per_step: pieces of an optimizer step on each process.
     """
 
     def __init__(
-        self, prepared: PreparedData, rows: int, global_batch: int, process: int, processes: int
+        self,
+        prepared: PreparedData,
+        rows: int,
+        global_batch: int,
+        process: int,
+        processes: int,
+        objective: str = "sft",
     ) -> None:
-        self._prepared, self._rows = prepared, rows
+        self._prepared, self._objective = prepared, objective
+        self._rows = rows * prepared.samples.group
         self._process, self._processes = process, processes
         self.per_step = global_batch // (rows * processes)
         self._window = lru_cache(maxsize=1)(self._window_of)
@@ -41,9 +50,12 @@ class Pieces:
         """This process's rows of piece `number` of the run, from 0.
 
         Returns:
-            input_ids, position_ids and labels int64[B, T]; weights float32[B], of each target's negative
-            log-likelihood, for a sum over pieces and processes that is the step's loss; tokens int64[], the
-            number of real ones.
+            input_ids, position_ids and labels int64[B, T], the labels being what log-probabilities are wanted
+            of; tokens and targets int64[], the numbers of real tokens and of those that are targets; and by
+            what losses are multiplied, for a sum over pieces and processes that is the step's loss:
+            weights float32[B], of the negative log-likelihood of each of a row's labels (sft, ORPO);
+            pair_weights float32[B], of the loss of a row's pair, 0 for one that fills a batch up (DPO, ORPO).
+            Of ORPO, answers bool[B, T] too: which of the labels are an answer's.
         """
         step, piece = divmod(number, self.per_step)
         return self._cut(self._window(step), piece)
@@ -55,7 +67,7 @@ class Pieces:
         """
         if not self._prepared.eval_batches:
             return []
-        every = _joined(self._prepared.eval_batches)
+        every = _joined(self._prepared.eval_batches, self._objective)
         count = -(-len(every["weights"]) // (self._rows * self._processes))
         missing = count * self._rows * self._processes - len(every["weights"])
         padded = {
@@ -67,26 +79,54 @@ class Pieces:
         """All rows of an optimizer step."""
         first = step * self._prepared.accumulation
         numbers = range(first, first + self._prepared.accumulation)
-        return _joined([self._prepared.micro_batch(number) for number in numbers])
+        return _joined([self._prepared.micro_batch(number) for number in numbers], self._objective)
 
     def _cut(self, rows: Batch, piece: int) -> Batch:
         start = (piece * self._processes + self._process) * self._rows
         own = {name: array[start : start + self._rows] for name, array in rows.items()}
-        return {
+        answers = labels(own["tokens"], own["segment_ids"], own["loss_mask"]) != -100
+        cut = {
             "input_ids": own["tokens"].astype(np.int64),
             "position_ids": own["positions"].astype(np.int64),
-            "labels": labels(own["tokens"], own["segment_ids"], own["loss_mask"]),
-            "weights": own["weights"],
+            "labels": labels(own["tokens"], own["segment_ids"], own["scored"]),
             "tokens": np.asarray(np.count_nonzero(own["segment_ids"])),
+            "targets": np.asarray(np.count_nonzero(answers)),
         }
+        if self._objective == "sft":
+            return cut | {"weights": own["weights"]}
+        cut["pair_weights"] = own["pair_weights"]
+        if self._objective == "orpo":
+            cut |= {"weights": own["weights"], "answers": answers}
+        return cut
 
 
-def _joined(batches: Sequence[Batch]) -> Batch:
+def _joined(batches: Sequence[Batch], objective: str) -> Batch:
     """The rows of several micro-batches, whose losses are averaged, with the weights of their losses."""
-    names = ("tokens", "positions", "segment_ids", "loss_mask")
-    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
-    weights = [
-        np.full(len(batch["tokens"]), 0.0 if batch["norm"] == 0 else 1.0 / batch["norm"] / len(batches))
-        for batch in batches
-    ]
-    return joined | {"weights": np.concatenate(weights).astype(np.float32)}
+    made = [_weighed(batch, len(batches), objective) for batch in batches]
+    return {name: np.concatenate([one[name] for one in made]) for name in made[0]}
+
+
+def _weighed(batch: Batch, of: int, objective: str) -> Batch:
+    """A micro-batch's rows, the tokens of each whose log-probabilities its loss is made of, and its weights.
+
+    Args:
+        of: the number of micro-batches whose losses are averaged.
+    """
+    rows = {name: batch[name] for name in ("tokens", "positions", "segment_ids", "loss_mask")}
+    weights = np.full(len(batch["tokens"]), 0.0 if batch["norm"] == 0 else 1.0 / batch["norm"] / of)
+    rows["scored"] = batch["loss_mask"]
+    if objective != "sft":
+        answered = _targets(batch, batch["loss_mask"]).any(1).reshape(-1, 2).all(1)
+        rows["pair_weights"] = (weights * np.repeat(answered, 2)).astype(np.float32)
+        if objective == "orpo":
+            chosen = np.arange(len(weights)) % 2 == 0
+            text = (batch["segment_ids"] > 0) & (chosen & np.repeat(answered, 2))[:, None]
+            rows["scored"] = np.where(chosen[:, None], text, batch["loss_mask"])
+            # train.py's likelihood is the mean over the tokens of its micro-batch, times the pairs in it.
+            weights *= chosen * answered.sum() / max(np.count_nonzero(_targets(batch, text)), 1)
+    return rows | {"weights": weights.astype(np.float32)}
+
+
+def _targets(batch: Batch, mask: np.ndarray) -> np.ndarray:
+    """bool[B, T]: which of the masked tokens are predicted from within their own segments."""
+    return labels(batch["tokens"], batch["segment_ids"], mask) != -100

@@ -1,0 +1,89 @@
+"""What a run by TRL minimises: the loss of a piece, from the log-probabilities of TRL's fused head.
+
+Every loss is a sum over the rows or pairs of a piece, each with the weight that `Pieces` gave it, so that the
+pieces of a step sum up to train.py's loss of the step. TRL's own trainers of preferences cannot be handed
+such pieces: DPOTrainer takes the mean over a batch's pairs, those too that fill a last batch up, and its
+sigmoid loss knows no label smoothing; trl.experimental's ORPOTrainer takes its likelihood's mean over the
+tokens of one process's piece, so that the loss would depend on their number, and makes whole logits of it.
+tests/backends/test_trl_preference.py holds the losses here against both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from runtime.settings import TrainSettings
+
+Tensors = dict[str, torch.Tensor]
+Objective = Callable[[Any, Any, Mapping[str, Any]], tuple[torch.Tensor, Tensors]]
+"""(model, the same without what spreads it over processes, piece of `Pieces` as tensors) -> the loss,
+float32[], and what the objective has to say beside: numbers that sum up as the loss does."""
+
+
+def objective_of(train: TrainSettings) -> Objective:
+    """The loss of a recipe's train.objective."""
+    if train.objective == "sft":
+        return lambda model, _, piece: (_likelihood(_log_probs(model, piece), piece), {})
+    if train.objective == "dpo":
+        return lambda model, own, piece: _dpo(model, own, piece, train.beta, train.label_smoothing)
+    return lambda model, _, piece: _orpo(model, piece, train.beta)
+
+
+def _log_probs(model: Any, piece: Mapping[str, Any]) -> torch.Tensor:
+    """float32[B, T - 1]: at t the log-probability of labels[:, t + 1], 0 where that is -100."""
+    inputs = {name: piece[name] for name in ("input_ids", "position_ids", "labels")}
+    found: torch.Tensor = model(**inputs, use_cache=False, fused_lm_head=True).log_probs
+    return found
+
+
+def _likelihood(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
+    """The targets' negative log-likelihood, each row's times its weight."""
+    return -(log_probs * piece["weights"][:, None]).sum()
+
+
+def _dpo(
+    model: Any, own: Any, piece: Mapping[str, Any], beta: float, label_smoothing: float
+) -> tuple[torch.Tensor, Tensors]:
+    """Rafailov et al. 2023, eq. 7, and conservative DPO's label smoothing (Mitchell 2023)."""
+    with torch.no_grad(), own.disable_adapter():
+        reference = _log_probs(own, piece).sum(1)
+    answers = _log_probs(model, piece).sum(1)
+    rewards = beta * (answers - reference)
+    margin = rewards[0::2] - rewards[1::2]
+    losses = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
+    return _weighed(losses, piece), _metrics(rewards, piece)
+
+
+def _orpo(model: Any, piece: Mapping[str, Any], beta: float) -> tuple[torch.Tensor, Tensors]:
+    """Hong et al. 2024, eq. 6 and 7, as TRL has it: the likelihood is that of the chosen texts, prompts
+    included, and an answer's probability the mean over its tokens."""
+    log_probs = _log_probs(model, piece)
+    of_answers = piece["answers"][:, 1:]
+    sums = torch.where(of_answers, log_probs, 0.0).sum(1)
+    average = sums / of_answers.sum(1).clamp(min=1)
+    odds = average - torch.log1p(-average.exp())
+    losses = -logsigmoid(odds[0::2] - odds[1::2])
+    loss = _likelihood(log_probs, piece) + beta * _weighed(losses, piece)
+    return loss, _metrics(beta * average, piece)
+
+
+def _weighed(values: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
+    """The pairs' values, float32[P], times their weights; what fills a batch up may have no value."""
+    weights = piece["pair_weights"][0::2]
+    return (torch.where(weights > 0, values, 0.0) * weights).sum()
+
+
+def _metrics(rewards: torch.Tensor, piece: Mapping[str, Any]) -> Tensors:
+    """runtime.preference's METRICS, from the rewards of the answers, float32[2 P]."""
+    chosen, rejected = rewards.detach()[0::2], rewards.detach()[1::2]
+    values = {
+        "rewards_accuracy": (chosen > rejected).to(rewards.dtype),
+        "rewards_chosen": chosen,
+        "rewards_margin": chosen - rejected,
+        "rewards_rejected": rejected,
+    }
+    return {name: _weighed(value, piece) for name, value in values.items()}

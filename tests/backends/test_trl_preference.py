@@ -1,0 +1,299 @@
+"""DPO and ORPO by train_trl.py: losses against TRL's own trainers and against train.py's, and whole runs.
+
+That such a run is the run of train.py, number by number, is held in tests/parity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compiler.backends import Backend
+from runtime.adapters import LoraSettings
+from runtime.backends.trl.objectives import objective_of
+from runtime.backends.trl.pieces import Pieces
+from runtime.settings import DataSettings, ModelSettings, TrainSettings
+from runtime.trace import Trace, count_targets
+from tests.parity.running import Case, Place
+from tests.runtime.test_preference import PAIRS, collated
+
+BETA, SMOOTHING = 0.3, 0.1
+STEPS = 4
+OBJECTIVES = ["dpo", "orpo"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    case = Case(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        ["full_attention"] * 2,
+        {
+            "remat": {"policy": "decoder"},
+            "mesh": {"accelerator": "cpu-1", "axes": {"fsdp": 1, "tp": 1}},
+            "lora": {"rank": 4, "alpha": 8, "dropout": 0.25, "targets": ["q_proj", "v_proj", "down_proj"]},
+            "data": {
+                "train": ["train.jsonl"],
+                "eval_fraction": 0.1,
+                "format": "preference",
+                "loss_on": "completion",
+                "packing": False,
+                "max_length": 64,
+            },
+            "train": {
+                "objective": "dpo",
+                "beta": BETA,
+                "label_smoothing": SMOOTHING,
+                "steps": STEPS,
+                "global_batch_size": 4,
+                "micro_batch_size": 2,
+                "eval_every": 2,
+                "optimizer": {"learning_rate": 0.01, "max_grad_norm": 1.0},
+                "log": {"every": 2, "tensorboard": False},
+            },
+            "checkpoint": {"directory": "checkpoints", "every_steps": 2, "keep": 2},
+        },
+    )
+    return Place(tmp_path_factory.mktemp("preferences"), case, (Backend.TUNIX, Backend.TRL))
+
+
+def settings(objective: str, **more: Any) -> TrainSettings:
+    smoothing = SMOOTHING if objective == "dpo" else 0.0
+    how = {"objective": objective, "beta": BETA, "label_smoothing": smoothing, **more}
+    return TrainSettings(epochs=2, steps=None, global_batch_size=8, micro_batch_size=2, **how)
+
+
+def prepared(place: Place, train: TrainSettings) -> Any:
+    from runtime.data import load_tokenizer, prepare
+
+    data = DataSettings(
+        train=("train.jsonl",),
+        eval_fraction=0.1,
+        format="preference",
+        loss_on="completion",
+        max_length=64,
+    )
+    model = ModelSettings(id="tiny", family="llama3")
+    tokenizer = load_tokenizer(place.folder / "model", model, data)
+    return prepare(data, train, 4, tokenizer, place.folder, workers=1)
+
+
+class Table:
+    """Stands for a model: the log-probability of a token is a number that belongs to it and to its place."""
+
+    def __init__(self, seed: int) -> None:
+        self.policy, self.reference = (
+            -np.random.default_rng([seed, which]).uniform(0.1, 3.0, (4096, 64)).astype(np.float32)
+            for which in range(2)
+        )
+        self._used = self.policy
+
+    def __call__(self, *, input_ids: Any, position_ids: Any, labels: Any, **_: Any) -> Any:
+        found = torch.from_numpy(self._used)[labels[:, 1:].clamp(0), position_ids[:, 1:]]
+        return SimpleNamespace(log_probs=torch.where(labels[:, 1:] != -100, found, 0.0))
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        self._used = self.reference
+        yield
+        self._used = self.policy
+
+
+def as_train_has_it(
+    table: Table, batch: dict[str, Any], train: TrainSettings
+) -> tuple[float, dict[str, Any]]:
+    """The loss of a micro-batch and its metrics by runtime.preference."""
+    import jax.numpy as jnp
+
+    from runtime.preference import preference_loss
+
+    def logps(values: np.ndarray) -> Any:
+        def of(tokens: Any, positions: Any, segment_ids: Any) -> Any:
+            inside = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
+            found = jnp.where(inside, jnp.asarray(values)[tokens[:, 1:], positions[:, 1:]], 0.0)
+            return jnp.pad(found, ((0, 0), (0, 1)))
+
+        return of
+
+    how = (train.objective, train.beta, train.label_smoothing)
+    inputs = {name: jnp.asarray(array) for name, array in batch.items()}
+    loss, metrics = preference_loss(logps(table.policy), logps(table.reference), inputs, *how)
+    return float(loss), {name: float(number) for name, number in metrics.items()}
+
+
+def by_pieces(table: Table, pieces: list[Any], train: TrainSettings) -> tuple[float, dict[str, float]]:
+    """The sum of the pieces' losses, and of each metric."""
+    objective = objective_of(train)
+    total = 0.0
+    sums: dict[str, float] = {}
+    for piece in pieces:
+        tensors = {name: torch.from_numpy(array) for name, array in piece.items()}
+        loss, metrics = objective(table, table, tensors)
+        total += float(loss)
+        sums = {name: sums.get(name, 0.0) + float(number) for name, number in metrics.items()}
+    return total, sums
+
+
+@pytest.mark.parametrize("normalization", ["tokens", "micro_batches"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_any_number_of_processes_computes_trains_step(
+    place: Place, objective: str, normalization: str
+) -> None:
+    """To 1e-5: the losses of a full step, of an epoch's last, which is filled up, and of evaluation."""
+    train = settings(objective, loss_normalization=normalization)
+    data = prepared(place, train)
+    assert data.accumulation == 2 and data.total_steps > data.steps_per_epoch
+    table = Table(7)
+
+    def check(batches: list[Any], pieces: list[Any]) -> None:
+        parts = [as_train_has_it(table, batch, train) for batch in batches]
+        expected = {name: np.mean([part[1][name] for part in parts]) for name in parts[0][1]}
+        loss, found = by_pieces(table, pieces, train)
+        assert loss == pytest.approx(np.mean([part[0] for part in parts]), rel=1e-5)
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert sum(int(piece["targets"]) for piece in pieces) == sum(map(count_targets, batches))
+
+    filled = []
+    for processes, rows in ((1, 2), (2, 2), (8, 1)):
+        made = [Pieces(data, rows, 8, process, processes, objective) for process in range(processes)]
+        for step in (0, data.steps_per_epoch - 1):
+            batches = [data.micro_batch(step * 2 + part) for part in range(2)]
+            filled.append(sum(not batch["segment_ids"][row].any() for batch in batches for row in range(8)))
+            numbers = range(step * made[0].per_step, (step + 1) * made[0].per_step)
+            check(batches, [one.of(number) for number in numbers for one in made])
+        check(data.eval_batches, [piece for one in made for piece in one.evaluation()])
+    assert max(filled) >= 10 and min(filled) == 0, "a last step has five pairs of eight too few"
+
+
+def adapted(place: Place) -> Any:
+    """transformers' model with PEFT's adapters, and a function that gives these values that are not zero."""
+    from runtime.backends.model import adapter_parameters, attach, load_model
+    from runtime.checkpoint import BaseCheckpoint
+
+    base = BaseCheckpoint.open(place.folder / "model")
+    model = ModelSettings(id="tiny", family="llama3", dtype="float32")
+    lora = LoraSettings(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"))
+    adapted = attach(load_model(base, model), base, model, lora)
+
+    def move() -> dict[str, Any]:
+        parameters = adapter_parameters(adapted, base)
+        random = np.random.default_rng(3)
+        with torch.no_grad():
+            for parameter in parameters.values():
+                parameter.copy_(torch.from_numpy(random.normal(0.0, 0.1, parameter.shape)))
+        return parameters
+
+    return adapted, move
+
+
+def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path) -> Any:
+    """TRL's trainer of a model with PEFT's adapters, which are zero."""
+    from datasets import Dataset
+
+    arguments: dict[str, Any] = {
+        "output_dir": str(folder),
+        "beta": BETA,
+        "per_device_train_batch_size": len(PAIRS),
+        "report_to": "none",
+        "max_length": 64,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+    given = {"train_dataset": Dataset.from_list(PAIRS), "processing_class": tokenizer}
+    if objective == "dpo":
+        from trl import DPOConfig, DPOTrainer
+
+        return DPOTrainer(model, args=DPOConfig(**arguments), **given)
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+    from trl.trainer.utils import add_fused_lm_head
+
+    trainer = ORPOTrainer(model, args=ORPOConfig(**arguments), **given)
+    add_fused_lm_head(model.get_base_model())  # which RecipeTrainer and DPOTrainer do
+    return trainer
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: Path) -> None:
+    """On the batch that TRL's trainer makes of the same texts: to 1e-6 of the largest number."""
+    from transformers import AutoTokenizer
+
+    model, move = adapted(place)
+    tokenizer = AutoTokenizer.from_pretrained(place.folder / "model")
+    trainer = trainer_of(objective, model, tokenizer, tmp_path)
+    inputs, batch = collated(trainer)
+    parameters = move()
+    trainer.model.train()
+    expected = trainer.compute_loss(trainer.model, inputs)
+    gradients = torch.autograd.grad(expected, list(parameters.values()))
+    data: Any = SimpleNamespace(
+        samples=SimpleNamespace(group=2), accumulation=1, micro_batch=lambda number: batch
+    )
+    piece = Pieces(data, len(PAIRS), len(PAIRS), 0, 1, objective).of(0)
+    tensors = {name: torch.from_numpy(array) for name, array in piece.items()}
+    train = settings(objective, label_smoothing=0.0)
+    loss, metrics = objective_of(train)(model, model, tensors)
+    found = torch.autograd.grad(loss, list(parameters.values()))
+    difference = max(float((a - b).abs().max()) for a, b in zip(found, gradients, strict=True))
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
+    print(
+        f"\n{objective}: loss differs by {abs(float(loss - expected)):.1e} of {float(expected):.2f}, "
+        f"gradients by {difference:.1e} of {largest:.2f}"
+    )
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+    assert largest > 1e-2 and difference <= 1e-6 * max(1.0, largest)
+    logged = (trainer._metrics if objective == "dpo" else trainer._stored_metrics)["train"]
+    names = {"chosen": "chosen", "rejected": "rejected", "margin": "margins", "accuracy": "accuracies"}
+    for name, theirs in names.items():
+        assert float(metrics[f"rewards_{name}"]) == pytest.approx(logged[f"rewards/{theirs}"][0], abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def whole(place: Place) -> Trace:
+    return place.train(Backend.TRL, "whole")
+
+
+def logged(place: Place, output: str) -> list[dict[str, Any]]:
+    path = place.folder / output / "checkpoints-trl" / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole: Trace) -> None:
+    """Bit for bit, with dropout, of which the reference takes none."""
+    first = place.train(Backend.TRL, "cut", "--steps", "2")
+    rest = place.train(Backend.TRL, "cut", "--resume")
+    assert rest.about["first_step"] == 3
+    assert first.losses + rest.losses == whole.losses
+    for name, array in whole.trained.items():
+        assert np.array_equal(array, rest.trained[name]), name
+
+
+def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
+    from runtime.preference import METRICS
+
+    entries = logged(place, "whole")
+    steps = [entry for entry in entries if "loss" in entry]
+    assert [entry["loss"] for entry in steps] == whole.losses
+    assert [entry["step"] for entry in entries if "eval_loss" in entry] == [0, 2, 4]
+    assert entries[0]["eval_loss"] == pytest.approx(np.log(2), abs=1e-6), "the reference is where it starts"
+    assert all(set(METRICS) <= entry.keys() for entry in steps)
+    last = steps[-1]
+    assert last["rewards_margin"] == pytest.approx(
+        last["rewards_chosen"] - last["rewards_rejected"], abs=1e-5
+    )
+    assert last["rewards_margin"] > 0.1
+
+
+def test_a_given_adapter_is_trained_on_and_is_no_reference(place: Place, whole: Trace) -> None:
+    """As by train.py: the evaluation before the first step is the one after the adapter's last."""
+    place.train(Backend.TRL, "onward", "--adapter", place.folder / "whole" / "adapter", "--steps", "1")
+    before, after = logged(place, "whole")[-1], logged(place, "onward")[0]
+    assert after["eval_loss"] == pytest.approx(before["eval_loss"], abs=1e-6)
+    assert after["eval_loss"] < np.log(2) - 0.05

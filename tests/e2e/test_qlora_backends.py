@@ -1,0 +1,99 @@
+"""QLoRA by train.py and by the other backends' scripts: the same codes, and the same run, in float32."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import pins
+from compiler.backends import Backend
+from compiler.parity.backends import SCRIPTS
+from compiler.parity.compare import TOLERANCES, Subject, compare
+from runtime.trace import Trace, read_trace
+from tests.parity.running import Case, Place, merged_tensors
+from tests.parity.test_backends import CASES
+
+pytestmark = pytest.mark.e2e
+
+LIMITS = TOLERANCES["float32"] | {"trained": 1e-5}
+ODD = {"hidden_size": 80, "intermediate_size": 112, "head_dim": 24}
+"""Where no size is a multiple of nf4's blocks of 64."""
+TORCHAX: dict[str, tuple[str, str, dict[str, int]]] = {
+    "nf4, tp 2, a mean of means": ("gemma3", "nf4", {}),
+    "int8, tp 2": ("gemma3", "int8", {}),
+    "nf4, odd sizes, fsdp 2, packed": ("qwen3", "nf4", ODD),
+    "int8, padded": ("llama", "int8", {}),
+}
+
+
+def quantized(name: str, kind: str, sizes: dict[str, int], **data: Any) -> Case:
+    """A case of the proof in float32, its base stored quantised."""
+    case = CASES[name]
+    recipe = {
+        **case.recipe,
+        "lora": {**case.recipe["lora"], "quantize": kind},
+        "data": {**case.recipe["data"], **data},
+    }
+    return replace(case, recipe=recipe, sizes=sizes)
+
+
+def check(place: Place, traces: dict[Backend, Trace]) -> None:
+    """Gradients of step 0, losses of 20 steps, what was trained and merged, within the proof's limits."""
+    runs = []
+    for backend, trace in traces.items():
+        if backend is not Backend.TUNIX:
+            place.merge(backend.value, "--import-adapter", place.folder / backend.value / "adapter")
+        runs.append(Subject(backend.value, trace, merged_tensors(place.merge(backend.value))))
+    rows = compare(runs, LIMITS)
+    for row in rows:
+        print(f"\n{row.quantity} differ by {row.difference} of {row.largest:.3g}: {row.note}")
+    assert [row for row in rows if not row.ok] == []
+    assert {row.quantity for row in rows} == {"targets", "gradients", "losses", "trained", "merged"}
+
+
+@pytest.mark.parametrize("name", TORCHAX)
+def test_torchax_trains_train_pys_quantised_base(name: str, tmp_path: Path) -> None:
+    backends = (Backend.TUNIX, Backend.TORCHAX)
+    place = Place(tmp_path, quantized(*TORCHAX[name]), backends)
+    check(place, {backend: place.train(backend, backend.value) for backend in backends})
+
+
+def test_bitsandbytes_nf4_is_train_pys(tmp_path: Path) -> None:
+    """In TRL, on a CPU, with an evaluation before the first step and between others."""
+    place = Place(tmp_path, quantized("llama", "nf4", {}, eval=["train.jsonl"]), (Backend.TUNIX, Backend.TRL))
+    traces = {Backend.TUNIX: place.train(Backend.TUNIX, "tunix"), Backend.TRL: by_bitsandbytes(place)}
+    check(place, traces)
+    ours, theirs = (evaluations(tmp_path / name) for name in ("tunix", "trl"))
+    assert len(ours) > 1 and ours == pytest.approx(theirs, abs=1e-4)
+
+
+def by_bitsandbytes(place: Place) -> Trace:
+    """The trace of train_trl.py, run with the bitsandbytes of its requirements."""
+    packages = place.folder / "packages"
+    version = pins.trl(place.program).direct["bitsandbytes"]
+    install = ["pip", "install", "--no-deps", "--target", str(packages), f"bitsandbytes=={version}"]
+    subprocess.run([sys.executable, "-m", *install], check=True)
+    trace = place.folder / "trl.npz"
+    script = [str(place.artifact / SCRIPTS[Backend.TRL]), "--model", str(place.folder / "model")]
+    places = ["--data-dir", place.folder, "--output", place.folder / "trl", "--trace", trace]
+    done = subprocess.run(
+        [sys.executable, *script, *map(str, places)],
+        env={**os.environ, "PYTHONPATH": str(packages), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return read_trace(trace)
+
+
+def evaluations(output: Path) -> list[float]:
+    (file,) = output.rglob("metrics.jsonl")
+    lines = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return [line["eval_loss"] for line in lines if "eval_loss" in line]

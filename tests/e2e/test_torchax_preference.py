@@ -1,0 +1,72 @@
+"""DPO and ORPO by train_torchax.py: the runs of train.py, in float32, and stopped, resumed and taken up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from compiler.backends import Backend
+from compiler.parity.compare import Subject, compare
+from tests.parity.preferences import LIMITS, OBJECTIVES, assert_one_run, case
+from tests.parity.running import STEPS, Place
+
+pytestmark = pytest.mark.e2e
+
+MODELS: dict[str, tuple[Any, ...]] = {
+    "gemma3": (
+        "google/gemma-3-1b-it",
+        ["sliding_attention"] * 5 + ["full_attention"],
+        {"fsdp": 1, "tp": 2},
+        ["q_proj", "k_proj", "o_proj", "up_proj"],
+    ),
+    "qwen3": ("Qwen/Qwen3-0.6B", ["full_attention"] * 2, {"fsdp": 2, "tp": 1}, ["v_proj", "down_proj"]),
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Place]:
+    """The folder of a model and an objective, made once."""
+    made: dict[tuple[str, str], Place] = {}
+
+    def get(model: str, objective: str) -> Place:
+        if (model, objective) not in made:
+            folder = tmp_path_factory.mktemp(f"{model}-{objective}")
+            small = case(*MODELS[model], objective, eval_fraction=0.1)
+            made[model, objective] = Place(folder, small)
+        return made[model, objective]
+
+    return get
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("model", MODELS)
+def test_the_backends_are_one_run(model: str, objective: str, place: Callable[[str, str], Place]) -> None:
+    """Split over fsdp and over tp, evaluated before the run and at its end."""
+    assert_one_run(place(model, objective))
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(place: Callable[[str, str], Place]) -> None:
+    here = place("qwen3", "dpo")
+    whole = here.train(Backend.TORCHAX, "whole")
+    here.train(Backend.TORCHAX, "stopped", "--steps", str(STEPS // 2))
+    rest = here.train(Backend.TORCHAX, "stopped", "--resume")
+    assert rest.about["first_step"] == STEPS // 2 + 1
+    assert rest.losses == whole.losses[STEPS // 2 :]
+    assert all((rest.trained[name] == array).all() for name, array in whole.trained.items())
+
+
+def test_the_reference_of_a_run_that_starts_from_an_adapter_has_none(
+    place: Callable[[str, str], Place],
+) -> None:
+    """As in train.py, which goes on from the same adapter."""
+    here = place("qwen3", "dpo")
+    whole = here.train(Backend.TORCHAX, "first")
+    adapter = here.folder / "first" / "adapter"
+    here.merge("on", "--import-adapter", adapter)
+    own = here.train(Backend.TUNIX, "on", "--resume", "--steps", "1")
+    other = here.train(Backend.TORCHAX, "again", "--adapter", adapter, "--steps", "1")
+    rows = compare([Subject("tunix", own), Subject("torchax", other)], LIMITS)
+    assert [row for row in rows if not row.ok] == []
+    assert other.losses[0] < whole.losses[0] - 1e-3, "what was learnt is seen against the base"

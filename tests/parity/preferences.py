@@ -1,0 +1,102 @@
+"""Recipes of preference training, and what runs of them by all backends have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.backends import Backend
+from compiler.parity.compare import TOLERANCES, Subject, compare
+from runtime.preference import METRICS
+from tests.parity.running import BACKENDS, STEPS, Case, Place, merged_tensors
+
+LIMITS = TOLERANCES["float32"]
+OBJECTIVES: Mapping[str, Mapping[str, Any]] = {
+    "dpo": {"beta": 0.3, "label_smoothing": 0.1},
+    "orpo": {"beta": 0.2},
+}
+WARMUP = 2
+
+
+def case(
+    like: str,
+    layers: Sequence[str],
+    axes: Mapping[str, int],
+    targets: Sequence[str],
+    objective: str,
+    **data: Any,
+) -> Case:
+    """A recipe with two micro-batches of two pairs in a step."""
+    return Case(
+        like,
+        layers,
+        {
+            "remat": {"policy": "decoder"},
+            "mesh": {"accelerator": f"cpu-{axes['fsdp'] * axes['tp']}", "axes": axes},
+            "lora": {"rank": 4, "alpha": 8, "dropout": 0.0, "targets": targets},
+            "data": {
+                "train": ["train.jsonl"],
+                "format": "preference",
+                "loss_on": "completion",
+                "packing": False,
+                "max_length": 64,
+                **data,
+            },
+            "train": {
+                "objective": objective,
+                **OBJECTIVES[objective],
+                "steps": STEPS,
+                "global_batch_size": 4,
+                "micro_batch_size": 2 // axes["fsdp"],
+                "eval_every": STEPS,
+                "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 1.0, "weight_decay": 0.01},
+                "schedule": {"name": "cosine", "warmup_steps": WARMUP},
+                "log": {"every": 10, "tensorboard": False},
+            },
+        },
+    )
+
+
+def assert_one_run(here: Place, backends: Sequence[Backend] = BACKENDS) -> None:
+    """Trains by each backend, train.py's first, and compares traces, merged weights and metrics."""
+    runs = []
+    for backend in backends:
+        trace = here.train(backend, backend.value)
+        if backend is not Backend.TUNIX:
+            here.merge(backend.value, "--import-adapter", here.folder / backend.value / "adapter")
+        runs.append(Subject(backend.value, trace, merged_tensors(here.merge(backend.value))))
+        assert len(trace.losses) == STEPS and min(trace.targets) > 0
+    rows = compare(runs, LIMITS)
+    for row in rows:
+        print(f"\n{here.folder.name}: {row.quantity} differ by {row.difference} of {row.largest:.3g}")
+    assert [row for row in rows if not row.ok] == []
+    assert {row.quantity for row in rows} == {"targets", "gradients", "losses", "trained", "merged"}
+    gradients, trained = runs[0].trace.gradients, runs[0].trace.trained
+    assert max(float(np.abs(array).max()) for array in gradients.values()) > 100 * LIMITS["gradients"]
+    moved = max(float(np.abs(array).max()) for name, array in trained.items() if name.endswith("lora_B"))
+    assert moved > 100 * LIMITS["merged"], "B, which begins as zero, has been trained"
+    for backend in backends[1:]:
+        compare_metrics(here.folder / Backend.TUNIX.value, here.folder / backend.value)
+
+
+def compare_metrics(own: Path, other: Path) -> None:
+    """Every line has the same names, and the same numbers but for those of time and memory."""
+    left, right = logged(own), logged(other)
+    assert len(left) == len(right) >= STEPS
+    assert sum(METRICS[0] in line for line in right) == STEPS
+    for a, b in zip(left, right, strict=True):
+        assert a.keys() == b.keys()
+        for name in a.keys() & {*METRICS, "loss", "eval_loss", "grad_norm", "learning_rate", "tokens"}:
+            if name == "rewards_accuracy" and a["step"] <= WARMUP:
+                continue  # while adapters are zero, which of two equal answers is the larger is rounding
+            assert b[name] == pytest.approx(a[name], abs=1e-4), (name, a["step"])
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    (path,) = folder.rglob("metrics.jsonl")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
