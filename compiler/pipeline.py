@@ -33,6 +33,10 @@ TAIL = 25
 
 POLL_SECONDS = 0.02
 
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+"""XLA's flags for programs that run for a moment on a CPU: without LLVM's passes and MLIR's kernels. The
+second is one of jax 0.10's; XLA ends a process whose flags it does not know."""
+
 MARKER = ".recipec-run"
 """An empty file that says that a folder is a run's own."""
 
@@ -347,14 +351,14 @@ class Run:
 def script_environment(work: Path) -> dict[str, str]:
     """Of scripts that run in miniature: CPU, no network, compiled functions kept from one to the next.
 
-    They run for a moment, so LLVM's optimisations of them would take more time than they save.
+    They run for a moment, so optimisations of them would take more time than they save.
     """
     return dict(os.environ) | {
         # For the comparison; the scripts put their own folder's runtime first.
         "PYTHONPATH": str(Path(__file__).resolve().parent.parent),
         "HF_HUB_OFFLINE": "1",
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": QUICK_TO_COMPILE,
         "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(work / CACHE)),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

@@ -8,19 +8,26 @@ that set alone:
 
     python3 -m venv eval && eval/bin/pip install -U setuptools 'lm-eval[api]' transformers
     eval/bin/python scripts/pins.py
+
+and in one of vllm-tpu compiler/data/serve_environment.json, what `recipe plan --serve` installs:
+
+    python3.12 -m venv serve && serve/bin/pip install vllm-tpu==VERSION
+    serve/bin/python scripts/pins.py
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PINS = Path(__file__).resolve().parent.parent / "compiler" / "data" / "pins.json"
+SERVE = PINS.with_name("serve_environment.json")
 
 COMPILE = ("PyYAML", "jinja2", "pydantic", "rich", "ruamel.yaml", "typer")
 
@@ -62,16 +69,27 @@ TRL = ("accelerate", "peft", "torch", "trl", *(name for name in TRAIN if name no
 EVALUATE = ("lm-eval[api]", "transformers")
 """What serve/eval.sh runs; transformers tokenises where no chat is asked."""
 
+NOT_COMPILING = {
+    *("cuda-bindings", "nvidia-cuda-nvrtc-cu12", "nvidia-cusolver-cu12", "nvidia-nvtx-cu12", "triton"),
+    *("cmake", "nixl", "ray", "runai-model-streamer", "runai-model-streamer-gcs", "runai-model-streamer-s3"),
+}
+"""What vllm-tpu asks for and compiling its step for a TPU does not import, 2 GB: programs for GPUs, clusters,
+and weights that are streamed. PyPI's torch is the build for CUDA; its other libraries load with it."""
 
-def closure(roots: Iterable[str]) -> dict[str, str]:
-    """The installed versions of packages and of all that they need, by canonical name."""
+
+def closure(roots: Iterable[str], without: Collection[str] = ()) -> dict[str, str]:
+    """The installed versions of packages and of all that they need, by canonical name.
+
+    Args:
+        without: canonical names that are left out, with what they alone need.
+    """
     versions: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [Requirement(root) for root in roots]
     while waiting:
         wanted = waiting.pop()
         name = canonicalize_name(wanted.name)
-        if (name, frozenset(wanted.extras)) in seen:
+        if name in without or (name, frozenset(wanted.extras)) in seen:
             continue
         seen.add((name, frozenset(wanted.extras)))
         distribution = metadata.distribution(name)
@@ -154,7 +172,20 @@ def is_installed(name: str) -> bool:
         return False
 
 
+def serving() -> dict[str, str]:
+    """The contents of serve_environment.json."""
+    versions = closure(["vllm-tpu"], without=NOT_COMPILING)
+    return {name: public(version) for name, version in versions.items()}
+
+
 if __name__ == "__main__":
-    contents = with_evaluation() if is_installed("lm-eval") else pins()
-    PINS.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
-    print(f"wrote {PINS}")
+    path: Path
+    contents: Mapping[str, Any]
+    if is_installed("vllm-tpu"):
+        path, contents = SERVE, serving()
+    elif is_installed("lm-eval"):
+        path, contents = PINS, with_evaluation()
+    else:
+        path, contents = PINS, pins()
+    path.write_text(json.dumps(contents, indent=2) + "\n", encoding="utf-8")
+    print(f"wrote {path}")

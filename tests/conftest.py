@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from compiler.pipeline import QUICK_TO_COMPILE
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-# What is tested are programs that run for a moment; LLVM's optimisations of them would take most of the time.
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+# What is tested are programs that run for a moment: XLA's and LLVM's optimisations of them would take most of
+# the time.
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_TO_COMPILE}"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# A shell's background job ignores SIGINT, and so would the scripts that tests interrupt.
+# A shell's background job ignores SIGINT, nohup's SIGHUP, and so would the scripts that tests interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,6 +36,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be rewritten."""
     return bool(request.config.getoption("--update"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder for temporary files, of the tests and of the processes that they start, removed at the end."""
+    folder = tmp_path_factory.mktemp("tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", str(folder))
+        patch.setenv("TPU_LOG_DIR", str(folder / "tpu_logs"))  # libtpu's does not follow TMPDIR
+        yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

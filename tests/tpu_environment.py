@@ -37,5 +37,5 @@ def _install() -> None:
         if (FOLDER / "libtpu").exists():
             return
         wanted = f"libtpu=={pins.sets()['train-tpu']['transitive']['libtpu']}"
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(FOLDER), wanted]
-        subprocess.run(command, check=True)
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-cache-dir", "--no-deps"]
+        subprocess.run([*command, "--target", str(FOLDER), wanted], check=True)

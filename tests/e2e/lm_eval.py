@@ -31,7 +31,12 @@ def install(requirements: str) -> Path:
         (FOLDER / "requirements-eval.txt").write_text(requirements)
         # Without --no-deps: the pinned set has to be whole, and free of contradictions.
         command = [str(FOLDER / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        command += ["--disable-pip-version-check", "-r", str(FOLDER / "requirements-eval.txt")]
+        command += [
+            "--disable-pip-version-check",
+            "--no-cache-dir",
+            "-r",
+            str(FOLDER / "requirements-eval.txt"),
+        ]
         done = subprocess.run(command, text=True, capture_output=True)
         assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-4000:]}"
         stamp.write_text(wanted)

@@ -1,6 +1,6 @@
 """tpu-inference's own serving step, compiled for v6e on a machine without a TPU.
 
-Makes the serving environment in build/ where it is not there (10 GB, some minutes).
+Makes the serving environment in build/ where it is not there (7 GB, some minutes).
 """
 
 from __future__ import annotations

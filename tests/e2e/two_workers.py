@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.e2e import disk
+
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "build" / "e2e" / "output.txt"
 
@@ -23,7 +25,7 @@ LINES = 14
 
 OTHERS = "others"
 GROUPS: dict[str, tuple[str, ...]] = {
-    # Compiles for TPUs, of up to 5 GB in each of two processes, and 10 GB of a checkpoint.
+    # Compiles for TPUs, of up to 5 GB in each of two processes, and 10 GB of memory for a checkpoint.
     "compile": ("test_serve_plan", "test_plan", "test_tpu_compile", "test_startup_memory"),
     # The fine-tuned model, and vLLM's servers on the CPU.
     "gemma3": ("test_gemma3_270m", "test_vllm"),
@@ -50,6 +52,13 @@ def group(nodeid: str) -> str:
     path = nodeid.partition("::")[0]
     module = PurePosixPath(path).stem
     return next((name for name, modules in GROUPS.items() if module in modules), path)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ends the session where the disk is too small for it."""
+    started_by_another = hasattr(config, "workerinput")
+    if not started_by_another and (missing := disk.shortage()):
+        raise pytest.UsageError(missing)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:

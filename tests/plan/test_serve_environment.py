@@ -37,7 +37,7 @@ def test_the_environment_is_made_once(place: Path, monkeypatch: pytest.MonkeyPat
     said: list[str] = []
     assert environment.find() is None
     assert environment.make(said.append) == place / "bin" / "python"
-    assert "vllm-tpu==0.32.0" in said[0] and "10 GB" in said[0]
+    assert "vllm-tpu==0.32.0" in said[0] and "7 GB" in said[0]
     said.clear()
     assert environment.make(said.append) == place / "bin" / "python" and not said
 

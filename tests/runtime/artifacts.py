@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from compiler.pipeline import QUICK_TO_COMPILE
 from tests.runtime.lives import ROOT, Life, Lives
 
 STEPS = 10
@@ -113,7 +114,7 @@ def environment(place: Path) -> Mapping[str, str]:
     """That of a script's process, with a cache of functions, which are compiled in little time."""
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     return clean | {
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": QUICK_TO_COMPILE,
         "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }

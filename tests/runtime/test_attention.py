@@ -17,7 +17,11 @@ from tests.runtime import training
 TOLERANCE = 1e-5
 """Of outputs up to 4. Gradients here reach 20, and may differ by ten times as much."""
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
 """Compiler options: an interpreted kernel takes far longer to compile than to run."""
 
 CASES = {

@@ -2,12 +2,15 @@
 training (it pins another jax, qwix and transformers).
 
 It is made once and kept: in $RECIPEC_SERVE_ENV, or below the user's cache folder. It is built under another
-name and renamed when it is whole, so that what lies at its place is never half an installation.
+name and renamed when it is whole, so that what lies at its place is never half an installation. It holds the
+packages of data/serve_environment.json, which scripts/pins.py writes: vllm-tpu's, but for those that only a
+GPU, a cluster or a served model needs.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -24,8 +27,18 @@ VARIABLE = "RECIPEC_SERVE_ENV"
 PYTHON = "3.12"
 """vllm-tpu's wheel is made for this version alone."""
 
-DISK_BYTES = 12e9
-"""What an installation needs at its worst: 10 GB, and what pip keeps while it installs."""
+PACKAGES = Path(__file__).parents[2] / "data" / "serve_environment.json"
+"""Versions by package. CUDA's libraries are among them: PyPI has no other build of torch for Linux."""
+
+BATCHES = ("nvidia-", "torch", "")
+"""How the names begin of what is installed together, so that pip does not hold all wheels at once."""
+
+UNUSED = ("nvidia/cudnn/lib/libcudnn_*", "torch/lib/libtorch_cuda_linalg.so", "torch/test", "torch/include")
+"""In site-packages, 1.3 GB: what torch loads on a GPU alone, or not at all."""
+
+GIGABYTES = 7
+DISK_BYTES = 9e9
+"""What an installation needs at its worst: with the wheels that pip keeps while it installs."""
 
 STAMP = "installed.txt"
 """Holds what was installed. It is written last."""
@@ -58,7 +71,7 @@ def find() -> Path | None:
 
 
 def make(say: Say = lambda line: None) -> Path:
-    """The environment's interpreter; installs it (about 10 GB, some minutes) where there is none.
+    """The environment's interpreter; installs it (about 7 GB, some minutes) where there is none.
 
     Args:
         say: is told what is happening, a sentence at a time.
@@ -142,13 +155,13 @@ def _install(folder: Path, say: Say) -> Path:
             f"{folder.parent} has {free / 1e9:.1f} GB left",
             f"free some, or name a folder on another disk by the environment variable {VARIABLE}",
         )
-    say(f"installing {requirement()} into {folder} once: about 10 GB, 2 to 5 minutes")
+    say(f"installing {requirement()} into {folder} once: about {GIGABYTES} GB, 2 to 5 minutes")
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _run([str(python), "-m", "venv", str(building)], building)
-        pip = [str(building / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
-        # Its thousands of modules are compiled when they are first imported, those that are at all.
-        _run([*pip, "--quiet", "--no-compile", requirement()], building)
+        for batch in _batches():
+            _run(_pip(building, batch), building)
+            _remove_unused(building)
         (building / STAMP).write_text(requirement(), encoding="utf-8")
         if folder.exists():
             shutil.rmtree(folder)
@@ -158,6 +171,32 @@ def _install(folder: Path, say: Say) -> Path:
         shutil.rmtree(building, ignore_errors=True)
     say(f"installed {requirement()}")
     return folder / "bin" / "python"
+
+
+def _batches() -> list[list[str]]:
+    """Requirements of one version each, by what is installed together."""
+    versions = json.loads(PACKAGES.read_text(encoding="utf-8"))
+    batches: list[list[str]] = [[] for _ in BATCHES]
+    for name, version in versions.items():
+        first = next(i for i, beginning in enumerate(BATCHES) if name.startswith(beginning))
+        batches[first].append(f"{name}=={version}")
+    return batches
+
+
+def _pip(building: Path, requirements: list[str]) -> list[str]:
+    command = [str(building / "bin" / "python"), "-m", "pip", "install", "--disable-pip-version-check"]
+    # All that is needed is in the list. Modules are compiled when they are first imported, those that are at
+    # all; and a copy of the wheels in pip's cache would take half as much disk again.
+    return [*command, "--quiet", "--no-deps", "--no-compile", "--no-cache-dir", *requirements]
+
+
+def _remove_unused(building: Path) -> None:
+    for pattern in UNUSED:
+        for path in building.glob(f"lib/python*/site-packages/{pattern}"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _is_venv(folder: Path) -> bool:
@@ -171,7 +210,13 @@ def _run(command: list[str], building: Path) -> None:
         ArtifactError: with the end of what the step said.
     """
     process = subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        command,
+        # What pip downloads lies on the disk that has room for it, and goes with the folder.
+        env={**os.environ, "TMPDIR": str(building)},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
     )
     try:
         output, _ = process.communicate()
