@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -89,18 +90,31 @@ def test_a_second_one_kills(artifact: Path, docker: FakeDocker) -> None:
     assert docker.containers == {}
 
 
+LEADER = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Runs a command with its stdin as its terminal. Tests themselves cannot fork: jax, once imported, has
+threads."""
+
+
 def test_a_terminal_that_is_closed(artifact: Path, docker: FakeDocker) -> None:
     """SIGHUP, and nowhere to write to: the container is stopped and removed all the same."""
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.environ["DOCKER_HOST"] = docker.host
-        os.execv(sys.executable, [sys.executable, "-m", "compiler.cli", "serve", "up", str(artifact)])
+    terminal, of_command = pty.openpty()
+    command = [sys.executable, "-m", "compiler.cli", "serve", "up", str(artifact)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", LEADER, *command],
+        env={**os.environ, "DOCKER_HOST": docker.host},
+        **dict.fromkeys(("stdin", "stdout", "stderr"), of_command),
+    )
+    os.close(of_command)
     said = b""
     while b"Ctrl-C stops it" not in said:
         said += os.read(terminal, 4096)
     os.close(terminal)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert process.wait() == 128 + signal.SIGHUP
     assert docker.containers == {} and docker.sent("POST", "/stop")
 
 
