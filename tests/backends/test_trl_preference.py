@@ -23,9 +23,8 @@ from runtime.backends.trl.pieces import Pieces
 from runtime.settings import DataSettings, ModelSettings, TrainSettings
 from runtime.trace import Trace, count_targets
 from tests.parity.running import Case, Place
-from tests.runtime.test_preference import PAIRS, collated
+from tests.runtime.test_preference import BETA, PAIRS, SMOOTHING, collated, trainer_of
 
-BETA, SMOOTHING = 0.3, 0.1
 STEPS = 4
 OBJECTIVES = ["dpo", "orpo"]
 
@@ -193,41 +192,17 @@ def adapted(place: Place) -> Any:
     return adapted, move
 
 
-def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path) -> Any:
-    """TRL's trainer of a model with PEFT's adapters, which are zero."""
-    from datasets import Dataset
-
-    arguments: dict[str, Any] = {
-        "output_dir": str(folder),
-        "beta": BETA,
-        "per_device_train_batch_size": len(PAIRS),
-        "report_to": "none",
-        "max_length": 64,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-    }
-    given = {"train_dataset": Dataset.from_list(PAIRS), "processing_class": tokenizer}
-    if objective == "dpo":
-        from trl import DPOConfig, DPOTrainer
-
-        return DPOTrainer(model, args=DPOConfig(**arguments), **given)
-    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
-    from trl.trainer.utils import add_fused_lm_head
-
-    trainer = ORPOTrainer(model, args=ORPOConfig(**arguments), **given)
-    add_fused_lm_head(model.get_base_model())  # which RecipeTrainer and DPOTrainer do
-    return trainer
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_losses_and_gradients_are_trls(objective: str, place: Place, tmp_path: Path) -> None:
     """On the batch that TRL's trainer makes of the same texts: to 1e-6 of the largest number."""
     from transformers import AutoTokenizer
+    from trl.trainer.utils import add_fused_lm_head
 
     model, move = adapted(place)
     tokenizer = AutoTokenizer.from_pretrained(place.folder / "model")
     trainer = trainer_of(objective, model, tokenizer, tmp_path)
+    if objective == "orpo":
+        add_fused_lm_head(model.get_base_model())  # which RecipeTrainer and DPOTrainer do
     inputs, batch = collated(trainer)
     parameters = move()
     trainer.model.train()

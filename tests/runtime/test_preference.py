@@ -48,17 +48,13 @@ def built(checkpoint: tuple[Path, Any, Any]) -> tuple[Any, Any]:
     return mesh, built
 
 
-def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, folder: Path) -> Any:
-    """TRL's trainer of the same model with the same adapters."""
-    import peft
-    import torch
-    import transformers
+def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path) -> Any:
+    """TRL's trainer of a model with PEFT's adapters on PAIRS, all in one batch.
+
+    Nothing but the first step's loss is asked of it.
+    """
     from datasets import Dataset
 
-    config = peft.LoraConfig(
-        r=4, lora_alpha=8, lora_dropout=0.0, target_modules=list(training.TARGETS), task_type="CAUSAL_LM"
-    )
-    # Nothing but the first step's loss is asked of it.
     arguments: dict[str, Any] = {
         "output_dir": str(folder),
         "beta": BETA,
@@ -70,24 +66,27 @@ def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, f
         "gradient_checkpointing": False,
         "disable_dropout": True,
     }
-    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint[0], dtype=torch.float32)
-    model = peft.get_peft_model(base, config)
-    data = Dataset.from_list(PAIRS)
+    given = {"train_dataset": Dataset.from_list(PAIRS), "processing_class": tokenizer}
     if objective == "dpo":
         from trl import DPOConfig, DPOTrainer
 
-        trainer = DPOTrainer(
-            model,
-            args=DPOConfig(**arguments, loss_type="sigmoid"),
-            train_dataset=data,
-            processing_class=checkpoint[2],
-        )
-    else:
-        from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+        return DPOTrainer(model, args=DPOConfig(**arguments, loss_type="sigmoid"), **given)
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-        trainer = ORPOTrainer(
-            model, args=ORPOConfig(**arguments), train_dataset=data, processing_class=checkpoint[2]
-        )
+    return ORPOTrainer(model, args=ORPOConfig(**arguments), **given)
+
+
+def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, folder: Path) -> Any:
+    """TRL's trainer of the same model with the same adapters."""
+    import peft
+    import torch
+    import transformers
+
+    config = peft.LoraConfig(
+        r=4, lora_alpha=8, lora_dropout=0.0, target_modules=list(training.TARGETS), task_type="CAUSAL_LM"
+    )
+    base = transformers.AutoModelForCausalLM.from_pretrained(checkpoint[0], dtype=torch.float32)
+    trainer = trainer_of(objective, peft.get_peft_model(base, config), checkpoint[2], folder)
     weights = {
         name[name.index("layers.") :].removesuffix(".default.weight"): parameter
         for name, parameter in trainer.model.named_parameters()

@@ -5,7 +5,6 @@ pieces of a step sum up to train.py's loss of the step. TRL's own trainers of pr
 such pieces: DPOTrainer takes the mean over a batch's pairs, those too that fill a last batch up, and its
 sigmoid loss knows no label smoothing; trl.experimental's ORPOTrainer takes its likelihood's mean over the
 tokens of one process's piece, so that the loss would depend on their number, and makes whole logits of it.
-tests/backends/test_trl_preference.py holds the losses here against both.
 """
 
 from __future__ import annotations

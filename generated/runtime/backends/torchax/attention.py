@@ -8,7 +8,7 @@ of the layers. Stock scaled_dot_product_attention gives NaN where all that a que
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,14 @@ from runtime import sharding
 from runtime.attention import attend_within
 from runtime.forward import attention_mask
 from runtime.remat import ATTENTION
+
+
+class _Scores(NamedTuple):
+    """What a layer's scores are: their factor, how many tokens a token sees, and the cap; None for none."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
 
 
 def register(attention: str) -> str:
@@ -49,7 +57,7 @@ def register(attention: str) -> str:
     ) -> tuple[Any, None]:
         """[B, T, N, H] from query [B, N, T, H] and key, value [B, K, T, H]."""
         q, k, v, segments = _arrays(query, key, value, segment_ids)
-        out = kernel(q, k, v, segments, scaling, sliding_window, softcap)
+        out = kernel(q, k, v, segments, _Scores(scaling, sliding_window, softcap))
         return torchax.default_env().j2t_iso(out), None
 
     name = f"recipec_{attention}"
@@ -57,35 +65,19 @@ def register(attention: str) -> str:
     return name
 
 
-def _dot(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segments: jax.Array,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> jax.Array:
+def _dot(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores) -> jax.Array:
     """[B, T, N, H] from q [B, T, N, H] and k, v [B, T, K, H]; scores and sums in float32."""
-    mask = visible(segments, window)
-    if softcap is None:
-        out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], scale=scale)
+    mask = visible(segments, how.window)
+    if how.softcap is None:
+        out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], scale=how.scale)
     else:
-        out = _soft_capped(q, k, v, mask, scale, softcap)
+        out = _soft_capped(q, k, v, mask, how.scale, how.softcap)
     return checkpoint_name(out, ATTENTION)
 
 
-def _splash(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    segments: jax.Array,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> jax.Array:
+def _splash(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores) -> jax.Array:
     """As `_dot`, by the TPU's kernel, which names what it keeps itself."""
-    return attend_within(segments)(q * scale, k, v, window, softcap)
+    return attend_within(segments)(q * how.scale, k, v, how.window, how.softcap)
 
 
 def visible(segment_ids: jax.Array, window: int | None) -> jax.Array:
