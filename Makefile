@@ -19,7 +19,7 @@ help:
 	touch $@
 
 .venv/.dev: .venv/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,serve,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,serve,report,lsp,docs,dev]'
 	touch $@
 
 quickstart: .venv/.train

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from compiler import cli_parity, cli_plan, cli_port, cli_serve
+from compiler import (
+    cli_lsp,
+    cli_new,
+    cli_parity,
+    cli_plan,
+    cli_port,
+    cli_report,
+    cli_serve,
+    cli_upgrade,
+    cli_watch,
+)
 from compiler.backends import Backend, findings, others
 from compiler.cli_base import (
     DONE,
@@ -205,10 +215,15 @@ def diff(
         print(cli_plan.compare(before.program, after.program, tuple(sets or ())), end="")
 
 
+app.command()(cli_new.new)
 app.command()(cli_parity.parity)
 app.command()(cli_plan.plan)
 app.command()(cli_plan.cost)
 app.command()(cli_port.port)
+app.command()(cli_upgrade.upgrade)
+app.command()(cli_report.report)
+app.command()(cli_watch.watch)
+app.command()(cli_lsp.lsp)
 app.add_typer(cli_serve.app, name="serve")
 
 

@@ -33,6 +33,7 @@ GROUPS: dict[str, str] = {
     "09": "Not available in this version",
     "10": "Planning and parity",
     "11": "Porting",
+    "12": "Commands, runs and reports",
 }
 
 FILES: dict[str, Code] = {
@@ -1347,6 +1348,8 @@ PORT: dict[str, Code] = {
     ),
 }
 
+COMMANDS: dict[str, Code] = {}
+
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
     *("E0912", "E0917", "N0918"),
@@ -1367,6 +1370,7 @@ CODES: dict[str, Code] = {
     **PLAN,
     **PARITY,
     **PORT,
+    **COMMANDS,
 }
 
 SEVERITIES = {"E": "error", "W": "warning", "N": "note"}
