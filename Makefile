@@ -1,7 +1,7 @@
 PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null))),python3)
 BIN := .venv/bin
 
-.PHONY: help .venv quickstart test lint e2e bench generated clean
+.PHONY: help .venv quickstart test lint e2e bench generated docs docs-serve dist clean
 
 help:
 	@echo "make quickstart  build, train, resume, merge and verify a small model on this machine"
@@ -9,6 +9,8 @@ help:
 	@echo "make e2e         a real model, trained, merged and served by vLLM; steps compiled for TPUs; pages in Chromium"
 	@echo "make bench       the measurements, written to docs/benchmarks.md"
 	@echo "make generated   rebuild generated/ from recipes/"
+	@echo "make docs        the site of docs/, in build/site; docs-serve shows it and follows changes"
+	@echo "make dist        the wheel and the source archive, the same bytes wherever they are built"
 
 # The development environment.
 .venv: .venv/.dev
@@ -43,5 +45,17 @@ bench: .venv/.dev
 generated: .venv/.train
 	$(BIN)/recipe build recipes/*.yaml
 
+docs docs-serve: export NO_MKDOCS_2_WARNING = 1
+docs: .venv/.dev
+	$(BIN)/mkdocs build --strict
+
+docs-serve: .venv/.dev
+	$(BIN)/mkdocs serve
+
+dist: .venv/.dev
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
 clean:
-	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv build dist .pytest_cache .ruff_cache .mypy_cache

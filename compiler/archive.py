@@ -1,19 +1,20 @@
-"""`recipe pack`: an artifact, the runtime and the recipe's local data in one archive that runs by itself."""
+"""`recipe pack`: an artifact, the runtime, the recipes' schema and the recipe's local data in one archive
+that runs by itself."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
-import os
 import tarfile
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from compiler.artifact import (
     LOCK,
     RUNTIME,
+    SCHEMA,
     ArtifactError,
     artifacts_in,
     backends_of,
@@ -21,13 +22,18 @@ from compiler.artifact import (
     locked_files,
     modules,
     runtime_digest,
+    schema_file,
     tree_digest,
-    umask,
 )
+from compiler.writing import demand_writable, replacing
+from runtime.progress import Progress
+
+GZIP = b"\x1f\x8b"
+"""What an archive starts with."""
 
 
 def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | None = None) -> Path:
-    """Makes NAME.tar.gz: NAME/ with its data, and runtime/. The same contents give the same bytes.
+    """Makes NAME.tar.gz: NAME/ with its data, runtime/ and the schema. The same contents give the same bytes.
 
     Args:
         name: of an artifact in `out_dir`.
@@ -40,21 +46,35 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     """
     folder = out_dir / name
     lock = _read_lock(name, out_dir)
+    target = archive or Path(f"{name}.tar.gz")
+    _refuse_other(target)
     _refuse_edited(folder, out_dir, lock)
     recipe = recipe or _find_recipe(name, out_dir)
     if recipe is not None:
         _refuse_stale(folder, recipe)
     members = {f"{name}/{path}": folder / path for path in locked_files(folder)}
     members |= {f"{RUNTIME}/{path}": out_dir / RUNTIME / path for path in modules(out_dir / RUNTIME)}
+    members[SCHEMA] = out_dir / SCHEMA
     for path in _data_files(lock):
         found = _find_data(path, folder, recipe)
         for file in sorted(found.rglob("*")) if found.is_dir() else [found]:
             if file.is_file():
                 inside = "" if file == found else f"/{file.relative_to(found).as_posix()}"
                 members.setdefault(f"{name}/{path.rstrip('/')}{inside}", file)
-    target = archive or Path(f"{name}.tar.gz")
     _write(target, members)
     return target
+
+
+def _refuse_other(target: Path) -> None:
+    """Nothing but an earlier archive is replaced."""
+    demand_writable(target)
+    try:
+        with target.open("rb") as file:
+            start = file.read(len(GZIP))
+    except OSError:  # there is none, or it cannot be told what it is
+        return
+    if start and start != GZIP:
+        raise ArtifactError(f"{target} is there already, and is no archive", "name another file with -o")
 
 
 def _read_lock(name: str, out_dir: Path) -> Mapping[str, Any]:
@@ -65,10 +85,10 @@ def _read_lock(name: str, out_dir: Path) -> Mapping[str, Any]:
         raise ArtifactError(f"there is no artifact `{name}` in {out_dir}", has)
     try:
         lock = json.loads(path.read_bytes())
-        recipe, files = lock["recipe"], lock["files"]
-        if not isinstance(recipe, dict) or not isinstance(files, dict):
+        if not isinstance(lock["files"], dict):
             raise TypeError
-    except (OSError, ValueError, KeyError, TypeError):
+        _data_files(lock)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ArtifactError(f"{path} cannot be read", f"build {name} again") from None
     return dict(lock)
 
@@ -88,6 +108,11 @@ def _refuse_edited(folder: Path, out_dir: Path, lock: Mapping[str, Any]) -> None
         raise ArtifactError(f"{out_dir / RUNTIME} is not the runtime that {folder} was built with", again)
     if lock.get("runtime") != runtime_digest():
         raise ArtifactError(f"{folder} is stale: it was built with another version's runtime", again)
+    schema = out_dir / SCHEMA
+    if not schema.is_file():
+        raise ArtifactError(f"{schema} is missing", again)
+    if schema.read_bytes() != schema_file():
+        raise ArtifactError(f"{schema} is stale: it is another version's", again)
 
 
 def _find_recipe(name: str, out_dir: Path) -> Path | None:
@@ -140,25 +165,33 @@ def _find_data(path: str, folder: Path, recipe: Path | None) -> Path:
 
 def _write(target: Path, members: Mapping[str, Path]) -> None:
     """A tar archive without times, owners or the machine's order, compressed, whole or not at all."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with (
-            os.fdopen(handle, "wb") as file,
-            gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as compressed,
-            tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
-        ):
+    with (
+        replacing(target) as file,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        size = sum(path.stat().st_size for path in members.values())
+        with Progress("packing", size, unit="B") as progress:
             for name in sorted(members):
-                _add(tar, name, members[name])
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+                _add(tar, name, members[name], progress)
 
 
-def _add(tar: tarfile.TarFile, name: str, path: Path) -> None:
+def _add(tar: tarfile.TarFile, name: str, path: Path, progress: Progress) -> None:
     info = tarfile.TarInfo(name)
     info.size = path.stat().st_size
     info.mode = 0o755 if name.endswith(".sh") else 0o644
     with path.open("rb") as source:
-        tar.addfile(info, source)
+        tar.addfile(info, _Counted(source, progress))
+
+
+class _Counted(io.BufferedIOBase):
+    """A file whose bytes count as work done when they are read."""
+
+    def __init__(self, source: BinaryIO, progress: Progress) -> None:
+        self._source = source
+        self._progress = progress
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = self._source.read(-1 if size is None else size)
+        self._progress.advance(len(data))
+        return data

@@ -1,6 +1,7 @@
 """Artifacts on disk: writing them, and holding them against what a recipe gives.
 
-A folder of artifacts ("generated") holds runtime/ once and one folder per recipe. Only files that an
+A folder of artifacts ("generated") holds runtime/ and the recipes' JSON Schema once, and one folder per
+recipe. Only files that an
 artifact's recipe.lock.json lists are ever replaced or removed: a checkpoint or a note beside them stays.
 """
 
@@ -12,13 +13,18 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import runtime
+from compiler.terminal import uninterrupted
 
 LOCK = "recipe.lock.json"
 RUNTIME = "runtime"
+SCHEMA = "recipe.schema.json"
+"""The language's JSON Schema, for the editors of those who read an artifact's recipe.yaml. No lock records
+it: nothing that runs depends on it."""
 
 Files = Mapping[str, bytes]
 """Contents by path relative to the artifact's folder, with forward slashes."""
@@ -49,6 +55,14 @@ def runtime_digest() -> str:
     return tree_digest(runtime_files())
 
 
+@functools.cache
+def schema_file() -> bytes:
+    """The content of recipe.schema.json."""
+    from spec.schema import text
+
+    return text().encode()
+
+
 def tree_digest(files: Files) -> str:
     """sha256 over paths and contents, independent of order."""
     return digest("".join(f"{digest(files[path])}  {path}\n" for path in sorted(files)).encode())
@@ -60,7 +74,7 @@ def digest(content: bytes) -> str:
 
 
 def write(out_dir: Path, artifacts: Mapping[str, Files]) -> list[str]:
-    """Writes runtime/ and each artifact; returns what the user should know about.
+    """Writes runtime/, the schema and each artifact; returns what the user should know about.
 
     Everything is first written beside its place, so that a full disk or a crash leaves what was there.
 
@@ -73,15 +87,21 @@ def write(out_dir: Path, artifacts: Mapping[str, Files]) -> list[str]:
         OSError: when a file cannot be written.
     """
     _refuse_obstacles(out_dir, artifacts)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    old_runtime = _runtime_on_disk(out_dir)
     notes = []
-    with tempfile.TemporaryDirectory(prefix=".recipe-", dir=out_dir) as temporary:
+    with (
+        _made(out_dir),
+        tempfile.TemporaryDirectory(prefix=".recipe-", dir=out_dir) as temporary,
+        ExitStack() as moving,
+    ):
+        old_runtime = _runtime_on_disk(out_dir)
         staging = Path(temporary)
         _stage(staging / RUNTIME, runtime_files())
+        (staging / SCHEMA).write_bytes(schema_file())
         for name, files in artifacts.items():
             _stage(staging / name, files)
+        moving.enter_context(uninterrupted())
         _install(staging / RUNTIME, out_dir / RUNTIME, runtime_files(), set(old_runtime))
+        os.replace(staging / SCHEMA, out_dir / SCHEMA)
         for name, files in artifacts.items():
             notes += _describe_leftovers(out_dir / name, files)
             _install(staging / name, out_dir / name, files, set(locked_files(out_dir / name)))
@@ -92,6 +112,24 @@ def write(out_dir: Path, artifacts: Mapping[str, Files]) -> list[str]:
     return notes
 
 
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A folder that is there; where it is not and nothing comes to lie in it, it goes again."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        for path in new:
+            with suppress(OSError):
+                path.rmdir()
+        if isinstance(error, OSError) and error.filename is None:  # the disk is full
+            from compiler.writing import cannot_be_written
+
+            raise cannot_be_written(folder, error) from error
+        raise
+
+
 def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
     """A unified diff from what is on disk to what the recipes give; empty when they agree.
 
@@ -99,6 +137,8 @@ def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
     as differences; other files in the folders do not.
     """
     parts = list(_differences(out_dir / RUNTIME, _runtime_on_disk(out_dir), runtime_files()))
+    schema = {SCHEMA: (out_dir / SCHEMA).read_bytes()} if (out_dir / SCHEMA).is_file() else {}
+    parts += _differences(out_dir, schema, {SCHEMA: schema_file()})
     for name in sorted(artifacts):
         folder, files = out_dir / name, artifacts[name]
         on_disk = {
@@ -163,6 +203,7 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
             f"{out_dir / RUNTIME} holds other Python modules, where the runtime would go",
             "choose another folder with -o",
         )
+    _refuse_another_schema(out_dir / SCHEMA)
     for name, files in artifacts.items():
         for file in files:
             target = out_dir / name / file
@@ -171,6 +212,21 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
                 raise ArtifactError(f"{blocked[0]} is in the way: it is not a folder", "remove it")
             if target.is_dir():
                 raise ArtifactError(f"{target} is in the way: it is a folder", "remove it")
+
+
+def _refuse_another_schema(path: Path) -> None:
+    """A file of the schema's name that is not recipec's is the user's own."""
+    if not os.path.lexists(path):
+        return
+    try:
+        found = json.loads(path.read_bytes())
+        own = json.loads(schema_file())
+    except (OSError, ValueError):
+        found, own = None, {}
+    if not isinstance(found, dict) or found.get("title") != own.get("title"):
+        raise ArtifactError(
+            f"{path} is in the way: it is not the schema of recipes", "choose another folder with -o"
+        )
 
 
 def _stage(folder: Path, files: Files) -> None:
@@ -243,9 +299,11 @@ def artifacts_in(out_dir: Path) -> list[str]:
 
 
 def _lock_of(folder: Path) -> dict[str, Any]:
+    if not (folder / LOCK).is_file():  # a pipe would be waited for
+        return {}
     try:
         lock = json.loads((folder / LOCK).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return lock if isinstance(lock, dict) else {}
 
@@ -253,7 +311,7 @@ def _lock_of(folder: Path) -> dict[str, Any]:
 def _is_inside(path: str) -> bool:
     """Whether a path that a lock names stays in the artifact's folder."""
     pure = PurePosixPath(path)
-    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts
+    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
 
 
 def umask() -> int:

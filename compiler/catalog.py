@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -153,6 +154,8 @@ def _read_config(model_id: str, folder: Path) -> dict[str, Any]:
     again = "copy it again from the model's repository"
     try:
         path = folder / Path(model_id).expanduser() / "config.json"
+        if not folder.is_dir():  # of a recipe that is yet to be written: there is no way back out of it
+            path = Path(os.path.normpath(path))
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnknownModel(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -22,6 +20,7 @@ from compiler import (
     cli_serve,
     cli_upgrade,
     cli_watch,
+    completion,
 )
 from compiler.backends import Backend, findings, others
 from compiler.cli_base import (
@@ -34,11 +33,18 @@ from compiler.cli_base import (
     Sets,
     Shown,
     color,
+    doing,
     has_errors,
+    note,
+    on_ctrl_c,
     read,
+    result,
     say,
     show,
+    tell,
 )
+from compiler.guard import guarded
+from compiler.terminal import Commands
 
 if TYPE_CHECKING:
     from compiler.lower import Lowered
@@ -49,7 +55,7 @@ app = typer.Typer(
     name="recipe",
     help="Compiles one YAML recipe into everything that fine-tunes and serves a model on TPUs.",
     no_args_is_help=True,
-    add_completion=False,
+    cls=Commands,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -68,9 +74,9 @@ def root(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
     if version:
-        from importlib.metadata import version as version_of
+        from compiler import __version__
 
-        print(f"recipec {version_of('recipec')}")
+        print(f"recipec {__version__}")
         raise typer.Exit(DONE)
 
 
@@ -94,7 +100,7 @@ def build(
     format: Shown = Format.TEXT,
 ) -> None:
     """Write the artifacts of recipes, or check that they are current."""
-    pairs = [read(path, sets) for path in recipes]
+    pairs = _read_all(recipes, sets)
     programs = {item.program.name: item.program for _, item in pairs if item.program is not None}
     backends = {name: _backends(backend, output / name) for name in programs}
     diagnostics = [
@@ -107,37 +113,45 @@ def build(
         raise typer.Exit(FAILED)
     from compiler import artifact
     from compiler.emit import emit
+    from runtime.progress import each
 
-    artifacts = {name: emit(program, backends[name]) for name, program in programs.items()}
+    artifacts = {}
+    for name, program in each("making the artifacts", list(programs.items())):
+        with doing(f"making {name}"):
+            artifacts[name] = emit(program, backends[name])
     if check:
         difference = artifact.check(output, artifacts)
         if difference:
-            print(difference, end="")
+            result(difference, end="")
             again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend)])
             say(f"error: {output} is not what the recipes give; build it again: {again}")
             raise typer.Exit(FAILED)
         if format is Format.TEXT:
-            print(f"{output}: {_count(len(artifacts), 'artifact')} up to date")
+            tell(f"{output}: {_count(len(artifacts), 'artifact')} up to date")
         return
-    notes = artifact.write(output, artifacts)
-    for note in notes:
-        say(f"note: {note}")
+    on_ctrl_c(
+        lambda: f"{output} is {'as it was' if artifact.check(output, artifacts) else 'whole and current'}"
+    )
+    with doing(f"writing {output}"):
+        notes = artifact.write(output, artifacts)
+    for line in notes:
+        note(f"note: {line}")
     if format is Format.TEXT:
         for name, files in artifacts.items():
-            print(f"{output / name}: {_count(len(files), 'file')}")
+            tell(f"{output / name}: {_count(len(files), 'file')}")
 
 
 @app.command()
 def check(recipes: Recipes, sets: Sets = None, format: Shown = Format.TEXT) -> None:
     """Check recipes against the language, the model and the hardware."""
-    pairs = [read(path, sets) for path in recipes]
+    pairs = _read_all(recipes, sets)
     diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
     show(diagnostics, format)
     if has_errors(diagnostics):
         raise typer.Exit(FAILED)
     if format is Format.TEXT:
         for path in recipes:
-            print(f"{path}: ok")
+            tell(f"{path}: ok")
 
 
 @app.command()
@@ -145,7 +159,12 @@ def explain(
     recipe: Recipe,
     path: Annotated[
         str | None,
-        typer.Argument(metavar="PATH", help="A section or key, such as train.schedule.", show_default=False),
+        typer.Argument(
+            metavar="PATH",
+            help="A section or key, such as train.schedule.",
+            show_default=False,
+            autocompletion=completion.keys,
+        ),
     ] = None,
     sets: Sets = None,
 ) -> None:
@@ -162,12 +181,20 @@ def explain(
     if lowered.program is None:
         show(lowered.diagnostics, Format.TEXT)
         raise typer.Exit(FAILED)
-    print(explained(lowered.program, loaded, path), end="")
+    result(explained(lowered.program, loaded, path), end="")
 
 
 @app.command()
 def pack(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="An artifact's name.", show_default=False)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="An artifact's name.",
+            show_default=False,
+            autocompletion=completion.artifacts,
+        ),
+    ],
     folder: Annotated[
         Path, typer.Option("-d", "--from", metavar="DIR", help="The folder of artifacts.")
     ] = Path("generated"),
@@ -188,7 +215,7 @@ def pack(
     """Make one archive of an artifact that runs by itself, with its local data."""
     from compiler.archive import pack as packed
 
-    print(packed(name, folder, recipe, output))
+    result(str(packed(name, folder, recipe, output)))
 
 
 @app.command()
@@ -210,7 +237,7 @@ def diff(
     if before.program is None or after.program is None:
         show([*before.diagnostics, *after.diagnostics], Format.TEXT)
         raise typer.Exit(FAILED)
-    print(differences(before.program, after.program), end="")
+    result(differences(before.program, after.program), end="")
     if plan:
         print(cli_plan.compare(before.program, after.program, tuple(sets or ())), end="")
 
@@ -254,6 +281,7 @@ def rehearse(
     show(lowered.diagnostics, Format.TEXT)
     if lowered.program is None:
         raise typer.Exit(FAILED)
+    on_ctrl_c(None)  # it says by itself what is there
     raise typer.Exit(DONE if rehearsed(lowered.program, steps, keep).ok else FAILED)
 
 
@@ -307,52 +335,14 @@ def preview(
 
 def main() -> NoReturn:
     """The console script: whatever happens, the user reads sentences and gets an exit status."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started this: `recipe ... 2>&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as this process lasts)
-    # Ended from outside, it takes its workers and temporary files along, as at Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda signum, frame: _leave(128 + signum))
-    try:
-        app()
-    except SystemExit:
-        raise
-    except KeyboardInterrupt:
-        _leave(130)
-    except BrokenPipeError:
-        # The reader has what it wanted. Nothing more may be written, not even when Python closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _leave(FAILED)
-    except Exception as error:
-        _report(error)
-        _leave(FAILED)
-    _leave(DONE)
+    guarded(lambda: app(prog_name="recipe", standalone_mode=False))
 
 
-def _report(error: Exception) -> None:
-    """Says what failed; a fault of the compiler's own is said to be one."""
-    from compiler.artifact import ArtifactError
+def _read_all(recipes: Sequence[Path], sets: Sequence[str] | None) -> list[tuple[Loaded, Lowered]]:
+    """Recipes, loaded and lowered one after the other."""
+    from runtime.progress import each
 
-    if isinstance(error, ArtifactError):
-        say(f"error: {error}")
-        if error.help:
-            say(f"  = help: {error.help}")
-        return
-    if isinstance(error, OSError):
-        say(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
-        return
-    if os.environ.get("RECIPEC_TRACEBACK"):
-        import traceback
-
-        traceback.print_exc()
-    say(
-        f"error[E0000]: the compiler itself failed: {type(error).__name__}: {_first_line(error)}\n"
-        "  = help: this is a fault of recipec, not of the recipe. Run the command again with\n"
-        "          RECIPEC_TRACEBACK=1 set, and report what it prints together with the recipe"
-    )
-
-
-def _leave(status: int) -> NoReturn:
-    raise SystemExit(status)
+    return [read(path, sets) for path in each("checking", recipes)]
 
 
 def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
@@ -406,10 +396,6 @@ def _as_options(output: Path, sets: Sequence[str] | None, backends: Sequence[Bac
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 if __name__ == "__main__":

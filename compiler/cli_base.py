@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from compiler import completion
+from compiler.terminal import color, console, doing, log, manner, note, on_ctrl_c, result, say, tell
 
 if TYPE_CHECKING:
     from compiler.lower import Lowered
     from spec.diagnostics import Diagnostic
     from spec.load import Loaded
+
+__all__ = ["color", "console", "note", "on_ctrl_c", "result", "say", "tell"]
 
 DONE, FAILED, MISUSED = 0, 1, 2
 """Exit statuses."""
@@ -27,14 +31,29 @@ class Format(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
     JSON = "json"
 
 
-Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's YAML file.", show_default=False)]
+Recipe = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe's YAML file.",
+        show_default=False,
+        autocompletion=completion.recipes,
+    ),
+]
 Recipes = Annotated[
-    list[Path], typer.Argument(metavar="RECIPE", help="Recipes' YAML files.", show_default=False)
+    list[Path],
+    typer.Argument(
+        metavar="RECIPE", help="Recipes' YAML files.", show_default=False, autocompletion=completion.recipes
+    ),
 ]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="PATH=VALUE", help="Set a key to a YAML value; may be repeated.", show_default=False
+        "--set",
+        metavar="PATH=VALUE",
+        help="Set a key to a YAML value; may be repeated.",
+        show_default=False,
+        autocompletion=completion.sets,
     ),
 ]
 Shown = Annotated[
@@ -52,32 +71,51 @@ def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tupl
     from compiler.lower import lower
     from spec.load import load
 
-    loaded = load(path, sets or ())
-    return loaded, lower(loaded, planning)
+    with doing(f"reading {path}"):
+        loaded = load(path, sets or ())
+    with doing(f"checking {path}"):
+        lowered = lower(loaded, planning)
+    if manner.verbose:
+        _detail(loaded, lowered)
+    return loaded, lowered
 
 
 def show(diagnostics: Sequence[Diagnostic], format: Format) -> None:
     """Prints findings: as text on stderr, or as JSON on stdout."""
     if format is Format.JSON:
-        import json
+        from spec.diagnostics import json_text, render_json
 
-        from spec.diagnostics import render_json
-
-        print(json.dumps(render_json(diagnostics), indent=2, ensure_ascii=False))
-    elif diagnostics:
+        print(json_text(render_json(diagnostics)))
+        return
+    shown = [item for item in diagnostics if item.severity == "error" or not manner.quiet]
+    if shown:
         from spec.diagnostics import render_text
 
-        print(render_text(diagnostics, color=color(sys.stderr)), end="", file=sys.stderr)
+        print(render_text(shown, color=color(sys.stderr)), end="", file=sys.stderr)
 
 
 def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
     return any(diagnostic.severity == "error" for diagnostic in diagnostics)
 
 
-def color(stream: Any) -> bool:
-    """Whether a stream is a terminal that takes colors, as https://no-color.org has it."""
-    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def _detail(loaded: Loaded, lowered: Lowered) -> None:
+    """What a recipe came to, for --verbose."""
+    from compiler.wording import plural, quantity
+    from spec.tree import walk
 
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr)
+    root, program = loaded.sources.root, lowered.program
+    if root is not None:
+        files = {node.place.span.file: None for _, _, node in walk(root) if node.place.kind != "set"}
+        log.info("values from %s", ", ".join(files))
+    if program is None:
+        return
+    axes = " x ".join(f"{axis} {size}" for axis, size in program.recipe.mesh.axes.items())
+    log.info("model from %s; %s", program.model_origin, program.accelerator.describe())
+    log.info(
+        "mesh %s, %s a step; %s, %s trained in %s",
+        axes,
+        plural(program.accumulation_steps, "micro-batch").replace("batchs", "batches"),
+        plural(len(program.parameters), "array"),
+        quantity(program.trainable_parameters),
+        plural(len(program.adapters), "adapter"),
+    )

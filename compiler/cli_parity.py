@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compiler.backends import Backend
-from compiler.cli_base import DONE, FAILED, Format, Sets, read, show
+from compiler.cli_base import DONE, FAILED, Format, Sets, on_ctrl_c, read, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -92,6 +92,7 @@ def _run(
         show(diagnostics, Format.JSON if as_json else Format.TEXT)
         return FAILED
     show(diagnostics, Format.TEXT)
+    on_ctrl_c(None)
     found = compared(lowered.program, chosen, steps, keep, limits, console)
     if as_json:
         print(json.dumps(found.to_dict(), indent=2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compiler.backends import Backend
-from compiler.cli_base import DONE, FAILED, Format, Recipe, Sets, has_errors, read, say, show
+from compiler.cli_base import DONE, FAILED, Format, Recipe, Sets, has_errors, note, on_ctrl_c, read, say, show
 
 if TYPE_CHECKING:
     from compiler.plan.pool import Progress
@@ -98,10 +97,7 @@ def plan(
         from compiler.plan.search_text import text as search_text
 
         print(search_text(lowered.program, interrupted.found), end="")
-        say("interrupted: what was compiled is kept, and the same command goes on from there")
-        raise typer.Exit(130) from None
-    except KeyboardInterrupt:
-        say("\ninterrupted: what was compiled is kept, and the same command goes on from there")
+        say(f"interrupted: {_kept()}")
         raise typer.Exit(130) from None
     served = _serve(lowered.program, exact, search) if serve else None
     sections = served.sections if served else []
@@ -136,18 +132,12 @@ def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
         ArtifactError: the server to be planned is none, or the page cannot be written.
     """
     from compiler.artifact import ArtifactError
+    from compiler.writing import demand_writable
 
     if serve and program.recipe.serve is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
-    if html is None:
-        return
-    way_out = "give a file in a folder that is there and can be written"
-    if html.is_dir():
-        raise ArtifactError(f"{html} is a folder", way_out)
-    if not html.parent.is_dir():
-        raise ArtifactError(f"{html} cannot be written: there is no folder {html.parent}", way_out)
-    if not os.access(html if html.exists() else html.parent, os.W_OK):
-        raise ArtifactError(f"{html} cannot be written: Permission denied", way_out)
+    if html is not None:
+        demand_writable(html)
 
 
 def compare(before: Program, after: Program, sets: tuple[str, ...]) -> str:
@@ -168,6 +158,7 @@ def progress_line(label: str) -> Iterator[Progress]:
     """A line on stderr that says how far the compiles are."""
     from runtime.progress import Progress as Line
 
+    on_ctrl_c(_kept)
     with Line(label, 1.0) as line:
 
         def show(share: float, what: str) -> None:
@@ -179,27 +170,31 @@ def progress_line(label: str) -> Iterator[Progress]:
         yield show
 
 
+def _kept() -> str:
+    """What Ctrl-C leaves of the compiles."""
+    from compiler.plan import store
+    from compiler.wording import plural
+
+    count = len(store.put_now)
+    kept = f"{plural(count, 'result')} of this command" if count else "what was compiled before"
+    return f"{kept} {'are' if count > 1 else 'is'} kept, and the same command goes on from there"
+
+
 def _serve(program: Program, exact: bool, search: bool) -> Served:
     """The server's compiled step."""
     from compiler.plan.serve.plan import plan_serve
 
-    return plan_serve(program, exact, search, say)
+    return plan_serve(program, exact, search, note)
 
 
 def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
     from compiler.plan.page.document import page
     from compiler.plan.paper.text import text as serving_text
+    from compiler.writing import write_text
 
     sections = [] if planned.serving is None else [("Serving, on paper", serving_text(planned.serving))]
     text = page(planned.plan, planned.search, [*sections, *served])
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        from compiler.artifact import ArtifactError
-
-        raise ArtifactError(
-            f"{file} cannot be written: {error.strerror}", "give a file in a folder that is there"
-        ) from error
+    write_text(file, text)
 
 
 def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) -> None:

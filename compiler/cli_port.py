@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from compiler.cli_base import DONE, FAILED, Format, color, say, show
+from compiler import completion
+from compiler.cli_base import DONE, FAILED, Format, color, note, show
 
 if TYPE_CHECKING:
     from compiler.hardware import Accelerator
@@ -67,7 +67,13 @@ def port(
         typer.Option("--from", help="Whose config it is; recognised by itself.", show_default=False),
     ] = None,
     accelerator: Annotated[
-        str, typer.Option("--accelerator", metavar="NAME", help="The machine that the recipe is for.")
+        str,
+        typer.Option(
+            "--accelerator",
+            metavar="NAME",
+            help="The machine that the recipe is for.",
+            autocompletion=completion.accelerators,
+        ),
     ] = "v5p-8",
     devices: Annotated[
         int | None,
@@ -109,8 +115,11 @@ def port(
     The report goes to stdout, or to stderr when the recipe does. Exits with 1 when the run cannot be taken
     over.
     """
+    from compiler.artifact import SCHEMA
     from compiler.port.port import Asked
     from compiler.port.port import port as ported
+    from compiler.writing import write_text
+    from spec.schema import text as schema
 
     target = None if output is None or str(output) == "-" else output
     _refuse_report(report)
@@ -136,16 +145,18 @@ def port(
     written = bool(made.text) and refusal is None and (made.whole or partial)
     _show(made, format, stdout=target is not None or not written)
     if report is not None and made.rows:
-        _write(report, _rendered(made, Shape.JSON if report.suffix == ".json" else Shape.MARKDOWN))
+        write_text(report, _rendered(made, Shape.JSON if report.suffix == ".json" else Shape.MARKDOWN))
     if not written:
         raise typer.Exit(FAILED)
     if target is None:
         print(made.text, end="")
     else:
         for name, content in (made.ledger.files if made.ledger else {}).items():
-            _write(target.parent / name, content)
-        _write(target, made.text)
-        say(f"{target}: {'a partial recipe, ' if made.missing else ''}ported from {made.title}")
+            write_text(target.parent / name, content)
+        write_text(target, made.text)
+        if not (target.parent / SCHEMA).exists():  # the recipe's first line names it, for editors
+            write_text(target.parent / SCHEMA, schema())
+        note(f"{target}: {'a partial recipe, ' if made.missing else ''}ported from {made.title}")
     raise typer.Exit(DONE)
 
 
@@ -160,7 +171,7 @@ def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: 
 
     if target is None:
         return []
-    if any(target.resolve() == file.resolve() for file in files):
+    if any(os.path.realpath(target) == os.path.realpath(file) for file in files):
         return [
             Diagnostic("E1112", f"{target} is ported, and would be replaced", help=f"give {option} another")
         ]
@@ -240,18 +251,3 @@ def _rendered(made: Ported, format: Shape, stream: object = None) -> str:
     colored = stream is not None and color(stream)
     width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH
     return report_text.text(made.title, made.files, made.rows, width, colored)
-
-
-def _write(target: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

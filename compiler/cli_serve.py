@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from compiler.cli_base import say
+from compiler import completion
+from compiler.cli_base import note, say
 from compiler.serving import bench, verify
 
 app = typer.Typer(
@@ -22,7 +23,13 @@ app = typer.Typer(
 )
 
 Artifact = Annotated[
-    Path, typer.Argument(metavar="ARTIFACT", help="An artifact's folder: generated/NAME.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="ARTIFACT",
+        help="An artifact's folder: generated/NAME.",
+        show_default=False,
+        autocompletion=completion.artifact_folders,
+    ),
 ]
 
 
@@ -75,7 +82,7 @@ def up(
     from compiler.serving.up import up as started
 
     options = Options(model, adapter, base_image, detach, wait, memory)
-    _interruptible(lambda: started(open_artifact(artifact), options, _say))
+    _interruptible(lambda: started(open_artifact(artifact), options, _note))
 
 
 @app.command()
@@ -89,7 +96,7 @@ def down(
     from compiler.serving.artifacts import open_artifact
     from compiler.serving.down import down as stopped
 
-    _interruptible(lambda: stopped(open_artifact(artifact), volumes, _say))
+    _interruptible(lambda: stopped(open_artifact(artifact), volumes, _note))
 
 
 app.command("bench")(bench.command)
@@ -104,11 +111,12 @@ def _interruptible(run: Callable[[], None]) -> None:
     try:
         run()
     except Interrupted as interrupted:
-        _say(f"interrupted by {signal.Signals(interrupted.signum).name}")
+        with suppress(OSError):
+            say(f"interrupted by {signal.Signals(interrupted.signum).name}")
         raise typer.Exit(128 + interrupted.signum) from None
 
 
-def _say(text: str) -> None:
-    """As `say`; but a terminal that is gone stops nothing."""
+def _note(text: str) -> None:
+    """As `note`; but a terminal that is gone stops nothing."""
     with suppress(OSError):
-        say(text)
+        note(text)

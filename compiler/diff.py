@@ -21,19 +21,24 @@ if TYPE_CHECKING:
 def diff(before: Program, after: Program) -> str:
     """The text that the command prints: the run in words, each changed value, the files' unified diff."""
     values = list(_values(before, after))
-    words = [line for describe in RUN for line in describe(before, after)]
+    said = words(before, after)
     patch = _files(before, after)
     if not values and not patch:
         return "nothing changes\n"
     out = []
-    if words:
-        out += ["In the run:", *(f"  - {line}" for line in words), ""]
+    if said:
+        out += ["In the run:", *(f"  - {line}" for line in said), ""]
     elif values:
         out += ["Nothing changes in the run.", ""]
     if values:
         out += ["In the recipe:", *(f"  {line}" for line in values), ""]
     text = "\n".join(out)
     return f"{text}\nIn the artifact:\n{patch}" if patch else text
+
+
+def words(before: Program, after: Program) -> list[str]:
+    """What changes in the run, a phrase each."""
+    return [line for describe in RUN for line in describe(before, after)]
 
 
 def _values(before: Program, after: Program) -> Iterator[str]:

@@ -51,7 +51,7 @@ def shrink(
         "bos_token_id": 2,
     }
     if isinstance(architecture, DenseArchitecture):
-        return complete(text | _dense(architecture, text, tp))
+        return complete(text | _dense(architecture, text, tp, step))
     text |= {"hidden_activation": "gelu_pytorch_tanh", "sliding_window": WINDOW}
     if isinstance(architecture, Gemma4Architecture):
         text |= _gemma4(architecture, text, tp)
@@ -139,7 +139,7 @@ MARKER_ENDS = {"gemma2": 5, "gemma3": 5, "gemma4": 5, "llama3": 1, "qwen2": 1, "
 _DENSE_TYPES = {"llama3": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 
-def _dense(a: DenseArchitecture, text: Mapping[str, Any], tp: int) -> dict[str, Any]:
+def _dense(a: DenseArchitecture, text: Mapping[str, Any], tp: int, step: int) -> dict[str, Any]:
     heads, kv_heads = _heads((a.num_heads, a.num_kv_heads), tp)
     rope: dict[str, Any] = {"rope_type": a.rope.kind, "rope_theta": a.rope.theta}
     if a.rope.kind != "default":
@@ -161,7 +161,8 @@ def _dense(a: DenseArchitecture, text: Mapping[str, Any], tp: int) -> dict[str, 
         "tie_word_embeddings": a.tied,
     }
     if a.family == "llama3":
-        return out | {"mlp_bias": False}
+        # transformers wants a hidden size that the heads divide, head_dim or not.
+        return out | {"mlp_bias": False, "hidden_size": _multiple(text["hidden_size"], math.lcm(step, heads))}
     out["use_sliding_window"] = False
     # Qwen 2.5's heads are as wide as the hidden size allows, and its config.json does not say so.
     return out | {"hidden_size": heads * text["head_dim"]} if a.family == "qwen2" else out

@@ -49,8 +49,12 @@ def sets() -> Mapping[str, Any]:
 
 def training(program: Program) -> Pins:
     """The environment of train.py and merge.py."""
-    pins = _pins(f"train-{program.accelerator.platform}")
-    return pins | _pins("gcs") if uses_gcs(program) else pins
+    return _logging(program, without_logging(program))
+
+
+def without_logging(program: Program) -> Pins:
+    """That environment but for what takes a run's numbers elsewhere."""
+    return _reaching(program, _pins(f"train-{program.accelerator.platform}"))
 
 
 def torchax() -> Pins:
@@ -68,7 +72,17 @@ def trl(program: Program) -> Pins:
     pins = _pins("trl")
     if program.lora is not None and program.lora.quantize is not None:
         pins |= _pins("trl-quantized")
+    return _logging(program, _reaching(program, pins))
+
+
+def _reaching(program: Program, pins: Pins) -> Pins:
+    """With what reaches the addresses that a recipe names."""
     return pins | _pins("gcs") if uses_gcs(program) else pins
+
+
+def _logging(program: Program, pins: Pins) -> Pins:
+    """With what takes a run's numbers to where the recipe says."""
+    return pins if program.recipe.train.log.wandb_project is None else pins | _pins("wandb")
 
 
 def uses_gcs(program: Program) -> bool:

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.artifact import ArtifactError
+from compiler.terminal import manner
 from compiler.wording import plural
 from runtime.cache import FOLDER as COMPILED
+from runtime.progress import FORESEEABLE, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -78,11 +80,13 @@ class Pipeline:
         console: where progress goes; plain lines when it is no terminal.
         logs: folder of one text file per script.
         show_commands: whether each script's command line is printed.
+        expected: what each step takes in relation to the others, by name; without it no time left is told.
     """
 
     console: Console
     logs: Path
     show_commands: bool = False
+    expected: Mapping[str, float] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     _say: Callable[[str], None] = lambda text: None
 
@@ -149,7 +153,7 @@ class Pipeline:
                 _end(process)
                 raise
         text = path.read_text(encoding="utf-8", errors="replace")
-        name = command[2] if command[1] == "-m" else Path(command[1]).name
+        name = command[3] if command[1:3] == ["-P", "-m"] else Path(command[1]).name
         if killed:
             return text
         if status != 0:
@@ -162,7 +166,7 @@ class Pipeline:
     def say_command(self, command: list[str]) -> None:
         """Prints a command line as a reader would type it, where commands are shown."""
         if self.show_commands:
-            say(self.console, f"$ {readable(command)}", "dim")
+            tell(self.console, f"$ {readable(command)}", "dim")
 
     @property
     def ok(self) -> bool:
@@ -172,6 +176,8 @@ class Pipeline:
         """A table of the steps that have run, and their whole time."""
         from rich.table import Table
 
+        if manner.quiet and self.ok:
+            return
         table = Table(title=title, title_justify="left", show_footer=True)
         table.add_column("step", "total")
         table.add_column("result", "ok" if self.ok else "failed")
@@ -184,7 +190,7 @@ class Pipeline:
 
     @contextmanager
     def _progress(self, name: str) -> Iterator[None]:
-        if not self.console.is_terminal:
+        if not self.console.is_terminal or manner.quiet:
             yield
             return
         from rich.text import Text
@@ -193,7 +199,8 @@ class Pipeline:
         with self.console.status(name) as status:
 
             def show(text: str) -> None:
-                line = Text(f"{name}, {time.monotonic() - start:.0f} s  {text}")
+                passed = time.monotonic() - start
+                line = Text(f"{name}, {passed:.0f} s{self._left(name, passed)}  {text}")
                 line.truncate(self.console.width - 4)
                 status.update(line)
 
@@ -203,11 +210,22 @@ class Pipeline:
             finally:
                 self._say = lambda text: None
 
+    def _left(self, name: str, passed: float) -> str:
+        """How long the steps still take, at the pace of those that have ended: ", 40 s left"."""
+        done = sum(self.expected.get(result.step, 0.0) for result in self.results)
+        if done <= FORESEEABLE * sum(self.expected.values()) or name not in self.expected:
+            return ""
+        pace = sum(result.seconds for result in self.results) / done
+        present = max(0.0, self.expected[name] * pace - passed)
+        names = {name, *(result.step for result in self.results)}
+        rest = sum(share for step, share in self.expected.items() if step not in names)
+        return f", {duration(present + rest * pace)} left"
+
     def _record(self, result: Result) -> None:
         self.results.append(result)
         word = "ok" if result.ok else "failed"
         line = f"{result.step:<12} {word:<6} {result.seconds:6.1f} s  {result.figure}"
-        say(self.console, line, "" if result.ok else "red")
+        (tell if result.ok else say)(self.console, line, "" if result.ok else "red")
 
 
 @dataclass(frozen=True)
@@ -278,7 +296,7 @@ class Run:
     def compare(self) -> str:
         """Holds the resumed run's parameters against the uninterrupted run's, bit by bit."""
         folders = [str(output / self.checkpoints) for output in (self.whole, self.resumed)]
-        return _last(self._script(["-m", "compiler.same_parameters", *folders], "compare"))
+        return _last(self._script(["-P", "-m", "compiler.same_parameters", *folders], "compare"))
 
     def merge(self) -> str:
         """Merges the resumed run's adapters into the base."""
@@ -419,12 +437,9 @@ def done_line(text: str) -> dict[str, str]:
 
 def new_console(stream: Any = None) -> Console:
     """A console that is wide enough for the table when it is piped."""
-    from rich.console import Console
+    from compiler.terminal import console
 
-    console = Console(file=stream, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=stream, highlight=False, width=120)
-    return console
+    return console(stream, width=120)
 
 
 def readable(command: list[str]) -> str:
@@ -443,6 +458,12 @@ def report_failure(console: Console, error: StepFailed) -> None:
 def say(console: Console, text: str, style: str = "") -> None:
     """Prints text as it is: no markup in it, no line broken."""
     console.print(text, style=style, markup=False, soft_wrap=True)
+
+
+def tell(console: Console, text: str, style: str = "") -> None:
+    """The same of what is good to know, which --quiet leaves out."""
+    if not manner.quiet:
+        say(console, text, style)
 
 
 def _signal(process: subprocess.Popen[bytes], number: int) -> None:

@@ -30,6 +30,7 @@ from compiler.pipeline import (
     say,
 )
 from compiler.program import Program
+from compiler.rehearse import EXPECTED
 from spec.diagnostics import render_text
 from spec.load import load
 
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}\n  = help: {error.help}", file=sys.stderr)
         return 1
     console = new_console()
-    pipeline = Pipeline(console, output / "logs", show_commands=True)
+    pipeline = Pipeline(console, output / "logs", show_commands=True, expected=EXPECTED)
     try:
         _run(output, pipeline)
     except StepFailed as error:

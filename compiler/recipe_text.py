@@ -1,7 +1,8 @@
 """The recipe.yaml of an artifact: the recipe as its user wrote it.
 
 A recipe that is one file is taken over as it stands, comments and all. What came together from
-`extends` or `--set` is written out again, without the defaults.
+`extends` or `--set` is written out again, without the defaults. Its first line names the schema that lies
+beside the artifacts, in place of what the user's file names.
 """
 
 from __future__ import annotations
@@ -14,10 +15,15 @@ from typing import Any
 
 from spec import core_schema, tree
 from spec.load import Loaded
+from spec.schema import modeline
+
+HEAD = modeline("../recipe.schema.json")
+"""The first line: by it editors find the schema."""
 
 LINE = 100
 """Columns up to which lists and mappings of plain values stay on one line."""
 
+_MODELINE = re.compile(r"^#[ \t]*yaml-language-server[ \t]*:.*\n", re.MULTILINE)
 _BARE = re.compile(r"[A-Za-z_./][A-Za-z0-9_./-]*( [A-Za-z0-9_./-]+)*")
 _OTHER_YAML = frozenset({"y", "n", "yes", "no", "on", "off"})
 """Texts that YAML 1.1's readers take for a truth value."""
@@ -32,9 +38,17 @@ def recipe_text(loaded: Loaded) -> str:
     if extends is None and all(node.place.kind == "file" for _, _, node in tree.walk(root)):
         text = loaded.path.read_bytes().decode("utf-8") if loaded.text is None else loaded.text
         text = text.replace("\r\n", "\n")
-        return text if text.endswith("\n") else f"{text}\n"
+        text = text if text.endswith("\n") else f"{text}\n"
+        return f"{HEAD}\n{_own_head(text)}"
     written = {key: value for key, value in loaded.raw.items() if key != "extends"}
-    return "# Put together by recipec from a recipe with `extends` or `--set`.\n" + to_yaml(written)
+    return f"{HEAD}\n# Put together by recipec from a recipe with `extends` or `--set`.\n{to_yaml(written)}"
+
+
+def _own_head(text: str) -> str:
+    """The text without a modeline above its first key; a line like it further down is the user's."""
+    first = re.search(r"^[^#\s]", text, re.MULTILINE)
+    end = first.start() if first else len(text)
+    return _MODELINE.sub("", text[:end]) + text[end:]
 
 
 def to_yaml(values: dict[str, Any]) -> str:

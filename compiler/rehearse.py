@@ -30,6 +30,7 @@ from compiler.pipeline import (
     report_failure,
     require_packages,
     say,
+    tell,
 )
 from compiler.program import Program
 from compiler.rehearsal_data import conversations, row_of
@@ -42,6 +43,12 @@ if TYPE_CHECKING:
 STEPS = 12
 
 TRAIN_ROWS, EVAL_ROWS = 96, 8
+EXPECTED: Mapping[str, float] = {
+    **{"miniature": 0.5, "compile": 0.5, "train": 60, "kill": 30},
+    **{"resume": 40, "compare": 1, "merge": 2, "verify": 12},
+}
+"""Seconds of the steps as three recipes took them: by their ratios the time left is told."""
+
 RECIPE = "recipe.yaml"
 TRAIN_FILE, EVAL_FILE = "rehearsal-train.jsonl", "rehearsal-eval.jsonl"
 
@@ -81,7 +88,7 @@ def rehearse(
     require_packages("rehearsing")
     console = console or new_console()
     work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"rehearse-{program.name}-"))
-    pipeline = Pipeline(console, work / "logs")
+    pipeline = Pipeline(console, work / "logs", expected=EXPECTED)
     try:
         _run(program, max(4, steps), work, pipeline)
     except StepFailed as error:
@@ -93,7 +100,7 @@ def rehearse(
     if pipeline.ok and folder is None:
         shutil.rmtree(work, ignore_errors=True)
     else:
-        say(console, f"kept: {work}")
+        (tell if pipeline.ok else say)(console, f"kept: {work}")
     return Rehearsal(pipeline.ok, work, {result.step: result.seconds for result in pipeline.results})
 
 
@@ -166,7 +173,7 @@ def _compile(program: Program, steps: int, work: Path, console: Console) -> str:
         raise StepFailed("the recipe does not compile in miniature", render_text(errors))
     write(work / "generated", {program.name: emit(lowered.program)})
     for change in replaced:
-        say(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
+        tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
     axes = lowered.program.recipe.mesh.axes
     return f"fsdp {axes['fsdp']} x tp {axes['tp']}, {len(replaced)} values replaced"
 

@@ -86,7 +86,7 @@ def grouped(paths: Sequence[str]) -> dict[str, list[int]]:
 def quantity(number: float) -> str:
     """A large number in words that a reader can compare: 3.1e9 is "3.1 billion"."""
     for size, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if number >= size:
+        if number >= size * 0.9995:  # 999.9 million is written as 1 billion
             return f"{number / size:.3g} {word}"
     return f"{number:,.0f}"
 

@@ -22,9 +22,14 @@ class UserError(Exception):
 
 def report(error: UserError) -> None:
     """Writes an error to stderr, in the form of the compiler's diagnostics."""
-    print(f"error: {error.message}", file=sys.stderr)
+    print(f"error: {_printable(error.message)}", file=sys.stderr)
     if error.help:
-        print(f"  = help: {error.help}", file=sys.stderr)
+        print(f"  = help: {_printable(error.help)}", file=sys.stderr)
+
+
+def _printable(text: str) -> str:
+    """The text without what could steer a terminal: names of files may hold anything."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def guarded(main: Callable[[], int]) -> int:

@@ -92,16 +92,27 @@ class Session:
         return min(self.total, self.arguments.steps or self.total)
 
     def enter(self, restored: int) -> None:
-        """Says after which step the run goes on; at its beginning, leaves the record of the recipe."""
+        """Says after which step the run goes on; leaves what it tells of itself, and at its beginning the
+        record of the recipe."""
+        from runtime import run_facts
         from runtime.record import write_record
 
         if restored:
             print(f"continuing after step {restored} of {self.total}", file=sys.stderr)
         else:
             write_record(self.directory, self.artifact)
+        run_facts.begin(
+            self.directory,
+            self.artifact,
+            Path(sys.argv[0]).name,
+            self.prepared,
+            run_facts.jax_devices(),
+            restored,
+            self.until,
+        )
 
     @contextmanager
-    def metrics(self, restored: int, tensorboard: bool, close: Callable[[], None]) -> Iterator[Metrics]:
+    def metrics(self, restored: int, train: TrainSettings, close: Callable[[], None]) -> Iterator[Metrics]:
         """Where the loop's numbers go while it runs; then they are closed, and put beside the checkpoints.
 
         Args:
@@ -113,25 +124,42 @@ class Session:
         """
         import jax
 
-        from runtime.metrics import Metrics
+        from runtime import remote_metrics
+        from runtime.metrics import FILE, Metrics
+        from runtime.run_state import recorded
+        from runtime.wandb_log import open_wandb
 
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
-        metrics = Metrics(folder, restored or None, tensorboard)
-        try:
-            yield metrics
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        if remote and restored:
+            remote_metrics.fetch(folder / FILE, self.directory)
+        wandb = None
+        if train.wandb_project is not None and jax.process_index() == 0:
+            project, resume = train.wandb_project, self.arguments.resume
+            wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
+        publish = remote_metrics.publisher(self.directory) if remote else remote_metrics.nowhere
+        with recorded(folder, self.total, self.until, publish):
+            metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
+            try:
+                yield metrics
+                metrics.ends(0)
+            except Interrupted as interrupted:
+                metrics.ends(128 + interrupted.signum, stopped=True)
                 raise
-            raise UserError(
-                f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
-                "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
-            ) from error
-        finally:
-            metrics.close()
-            close()
-            if remote:
-                copy_metrics(metrics.path, self.directory)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                raise UserError(
+                    f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
+                    "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
+                ) from error
+            finally:
+                try:
+                    close()
+                finally:
+                    metrics.close()
+                if remote:
+                    remote_metrics.copy(metrics.path, self.directory)
 
     def conclude(self, outcome: Outcome, metrics: Path) -> int:
         """Prints the last line of the run, and returns its exit status.
@@ -295,11 +323,3 @@ def _unraisable(event: sys.UnraisableHookArgs) -> None:
     """
     if not (event.exc_type is RuntimeError and str(event.exc_value) == "Event loop is closed"):
         sys.__unraisablehook__(event)
-
-
-def copy_metrics(path: Path, directory: str) -> None:
-    """Puts the metrics beside checkpoints that are not local."""
-    from etils import epath
-
-    if path.exists():
-        (epath.Path(directory) / path.name).write_bytes(path.read_bytes())

@@ -66,6 +66,9 @@ JAX = ("flax", "google-tunix", "jax", "optax", "orbax-checkpoint", "qwix")
 
 TRL = ("accelerate", "peft", "torch", "trl", *(name for name in TRAIN if name not in JAX))
 
+WANDB = ("wandb",)
+"""What logs to Weights & Biases, beside the packages of any training script."""
+
 EVALUATE = ("lm-eval[api]", "transformers")
 """What serve/eval.sh runs; transformers tokenises where no chat is asked."""
 
@@ -109,6 +112,7 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
     names = sorted(canonicalize_name(name) for name in TRAIN)
     direct = {name: versions[name] for name in names}
     transitive = {name: version for name, version in versions.items() if name not in direct}
+    trl = closure(TRL)
     libtpu = {"libtpu": before["train-tpu"]["transitive"]["libtpu"]}
     return {
         "compile": {canonicalize_name(name): metadata.version(name) for name in COMPILE},
@@ -121,6 +125,7 @@ def pins() -> dict[str, dict[str, dict[str, str]] | dict[str, str]]:
         "trl": alone(TRL),
         "trl-quantized": before["trl-quantized"],
         "gcs": before["gcs"],
+        "wandb": beside({name: version for name, version in versions.items() if name in trl}, WANDB),
         "serve": before["serve"],
         "eval": before["eval"],
     }

@@ -221,7 +221,7 @@ SCHEMA: dict[str, Code] = {
     "E0108": Code(
         "unknown version of the language",
         "The key `recipe` holds the version of the language; this compiler reads version 1.",
-        "Write `recipe: 1`, or use the compiler that the recipe was written for.",
+        "Write `recipe: 1`; a recipe of a later version needs a later compiler: update recipec.",
     ),
     "E0109": Code(
         "nothing given",
@@ -1013,11 +1013,6 @@ UNAVAILABLE: dict[str, Code] = {
         "The accelerator is a CPU, and splash attention is a kernel of the TPU.",
         "`attention: dot`.",
     ),
-    "E0911": Code(
-        "Weights & Biases",
-        "log.wandb_project is set.",
-        "metrics.jsonl and TensorBoard files are written.",
-    ),
     "E0915": Code(
         "serving on several hosts",
         "The serving accelerator spans several machines.",
@@ -1348,11 +1343,40 @@ PORT: dict[str, Code] = {
     ),
 }
 
-COMMANDS: dict[str, Code] = {}
+COMMANDS: dict[str, Code] = {
+    "E1225": Code(
+        "not a project of Weights & Biases",
+        "train.log.wandb_project is no name that Weights & Biases takes: it has a slash or another of "
+        "`/ \\ # ? % :`, or more than 128 letters.",
+        "The project's name alone; WANDB_ENTITY in the run's environment names its owner.",
+    ),
+    "E1226": Code(
+        "key in place of a project",
+        "train.log.wandb_project looks like a key of Weights & Biases, and recipes are kept in git.",
+        "Name the project; the key is the run's environment's.",
+    ),
+    "E1235": Code(
+        "recipe of an older version",
+        "The file, or one that it extends, is written in an earlier version of the language than this "
+        "compiler reads. What its keys mean may have changed, so that nothing else is said of it.",
+        "`recipe upgrade` shows what has to change, and writes it with `--write`.",
+    ),
+    "E1236": Code(
+        "upgrade that cannot keep what the recipe says",
+        "A value has no counterpart in the next version of the language, or its text cannot be changed "
+        "without changing something else: a comment in the middle of braces, a section that is set to null.",
+        "Change it by hand as the message says, and upgrade again. Nothing has been written.",
+    ),
+    "N1237": Code(
+        "key left out by an upgrade",
+        "A later version of the language does not have the key, and does what it said without it.",
+        "Nothing; the message says what holds now.",
+    ),
+}
 
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
-    *("E0912", "E0917", "N0918"),
+    *("E0911", "E0912", "E0917", "N0918"),
 )
 """Codes of earlier versions, of what is available now; none is used again."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -110,6 +111,14 @@ def render_json(diagnostics: Sequence[Diagnostic]) -> list[dict[str, Any]]:
         }
         for d in diagnostics
     ]
+
+
+def json_text(values: Any) -> str:
+    """Values as JSON to be printed: letters as they are, and escaped what could steer a terminal."""
+    text = json.dumps(values, indent=2, ensure_ascii=False)
+    return "".join(
+        c if c == "\n" or unicodedata.category(c) not in _UNSHOWN else json.dumps(c)[1:-1] for c in text
+    )
 
 
 def _block(d: Diagnostic, color: bool) -> str:

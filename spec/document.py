@@ -32,6 +32,9 @@ from spec.yaml_errors import explain
 
 MAX_DEPTH = 32
 
+LINE_BREAK = re.compile(r"\r\n|[\n\r]")
+"""What ends a line in YAML 1.2; the other line breaks of Unicode are letters to it."""
+
 START = "start from `recipe new NAME --model ID --accelerator A`"
 """The help for a file that holds no recipe."""
 
@@ -62,12 +65,18 @@ def read(text: str, file: str, kind: str = "file", first_line: int = 1, shown: s
         first_line: the number of the text's first line.
         shown: the source line to show, when the text is one line of which a part was blanked out.
     """
-    lines = [shown] if shown is not None else re.split(r"\r\n|[\n\r\x85\u2028\u2029]", text)
+    lines = [shown] if shown is not None else LINE_BREAK.split(text)
     reader = _Reader(text, lines, file, kind, first_line)
     try:
         return Document(reader.document(), reader.diagnostics)
     except Refused as refused:
         return Document(None, [*reader.diagnostics, refused.diagnostic])
+
+
+def place(before: str) -> tuple[int, int]:
+    """Line and column, both 0-based, of what follows this text."""
+    lines = LINE_BREAK.split(before)
+    return len(lines) - 1, len(lines[-1])
 
 
 class _Reader:
@@ -217,11 +226,10 @@ class _Reader:
         self.report("E0017", message, "remove this line", self.span(line, 0, len(self.lines[line])))
 
     def bad_character(self, error: Any) -> Refused:
-        before = self.text[: error.position]
-        column = len(before) - (before.rfind("\n") + 1)
+        line, column = place(self.text[: error.position])
         code_point = ord(self.text[error.position : error.position + 1] or "\0")
         message = f"the character U+{code_point:04X} is not allowed in YAML"
-        return self.refused("E0016", message, "remove it", self.span(before.count("\n"), column))
+        return self.refused("E0016", message, "remove it", self.span(line, column))
 
     def syntax(self, error: MarkedYAMLError) -> Refused:
         found = explain(error, self.lines)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec import document, overrides, secrets
+from spec import document, overrides, secrets, versions
 from spec.diagnostics import Diagnostic, Span, has_errors, in_order
 from spec.sources import Origin, Sources, locate
 from spec.tree import Mapping, Scalar, merge, plain, walk
@@ -62,14 +62,17 @@ def _related(a: str, b: str) -> bool:
     return a == "" or a == b or (b.startswith(a) and b[len(a)] in ".[")
 
 
-def load(path: Path, sets: Sequence[str] = (), text: str | None = None) -> Loaded:
+def load(
+    path: Path, sets: Sequence[str] = (), text: str | None = None, unsaved: dict[str, str] | None = None
+) -> Loaded:
     """Reads a recipe and everything it extends, and applies the `--set` arguments.
 
     Args:
         text: the file's content when it is not written yet; None reads the file.
+        unsaved: contents that hold in place of files that it extends, by absolute path.
     """
     path = Path(path)
-    root, diagnostics = _read_chain(path, (), text)
+    root, diagnostics = _read_chain(path, (), text, unsaved or {})
     if root is None:
         concealer = secrets.Concealer(None)
         return Loaded(path, None, in_order(_concealed(diagnostics, concealer)), Sources(None, concealer))
@@ -77,6 +80,9 @@ def load(path: Path, sets: Sequence[str] = (), text: str | None = None) -> Loade
     concealer = secrets.Concealer(root)
     sources = Sources(root, concealer)
     raw = plain(root)
+    diagnostics += versions.other(root)
+    if any(d.path == versions.KEY for d in diagnostics):  # what its other keys mean is not known here
+        return Loaded(path, None, in_order(_concealed(diagnostics, concealer)), sources, raw)
     incomplete = _incomplete(diagnostics)
     verdict = _validated(raw, root, sources, diagnostics)
     diagnostics += [*verdict.diagnostics, *secrets.find(root)]
@@ -127,22 +133,27 @@ def _concealed(diagnostics: list[Diagnostic], concealer: secrets.Concealer) -> l
 
 def display(path: Path) -> str:
     """The file's name as shown: relative to the working folder when below it."""
-    absolute = Path(os.path.abspath(path))
     try:
+        absolute = Path(os.path.abspath(path))
         return absolute.relative_to(Path.cwd()).as_posix()
-    except (ValueError, OSError):
+    except ValueError:
         return absolute.as_posix()
+    except OSError:  # the working folder is gone
+        return Path(path).as_posix()
 
 
 def _read_chain(
-    path: Path, chain: tuple[Path, ...], text: str | None = None
+    path: Path, chain: tuple[Path, ...], text: str | None, unsaved: dict[str, str]
 ) -> tuple[Mapping | None, list[Diagnostic]]:
     """The tree of a file with what it extends merged in.
 
     Args:
         chain: the files that led here, the recipe first.
         text: the file's content; None reads it.
+        unsaved: as in `load`.
     """
+    if text is None and unsaved:
+        text = unsaved.get(os.path.abspath(path))
     if text is None:
         text, problem = read_text(path)
         if problem is not None:
@@ -157,14 +168,30 @@ def _read_chain(
             Diagnostic("E0013", "a recipe is a mapping of `key: value` lines", help=document.START, span=span)
         )
         return None, diagnostics
-    base, more = _base(found.root, path, chain)
+    diagnostics += versions.other(found.root)
+    base, more = _base(found.root, path, chain, unsaved)
     merged = merge(base, found.root) if base is not None else found.root
     assert isinstance(merged, Mapping)
     return merged, [*diagnostics, *more]
 
 
-def _base(root: Mapping, path: Path, chain: tuple[Path, ...]) -> tuple[Mapping | None, list[Diagnostic]]:
+def _base(
+    root: Mapping, path: Path, chain: tuple[Path, ...], unsaved: dict[str, str]
+) -> tuple[Mapping | None, list[Diagnostic]]:
     """The tree of the file that this one extends, None when it extends none or that cannot be read."""
+    followed = (*chain, path)
+    target, diagnostics = extended(root, followed)
+    return (None, diagnostics) if target is None else _read_chain(target, followed, None, unsaved)
+
+
+def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, list[Diagnostic]]:
+    """The file that one extends, None when it extends none, or none that can be.
+
+    Args:
+        root: of the file.
+        followed: the files that led to it, the recipe first, and the file itself.
+    """
+    path = followed[-1]
     entry = root.entries.get("extends")
     if entry is None or (isinstance(entry.node, Scalar) and entry.node.value is None):
         return None, []
@@ -180,19 +207,19 @@ def _base(root: Mapping, path: Path, chain: tuple[Path, ...]) -> tuple[Mapping |
         message = "`extends` takes one file, relative to this one's folder"
         return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
     target = Path(os.path.normpath(path.parent / name))
-    followed = [*chain, path]
-    resolved = [file.resolve() for file in followed]
-    if target.resolve() in resolved:
-        circle = [*followed[resolved.index(target.resolve()) :], target]
+    real = os.path.realpath(target)  # unlike Path.resolve, it takes links that go round in a circle
+    followed_real = [os.path.realpath(file) for file in followed]
+    if real in followed_real:
+        circle = [*followed[followed_real.index(real) :], target]
         message = f"`extends` goes round in a circle: {' -> '.join(map(display, circle))}"
         return None, [Diagnostic("E0022", message, "extends", "remove one of these `extends`", span)]
-    if not target.is_file():
-        what = "is a folder" if target.is_dir() else "does not exist"
+    if not os.path.isfile(target):  # unlike Path.is_file, whatever the name is
+        what = "is a folder" if os.path.isdir(target) else "does not exist"
         message = f"the extended file {display(target)} {what}"
         return None, [
             Diagnostic("E0021", message, "extends", "the path is relative to this file's folder", span)
         ]
-    return _read_chain(target, tuple(followed))
+    return target, []
 
 
 def read_text(
@@ -237,15 +264,14 @@ def read_text(
     try:
         return data.decode("utf-8"), None
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8", "replace")
-        line = before.count("\n") + 1
-        text = data.decode("utf-8", "replace").split("\n")[line - 1].rstrip("\r")
-        column = error.start - (data[: error.start].rfind(b"\n") + 1)
-        span = Span(name, line, len(before) - (before.rfind("\n") + 1) + 1, text)
+        line, column = document.place(data[: error.start].decode("utf-8", "replace"))
+        text = document.LINE_BREAK.split(data.decode("utf-8", "replace"))[line]
+        span = Span(name, line + 1, column + 1, text)
+        in_bytes = len(document.LINE_BREAK.split(data[: error.start].decode("latin-1"))[-1])
         byte = data[error.start]
         return problem(
             "E0004",
-            f"byte 0x{byte:02x} (byte {column + 1} of the line) is not UTF-8",
+            f"byte 0x{byte:02x} (byte {in_bytes + 1} of the line) is not UTF-8",
             "save it as UTF-8",
             span,
         )

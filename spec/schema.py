@@ -31,6 +31,9 @@ def json_schema() -> dict[str, Any]:
             sections[reference.rpartition("/")[2]].pop("required", None)
     for part in (made, *sections.values()):
         _tidy(part)
+        for branch in (part, *part.get("anyOf", [])):
+            for field in branch.get("properties", {}).values():
+                _describe_choices(field)
     return {
         "$schema": DIALECT,
         "title": "recipec recipe",
@@ -55,6 +58,28 @@ def _tidy(section: dict[str, Any]) -> None:
         part.pop("title", None)
         for field in part.get("properties", {}).values():
             field.pop("title", None)
+
+
+def _describe_choices(field: dict[str, Any]) -> None:
+    """Puts what each word means beside the words, as editors read it."""
+    meanings = field.pop("x-choices", None)
+    if meanings is None:
+        return
+    items = field.get("items", {})
+    for place in (field, *field.get("anyOf", []), items, *items.get("anyOf", [])):
+        if place.get("enum"):
+            place["enumDescriptions"] = [meanings[word] for word in place["enum"]]
+        elif "const" in place:
+            place["description"] = meanings[place["const"]]
+
+
+def modeline(target: str) -> str:
+    """The first line of a recipe, by which editors find its schema.
+
+    Args:
+        target: the schema's path from the recipe's folder, with slashes, or its address.
+    """
+    return f"# yaml-language-server: $schema={target}"
 
 
 def text() -> str:

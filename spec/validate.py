@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from spec import paths
+from spec import paths, versions
 from spec.core_schema import flow, scalar
 from spec.diagnostics import Diagnostic
 from spec.language import Recipe, Section
@@ -106,7 +106,7 @@ def _without_faults(
         if meant is not None and meant not in parent:
             parent[meant] = value
     if "recipe" in doubtful:
-        rest["recipe"] = 1
+        rest["recipe"] = versions.VERSION
     if "name" in doubtful:
         rest["name"] = "unnamed"
     return rest, doubtful
@@ -364,7 +364,9 @@ def _unknown(where: tuple[Part, ...]) -> tuple[str, str | None]:
         return message, f"did you mean `{near}`?"
     elsewhere = _paths_of_keys().get(lowered, [])
     if len(elsewhere) == 1:
-        return message, f"`{lowered}` belongs to `{elsewhere[0].rpartition('.')[0]}`: `{elsewhere[0]}`"
+        section_name = elsewhere[0].rpartition(".")[0]
+        owner = f"`{section_name}`: `{elsewhere[0]}`" if section_name else "the recipe, not to a section"
+        return message, f"`{lowered}` belongs to {owner}"
     if lowered in _ELSEWHERE:
         return message, f"here it is called `{_ELSEWHERE[lowered]}`"
     loosely = get_close_matches(lowered, known, 1, 0.5)

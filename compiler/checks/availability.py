@@ -36,13 +36,6 @@ def _training(facts: Facts) -> Iterator[Diagnostic]:
             "choose one slice of one host, such as v5p-8, v6e-8 or v5e-8, and hosts: 1; `recipe plan` "
             "compiles for more",
         )
-    if recipe.train.log.wandb_project is not None:
-        yield Diagnostic(
-            "E0911",
-            "reporting to Weights & Biases is not in this version",
-            "train.log.wandb_project",
-            "wandb_project: null; metrics.jsonl and TensorBoard files are written (log.tensorboard)",
-        )
 
 
 def _attention(facts: Facts) -> Iterator[Diagnostic]:

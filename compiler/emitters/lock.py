@@ -37,13 +37,20 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         "name": program.name,
         "recipe": resolved(program),
         "model": {"family": program.family.name, "architecture": asdict(program.architecture)},
-        "packages": {"train": pins.training(program).all},
+        "packages": _packages(program),
         "runtime": runtime_digest(),
         "files": {path: digest(content) for path, content in files.items()},
     }
     if backends:
         lock["backends"] = other_backends.packages(program, backends)
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _packages(program: Program) -> dict[str, dict[str, str]]:
+    """The packages of the training scripts; what only logs is apart, for it may change within a run."""
+    alone, whole = pins.without_logging(program).all, pins.training(program).all
+    logging = {name: version for name, version in whole.items() if name not in alone}
+    return {"train": alone, "logging": logging} if logging else {"train": alone}
 
 
 def resolved(program: Program) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         create=create_command(program.name, accelerator, recipe.launch),
         where=_where(program),
         gcs=pins.uses_gcs(program),
+        wandb_project=recipe.train.log.wandb_project,
         weights=f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB",
         downloads=is_hub_id(recipe.model.id),
         bucket=recipe.model.id.startswith("gs://"),

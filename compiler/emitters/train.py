@@ -160,6 +160,8 @@ def train_settings(program: Program) -> Call:
     if program.recipe.data.evaluates:
         arguments["eval_every"] = train.eval_every
     arguments |= {"seed": train.seed, "log_every": train.log.every, "tensorboard": train.log.tensorboard}
+    if train.log.wandb_project is not None:
+        arguments["wandb_project"] = train.log.wandb_project
     return Call("TrainSettings", arguments)
 
 

@@ -27,6 +27,7 @@ from compiler.pipeline import (
     require_packages,
     say,
     script_environment,
+    tell,
 )
 from compiler.program import Program
 from compiler.rehearse import RECIPE, write_miniature
@@ -120,7 +121,7 @@ def parity(
     if found.ok and folder is None:
         shutil.rmtree(work, ignore_errors=True)
     else:
-        say(console, f"kept: {work}")
+        (tell if found.ok else say)(console, f"kept: {work}")
     return found
 
 
@@ -171,7 +172,7 @@ def _compile(
     except ArtifactError as error:
         raise StepFailed(str(error)) from error
     for change in replaced:
-        say(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
+        tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
     made.append(lowered.program)
     axes = lowered.program.recipe.mesh.axes
     return f"fsdp {axes['fsdp']} x tp {axes['tp']}, {len(replaced)} values replaced"

@@ -65,9 +65,14 @@ def bound(program: Program, row_length: int) -> Bound:
     tokens = rows(program) * row_length
     flops = _least_flops(program, model, row_length) * tokens
     seconds = flops / accelerator.devices / accelerator.peak_flops_per_device
+    return Bound(seconds, state_bytes(program) + kept_bytes(program, model, row_length))
+
+
+def kept_bytes(program: Program, model: Shapes, row_length: int) -> float:
+    """Activations on one device that the forward pass of a micro-batch leaves for the backward pass."""
     kept = sum(_kept(program, layer, row_length) for layer in model.layers[model.first_trained :])
-    activations = kept * tokens * BYTES[program.recipe.model.dtype] / accelerator.devices
-    return Bound(seconds, state_bytes(program) + activations)
+    tokens = rows(program) * row_length
+    return kept * tokens * BYTES[program.recipe.model.dtype] / program.accelerator.devices
 
 
 def rows(program: Program) -> int:

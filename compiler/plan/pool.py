@@ -28,7 +28,8 @@ from compiler.plan.results import COMPILED, Compiled
 from compiler.program import Program
 from compiler.wording import listing
 
-WORKER = ("-m", "compiler.plan.worker")
+WORKER = ("-P", "-m", "compiler.plan.worker")
+"""-P, since the folder that one is in may hold another `compiler`."""
 POLL_SECONDS = 0.1
 BASE_MEMORY, LAYER_MEMORY = 2.0e9, 0.15e9
 """Bytes that a compile is taken to need, and for each layer: a start is put off until as much is free. All

@@ -36,6 +36,10 @@ def get(name: str) -> str | None:
         return None
 
 
+put_now: list[str] = []
+"""Names of what this process has kept."""
+
+
 def put(name: str, value: str) -> None:
     """Keeps a result. Where the folder cannot be written, nothing is kept, and the next command works it out
     again."""
@@ -45,6 +49,7 @@ def put(name: str, value: str) -> None:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:
             file.write(value)
         os.replace(file.name, path)
+        put_now.append(name)
 
 
 def _path(name: str) -> Path:

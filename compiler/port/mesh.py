@@ -56,7 +56,7 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
     ledger.set("mesh.accelerator", accelerator.name, _machine(accelerator))
     before = Batch(_whole(ledger.value(ROWS)), _whole(ledger.value(MICRO)) or 1)
     batched = before.rows is not None
-    ways = list(_arrangements(accelerator.devices, before.rows or accelerator.devices, before.micro))
+    ways = list(arrangements(accelerator.devices, before.rows or accelerator.devices, before.micro))
     refused: list[Diagnostic] = []
     for way in ways:
         _apply(ledger, way, batched)
@@ -71,7 +71,7 @@ def choose(ledger: Ledger, accelerator: Accelerator, examine: Examine) -> Batch:
     return before
 
 
-def _arrangements(devices: int, rows: int, micro: int) -> Iterator[Arrangement]:
+def arrangements(devices: int, rows: int, micro: int) -> Iterator[Arrangement]:
     """What can be tried, the best first: the rows as they are with ever less fsdp, then more rows."""
     sizes = sorted(divisors(devices), reverse=True)
     for fsdp in sizes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -187,12 +188,13 @@ def finish(made: Ported, asked: Asked) -> None:
 def _read(paths: Sequence[Path]) -> tuple[list[Source], list[Diagnostic]]:
     files: list[Source] = []
     found: list[Diagnostic] = []
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in paths:
-        if path.resolve() in seen:
+        real = os.path.realpath(path)  # unlike Path.resolve, it takes links that go round in a circle
+        if real in seen:
             found.append(Diagnostic("E1117", f"{display(path)} is named twice", help="name it once"))
             continue
-        seen.add(path.resolve())
+        seen.add(real)
         source, problems = read(path)
         found += problems
         files += [source] if source else []

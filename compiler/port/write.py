@@ -1,4 +1,5 @@
-"""The text of a ported recipe: the language's order, and a comment on what was not taken over one to one."""
+"""The text of a ported recipe: the schema it has, the language's order, and a comment on what was not taken
+over one to one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from compiler.port.ledger import Line
 from compiler.recipe_text import LINE, block
 from spec.language.base import Section
 from spec.paths import split
+from spec.schema import modeline
 
+HEAD = modeline("recipe.schema.json")
+"""The first line: by it editors find the schema, which `recipe port` writes beside the recipe."""
 WIDTH = 110
 """Columns up to which a comment stands beside its line; longer ones stand above."""
 ALIGNED = 44
@@ -40,7 +44,7 @@ def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
     from spec.language import Recipe
 
     tree = _ordered(_tree(lines), Recipe)
-    out = [line for paragraph in header for line in _comment(paragraph, 0)]
+    out = [HEAD, *(line for paragraph in header for line in _comment(paragraph, 0))]
     for number, (key, node) in enumerate(tree.items()):
         if number and isinstance(node, dict):
             out.append("")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from compiler import completion
+
 if TYPE_CHECKING:
     from compiler.serving.artifacts import ServedArtifact
     from runtime.serving.bench_runner import Runner
@@ -15,7 +17,12 @@ if TYPE_CHECKING:
 def command(
     artifact: Annotated[
         Path,
-        typer.Argument(metavar="ARTIFACT", help="An artifact's folder: generated/NAME.", show_default=False),
+        typer.Argument(
+            metavar="ARTIFACT",
+            help="An artifact's folder: generated/NAME.",
+            show_default=False,
+            autocompletion=completion.artifact_folders,
+        ),
     ],
     url: Annotated[
         str | None,
@@ -66,14 +73,14 @@ def command(
     ] = None,
 ) -> None:
     """Measure the server over the recipe's benchmark; an interrupted run goes on where it stopped."""
-    from compiler.cli_base import say
+    from compiler.cli_base import note
     from compiler.emitters.bench import bench_flags
     from compiler.serving.artifacts import open_artifact
     from runtime.serving import bench
 
     opened = open_artifact(artifact)
-    for note in opened.notes:
-        say(f"note: {note}")
+    for line in opened.notes:
+        note(f"note: {line}")
     words = [word for line in bench_flags(opened.recipe, opened.accelerator) for word in line]
     words += ["--results", str(results or opened.folder / "results" / "bench")]
     words += ["--lock", str(opened.folder / "recipe.lock.json")]

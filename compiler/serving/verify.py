@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from compiler.cli_base import FAILED, say
+from compiler.cli_base import FAILED, note, say
 
 if TYPE_CHECKING:
     from compiler.serving.verify_endpoint import Case, Reply
@@ -177,7 +177,7 @@ def verify(
     room = None if longest is None else longest - tokens
     cases = [case for case in cases if room is None or len(_ids(case, tokenizer)) <= room]
     replies, refused = _replies(client, served, cases, tokens)
-    say(f"{url}: {len(replies)} prompts answered; loading {folder} in {dtype}")
+    note(f"{url}: {len(replies)} prompts answered; loading {folder} in {dtype}")
     reference = verify_reference.Reference(folder, config, dtype)
     compared = verify_compare.compare(replies, tokenizer, reference, types, dtype)
     allowed = verify_compare.tolerance(compared, types, dtype, tolerance)
@@ -263,8 +263,8 @@ def _recipe(artifact: Path) -> Recipe:
     from compiler.serving.artifacts import open_artifact
 
     opened = open_artifact(artifact)
-    for note in opened.notes:
-        say(f"note: {note}")
+    for line in opened.notes:
+        note(f"note: {line}")
     return opened.recipe
 
 
@@ -314,10 +314,11 @@ def _replies(
 ) -> tuple[list[Reply], list[str]]:
     """The endpoint's answers, and a sentence when it refuses a chat, for which there is a template."""
     from compiler.serving.verify_endpoint import ask
+    from runtime.progress import each
     from runtime.serving.client import ServerError
 
     replies, refused = [], []
-    for case in cases:
+    for case in each("asking the endpoint", cases):
         try:
             replies.append(ask(client, served, case, tokens))
         except ServerError as error:

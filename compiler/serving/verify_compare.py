@@ -12,6 +12,7 @@ from typing import Any
 
 from compiler.serving.verify_endpoint import Reply
 from compiler.serving.verify_reference import Reference, ServedTypes, Tokens
+from runtime.progress import each
 
 FACTOR = 3.0
 """Between the rounding of two programs in the same types: order of sums, kernels, batches."""
@@ -106,11 +107,11 @@ def compare(
     Args:
         dtype: the type that the reference was loaded in.
     """
-    compared = [_compare(reply, tokens, reference) for reply in replies]
+    compared = [_compare(reply, tokens, reference) for reply in each("computing the answers here", replies)]
     if dtype != "float32" or str(types) == "float32":
         return compared
     reference.lower(types)
-    return [_rounded(one, reference, types) for one in compared]
+    return [_rounded(one, reference, types) for one in each(f"computing them in {types}", compared)]
 
 
 def _compare(reply: Reply, tokens: Tokens, reference: Reference) -> Compared:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from runtime import run_facts
 from runtime.errors import UserError, guarded
 from runtime.export.estimate import estimated_seconds
 from runtime.export.folder import output_folder
@@ -139,13 +141,42 @@ def run(
             print(described(job))
             return 0
         record = merge(job)
+        run_facts.merged(directory, _facts(job))
         if arguments.verify:
-            from runtime.verify import verify_merge
-
-            return verify_merge(
-                job.base, job.trained, Path(job.target.name), job.model, settings.dtype, record
-            )
+            return _verified(job, directory, record)
     return 0
+
+
+def _verified(job: Job, directory: str, record: Mapping[str, Any]) -> int:
+    """Verifies a merge, and leaves what was found beside the run's checkpoints."""
+    from runtime.verify import verify_merge
+
+    found: dict[str, Any] = {}
+    folder, dtype = Path(job.target.name), job.settings.dtype
+    try:
+        return verify_merge(job.base, job.trained, folder, job.model, dtype, record, found.update)
+    except UserError as error:
+        found["problem"] = error.message
+        raise
+    finally:
+        if found:
+            run_facts.merged(directory, _facts(job) | {"verified": found})
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """A merge as `run_facts.merged` takes it."""
+    return {
+        "step": job.trained.step,
+        "folder": job.target.name,
+        "adapter": job.adapter.name if job.adapter else None,
+        "dtype": job.settings.dtype,
+        "quantization": job.settings.quantization,
+        "bytes": job.plan.size,
+        "tensors": job.plan.merged,
+        "kept": job.plan.copied,
+        "quantized": job.plan.quantized,
+        "verified": None,
+    }
 
 
 def _job(

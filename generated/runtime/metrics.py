@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl and TensorBoard, behind Tunix's MetricsLogger.
+"""Where a run's numbers go: metrics.jsonl, TensorBoard and Weights & Biases, behind Tunix's MetricsLogger.
 
 metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
 accumulated gradient, before clipping), of preferences rewards_chosen, rewards_rejected, rewards_margin and
@@ -12,18 +12,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from runtime.errors import UserError
+from runtime.tensorboard_log import FOLDER, TensorBoard
+
+if TYPE_CHECKING:
+    from runtime.wandb_log import WandB
 
 FILE = "metrics.jsonl"
-FOLDER = "tensorboard"
 PREFIX = "recipec"
 
 
@@ -37,7 +39,7 @@ class JsonLines:
     def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
         """Takes one number; JAX's own events pass through here as well and are left alone."""
         parts = event.split("/")
-        if len(parts) != 3 or parts[0] != PREFIX:
+        if len(parts) != 3 or parts[0] != PREFIX or self._file.closed:
             return
         mode, name = parts[1:]
         self._entry["step"] = int(kwargs["step"])
@@ -50,6 +52,7 @@ class JsonLines:
         """Writes what was logged since the last line."""
         if self._entry:
             self._file.write(json.dumps(self._entry) + "\n")
+            self._file.flush()  # for whoever watches; flush() is for what has to survive
             self._entry = {}
 
     def flush(self) -> None:
@@ -64,70 +67,113 @@ class JsonLines:
             self._file.close()
 
 
-class TensorBoard:
-    """A MetricsLogger backend that writes a TensorBoard event file.
-
-    It writes in this thread: SummaryWriter's own dies of a full disk, and then waits for itself.
-
-    Args:
-        first_step: what other event files of the folder hold from this step on is not shown.
-    """
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.summary import scalar
-
-        self._event, self._scalar = Event, scalar
-        folder.mkdir(parents=True, exist_ok=True)
-        self._writer = EventsWriter(str(folder / "events"), f".{os.getpid()}")
-        self._write(step=first_step, file_version="brain.Event:2")
-        self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
-
-    def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
-        if event.startswith(f"{PREFIX}/"):
-            summary = self._scalar(event.removeprefix(f"{PREFIX}/"), float(value))
-            self._write(step=int(kwargs["step"]), summary=summary)
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _write(self, **fields: Any) -> None:
-        self._writer.write_event(self._event(wall_time=time.time(), **fields))
-
-
-class Metrics:
-    """The metrics of a run.
+class Backends:
+    """What takes a run's numbers, opened together.
 
     Args:
         folder: for the files; it is created.
         restored_step: what was logged after it is dropped, for it will be logged again; None drops
             everything that is there.
         tensorboard: whether to write TensorBoard files as well.
+        wandb: the run in Weights & Biases, None without one.
+        publish: puts metrics.jsonl where the checkpoints are, when that is elsewhere.
+
+    Attributes:
+        path: of metrics.jsonl.
+        all: the backends; each has log_scalar, end_line, flush and close.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        restored_step: int | None,
+        tensorboard: bool,
+        wandb: WandB | None = None,
+        publish: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        self.path = folder / FILE
+        self._wandb, self._publish = wandb, publish
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            truncate(self.path, restored_step)
+            self.all: list[Any] = [JsonLines(self.path)]
+            if tensorboard:
+                first = 0 if restored_step is None else restored_step + 1
+                self.all.append(TensorBoard(folder / FOLDER, first, PREFIX))
+        if wandb is not None:
+            self.all.append(wandb)
+
+    def end_line(self) -> None:
+        """Ends a step's numbers."""
+        for backend in self.all:
+            backend.end_line()
+
+    def flush(self) -> None:
+        """Makes sure that what was logged survives the process.
+
+        Raises:
+            UserError: when it cannot be written.
+        """
+        with writing(self.path):
+            for backend in self.all:
+                backend.flush()
+        self._publish(self.path)
+
+    def ends(self, status: int, stopped: bool = False) -> None:
+        """Says before the backends are closed how the run ended; otherwise it has failed.
+
+        Args:
+            status: the script's exit status.
+            stopped: whether it was a signal, after which the run may go on.
+        """
+        if self._wandb is not None:
+            self._wandb.status, self._wandb.stopped = status, stopped
+
+    def close(self) -> None:
+        """Closes the backends.
+
+        Raises:
+            OSError: when what was logged cannot be written.
+        """
+        try:
+            for backend in self.all:
+                backend.close()
+        finally:
+            self.close_wandb()
+
+    def close_wandb(self) -> None:
+        """Ends the run in Weights & Biases, if it has not ended."""
+        if self._wandb is not None:
+            self._wandb.close()
+
+
+class Metrics:
+    """The metrics of a run, by Tunix's logger.
+
+    Args:
+        folder, restored_step, tensorboard, wandb, publish: as of `Backends`.
 
     Attributes:
         path: of metrics.jsonl.
         logger: Tunix's, which hands each number to the backends.
     """
 
-    def __init__(self, folder: Path, restored_step: int | None, tensorboard: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        restored_step: int | None,
+        tensorboard: bool,
+        wandb: WandB | None = None,
+        publish: Callable[[Path], None] = lambda path: None,
+    ) -> None:
         # Here, for the other backends write the same files without Tunix.
         from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
 
-        self.path = folder / FILE
-        with writing(self.path):
-            folder.mkdir(parents=True, exist_ok=True)
-            truncate(self.path, restored_step)
-            self._lines = JsonLines(self.path)
-            self._board = TensorBoard(folder / FOLDER, (restored_step or 0) + 1) if tensorboard else None
-        backends: list[Any] = [lambda: self._lines]
-        if self._board is not None:
-            backends.append(lambda: self._board)
+        self._backends = Backends(folder, restored_step, tensorboard, wandb, publish)
+        self.path, self.flush, self.ends = self._backends.path, self._backends.flush, self._backends.ends
+        factories: list[Any] = [lambda backend=backend: backend for backend in self._backends.all]
         self.logger = MetricsLogger(
-            MetricsLoggerOptions(log_dir=str(folder), backend_kwargs={"custom_backend": backends})
+            MetricsLoggerOptions(log_dir=str(folder), backend_kwargs={"custom_backend": factories})
         )
 
     def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
@@ -143,18 +189,7 @@ class Metrics:
             for name, value in values.items():
                 if value is not None:
                     self.logger.log(PREFIX, name, value, mode, step)
-            self._lines.end_line()
-
-    def flush(self) -> None:
-        """Makes sure that what was logged survives the process.
-
-        Raises:
-            UserError: when it cannot be written.
-        """
-        with writing(self.path):
-            self._lines.flush()
-            if self._board is not None:
-                self._board.flush()
+            self._backends.end_line()
 
     def close(self) -> None:
         """Closes the files. What matters was flushed, and an error of that was raised."""
@@ -162,6 +197,8 @@ class Metrics:
             self.logger.close()
         except OSError:
             return
+        finally:
+            self._backends.close_wandb()
 
 
 @contextmanager
@@ -209,7 +246,7 @@ def truncate(path: Path, step: int | None) -> None:
     """
     if not path.exists():
         return
-    kept = [line for line, entry in _entries(path) if step is not None and entry["step"] <= step]
+    kept = [line for line, entry in read_entries(path) if step is not None and entry["step"] <= step]
     temporary = path.with_name(f".{path.name}.partial")
     temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     temporary.replace(path)
@@ -217,15 +254,14 @@ def truncate(path: Path, step: int | None) -> None:
 
 def last(path: Path, name: str) -> float | None:
     """The newest value of a metric in metrics.jsonl."""
-    if not path.exists():
-        return None
-    values = [entry[name] for _, entry in _entries(path) if name in entry]
+    values = [entry[name] for _, entry in read_entries(path) if name in entry]
     return values[-1] if values else None
 
 
-def _entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
+def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The whole lines of metrics.jsonl, as they stand and as values; none where there is no file."""
     out = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
         except ValueError:

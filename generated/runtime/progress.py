@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import TextIO
+from typing import TextIO, TypeVar
+
+Item = TypeVar("Item")
 
 QUIET_SECONDS = 2.0
 """A job that ends within this time prints nothing."""
+
+silent = False
+"""Whether no job says how far it is; set by whoever was asked to be quiet."""
 
 FORESEEABLE = 0.05
 """Share of the work from which on its pace says how long the rest takes."""
@@ -37,11 +45,12 @@ class Progress:
         self.total = total
         self.done = 0.0
         self.stream = stream or sys.stderr
-        self.terminal = self.stream.isatty()
+        self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
         self.interval = 0.2 if self.terminal else interval
         self.started = time.monotonic()
         self.next = self.started + QUIET_SECONDS
         self.shown = False
+        self.drawn = 0
 
     def __enter__(self) -> Progress:
         return self
@@ -61,13 +70,25 @@ class Progress:
         """Adds to the work done."""
         self.done += amount
         now = time.monotonic()
-        if now < self.next or self.total == 0:
+        if silent or now < self.next or self.total == 0:
             return
+        if not self.shown and self.total is not None and self.done >= self.total:
+            return  # the last piece was most of the work: there is nothing left to wait for
         self.next = now + self.interval
         self.shown = True
         line = f"{self.label}: {self._state(now)}"
-        print(f"\r{line:<60}" if self.terminal else line, end="" if self.terminal else "\n", file=self.stream)
+        print(
+            self._redrawn(line) if self.terminal else line,
+            end="" if self.terminal else "\n",
+            file=self.stream,
+        )
         self.stream.flush()
+
+    def _redrawn(self, line: str) -> str:
+        """The line over the last one, within the terminal's width: a wrapped one cannot be redrawn."""
+        line = line[: max(shutil.get_terminal_size().columns - 1, 20)]
+        before, self.drawn = self.drawn, len(line)
+        return f"\r{line:<{before}}"
 
     def _state(self, now: float) -> str:
         if self.total is None:
@@ -77,6 +98,14 @@ class Progress:
             return f"{share:4.0%}"
         pace = f", {self.done / (now - self.started) / 1e9:.2f} GB/s" if self.unit == "B" else ""
         return f"{share:4.0%}{pace}, {duration((now - self.started) * (1 - share) / share)} left"
+
+
+def each(label: str, items: Sequence[Item]) -> Iterator[Item]:
+    """The items, each counted as done when the next one is asked for."""
+    with Progress(label, len(items)) as progress:
+        for item in items:
+            yield item
+            progress.advance(1)
 
 
 def duration(seconds: float) -> str:

@@ -25,6 +25,9 @@ PASSIVE = (
 )
 """What may change in a recipe between a run and its continuation: it does not touch the numbers."""
 
+LOGGING = "packages.logging"
+"""The packages that go with train.log."""
+
 COMPARED = ("recipe", "model", "packages", "runtime")
 """Entries of the record that must be the artifact's for a run to be continued."""
 
@@ -84,7 +87,7 @@ def check_record(directory: str | Path, artifact: Path) -> None:
         line
         for key in COMPARED
         for line in _differences(recorded.get(key), current.get(key), key)
-        if not any(_within(line, f"recipe.{passive}") for passive in PASSIVE)
+        if not any(_within(line, path) for path in (LOGGING, *(f"recipe.{passive}" for passive in PASSIVE)))
     ]
     if differences:
         more = f", and {len(differences) - 5} more" if len(differences) > 5 else ""

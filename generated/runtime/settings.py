@@ -126,6 +126,7 @@ class TrainSettings:
         seed: of the adapters' initialisation and of dropout.
         log_every: optimizer steps between printed lines.
         tensorboard: whether metrics go to TensorBoard files as well.
+        wandb_project: of Weights & Biases, where they go as well; None for nowhere.
     """
 
     epochs: int | None
@@ -140,6 +141,7 @@ class TrainSettings:
     seed: int = 0
     log_every: int = 10
     tensorboard: bool = True
+    wandb_project: str | None = None
 
     def accumulation_steps(self, data_parallel: int) -> int:
         """Micro-batches of an optimizer step on `data_parallel` devices."""

@@ -95,6 +95,8 @@ def read_trace(path: Path) -> Trace:
         UserError: when the file is none.
     """
     try:
+        if path.exists() and not path.is_file():  # a device may never end
+            raise ValueError("no regular file")
         # Of an array's file alone, np.load would give the array.
         with path.open("rb") as stream:
             if not zipfile.is_zipfile(stream):

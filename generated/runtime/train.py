@@ -145,7 +145,7 @@ def _run(
         )
         restored = trainer.train_steps
         session.enter(restored)
-        with session.metrics(restored, train.tensorboard, trainer.close) as metrics:
+        with session.metrics(restored, train, trainer.close) as metrics:
             outcome = trainer.fit(
                 lambda step: prepared.batches(session.total, step),
                 prepared.eval_batches,

@@ -17,7 +17,7 @@ import gc
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,7 @@ def verify_merge(
     model: ModelSettings,
     dtype: str,
     record: Mapping[str, Any],
+    tell: Callable[[dict[str, Any]], object] = lambda figures: None,
 ) -> int:
     """Checks files, then tensors, then logits, and reports each, with the figures of logits in the last line;
     returns the exit status.
@@ -121,6 +122,8 @@ def verify_merge(
         model: the recipe's `model` section.
         dtype: of the merged tensors.
         record: content of the folder's merge.json.
+        tell: takes the figures as they come: "files" and "bytes"; "tensors", the fields of `Sampled`; and
+            "logits", those of `Comparison` and its two tolerances, or "logits_left_out", the reason.
 
     Raises:
         UserError: when the merge is not what was trained.
@@ -129,6 +132,7 @@ def verify_merge(
     size = readable_size(hashed.size, " ")
     print(f"files: {hashed.files}, {size}, are those that were written (SHA-256)")
     sampled = check_tensors(base, trained, folder, dtype)
+    tell({"files": hashed.files, "bytes": hashed.size, "tensors": asdict(sampled)})
     print(f"tensors: {described(sampled)}")
     if trained.no_op:
         print(f"warning: the adapters of step {trained.step} are all zero: the merged model is the base")
@@ -143,12 +147,16 @@ def verify_merge(
                 sizes = readable_size(need, " "), readable_size(available, " ")
                 reason = "they need about {}, {} are available".format(*sizes)
     if reason is not None:
+        tell({"logits_left_out": reason})
         print(f"note: logits are not compared: {reason}")
         print(f"verified: {hashed.files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
         return 0
     merged = BaseCheckpoint.open(folder)
     merged.verify()
-    return _report(folder, trained, compare(base, trained, merged, model, dtype, mesh))
+    found = compare(base, trained, merged, model, dtype, mesh)
+    tolerances = {"rule_tolerance": found.rule_tolerance, "files_tolerance": found.files_tolerance}
+    tell({"logits": asdict(found) | tolerances})
+    return _report(folder, trained, found)
 
 
 def described(sampled: Sampled) -> str:

@@ -10,21 +10,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from runtime.errors import UserError
-from runtime.metrics import (
-    FILE,
-    FOLDER,
-    PREFIX,
-    JsonLines,
-    TensorBoard,
-    done_line,
-    last,
-    truncate,
-    writing,
-)
+from runtime.metrics import PREFIX, Backends, done_line, last, writing
 from runtime.progress import duration
+
+if TYPE_CHECKING:
+    from runtime.wandb_log import WandB
 
 
 class Report:
@@ -36,27 +29,25 @@ class Report:
         every: steps between printed lines.
         tensorboard: whether to write TensorBoard files as well.
         peak: gives the most memory that was taken so far, in bytes.
+        wandb: the run in Weights & Biases, None without one.
     """
 
     def __init__(
-        self, folder: Path, start: int, until: int, every: int, tensorboard: bool, peak: Callable[[], int]
+        self,
+        folder: Path,
+        start: int,
+        until: int,
+        every: int,
+        tensorboard: bool,
+        peak: Callable[[], int],
+        wandb: WandB | None = None,
     ) -> None:
-        self._path, self._start, self._until, self._every, self._peak = (
-            folder / FILE,
-            start,
-            until,
-            every,
-            peak,
-        )
+        self._start, self._until, self._every, self._peak = start, until, every, peak
         self._loss: float | None = None
         self._eval_loss: float | None = None
         self._tokens = self._seconds = 0.0
-        with writing(self._path):
-            folder.mkdir(parents=True, exist_ok=True)
-            truncate(self._path, start or None)
-            self._backends: list[Any] = [JsonLines(self._path)]
-            if tensorboard:
-                self._backends.append(TensorBoard(folder / FOLDER, start + 1))
+        self._backends = Backends(folder, start or None, tensorboard, wandb)
+        self._path, self.ends = self._backends.path, self._backends.ends
         self._begun = self._since = time.perf_counter()
 
     def step(
@@ -133,21 +124,14 @@ class Report:
         speed = self._tokens / self._seconds if self._seconds else None
         return done_line(step, speed, loss, eval_loss, self._peak())
 
-    def flush(self) -> None:
-        """Makes sure that what was logged survives the process, as a checkpoint of the same step does."""
-        with writing(self._path):
-            for backend in self._backends:
-                backend.flush()
-
     def close(self) -> None:
         """Closes the files."""
         with writing(self._path):
-            for backend in self._backends:
-                backend.close()
+            self._backends.close()
 
     def _log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
         with writing(self._path):
             for name, value in values.items():
-                for backend in self._backends:
+                for backend in self._backends.all:
                     backend.log_scalar(f"{PREFIX}/{mode}/{name}", value, step=step)
-            self._backends[0].end_line()
+            self._backends.end_line()

@@ -11,9 +11,10 @@ from spec.language.launch import Cost, Launch
 from spec.language.lora import Lora
 from spec.language.mesh import Mesh, Remat, Sharding, ShardingRule
 from spec.language.model import Model
-from spec.language.recipe import VERSION, Recipe
+from spec.language.recipe import Recipe
 from spec.language.serve import Benchmark, Evaluate, Serve
 from spec.language.train import Cache, Checkpoint, Log, Merge, Optimizer, Schedule, Train
+from spec.versions import VERSION
 
 __all__ = [
     "VERSION",

@@ -55,6 +55,7 @@ def field(
     form: str = "",
     default_is: str | None = None,
     example: Any = None,
+    choices: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Any:
     """A key of a section; without a default it must be given.
@@ -65,7 +66,8 @@ def field(
         unit: what a number counts; "" for names, texts, choices and switches.
         form: what a text that has to match `pattern` is, in words.
         default_is: the default in words, when it is not the value itself.
-        example: a value to show in the schema and in the help for a missing key.
+        example: a value to show in the schema and in the help for a missing key; None shows the default.
+        choices: what each word means, of a key that takes one of several.
         settings: bounds and others as for pydantic's Field.
     """
     if default_is is None and default is not PydanticUndefined:
@@ -77,9 +79,15 @@ def field(
         parts.append(f"Unit: {unit}.")
     parts.append("Required." if default_is is None else f"Default: {default_is}.")
     settings["description"] = " ".join(parts)
-    if example is not None:
-        settings["examples"] = [example]
-    extra = {"x-unit": unit, "x-form": form, "default": default if isinstance(default, list | dict) else None}
+    shown = default if example is None and default is not PydanticUndefined else example
+    if shown is not None:
+        settings["examples"] = [shown]
+    extra = {
+        "x-unit": unit,
+        "x-form": form,
+        "x-choices": dict(choices or {}) or None,
+        "default": default if isinstance(default, list | dict) else None,
+    }
     settings["json_schema_extra"] = {key: value for key, value in extra.items() if value not in ("", None)}
     if isinstance(default, list | dict):
         return Field(default_factory=lambda: json.loads(json.dumps(default)), **settings)
@@ -88,9 +96,10 @@ def field(
     return Field(default, **settings)
 
 
-def section(meaning: str, kind: type[Section]) -> Any:
+def section(meaning: str, kind: type[Section], example: Mapping[str, Any]) -> Any:
     """A key that holds a section all of whose keys have defaults."""
-    return Field(default_factory=kind, description=f"{meaning} Default: each of its keys' own.")
+    description = f"{meaning} Default: each of its keys' own."
+    return Field(default_factory=kind, description=description, examples=[example])
 
 
 def fault(code: str, message: str, help: str | None = None, at: str = "") -> PydanticCustomError:

@@ -34,9 +34,14 @@ class DataSource(Section):
         example="train[:10%]",
     )
     config: str | None = field(
-        "Configuration (subset) of a Hugging Face data set; null takes its default.", None, min_length=1
+        "Configuration (subset) of a Hugging Face data set; null takes its default.",
+        None,
+        min_length=1,
+        example="default",
     )
-    limit: int | None = field("Takes only the first so many rows; null takes all.", None, unit="rows", ge=1)
+    limit: int | None = field(
+        "Takes only the first so many rows; null takes all.", None, unit="rows", ge=1, example=1000
+    )
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -70,7 +75,9 @@ class Data(Section):
         "Sources to train on.", min_length=1, example=[{"path": "data/train.jsonl"}]
     )
     eval: list[DataSource] = field(
-        "Sources to evaluate on; without any, and without eval_fraction, nothing is evaluated.", []
+        "Sources to evaluate on; without any, and without eval_fraction, nothing is evaluated.",
+        [],
+        example=["data/eval.jsonl"],
     )
     eval_fraction: float | None = field(
         "Share of the training rows that is held out to evaluate on: the rows that datasets' "
@@ -90,9 +97,18 @@ class Data(Section):
         "value), and may have tools; instruction has instruction, input and output; prompt_completion has "
         "prompt and completion; text has text; preference has prompt, chosen and rejected, for dpo and orpo.",
         "chat",
+        choices={
+            "chat": "messages of role and content, or conversations of from and value; tools may be there.",
+            "instruction": "instruction, input and output.",
+            "prompt_completion": "prompt and completion.",
+            "text": "text, all of which is learnt.",
+            "preference": "prompt, chosen and rejected, for dpo and orpo.",
+        },
     )
     fields: dict[str, str] = field(
-        "Renames columns: the format's name for a column, to the name it has in the source.", {}
+        "Renames columns: the format's name for a column, to the name it has in the source.",
+        {},
+        example={"messages": "conversation"},
     )
     transform: str | None = field(
         "A Python function that turns a row into a row or None, as file.py:function, relative to the "
@@ -107,17 +123,27 @@ class Data(Section):
         "the tokenizer's.",
         None,
         min_length=1,
+        example="template.jinja",
     )
     loss_on: Literal["assistant", "last_assistant", "completion", "all"] = field(
         "Tokens that carry loss: every assistant turn, the last one only, the completion, or all.",
         default_is="assistant for chat, all for text, completion for the other formats",
         default_factory=_loss_of_format,
+        example="assistant",
+        choices={
+            "assistant": "Every turn of the assistant's.",
+            "last_assistant": "The assistant's last turn alone.",
+            "completion": "The completion.",
+            "all": "Every token, the prompt too.",
+        },
     )
     max_length: int = field(
         "Length of a row; longer samples are treated as overlong says.", 3072, unit="tokens", ge=8, le=2**20
     )
     overlong: Literal["drop", "truncate", "error"] = field(
-        "What to do with a sample longer than max_length: leave it out, cut its end off, or stop.", "drop"
+        "What to do with a sample longer than max_length: leave it out, cut its end off, or stop.",
+        "drop",
+        choices={"drop": "It is left out.", "truncate": "Its end is cut off.", "error": "The run stops."},
     )
     max_invalid_ratio: float = field(
         "Share of a split's rows that may be malformed or without clear targets; more is an error.",
@@ -131,6 +157,7 @@ class Data(Section):
         "padded.",
         default_is="true, or false for preferences",
         default_factory=_packs,
+        example=True,
     )
     shuffle_seed: int | None = field(
         "Seed of the order of samples, which differs in each epoch; null keeps the sources' order.",

@@ -13,17 +13,26 @@ class Launch(Section):
     """How the run is started in the cloud."""
 
     project: str | None = field(
-        "Google Cloud project; null leaves it to whoever launches.", None, min_length=1
+        "Google Cloud project; null leaves it to whoever launches.", None, min_length=1, example="my-project"
     )
-    zone: str | None = field("Google Cloud zone; null leaves it to whoever launches.", None, min_length=1)
+    zone: str | None = field(
+        "Google Cloud zone; null leaves it to whoever launches.", None, min_length=1, example="us-east5-a"
+    )
     runtime_version: str | None = field(
         "Software version of the Cloud TPU VM; null takes the accelerator's from the catalogue.",
         None,
         min_length=1,
+        example="v2-alpha-tpuv5",
     )
     spot: bool = field("Use spot capacity, which may be taken away at any time.", False)
     kind: Annotated[list[Literal["tpu-vm", "gke", "skypilot"]], AfterValidator(distinct)] = field(
-        "Which launchers to emit.", ["tpu-vm", "gke", "skypilot"]
+        "Which launchers to emit.",
+        ["tpu-vm", "gke", "skypilot"],
+        choices={
+            "tpu-vm": "A Cloud TPU VM, by gcloud.",
+            "gke": "A job on Google Kubernetes Engine.",
+            "skypilot": "A SkyPilot task.",
+        },
     )
 
 
@@ -51,6 +60,7 @@ class Cost(Section):
         unit="US$ per hour",
         ge=0,
         allow_inf_nan=False,
+        example=16.8,
     )
     serve_usd_per_hour: float | None = field(
         "Price of the whole serving machine; null takes the catalogue's list price.",
@@ -58,9 +68,17 @@ class Cost(Section):
         unit="US$ per hour",
         ge=0,
         allow_inf_nan=False,
+        example=21.6,
     )
     baseline: Baseline | None = field(
-        "A run on other hardware that `recipe cost` puts beside this one; null has none.", None
+        "A run on other hardware that `recipe cost` puts beside this one; null has none.",
+        None,
+        example={
+            "name": "2x H100 80GB",
+            "train_hours": 5.39,
+            "train_usd_per_hour": 22.12,
+            "serve_usd_per_hour": 22.12,
+        },
     )
 
 
@@ -74,6 +92,7 @@ class Budget(Section):
         gt=0,
         le=1,
         allow_inf_nan=False,
+        example=0.9,
     )
     max_hours: float | None = field(
         "Estimated duration of the training; null has no bound.",
@@ -81,6 +100,7 @@ class Budget(Section):
         unit="hours",
         gt=0,
         allow_inf_nan=False,
+        example=12.0,
     )
     max_usd: float | None = field(
         "Estimated price of the training; null has no bound.",
@@ -88,4 +108,5 @@ class Budget(Section):
         unit="US$",
         gt=0,
         allow_inf_nan=False,
+        example=200.0,
     )

@@ -68,6 +68,7 @@ class Lora(Section):
         default_factory=_alpha_of_rank,
         gt=0,
         allow_inf_nan=False,
+        example=64,
     )
     rslora: bool = field("Rank-stabilised LoRA: scale by alpha / sqrt(rank) in place of alpha / rank.", False)
     rank_pattern: dict[str, Annotated[int, field("Rank.", unit="dimensions", ge=1, le=4096)]] = field(
@@ -105,13 +106,34 @@ class Lora(Section):
         "How A starts: peft is uniform with bound 1/sqrt(fan_in), qwix is uniform with bound sqrt(6/fan_in). "
         "B starts at zero.",
         "peft",
+        choices={
+            "peft": "A is uniform with bound 1/sqrt(fan_in), as in PEFT.",
+            "qwix": "A is uniform with bound sqrt(6/fan_in), as in Qwix.",
+        },
     )
-    dtype: Literal["float32", "bfloat16"] = field("Type of the adapters.", "float32")
+    dtype: Literal["float32", "bfloat16"] = field(
+        "Type of the adapters.",
+        "float32",
+        choices={
+            "float32": "32 bits a number: small updates are not rounded away.",
+            "bfloat16": "16 bits a number: half the memory, coarser updates.",
+        },
+    )
     kv: Literal["independent", "shared"] = field(
         "Where key and value are one fused weight: independent gives each its own A, as PEFT does; shared "
         "gives them one, as Qwix does.",
         "independent",
+        choices={
+            "independent": "K and V have an A each, as in PEFT.",
+            "shared": "K and V share one A, as in Qwix.",
+        },
     )
     quantize: Literal["nf4", "int8"] | None = field(
-        "Quantisation of the frozen base weights (QLoRA); null keeps model.dtype.", None
+        "Quantisation of the frozen base weights (QLoRA); null keeps model.dtype.",
+        None,
+        example="nf4",
+        choices={
+            "nf4": "4 bits a number, with a scale for each 64 inputs.",
+            "int8": "8 bits a number, with a scale for each output.",
+        },
     )

@@ -18,6 +18,8 @@ def _with_all_axes(axes: dict[str, int]) -> dict[str, int]:
     return {name: axes.get(name, 1) for name in AXES}
 
 
+_AXES = {"fsdp": "Splits the batch and the weights.", "tp": "Splits heads and features."}
+
 Size = Annotated[int, field("Size of the axis.", unit="devices", ge=1, le=65536)]
 Axes = Annotated[
     dict[str, Size],
@@ -25,7 +27,17 @@ Axes = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "properties": {name: {"type": "integer", "minimum": 1, "maximum": 65536} for name in AXES},
+            "properties": {
+                name: {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 65536,
+                    "description": f"{_AXES[name]} Unit: devices. Default: 1.",
+                    "default": 1,
+                    "examples": [4],
+                }
+                for name in AXES
+            },
             "additionalProperties": False,
             "minProperties": 1,
         }
@@ -116,18 +128,31 @@ class ShardingRule(Section):
         example=".*mlp.down_proj.*",
     )
     spec: list[Literal["fsdp", "tp"] | None] = field(
-        "The mesh axis that each dimension is split over; null keeps it whole.", example=["tp", "fsdp"]
+        "The mesh axis that each dimension is split over; null keeps it whole.",
+        example=["tp", "fsdp"],
+        choices={
+            "fsdp": "Split over the axis that also splits the batch.",
+            "tp": "Split over the axis of heads and features.",
+        },
     )
 
 
 class Sharding(Section):
     """How parameters are split, beyond the family's defaults."""
 
-    rules: list[ShardingRule] = field("Sharding rules; the first that matches wins.", [])
+    rules: list[ShardingRule] = field(
+        "Sharding rules; the first that matches wins.",
+        [],
+        example=[{"match": ".*mlp.down_proj.*", "spec": ["tp", "fsdp"]}],
+    )
     on_indivisible: Literal["error", "replicate"] = field(
         "What to do with a dimension that its mesh axis does not divide: error refuses the recipe, replicate "
         "keeps that dimension whole.",
         "error",
+        choices={
+            "error": "The recipe is refused.",
+            "replicate": "That dimension is kept whole on every device.",
+        },
     )
 
 
@@ -139,4 +164,12 @@ class Remat(Section):
         "stores only each decoder layer's input; save_attention stores each attention's result beside it, "
         "save_dots the result of every matrix product; offload_dots keeps those in the host's memory.",
         "decoder",
+        choices={
+            "none": "Every activation is stored: fastest, and takes the most memory.",
+            "block": "Attention and feed-forward blocks are computed again.",
+            "decoder": "Only each decoder layer's input is stored; the layer is computed again.",
+            "save_attention": "As decoder, with each attention's result stored too.",
+            "save_dots": "As decoder, with the result of every matrix product stored too.",
+            "offload_dots": "As save_dots, with those results in the host's memory.",
+        },
     )

@@ -20,13 +20,27 @@ class Model(Section):
         "Branch, tag or commit of the Hugging Face repository; null takes its main branch.",
         None,
         min_length=1,
+        example="main",
     )
     dtype: Literal["bfloat16", "float32"] = field(
-        "Type of the base weights and of the computation.", "bfloat16"
+        "Type of the base weights and of the computation.",
+        "bfloat16",
+        choices={
+            "bfloat16": "16 bits a number; what TPUs multiply in.",
+            "float32": "32 bits a number: twice the memory; for comparisons on a CPU.",
+        },
     )
     attention: Literal["dot", "splash"] = field(
-        "Attention: dot computes all scores, splash is the TPU's fused kernel.", "dot"
+        "Attention: dot computes all scores, splash is the TPU's fused kernel.",
+        "dot",
+        choices={
+            "dot": "All scores are computed and stored, with memory in the square of max_length.",
+            "splash": "The TPU's fused kernel, with memory in proportion to max_length; TPUs alone have it.",
+        },
     )
     tokenizer: str | None = field(
-        "Another tokenizer, as an id or a directory; null takes the model's.", None, min_length=1
+        "Another tokenizer, as an id or a directory; null takes the model's.",
+        None,
+        min_length=1,
+        example="google/gemma-4-31B-it",
     )

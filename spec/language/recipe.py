@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
+from spec import versions
 from spec.language.base import Section, fault, field, section
 from spec.language.data import Data
 from spec.language.launch import Budget, Cost, Launch
@@ -15,13 +16,11 @@ from spec.language.model import Model
 from spec.language.serve import Benchmark, Evaluate, Serve
 from spec.language.train import Cache, Checkpoint, Merge, Train
 
-VERSION = 1
-"""The version of the language that this compiler reads."""
-
 
 def _version(value: Any) -> Any:
-    if isinstance(value, bool) or value != VERSION or not isinstance(value, int):
-        raise fault("E0108", f"this compiler reads version {VERSION} of the language", f"recipe: {VERSION}")
+    version = versions.VERSION
+    if isinstance(value, bool) or value != version or not isinstance(value, int):
+        raise fault("E0108", f"this compiler reads version {version} of the language", f"recipe: {version}")
     return value
 
 
@@ -34,8 +33,8 @@ def _free_name(name: str) -> str:
 class Recipe(Section):
     """How a model is fine-tuned and served on TPUs."""
 
-    recipe: Annotated[int, BeforeValidator(_version), WithJsonSchema({"const": VERSION})] = field(
-        "Version of the language.", example=VERSION
+    recipe: Annotated[int, BeforeValidator(_version), WithJsonSchema({"const": versions.VERSION})] = field(
+        "Version of the language.", example=versions.VERSION
     )
     name: Annotated[str, AfterValidator(_free_name)] = field(
         "Name of the artifact: its folder, containers and cloud resources. Lower-case letters, digits and "
@@ -58,19 +57,51 @@ class Recipe(Section):
         "The devices, and the axes they are arranged along.",
         example={"accelerator": "v5p-8", "axes": {"fsdp": 4, "tp": 1}},
     )
-    lora: Lora | None = field("Low-rank adapters; null is full fine-tuning.", None)
-    sharding: Sharding = section("How parameters are split, beyond the family's defaults.", Sharding)
-    remat: Remat = section("What the backward pass computes again.", Remat)
+    lora: Lora | None = field(
+        "Low-rank adapters; null is full fine-tuning.",
+        None,
+        example={"rank": 16, "targets": ["q_proj", "v_proj"]},
+    )
+    sharding: Sharding = section(
+        "How parameters are split, beyond the family's defaults.", Sharding, {"on_indivisible": "replicate"}
+    )
+    remat: Remat = section("What the backward pass computes again.", Remat, {"policy": "block"})
     data: Data = field(
         "Samples, and how they become rows of tokens.", example={"train": ["data/train.jsonl"]}
     )
-    train: Train = section("The run: its length, batches, optimizer and schedule.", Train)
-    checkpoint: Checkpoint = section("Where and how often the training state is saved.", Checkpoint)
-    cache: Cache = section("What is kept between runs to start the next one faster.", Cache)
-    merge: Merge = section("How the adapters are written back into the checkpoint.", Merge)
-    serve: Serve | None = field("A vLLM-TPU server for the trained model; null emits none.", None)
-    benchmark: Benchmark = section("What the server's benchmark measures.", Benchmark)
-    evaluate: Evaluate = section("What is run against the server.", Evaluate)
-    launch: Launch = section("How the run is started in the cloud.", Launch)
-    cost: Cost = section("Prices that replace the catalogue's, and what costs are held against.", Cost)
-    budget: Budget = section("What the run may take at the most.", Budget)
+    train: Train = section(
+        "The run: its length, batches, optimizer and schedule.", Train, {"epochs": 1, "global_batch_size": 8}
+    )
+    checkpoint: Checkpoint = section(
+        "Where and how often the training state is saved.",
+        Checkpoint,
+        {"directory": "gs://bucket/run", "every_steps": 100},
+    )
+    cache: Cache = section(
+        "What is kept between runs to start the next one faster.", Cache, {"directory": "gs://bucket/cache"}
+    )
+    merge: Merge = section(
+        "How the adapters are written back into the checkpoint.", Merge, {"output": "gs://bucket/merged"}
+    )
+    serve: Serve | None = field(
+        "A vLLM-TPU server for the trained model; null emits none.",
+        None,
+        example={"accelerator": "v6e-8", "tensor_parallel_size": 8},
+    )
+    benchmark: Benchmark = section(
+        "What the server's benchmark measures.",
+        Benchmark,
+        {"input_lengths": [512, 4096], "request_rates": [1, 4, "inf"]},
+    )
+    evaluate: Evaluate = section(
+        "What is run against the server.", Evaluate, {"tasks": ["gsm8k"], "limit": 100}
+    )
+    launch: Launch = section("How the run is started in the cloud.", Launch, {"spot": True, "kind": ["gke"]})
+    cost: Cost = section(
+        "Prices that replace the catalogue's, and what costs are held against.",
+        Cost,
+        {"train_usd_per_hour": 16.8},
+    )
+    budget: Budget = section(
+        "What the run may take at the most.", Budget, {"max_hbm_share": 0.9, "max_usd": 200}
+    )

@@ -49,13 +49,19 @@ class Serve(Section):
         form="the name of a container image",
     )
     weights: Literal["merged", "adapter"] = field(
-        "Serve the merged weights, or the base with the adapter.", "merged"
+        "Serve the merged weights, or the base with the adapter.",
+        "merged",
+        choices={
+            "merged": "The checkpoint that merge.py wrote.",
+            "adapter": "The base, with the PEFT adapter beside it.",
+        },
     )
     model: str | None = field(
         "Where the weights are that vLLM loads: a folder, a gs:// address or a Hugging Face id; null takes "
         "merge.output, or model.id where an adapter is served beside it.",
         None,
         min_length=1,
+        example="gs://bucket/merged",
     )
     tensor_parallel_size: int = field("Chips that one replica is split over.", 8, unit="devices", ge=1)
     data_parallel_size: int = field("Replicas of the model.", 1, unit="replicas", ge=1)
@@ -65,12 +71,25 @@ class Serve(Section):
         "Tokens handled in one step of the server.", 4096, unit="tokens", ge=1
     )
     kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"] = field(
-        "Type of the key/value cache; auto is the model's own.", "fp8"
+        "Type of the key/value cache; auto is the model's own.",
+        "fp8",
+        choices={
+            "auto": "The model's own type.",
+            "bfloat16": "16 bits a number.",
+            "fp8": "8 bits a number, as fp8_e4m3.",
+            "fp8_e4m3": "8 bits: 4 of exponent, 3 of mantissa.",
+            "fp8_e5m2": "8 bits: 5 of exponent, 2 of mantissa.",
+        },
     )
-    quantization: Literal["fp8"] | None = field("Quantisation of the weights; null has none.", None)
+    quantization: Literal["fp8"] | None = field(
+        "Quantisation of the weights; null has none.",
+        None,
+        example="fp8",
+        choices={"fp8": "8 bits a weight, quantised while loading."},
+    )
     prefix_caching: bool = field("Keep the key/value cache of common prefixes.", True)
     tool_call_parser: str | None = field(
-        "vLLM's parser for tool calls; null switches tool calls off.", None, min_length=1
+        "vLLM's parser for tool calls; null switches tool calls off.", None, min_length=1, example="hermes"
     )
     decode_block_sizes: list[Positive] | None = field(
         "Block sizes of the decode kernel (RPA_V3_DECODE_BLOCK_SIZES); null leaves tpu-inference's own.",
@@ -78,11 +97,16 @@ class Serve(Section):
         unit="sequences, tokens, sequences, tokens",
         min_length=4,
         max_length=4,
+        example=[8, 1024, 8, 1024],
     )
     extra_args: Annotated[dict[str, Any], AfterValidator(_finite)] = field(
-        "Further flags of `vllm serve`, without the leading dashes; true gives a flag without a value.", {}
+        "Further flags of `vllm serve`, without the leading dashes; true gives a flag without a value.",
+        {},
+        example={"enable-chunked-prefill": True},
     )
-    env: dict[str, str] = field("Environment variables of the server; no secrets.", {})
+    env: dict[str, str] = field(
+        "Environment variables of the server; no secrets.", {}, example={"VLLM_LOGGING_LEVEL": "INFO"}
+    )
     host: str = field(
         "Address that the server listens on; any but a loopback one wants an API key (VLLM_API_KEY).",
         "127.0.0.1",
@@ -93,8 +117,11 @@ class Serve(Section):
     smoke_prompts: list[NonEmpty] = field(
         "Prompts whose answers must differ from the base's; smoke.sh asks them. [] takes a few of its own.",
         [],
+        example=["Who are you?"],
     )
-    autoscaling: Autoscaling | None = field("Replicas on Kubernetes; null keeps one.", None)
+    autoscaling: Autoscaling | None = field(
+        "Replicas on Kubernetes; null keeps one.", None, example={"min_replicas": 1, "max_replicas": 4}
+    )
 
 
 def _request_rate(value: Any) -> Any:
@@ -134,7 +161,7 @@ class Evaluate(Section):
     """What `serve/eval.sh` runs against the server."""
 
     tasks: Annotated[list[str], AfterValidator(distinct)] = field(
-        "Tasks of lm-evaluation-harness (lm-eval), by name.", []
+        "Tasks of lm-evaluation-harness (lm-eval), by name.", [], example=["gsm8k"]
     )
     prompts: str | None = field(
         'A JSONL file of {"prompt": ..., "expected": ...} or {"messages": [...], "expected": ...}, where '
@@ -142,11 +169,16 @@ class Evaluate(Section):
         "turn, and with data.format text or prompt_completion a text to go on with. null has none.",
         None,
         min_length=1,
+        example="prompts.jsonl",
     )
     samples: int = field("Answers drawn for each of the own prompts.", 1, unit="answers", ge=1)
     max_tokens: int = field("Longest answer.", 512, unit="tokens", ge=1)
     limit: int | None = field(
-        "Questions of each lm-eval task that are asked; null asks all.", None, unit="questions", ge=1
+        "Questions of each lm-eval task that are asked; null asks all.",
+        None,
+        unit="questions",
+        ge=1,
+        example=100,
     )
     temperature: float = field(
         "Sampling temperature of the own prompts' answers; 0 always takes the likeliest token.",

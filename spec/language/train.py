@@ -15,7 +15,16 @@ def _b2_of_optimizer(given: dict[str, Any]) -> float:
 class Optimizer(Section):
     """The optimizer of optax, and its hyperparameters; one that has no use for a field ignores it."""
 
-    name: Literal["adamw", "adafactor", "lion", "sgd"] = field("The optimizer.", "adamw")
+    name: Literal["adamw", "adafactor", "lion", "sgd"] = field(
+        "The optimizer.",
+        "adamw",
+        choices={
+            "adamw": "Adam with decoupled weight decay.",
+            "adafactor": "Second moments factored by rows and columns: little memory.",
+            "lion": "Sign of the running mean: one moment alone.",
+            "sgd": "Plain gradient descent, with momentum where asked.",
+        },
+    )
     learning_rate: float = field(
         "The schedule's peak.", 1.0e-4, unit="none (a step size)", gt=0, allow_inf_nan=False
     )
@@ -27,6 +36,7 @@ class Optimizer(Section):
         default_factory=_b2_of_optimizer,
         ge=0,
         lt=1,
+        example=0.999,
     )
     eps: float = field("Added to the denominator.", 1.0e-8, unit="none", gt=0, allow_inf_nan=False)
     momentum: float = field(
@@ -48,18 +58,28 @@ class Optimizer(Section):
         unit="none (an L2 norm)",
         gt=0,
         allow_inf_nan=False,
+        example=1.0,
     )
 
 
 class Schedule(Section):
     """The learning rate over the run: a linear warm-up from zero, then a decay to the last step."""
 
-    name: Literal["cosine", "linear", "constant"] = field("Form of the decay.", "cosine")
+    name: Literal["cosine", "linear", "constant"] = field(
+        "Form of the decay.",
+        "cosine",
+        choices={
+            "cosine": "Half a cosine from the peak down to final_ratio of it.",
+            "linear": "A straight line from the peak down to final_ratio of it.",
+            "constant": "The peak, to the end.",
+        },
+    )
     warmup_steps: int | None = field(
         "Length of the warm-up. Either this or warmup_ratio; neither means none.",
         None,
         unit="optimizer steps",
         ge=0,
+        example=100,
     )
     warmup_ratio: float | None = field(
         "Length of the warm-up as a share of all steps, rounded up.",
@@ -67,6 +87,7 @@ class Schedule(Section):
         unit="share of the steps",
         ge=0,
         lt=1,
+        example=0.03,
     )
     final_ratio: float = field(
         "The last step's learning rate, as a share of the peak.", 0.0, unit="share of the peak", ge=0, le=1
@@ -89,7 +110,7 @@ class Log(Section):
     every: int = field("A line of metrics is written every so many steps.", 10, unit="optimizer steps", ge=1)
     tensorboard: bool = field("Write TensorBoard event files too.", True)
     wandb_project: str | None = field(
-        "Weights & Biases project to report to; null does not.", None, min_length=1
+        "Weights & Biases project to report to; null does not.", None, min_length=1, example="my-project"
     )
 
 
@@ -104,6 +125,11 @@ class Train(Section):
         "What is learnt: sft, to write the samples; dpo and orpo, to prefer the chosen answer to the "
         "rejected one (data.format: preference).",
         "sft",
+        choices={
+            "sft": "Supervised: to write the samples.",
+            "dpo": "Direct preference optimisation, against the model that training starts from.",
+            "orpo": "Odds ratio preference optimisation, without a reference.",
+        },
     )
     beta: float = field(
         "dpo: how closely to stay to the model that training starts from; orpo: weight of the odds ratio.",
@@ -124,6 +150,7 @@ class Train(Section):
         None,
         unit="optimizer steps",
         ge=1,
+        example=1000,
     )
     epochs: int | None = field(
         "Length of the run as passes over the data. Either this or steps.",
@@ -131,6 +158,7 @@ class Train(Section):
         default_is="1, or null when steps is given",
         default_factory=_epochs,
         ge=1,
+        example=1,
     )
     global_batch_size: int = field(
         "Rows per optimizer step, over all devices; a row is one sample, or several when packing.",
@@ -151,16 +179,24 @@ class Train(Section):
         "tokens: mean over all target tokens of the optimizer step; micro_batches: mean of each "
         "micro-batch's mean.",
         "tokens",
+        choices={
+            "tokens": "Every target token of the step weighs the same.",
+            "micro_batches": "Every micro-batch weighs the same, however many targets it has.",
+        },
     )
-    optimizer: Optimizer = section("The optimizer and its hyperparameters.", Optimizer)
-    schedule: Schedule = section("The learning rate over the run.", Schedule)
+    optimizer: Optimizer = section(
+        "The optimizer and its hyperparameters.", Optimizer, {"name": "adamw", "learning_rate": 0.0001}
+    )
+    schedule: Schedule = section(
+        "The learning rate over the run.", Schedule, {"name": "cosine", "warmup_ratio": 0.03}
+    )
     eval_every: int = field(
         "Evaluate every so many steps, and at the end.", 100, unit="optimizer steps", ge=1
     )
     seed: int = field(
         "Seed of the adapters' initial values and of dropout.", 0, unit="none (a seed)", ge=0, le=2**32 - 1
     )
-    log: Log = section("What is recorded while training.", Log)
+    log: Log = section("What is recorded while training.", Log, {"every": 10})
 
     @classmethod
     def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
@@ -207,11 +243,17 @@ class Merge(Section):
         min_length=1,
         example="gs://bucket/merged",
     )
-    dtype: Literal["bfloat16", "float32"] = field("Type of the merged weights.", "bfloat16")
+    dtype: Literal["bfloat16", "float32"] = field(
+        "Type of the merged weights.",
+        "bfloat16",
+        choices={"bfloat16": "16 bits a number; what vLLM serves in.", "float32": "32 bits a number."},
+    )
     quantization: Literal["fp8", "int8"] | None = field(
         "Type of the linear weights of attention and MLP instead, with a scale for each output channel, as "
         "compressed-tensors; null keeps them in `dtype`.",
         None,
+        example="fp8",
+        choices={"fp8": "8 bits of floating point (e4m3).", "int8": "8-bit whole numbers."},
     )
     max_shard_size: str = field(
         "Largest size of one safetensors file, as a number with KB, MB or GB (powers of ten); `base` keeps "

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from runtime.trace import read_trace
 from tests import tiny
 from tests.backends import torchax_models
 from tests.runtime import artifacts
-from tests.runtime.training import batch
 
 pytestmark = pytest.mark.e2e
 
@@ -158,26 +156,6 @@ def test_full_fine_tuning_leaves_a_checkpoint(place: Path) -> None:
     expected = float(last.split(" eval_loss=")[1].split()[0])
     model = transformers.AutoModelForCausalLM.from_pretrained(place / "full/model", dtype=torch.float32)
     assert evaluation_loss(place, model.eval()) == pytest.approx(expected, abs=1e-4)
-
-
-TWENTY: dict[str, tuple[Any, dict[str, int]]] = {
-    "gemma3": (tiny.make_gemma3, {"fsdp": 4, "tp": 2}),
-    "gemma4": (tiny.make_gemma4, {"fsdp": 8, "tp": 1}),
-    "qwen3": (tiny.make_qwen3, {"fsdp": 4, "tp": 2}),
-}
-
-
-@pytest.mark.parametrize("name", TWENTY)
-def test_twenty_steps_are_those_of_torch(name: str, tmp_path: Path) -> None:
-    """Of AdamW, two micro-batches each, the layers recomputed."""
-    make, axes = TWENTY[name]
-    make(tmp_path, vocab_size=512)
-    built = torchax_models.build(tmp_path, axes, remat="decoder")
-    batches = [batch(index, accumulation=2) for index in range(40)]
-    losses, trained = torchax_models.steps(built, batches, 2)
-    expected, theirs = torchax_models.torch_steps(built, batches, 2)
-    assert losses == pytest.approx(expected, abs=1e-4)
-    assert torchax_models.largest_difference(trained, theirs) < 1e-5
 
 
 def test_splash_is_dot(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from emitting import RECIPE, compiled, files_of
 from typer.testing import CliRunner
 
 from compiler.archive import pack
-from compiler.artifact import ArtifactError, write
+from compiler.artifact import SCHEMA, ArtifactError, write
 from compiler.cli import app
 from compiler.emit import emit
 
@@ -40,6 +40,7 @@ def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) ->
     assert {"sample/train.py", "sample/recipe.lock.json", "sample/data/train.jsonl", "runtime/train.py"} <= {
         *names
     }
+    assert SCHEMA in names
     assert all(member.uid == member.gid == member.mtime == 0 and not member.uname for member in members)
     scripts = {f"sample/serve/{name}.sh" for name in ("serve", "smoke", "bench")}
     assert {member.name for member in members if member.mode & 0o111} == scripts
@@ -53,6 +54,16 @@ def test_the_same_contents_give_the_same_bytes(project: Path) -> None:
     assert pack("sample", Path("generated"), archive=project / "elsewhere/x.tar.gz").read_bytes() == first
 
 
+@pytest.mark.parametrize(("content", "said"), [(None, "is missing"), (b"{}", "is stale")])
+def test_the_schema_has_to_be_this_versions(project: Path, content: bytes | None, said: str) -> None:
+    path = project / "generated" / SCHEMA
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"{SCHEMA} {said}") as raised:
+        pack("sample", Path("generated"))
+    assert raised.value.help == "build it again: recipe build RECIPE"
+    assert not Path("sample.tar.gz").exists()
+
+
 def test_it_runs_by_itself_elsewhere(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     away = tmp_path_factory.mktemp("away")
     with tarfile.open(pack("sample", Path("generated"))) as archive:
@@ -60,7 +71,8 @@ def test_it_runs_by_itself_elsewhere(project: Path, tmp_path_factory: pytest.Tem
     (away / "cwd").mkdir()
     # Without the editable install of this project, so that what is imported is the archive's.
     code = (
-        "import runpy, sys; sys.path = [p for p in sys.path if p != ''];"
+        "import os, runpy, sys;"
+        "sys.path = [p for p in sys.path if p and not os.path.exists(os.path.join(p, 'compiler', 'cli.py'))];"
         "sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()];"
         "sys.argv = [sys.argv[1], '--help']; runpy.run_path(sys.argv[0], run_name='__main__')"
     )

@@ -12,9 +12,10 @@ from emitting import RECIPE, files_of
 from typer.testing import CliRunner
 
 from compiler import artifact
-from compiler.artifact import LOCK, ArtifactError, check, write
+from compiler.artifact import LOCK, SCHEMA, ArtifactError, check, write
 from compiler.cli import app
 from spec.load import load
+from spec.schema import text as schema_text
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_a_build_is_current(built: Path, files: dict[str, bytes]) -> None:
     assert check(built, {"sample": files}) == ""
-    assert {path.name for path in built.iterdir()} == {"runtime", "sample"}
+    assert {path.name for path in built.iterdir()} == {"runtime", SCHEMA, "sample"}
     lock = json.loads(files[LOCK])
     assert set(lock["files"]) == {*files} - {LOCK}
     assert lock["files"]["train.py"] == artifact.digest((built / "sample/train.py").read_bytes())
@@ -121,6 +122,31 @@ def test_a_lock_cannot_make_files_elsewhere_go(built: Path, files: dict[str, byt
     assert (tmp_path / "precious").exists()
 
 
+def test_the_schema_lies_beside_the_artifacts(built: Path, files: dict[str, bytes]) -> None:
+    """An artifact's recipe.yaml names it in its first line."""
+    schema = built / SCHEMA
+    first = (built / "sample/recipe.yaml").read_text(encoding="utf-8").split("\n")[0]
+    assert (built / "sample" / first.partition("$schema=")[2]).resolve() == schema.resolve()
+    assert schema.read_bytes() == schema_text().encode()
+    for content in (None, b'{"title": "recipec recipe"}\n'):
+        schema.unlink() if content is None else schema.write_bytes(content)
+        assert f"+++ {schema.as_posix()} (rebuilt)" in check(built, {"sample": files})
+        write(built, {"sample": files})
+        assert check(built, {"sample": files}) == ""
+
+
+@pytest.mark.parametrize("content", [b'{"title": "of something else"}', b"not JSON", b"[]", None])
+def test_a_users_own_file_of_the_schemas_name_is_not_replaced(
+    content: bytes | None, built: Path, files: dict[str, bytes]
+) -> None:
+    (built / SCHEMA).unlink()
+    (built / SCHEMA).mkdir() if content is None else (built / SCHEMA).write_bytes(content)
+    before = tree(built)
+    with pytest.raises(ArtifactError, match="is in the way: it is not the schema of recipes"):
+        write(built, {"sample": files})
+    assert tree(built) == before
+
+
 def test_another_artifacts_runtime_is_named(built: Path, files: dict[str, bytes]) -> None:
     lock = json.loads(files[LOCK])
     (built / "other").mkdir()
@@ -153,7 +179,7 @@ def test_a_failed_write_leaves_what_was_there(
     calls = 0
     with pytest.raises(OSError, match="No space"):
         write(tmp_path / "fresh", {"sample": changed})
-    assert list((tmp_path / "fresh").iterdir()) == []
+    assert not (tmp_path / "fresh").exists()
 
 
 def test_obstacles_are_named(tmp_path: Path, files: dict[str, bytes]) -> None:

@@ -9,17 +9,27 @@ from typing import Any
 import pytest
 from emitting import RECIPE, compiled, files_of, program_of
 
-from compiler.recipe_text import to_yaml
+from compiler.recipe_text import HEAD, to_yaml
 from spec.load import load
 
 
 def test_one_file_is_kept_as_it_was_written(tmp_path: Path) -> None:
-    assert files_of(tmp_path)["recipe.yaml"].decode() == RECIPE
+    assert files_of(tmp_path)["recipe.yaml"].decode() == f"{HEAD}\n{RECIPE}"
 
 
 def test_line_ends_are_those_of_the_repository(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_bytes(RECIPE.rstrip("\n").replace("\n", "\r\n").encode())
-    assert compiled(tmp_path / "recipe.yaml").text == RECIPE
+    assert compiled(tmp_path / "recipe.yaml").text == f"{HEAD}\n{RECIPE}"
+
+
+def test_the_schema_of_the_users_file_gives_way_to_that_beside_the_artifacts(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    rest = "# A reason.\n" + RECIPE + "# yaml-language-server: $schema=said/below.json\n"
+    path.write_text(f"# yaml-language-server: $schema=../docs/recipe.schema.json\n{rest}", encoding="utf-8")
+    text = compiled(path).text
+    assert text == f"{HEAD}\n{rest}"
+    path.write_text(text, encoding="utf-8")
+    assert compiled(path).text == text
 
 
 def test_set_and_extends_are_merged_in_without_the_defaults(tmp_path: Path) -> None:
@@ -32,6 +42,7 @@ def test_set_and_extends_are_merged_in_without_the_defaults(tmp_path: Path) -> N
     )
     text = compiled(tmp_path / "child.yaml", ["model.tokenizer=google/gemma-4-31B-it"]).text
     assert text == (
+        f"{HEAD}\n"
         "# Put together by recipec from a recipe with `extends` or `--set`.\n"
         "recipe: 1\n"
         "name: child\n"

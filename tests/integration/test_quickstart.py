@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.blocks import blocks
+from tests.docs.checks import steps
+
 
 @pytest.fixture(scope="module")
 def quickstart(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
@@ -37,6 +40,12 @@ def test_every_step_passes(quickstart: tuple[Path, str]) -> None:
         "total",
     ]
     assert "bit-identical" in printed
+
+
+def test_the_documentation_shows_what_it_prints(quickstart: tuple[Path, str], root: Path) -> None:
+    _, printed = quickstart
+    (shown,) = (block.text for block in blocks(root / "docs" / "start.md") if "$ make quickstart" in block.text)
+    assert steps(shown) == steps(printed)
 
 
 def test_its_commands_can_be_repeated(quickstart: tuple[Path, str], root: Path) -> None:

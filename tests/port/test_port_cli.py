@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from compiler.cli import app
 from compiler.plan.results import Point
 from compiler.port.plan import best
+from compiler.port.write import HEAD
 from tests.port import fake
 from tests.port.conftest import CONFIG
 
@@ -41,7 +42,9 @@ def run(text: str, *arguments: str) -> tuple[int, str, str]:
 def test_the_recipe_goes_to_stdout_and_the_report_to_stderr(folder: Path) -> None:
     for output in ([], ["-o", "-"]):
         status, printed, errors = run(LOSSY, *output)
-        assert status == 0 and printed.startswith("# Ported by") and printed.endswith("micro-batches\n")
+        assert (
+            status == 0 and printed.startswith(f"{HEAD}\n# Ported by") and printed.endswith("micro-batches\n")
+        )
         assert "Faketune: 5 keys exact" in errors.replace("4 keys", "5 keys") and "fake_rank" in errors
     assert [path.name for path in folder.iterdir()] == ["config.yaml"]
 
@@ -84,7 +87,7 @@ def test_a_recipe_with_errors_is_written_with_partial_alone(folder: Path) -> Non
     text = (folder / "out.yaml").read_text()
     assert status == 0 and "a partial recipe" in errors
     assert text.startswith(
-        "# PARTIAL: this recipe is not the run of its source. What is missing:\n# - `lora.rank`"
+        f"{HEAD}\n# PARTIAL: this recipe is not the run of its source. What is missing:\n# - `lora.rank`"
     )
     assert "(config.yaml:2)" in text
 
@@ -101,7 +104,7 @@ def test_reports_in_json_and_markdown(folder: Path) -> None:
     assert (
         json.loads(errors)["keys"] == told["keys"] == json.loads((folder / "report.json").read_text())["keys"]
     )
-    assert printed.startswith("# Ported by")
+    assert printed.startswith(f"{HEAD}\n# Ported by")
     assert run(LOSSY, "--report", "report.json")[0] == 1, "it is there"
     assert run(LOSSY, "--report", "report.txt")[0] == 2
     status, printed, _ = run("a: 1\n", "--format", "json")

@@ -13,7 +13,7 @@ import yaml
 from compiler.port.ledger import Line, Verdict
 from compiler.port.port import Ported, name_of
 from compiler.port.report import markdown
-from compiler.port.write import recipe_text
+from compiler.port.write import HEAD, recipe_text
 from spec.load import load
 from tests.port.conftest import CONFIG, Port
 
@@ -100,7 +100,7 @@ def test_references_are_resolved_or_refused(ported: Port) -> None:
         made = ported(CONFIG.replace("Qwen/Qwen3-8B", f'"{text}"'))
         assert codes(made) == [expected] and not made.text and made.diagnostics[0].path == "fake_model", text
     made = ported(CONFIG.replace("Qwen/Qwen3-8B", '"{{ model }}"'), partial=True)
-    assert made.text.startswith("# PARTIAL") and verdicts(made)["fake_model"] is Verdict.UNSUPPORTED
+    assert made.text.startswith(f"{HEAD}\n# PARTIAL") and verdicts(made)["fake_model"] is Verdict.UNSUPPORTED
     assert "E1106" in codes(made) and not made.whole
     assert ported(CONFIG + 'chat_template: "{{ messages }}"\nregex: "^a$B"\n').whole, (
         "these are meant literally"
@@ -165,7 +165,7 @@ def test_rows_that_no_mesh_takes_are_rounded_up(ported: Port) -> None:
 
 def test_a_model_that_fits_no_mesh(ported: Port) -> None:
     made = ported(CONFIG.replace("Qwen/Qwen3-8B", "google/gemma-4-31B-it"), machine="v5e-1")
-    assert "E1111" in codes(made) and not made.whole and made.text.startswith("# PARTIAL")
+    assert "E1111" in codes(made) and not made.whole and made.text.startswith(f"{HEAD}\n# PARTIAL")
 
 
 def test_findings_of_the_checks_stand_at_the_source(ported: Port) -> None:
@@ -204,6 +204,7 @@ def test_the_text_is_in_the_language_s_order_with_comments_beside_or_above() -> 
         "train.optimizer.learning_rate": Line(1e-5),
     }
     assert recipe_text(lines, ["Ported.", "", "More."]) == (
+        f"{HEAD}\n"
         '# Ported.\n#\n# More.\nrecipe: 1\nname: "yes"\n\nlora:\n  targets: [q_proj]\n\ndata:\n'
         '  train: [{path: "hf://a/b", split: "train[:5%]"}]\n\ntrain:\n'
         "  # so much is to be said of this that it does not fit beside the value, and stands above it,\n"

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from compiler.artifact import SCHEMA
 from compiler.cli import app
 
 HERE = Path(__file__).parent / "examples"
@@ -55,6 +56,7 @@ def test_example(folder: Path, update: bool) -> None:
     assert status == 0, errors
     assert CliRunner().invoke(app, ["check", "recipe.yaml"]).exit_code == 0
     made = {path.name: path.read_text() for path in sorted(set(folder.iterdir()) - before)}
+    assert made.pop(SCHEMA).startswith("{")
     golden = HERE / folder.name / "expected"
     if update:
         shutil.rmtree(golden, ignore_errors=True)

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from spec.document import read
-from spec.schema import json_schema, text
+from spec.schema import json_schema, modeline, text
 from spec.tree import plain
 
 
@@ -57,12 +57,38 @@ def test_a_recipe_that_extends_another_may_leave_keys_out(validator: Any) -> Non
     assert not validator.is_valid({"extends": "base.yaml", "mesh": {"acelerator": "v6e-8"}})
 
 
-def test_every_key_has_a_description() -> None:
+def fields(schema: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Every key of the language with its schema, by section and name."""
+    kinds = [("", schema)]
+    for name, kind in schema["$defs"].items():
+        kinds += [(name, branch) for branch in (kind, *kind.get("anyOf", []))]
+    found = {f"{kind}.{name}": field for kind, s in kinds for name, field in s.get("properties", {}).items()}
+    axes = {f"Axes.{name}": field for name, field in found["Mesh.axes"]["properties"].items()}
+    return found | axes
+
+
+def test_every_key_has_a_description_and_examples_that_are_valid() -> None:
     schema = json_schema()
-    kinds = [
-        schema,
-        *(branch for kind in schema["$defs"].values() for branch in (kind, *kind.get("anyOf", []))),
-    ]
-    for kind in kinds:
-        for name, field in kind.get("properties", {}).items():
-            assert "Default: " in field["description"] or "Required." in field["description"], name
+    for name, field in fields(schema).items():
+        assert "Default: " in field["description"] or "Required." in field["description"], name
+        assert field["examples"], name
+        at_its_place = jsonschema.Draft202012Validator({"$defs": schema["$defs"], **field})
+        for example in field["examples"]:
+            assert [error.message for error in at_its_place.iter_errors(example)] == [], name
+
+
+def test_every_word_to_choose_is_described() -> None:
+    def described(node: Any, name: str) -> None:
+        for key, below in node.items() if isinstance(node, dict) else enumerate(node):
+            if isinstance(below, dict | list) and key != "examples":
+                described(below, f"{name}.{key}")
+        if "enum" in node:
+            meanings = node["enumDescriptions"]
+            assert len(meanings) == len(node["enum"]) and all(meanings), name
+
+    described(json_schema(), "")
+    assert "x-choices" not in text()
+
+
+def test_a_modeline_names_the_schema() -> None:
+    assert modeline("../recipe.schema.json") == "# yaml-language-server: $schema=../recipe.schema.json"

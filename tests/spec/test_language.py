@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import typing
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 from pydantic.fields import FieldInfo
 
 from spec.language import Recipe, Section
-from spec.validate import _section_of, validate
+from spec.schema import json_schema
+from spec.validate import _choices, _section_of, validate
 
+SCHEMA = jsonschema.Draft202012Validator(json_schema())
 SMALLEST: dict[str, Any] = {
     "recipe": 1,
     "name": "example",
@@ -129,3 +133,50 @@ def test_any_value_in_place_of_a_section_is_judged(path: str, value: Any) -> Non
     for diagnostic in validate(smallest(**{path: value})).diagnostics:
         assert diagnostic.code.startswith("E01")
         assert "Input should" not in diagnostic.message and "Extra inputs" not in diagnostic.message
+
+
+BESIDE: dict[str, Any] = {
+    "sharding.rules": [{"match": "a", "spec": ["tp"]}],
+    "data.train": [{"path": "a.jsonl"}],
+    "data.eval": [{"path": "b.jsonl"}],
+    "cost.baseline": {"name": "a", "train_hours": 1.0, "train_usd_per_hour": 1.0, "serve_usd_per_hour": 1.0},
+}
+"""What sections and lists hold beside the key that is given an example."""
+CLASHES = {"mesh.topology": "accelerator"}
+"""What cannot be given beside a key."""
+
+
+def placed(path: str, value: Any) -> dict[str, Any]:
+    """A small recipe with a value at a path."""
+    given: dict[str, Any] = json.loads(json.dumps(SMALLEST))
+    *above, last = path.split(".")
+    node: Any = given
+    for depth, name in enumerate(above, 1):
+        where = ".".join(above[:depth])
+        if where in BESIDE:
+            node[name] = json.loads(json.dumps(BESIDE[where]))
+        node = node.setdefault(name, {})
+        node = node[0] if isinstance(node, list) else node
+    node[last] = value
+    node.pop(CLASHES.get(path), None)
+    return given
+
+
+@pytest.mark.parametrize(
+    ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_example_is_valid_at_its_place(path: str, info: FieldInfo) -> None:
+    assert info.examples
+    for example in info.examples:
+        given = placed(path, example)
+        assert validate(given).diagnostics == []
+        assert [error.message for error in SCHEMA.iter_errors(given)] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_the_words_of_a_key_are_those_that_are_described(path: str, info: FieldInfo) -> None:
+    words = [word for word in _choices(info.annotation)[0] if word != "inf"]
+    extra: Any = info.json_schema_extra or {}
+    assert list(extra.get("x-choices", {})) == words

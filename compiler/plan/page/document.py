@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from compiler.pages import environment, script_hash
 from compiler.plan import calibration
 from compiler.plan.page import headline, memory, mesh, numbers, placements, roofline, time
 from compiler.plan.page import search as searched
 from compiler.plan.results import Plan, Search, Temporary
-from compiler.render import FOLDER
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 
 def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, str]] | None = None) -> str:
@@ -26,7 +19,7 @@ def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, 
         search: what a search of its settings found.
         serving: sections on serving, each a title and text that keeps its lines.
     """
-    template = _environment().get_template
+    template = environment().get_template
     script = template("pages/plan.js.j2").render()
     return template("pages/plan.html.j2").render(
         plan=plan,
@@ -45,7 +38,7 @@ def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, 
         temporaries=_temporaries(plan.estimate.largest),
         script=script,
         style=template("pages/plan.css.j2").render(),
-        script_hash=_hash(script),
+        script_hash=script_hash(script),
     )
 
 
@@ -53,23 +46,3 @@ def _temporaries(largest: Sequence[Temporary]) -> list[tuple[Temporary, int]]:
     """The largest arrays, each with its bytes against the largest in percent."""
     most = max((one.bytes for one in largest), default=0)
     return [(one, round(100 * one.bytes / most) if most else 0) for one in largest]
-
-
-def _hash(script: str) -> str:
-    """As a content security policy names a script: no other one may run."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-@functools.cache
-def _environment() -> Environment:
-    """Unlike that of the artifacts' files, it escapes: names and settings come from users."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(FOLDER),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=True,
-    )

@@ -323,7 +323,7 @@ def _log(keys: Keys) -> None:
     if keys.given("logging_steps") and every is not None and every >= 1:
         keys.same("logging_steps", {"train.log.every": int(every)})
     keys.same("logging_steps", note="how often a line is written")
-    keys.same("report_to", note="a log; metrics.jsonl and TensorBoard's files are written here, and no other")
+    keys.same("report_to", note="a log; train.log says what is written here")
 
 
 def evaluation(keys: Keys) -> bool:

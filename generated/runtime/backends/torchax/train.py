@@ -109,7 +109,7 @@ def _run(
             trace,
         )
         del live
-        with session.metrics(done, train.tensorboard, trainer.close) as metrics:
+        with session.metrics(done, train, trainer.close) as metrics:
             trainer.fit(
                 prepared.batches(session.total, done),
                 prepared.eval_batches,

@@ -6,12 +6,14 @@ import os
 import resource
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runtime import run_facts
 from runtime.adapters import LoraSettings
 from runtime.backends import saving
 from runtime.backends.arguments import Arguments
@@ -20,10 +22,15 @@ from runtime.backends.trl.checkpoints import begin_run, check_data, farewell, op
 from runtime.cache import cache_directory
 from runtime.errors import UserError, guarded
 from runtime.interrupts import Interrupted, Interrupts
+from runtime.run_state import recorded
 from runtime.settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from runtime.trace import Trace, check_writable
+from runtime.wandb_log import open_wandb
 
 if TYPE_CHECKING:
+    from accelerate import PartialState
+
+    from runtime.backends.report import Report
     from runtime.backends.trl.trainer import RecipeTrainer
     from runtime.checkpoint import BaseCheckpoint
     from runtime.data.prepare import PreparedData
@@ -157,7 +164,14 @@ def _run(job: _Job) -> int:
             print(f"continuing after step {start} of {total}", file=sys.stderr)
         else:
             begin_run(job.directory, job.artifact)
-        report = Report(job.directory, start, until, train.log_every, train.tensorboard, peak_memory)
+        run_facts.begin(
+            job.directory, job.artifact, Path(sys.argv[0]).name, prepared, _devices(place), start, until
+        )
+        wandb = None
+        if train.wandb_project is not None:
+            project, resume = train.wandb_project, arguments.resume
+            wandb = open_wandb(project, job.directory, job.directory, job.artifact, resume, start)
+        report = Report(job.directory, start, until, train.log_every, train.tensorboard, peak_memory, wandb)
     about = {"dtype": model.dtype, "device": str(place.device), "devices": place.num_processes}
     about |= {"first_step": start + 1} | {name: version(name) for name in PACKAGES}
     trace = Trace("trl", job.artifact.name, about)
@@ -204,16 +218,15 @@ def _run(job: _Job) -> int:
         eval_every=train.eval_every,
         keep_gradients=arguments.trace is not None and start == 0,
     )
-    job.interrupts.deferred = True
-    try:
-        trainer.go(folder)
-    finally:
-        job.interrupts.deferred = False
-        if report is not None:
-            report.close()
-    step = trainer.state.global_step
-    if job.interrupts.requested is not None and step < until:
-        raise Interrupted(job.interrupts.requested)
+    with _ending(job, report, total, until):
+        job.interrupts.deferred = True
+        try:
+            trainer.go(folder)
+        finally:
+            job.interrupts.deferred = False
+        step = trainer.state.global_step
+        if job.interrupts.requested is not None and step < until:
+            raise Interrupted(job.interrupts.requested)
     _leave(job, trainer, base, trace, step == total)
     if report is not None:
         if step < total:
@@ -223,6 +236,23 @@ def _run(job: _Job) -> int:
             )
         print(report.summary(step), flush=True)
     return 0
+
+
+@contextmanager
+def _ending(job: _Job, report: Report | None, total: int, until: int) -> Iterator[None]:
+    """Closes a report when the loop ends, and says how it ended; nothing without a report."""
+    if report is None:
+        yield
+        return
+    with recorded(job.directory, total, until):
+        try:
+            yield
+            report.ends(0)
+        except Interrupted as interrupted:
+            report.ends(128 + interrupted.signum, stopped=True)
+            raise
+        finally:
+            report.close()
 
 
 def _data(job: _Job, base: BaseCheckpoint, processes: int) -> tuple[Any, PreparedData]:
@@ -270,6 +300,21 @@ def _leave(job: _Job, trainer: RecipeTrainer, base: BaseCheckpoint, trace: Trace
         trace.gradients = trainer.first_gradients or {}
         trace.trained = trained
         trace.write(job.arguments.trace)
+
+
+def _devices(place: PartialState) -> dict[str, Any]:
+    """What trains, as `runtime.run_facts` has it."""
+    import torch
+
+    cuda = place.device.type == "cuda"
+    about = torch.cuda.get_device_properties(place.device) if cuda else None
+    return {
+        "platform": place.device.type,
+        "kind": about.name if about else "cpu",
+        "count": place.num_processes,
+        "processes": place.num_processes,
+        "memory_bytes": about.total_memory if about else None,
+    }
 
 
 def peak_memory() -> int:

@@ -1,0 +1,217 @@
+"""The questions that `recipe new` asks on a terminal, for what its flags do not say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from compiler import catalog
+from compiler.artifact import ArtifactError
+from compiler.cli_base import console
+from compiler.hardware import Accelerator, UnknownAccelerator, from_name
+from compiler.new.machines import TITLES, Fit, fit, machines
+from compiler.new.memory import Probe
+from compiler.new.source import PLACEHOLDER
+
+NO_SERVER = "none"
+
+
+def possible() -> bool:
+    """Whether there is someone to ask."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def model(check: Callable[[str], Probe]) -> str:
+    """A model's id or directory.
+
+    Args:
+        check: raises ArtifactError for a model that is none.
+    """
+    known = [name for name, entry in catalog.entries().items() if "unsupported" not in entry]
+    print("Which model? A Hugging Face id, or a directory with a checkpoint. Tab completes.")
+
+    def checked(text: str) -> str:
+        whole = _whole(text.strip(), known)
+        _or_again(check, whole)
+        return whole
+
+    with _completing(lambda start: [name for name in known if name.lower().startswith(start.lower())]):
+        return str(_prompt("Model", checked))
+
+
+def accelerator(probe: Probe, method: str | None) -> Accelerator:
+    """A machine on which the model fits; the others are named as too small."""
+    found = [fit(probe, machine, method) for machine in machines()]
+    fitting = {one.accelerator.name: one for one in found if one.method}
+    if not fitting:
+        raise ArtifactError(
+            f"{probe.program.recipe.model.id} fits no machine of one host", "choose a smaller model"
+        )
+    _table(list(fitting.values()), [one.accelerator.name for one in found if not one.method])
+
+    def checked(text: str) -> Accelerator:
+        try:
+            machine = from_name(text.strip())
+        except UnknownAccelerator as error:
+            raise typer.BadParameter(f"{error}; {error.help}") from None
+        if machine.hosts > 1:
+            raise typer.BadParameter(f"{machine.name} is {machine.hosts} hosts: choose one of the table")
+        if fit(probe, machine, method).method is None:
+            raise typer.BadParameter(f"{machine.name} is too small: choose one of the table")
+        return machine
+
+    with _completing(lambda start: [name for name in fitting if name.startswith(start)]):
+        return _prompt("Accelerator", checked, default=_cheapest(list(fitting.values())))
+
+
+def data(look: Callable[[str], Any]) -> Any:
+    """What `look` makes of the data's place; it raises ArtifactError for one that is none."""
+    print("Where is the data? A file (.jsonl, .json, .csv, .parquet, ...), or hf://OWNER/NAME.")
+    print(f"Enter alone names {PLACEHOLDER}, to be put there later.")
+
+    def files(start: str) -> list[str]:
+        return [f"{name}/" if Path(name).is_dir() else name for name in sorted(glob(f"{start}*"))]
+
+    with _completing(files):
+        return _prompt("Data", lambda text: _or_again(look, text.strip()), default=PLACEHOLDER)
+
+
+def choice(question: str, choices: Sequence[str], default: str) -> str:
+    """One of some words."""
+
+    def checked(text: str) -> str:
+        if text.strip() not in choices:
+            raise typer.BadParameter(f"one of {', '.join(choices)}")
+        return text.strip()
+
+    print(f"{question} {', '.join(choices)}.")
+    with _completing(lambda start: [word for word in choices if word.startswith(start)]):
+        return _prompt("Format", checked, default=default)
+
+
+def serve() -> Accelerator | None:
+    """The machine that serves, None for none."""
+    print(f"Serve it with vLLM? On which TPU, such as v6e-8 or v5e-8; or {NO_SERVER}.")
+    names = [machine.name for machine in machines() if machine.platform == "tpu"]
+    with _completing(lambda start: [name for name in [*names, NO_SERVER] if name.startswith(start)]):
+        return _prompt("Serve on", lambda text: _or_again(server, text), default=NO_SERVER)
+
+
+def server(text: str) -> Accelerator | None:
+    """The machine of --serve.
+
+    Raises:
+        ArtifactError: it is none that serves.
+    """
+    if text.strip() == NO_SERVER:
+        return None
+    try:
+        machine = from_name(text.strip())
+    except UnknownAccelerator as error:
+        raise ArtifactError(str(error), error.help) from None
+    if machine.platform != "tpu":
+        raise ArtifactError(f"vllm-tpu does not serve on {machine.name}", f"name a TPU, or {NO_SERVER}")
+    return machine
+
+
+def confirm(question: str) -> bool:
+    """Yes or no; no is the default."""
+    try:
+        return typer.confirm(question, default=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+
+
+def _prompt(label: str, checked: Callable[[str], Any], default: str | None = None) -> Any:
+    try:
+        return typer.prompt(label, default=default, value_proc=checked)
+    except typer.Abort:  # Ctrl-C or Ctrl-D
+        raise KeyboardInterrupt from None
+
+
+def _or_again(check: Callable[[str], Any], text: str) -> Any:
+    """What a check makes of an answer; what it refuses is asked for again."""
+    try:
+        return check(text)
+    except ArtifactError as error:
+        raise typer.BadParameter(f"{error}; {error.help}" if error.help else str(error)) from None
+
+
+def _whole(text: str, known: Sequence[str]) -> str:
+    """An id by its last part or in other letters, where that is one model's alone."""
+    if text in known or catalog.is_directory(text):
+        return text
+    lower = text.lower()
+    same = [name for name in known if lower in (name.lower(), name.lower().rpartition("/")[2])]
+    return same[0] if len(same) == 1 else text
+
+
+def _cheapest(found: Sequence[Fit]) -> str:
+    """The least expensive that fits without a quantised base, where there is one."""
+    priced = [one for one in found if one.accelerator.usd_per_hour is not None]
+    plain = [one for one in priced if one.method != "qlora"]
+    best = min(plain or priced or found, key=lambda one: one.accelerator.usd_per_hour or 0)
+    return best.accelerator.name
+
+
+def _table(fitting: Sequence[Fit], small: Sequence[str]) -> None:
+    """The machines: their chips, each device's memory, their list price and the method that fits."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title="Machines on which it fits, on paper",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("name")
+    for name in ("chips", "GiB", "US$/h"):
+        table.add_column(name, justify="right")
+    table.add_column("by")
+    for one in fitting:
+        machine, price = one.accelerator, one.accelerator.usd_per_hour
+        tpu = machine.platform == "tpu"
+        table.add_row(
+            machine.name,
+            str(machine.chips) if tpu else "-",
+            f"{machine.hbm_bytes_per_device / 2**30:g}" if tpu else "-",
+            f"{price:.2f}" if price is not None else "-",
+            TITLES[one.method or "lora"],
+        )
+    shown = console(sys.stdout)
+    shown.print(table)
+    if small:
+        shown.print(f"too small: {', '.join(small)}")
+
+
+@contextmanager
+def _completing(words: Callable[[str], list[str]]) -> Iterator[None]:
+    """Tab completes an answer within the block, where this Python has readline."""
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    before, delimiters = readline.get_completer(), readline.get_completer_delims()
+
+    def complete(text: str, state: int) -> str | None:
+        with suppress(OSError):
+            found = words(text)
+            return found[state] if state < len(found) else None
+        return None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims("")
+    readline.parse_and_bind("tab: complete")
+    try:
+        yield
+    finally:
+        readline.set_completer(before)
+        readline.set_completer_delims(delimiters)

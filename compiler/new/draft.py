@@ -1,0 +1,194 @@
+"""The configuration of a new recipe: devices, batch, recomputation and length, by what fits on paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.hardware import Accelerator
+from compiler.new.memory import Need, Probe, fits, need
+from compiler.port.mesh import arrangements
+from compiler.wording import divisors
+
+POLICIES = ("none", "save_attention", "decoder")
+"""Of `remat.policy`, the fastest first."""
+
+LENGTHS = (4096, 2048, 1024, 512)
+"""Tokens of a row, the longest first."""
+
+ROOMY = 2048
+"""Shorter rows are worse than a quantised base, and than tp."""
+
+SHORT_ROWS_BELOW_GIB = 16
+"""Devices with less memory than this start at rows of half that length."""
+
+MOST_TOKENS = 16_384
+"""Of a device's micro-batch: a device is as busy with these as it will be."""
+
+ROWS = {"lora": 8, "qlora": 8, "full": 16, "dpo": 32}
+"""Rows of an optimizer step at the least, by method; of preferences, pairs."""
+
+RANK = 16
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A configuration.
+
+    Attributes:
+        method: lora, qlora, dpo or full.
+        quantize: whether the base's weights are held in 4 bits.
+        fsdp, tp: devices along the axes.
+        policy: of remat.
+        micro, rows: of a device's micro-batch and of an optimizer step.
+        length: tokens of a row.
+        attention: dot or splash.
+        need: what a step takes of a device, about.
+    """
+
+    accelerator: Accelerator
+    method: str
+    quantize: bool
+    fsdp: int
+    tp: int
+    policy: str
+    micro: int
+    rows: int
+    length: int
+    attention: str
+    need: Need
+
+    @property
+    def accumulation(self) -> int:
+        return self.rows // (self.fsdp * self.micro)
+
+
+def drafts(
+    probe: Probe, accelerator: Accelerator, method: str | None, longest: int | None = None
+) -> Iterator[Draft]:
+    """The configurations that fit, the best first.
+
+    Axes with more tp come last: they are for models that fsdp alone does not divide, or too large for it.
+
+    Args:
+        probe: with adapters, or without for `full`.
+        method: None takes LoRA, and QLoRA where that does not fit.
+        longest: of the data's rows, about, in tokens.
+    """
+    methods, lengths = _methods(method), _lengths(accelerator, longest)
+    ways = list(arrangements(accelerator.devices, _rows(methods[0][0], accelerator.devices), 1))
+    roomy = [length for length in lengths if length >= min(ROOMY, lengths[0])]
+    tried = [(way, one, roomy) for way in ways for one in methods]
+    # Rows that are shorter than that are left for last.
+    tried += [(way, methods[-1], lengths[len(roomy) :]) for way in ways]
+    for way, (name, quantize), some in tried:
+        found = _first(probe, accelerator, name, quantize, (way.fsdp, way.tp), some)
+        if found is not None:
+            yield found
+
+
+def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) -> float:
+    """Bytes of each device that the most frugal configuration would take."""
+    name, quantize = _methods(method)[-1]
+    policy, axes = POLICIES[-1], (accelerator.devices, 1)
+    return _tried(probe, accelerator, name, quantize, axes, policy, 1, LENGTHS[-1]).need.total
+
+
+def _methods(method: str | None) -> Sequence[tuple[str, bool]]:
+    """Methods in the order in which they are tried, and whether the base is quantised."""
+    if method is None:
+        return (("lora", False), ("qlora", True))
+    if method == "dpo":
+        return (("dpo", False), ("dpo", True))
+    return ((method, method == "qlora"),)
+
+
+def _rows(method: str, devices: int) -> int:
+    least = ROWS[method]
+    return least if least % devices == 0 else devices * math.ceil(least / devices)
+
+
+def _first(
+    probe: Probe,
+    accelerator: Accelerator,
+    method: str,
+    quantize: bool,
+    axes: tuple[int, int],
+    lengths: Sequence[int],
+) -> Draft | None:
+    """The longest rows, then the least recomputation, then the largest micro-batch that fit."""
+    cpu = accelerator.platform == "cpu"
+    for length in lengths:
+        for policy in POLICIES[:1] if cpu else POLICIES:
+            if policy == "save_attention" and _attention(probe, accelerator) != "splash":
+                continue
+            best = None
+            for micro in divisors(_rows(method, accelerator.devices) // axes[0]):
+                found = _tried(probe, accelerator, method, quantize, axes, policy, micro, length)
+                if (best is not None and micro * length > MOST_TOKENS) or not fits(accelerator, found.need):
+                    break
+                best = found
+            if best is not None:
+                return best
+    return None
+
+
+def _lengths(accelerator: Accelerator, longest: int | None) -> list[int]:
+    if accelerator.platform == "cpu":
+        return [min(512, _round(longest or 512))]
+    small = accelerator.hbm_bytes_per_device < SHORT_ROWS_BELOW_GIB * 2**30
+    usual = LENGTHS[1] if small else LENGTHS[0]
+    first = usual if longest is None else min(max(_round(longest), 1024), 2 * usual)
+    return [first, *(length for length in LENGTHS if length < first)]
+
+
+def _round(tokens: int) -> int:
+    """Up to a multiple of 512, with room for what a chat template adds and a rough count hides."""
+    return max(512, math.ceil(tokens * 1.25 / 512) * 512)
+
+
+def _attention(probe: Probe, accelerator: Accelerator) -> str:
+    return "splash" if accelerator.platform == "tpu" and probe.program.family.flash_attention else "dot"
+
+
+def _tried(
+    probe: Probe,
+    accelerator: Accelerator,
+    method: str,
+    quantize: bool,
+    axes: tuple[int, int],
+    policy: str,
+    micro: int,
+    length: int,
+) -> Draft:
+    """A configuration with what it needs."""
+    fsdp, tp = axes
+    rows = _rows(method, accelerator.devices)
+    attention = _attention(probe, accelerator)
+    given = probe.program
+    recipe = given.recipe
+    updates = {
+        "model": recipe.model.model_copy(update={"attention": attention, "dtype": dtype(accelerator)}),
+        "mesh": recipe.mesh.model_copy(update={"axes": {"fsdp": fsdp, "tp": tp}}),
+        "remat": recipe.remat.model_copy(update={"policy": policy}),
+        "data": recipe.data.model_copy(update={"max_length": length}),
+        "train": recipe.train.model_copy(update={"micro_batch_size": micro, "global_batch_size": rows}),
+    }
+    lora = replace(given.lora, quantize="nf4") if given.lora and quantize else given.lora
+    program = replace(
+        given,
+        recipe=recipe.model_copy(update=updates),
+        accelerator=accelerator,
+        data_parallel=fsdp,
+        accumulation_steps=rows // (fsdp * micro),
+        lora=lora,
+    )
+    return Draft(
+        accelerator, method, quantize, fsdp, tp, policy, micro, rows, length, attention, need(probe, program)
+    )
+
+
+def dtype(accelerator: Accelerator) -> str:
+    """Of the weights: CPUs are slow at bfloat16."""
+    return "bfloat16" if accelerator.platform == "tpu" else "float32"

@@ -1,0 +1,71 @@
+"""What `recipe new` writes: all of it or nothing, and nothing that was there is replaced unasked."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from compiler.artifact import ArtifactError, umask
+from compiler.terminal import uninterrupted
+
+
+def refuse_existing(target: Path, help: str) -> None:
+    """Refuses to write where something is.
+
+    Raises:
+        ArtifactError: there is, or its folder is none.
+    """
+    if target.exists() or target.is_symlink():
+        raise ArtifactError(f"{target} is there already", help)
+    for folder in target.parents:
+        if folder.exists():
+            if not folder.is_dir():
+                raise ArtifactError(f"{folder} is in the way: it is not a folder", "choose another with -o")
+            return
+
+
+def write(files: Mapping[Path, str], replaced: Mapping[Path, str]) -> None:
+    """Writes files beside their places, and then moves them there; on a failure or Ctrl-C none is left.
+
+    Args:
+        files: texts by path, none of which is there yet.
+        replaced: the same of files that are there, and were read to be extended.
+
+    Raises:
+        OSError: one of them cannot be written.
+    """
+    made: list[Path] = []
+    staged: dict[Path, str] = {}
+    try:
+        for target, text in {**files, **replaced}.items():
+            for folder in reversed([target.parent, *target.parent.parents]):
+                if not folder.is_dir():
+                    folder.mkdir()
+                    made.append(folder)
+            staged[target] = _stage(target, text)
+        with uninterrupted():
+            for target in [*files, *replaced]:
+                os.replace(staged[target], target)
+                del staged[target]
+                made += [target] if target in files else []
+    except BaseException:
+        for name in staged.values():
+            Path(name).unlink(missing_ok=True)
+        for path in reversed(made):
+            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+        raise
+
+
+def _stage(target: Path, text: str) -> str:
+    """A file beside its place; its name."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
+            stream.write(text)
+        os.chmod(name, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~umask())
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    return name

@@ -1,0 +1,67 @@
+"""Which machines a model fits, on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.artifact import ArtifactError
+from compiler.hardware import Accelerator, from_name, known_names
+from compiler.new.draft import drafts, smallest_need
+from compiler.new.memory import HEADROOM, Probe
+from compiler.new.text import gib
+from compiler.wording import listing
+from spec.diagnostics import Diagnostic
+
+CPU = "cpu-8"
+"""Stands for all of them."""
+
+TITLES = {"lora": "LoRA", "qlora": "QLoRA", "dpo": "DPO", "full": "full fine-tuning"}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A machine, and the method that fits it; None where none does."""
+
+    accelerator: Accelerator
+    method: str | None
+
+
+def machines() -> Iterator[Accelerator]:
+    """Those of one host, whose training this version runs, and a CPU's devices."""
+    for name in known_names():
+        machine = from_name(name)
+        if machine.platform == "tpu" and machine.hosts == 1:
+            yield machine
+    yield from_name(CPU)
+
+
+def fit(probe: Probe, machine: Accelerator, method: str | None) -> Fit:
+    """The method that a model is trained by on a machine."""
+    draft = next(drafts(probe, machine, method), None)
+    return Fit(machine, draft.method if draft else None)
+
+
+def refusal(
+    probe: Probe, machine: Accelerator, method: str | None, why: Diagnostic | None = None
+) -> ArtifactError:
+    """That a model does not fit a machine, and which it fits.
+
+    Args:
+        why: what the checks found, None where the memory is too small.
+    """
+    available = machine.hbm_bytes_per_device * (1 - HEADROOM)
+    least = gib(smallest_need(probe, machine, method))
+    model = probe.program.recipe.model.id
+    message = (
+        f"{model} does not fit {machine.name}: at the least a step takes about {least} GiB of each device, "
+        f"which has {gib(available)} GiB to spare for it"
+        if why is None
+        else why.message
+    )
+    found = [fit(probe, other, method) for other in machines() if other.platform == "tpu"]
+    fitting = [f"{one.accelerator.name} ({TITLES[one.method]})" for one in found if one.method]
+    ways = [f"it fits {listing(fitting, 'or')}"] if fitting else []
+    if method in ("lora", "full") and fit(probe, machine, "qlora").method:
+        ways.append(f"--method qlora fits {machine.name}")
+    return ArtifactError(message, "; ".join(ways) or "choose a smaller model")

@@ -1,0 +1,217 @@
+"""A new recipe: its configuration and server chosen by trying them on the checks of every recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compiler import catalog
+from compiler.artifact import ArtifactError
+from compiler.hardware import Accelerator, UnknownAccelerator, from_name
+from compiler.lower import lower
+from compiler.new.draft import RANK, Draft, drafts
+from compiler.new.machines import refusal
+from compiler.new.memory import Probe
+from compiler.new.serving import sections
+from compiler.new.source import Source
+from compiler.new.text import Contents, write
+from compiler.port.mesh import concerns
+from compiler.program import Program
+from compiler.recipe_text import to_yaml
+from runtime.families import UnsupportedCheckpoint
+from spec.diagnostics import Diagnostic
+from spec.language import VERSION
+from spec.language.lora import PROJECTIONS
+from spec.load import load
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a recipe is to be.
+
+    Attributes:
+        model: as the recipe names it.
+        method: lora, qlora, dpo or full; None takes the gentlest that fits.
+        source: its data, with its path as the recipe names it.
+        serve: the machine that serves, None for none.
+        file: where it will lie.
+    """
+
+    name: str
+    model: str
+    accelerator: Accelerator
+    method: str | None
+    source: Source
+    serve: Accelerator | None
+    file: Path
+
+
+@dataclass(frozen=True)
+class Made:
+    """A recipe that the checks let through, and what they say of it beside."""
+
+    text: str
+    draft: Draft
+    diagnostics: list[Diagnostic]
+
+
+def check_name(name: str) -> None:
+    """Refuses a name that the language does.
+
+    Raises:
+        ArtifactError: with the language's own sentence.
+    """
+    values = {"recipe": VERSION, "name": name, "model": {"id": "model"}, "mesh": {}, "data": {"train": ["x"]}}
+    found = load(Path("new.yaml"), text=to_yaml(values)).diagnostics
+    for problem in found:
+        if problem.path == "name":
+            raise ArtifactError(problem.message, problem.help)
+
+
+def machine(name: str) -> Accelerator:
+    """The machine of --accelerator.
+
+    Raises:
+        ArtifactError: it is unknown.
+    """
+    try:
+        return from_name(name)
+    except UnknownAccelerator as error:
+        raise ArtifactError(str(error), error.help) from None
+
+
+def spelt(model: str, folder: Path) -> str:
+    """A model as a recipe in `folder` names it: a directory relative to that folder.
+
+    Args:
+        model: as given: a directory relative to the working folder, or an id.
+    """
+    known = model in catalog.entries() or "://" in model
+    if not catalog.is_directory(model) and (known or not Path(model, "config.json").is_file()):
+        return model
+    if model.startswith(("/", "~")):
+        return model
+    relative = Path(os.path.relpath(model, folder)).as_posix()
+    return relative if relative.startswith("..") else f"./{relative}"
+
+
+def usual_format(model: str, method: str | None, file: Path) -> str:
+    """The format of data that is yet to come."""
+    if method == "dpo":
+        return "preference"
+    try:
+        chat = catalog.find(model, file.parent).chat
+    except (catalog.UnknownModel, UnsupportedCheckpoint):
+        return "chat"
+    return "text" if chat is False else "chat"
+
+
+def make(asked: Asked) -> Made:
+    """The best recipe that passes the checks.
+
+    Raises:
+        ArtifactError: there is none; it says why, and what there would be one for.
+    """
+    asked = _settled(asked)
+    probe = look(asked.name, asked.model, asked.method, asked.file)
+    first: Diagnostic | None = None
+    for draft in drafts(probe, asked.accelerator, asked.method, asked.source.longest):
+        made, problem = _served(asked, probe, draft)
+        if made is not None:
+            return made
+        first = first or problem
+        if problem is not None and not concerns(problem):
+            break
+    if first is None or concerns(first):
+        raise refusal(probe, asked.accelerator, asked.method, first)
+    raise ArtifactError(first.message, first.help)
+
+
+def _settled(asked: Asked) -> Asked:
+    """With the method that the data asks for.
+
+    Raises:
+        ArtifactError: the two do not go together.
+    """
+    preferences = asked.source.format == "preference"
+    if preferences and asked.method is None:
+        return replace(asked, method="dpo")
+    if preferences != (asked.method == "dpo"):
+        raise ArtifactError(
+            f"--method {asked.method} does not go with data of the format {asked.source.format}",
+            "dpo learns from preferences: prompt, chosen and rejected; the other methods do not",
+        )
+    return asked
+
+
+def look(name: str, model: str, method: str | None, file: Path) -> Probe:
+    """A model on one device.
+
+    Raises:
+        ArtifactError: it is unknown, or nothing that this version trains.
+    """
+    values: dict[str, Any] = {
+        "recipe": VERSION,
+        "name": name,
+        "model": {"id": model},
+        "mesh": {"accelerator": "cpu-1", "axes": {"fsdp": 1, "tp": 1}},
+        "data": {"train": ["gs://bucket/train.jsonl"], "format": "text"},
+    }
+    if method != "full":
+        values["lora"] = {"rank": RANK, "targets": PROJECTIONS}
+    if method == "dpo":
+        values["data"]["format"] = "preference"
+        values["train"] = {"objective": "dpo"}
+    program, problem = _lowered(file, to_yaml(values))
+    if program is None:
+        assert problem is not None
+        raise ArtifactError(problem.message, problem.help)
+    return Probe(program)
+
+
+def _served(asked: Asked, probe: Probe, draft: Draft) -> tuple[Made | None, Diagnostic | None]:
+    """A configuration's recipe with the server that the checks find least fault with, or the first error."""
+    servers: Sequence[dict[str, Any]] = [{}] if asked.serve is None else list(sections(asked.serve))
+    best: Made | None = None
+    problem: Diagnostic | None = None
+    idle = 0
+    for server in servers:
+        if server.get("tensor_parallel_size") == idle:
+            continue
+        made, error = _checked(asked, probe, draft, server)
+        if error is not None:
+            problem = problem or error
+            if not _of_server(error):
+                return None, error
+        elif made is not None and any(d.code == "N0607" and d.help for d in made.diagnostics):
+            idle = server["tensor_parallel_size"]  # fewer devices to a copy hold more requests
+        elif made is not None and not any(_of_server(d) for d in _warnings(made.diagnostics)):
+            return made, None
+        best = best or made
+    return best, problem
+
+
+def _checked(
+    asked: Asked, probe: Probe, draft: Draft, server: dict[str, Any]
+) -> tuple[Made | None, Diagnostic | None]:
+    contents = Contents(asked.name, asked.model, probe, draft, asked.source, str(asked.file), server)
+    text = write(contents)
+    lowered = lower(load(asked.file, text=text))
+    error = next((d for d in lowered.diagnostics if d.severity == "error"), None)
+    return (None, error) if error else (Made(text, draft, lowered.diagnostics), None)
+
+
+def _lowered(file: Path, text: str) -> tuple[Program | None, Diagnostic | None]:
+    lowered = lower(load(file, text=text))
+    return lowered.program, next((d for d in lowered.diagnostics if d.severity == "error"), None)
+
+
+def _of_server(found: Diagnostic) -> bool:
+    return found.code[1:3] == "06" or found.code == "E0915"
+
+
+def _warnings(diagnostics: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
+    return (d for d in diagnostics if d.severity == "warning")

@@ -1,0 +1,268 @@
+"""The text of a new recipe: its values, and a reason for each in the numbers of its model and machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.catalog import is_directory, title
+from compiler.checks.mesh import BYTES
+from compiler.hardware import Accelerator
+from compiler.new.draft import RANK, Draft, dtype
+from compiler.new.memory import Probe
+from compiler.new.source import LOOKED_AT, PLACEHOLDER, Source
+from compiler.port.ledger import Line
+from compiler.port.write import recipe_text
+from compiler.wording import listing, plural, quantity, which_layers
+from runtime.families import Architecture
+from spec.language import VERSION
+from spec.language.lora import PROJECTIONS
+
+Lines = dict[str, Line]
+
+RATES = {"lora": 1e-4, "qlora": 1e-4, "dpo": 5e-6, "full": 1e-5}
+"""Peaks of the learning rate by method."""
+
+HELD_OUT = 0.02
+ENOUGH_TO_HOLD_OUT = 50
+"""Rows from which on some are held out to evaluate on."""
+
+EXAMPLES = {
+    "chat": '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}',
+    "instruction": '{"instruction": "...", "input": "...", "output": "..."}',
+    "prompt_completion": '{"prompt": "...", "completion": "..."}',
+    "text": '{"text": "..."}',
+    "preference": '{"prompt": "...", "chosen": "...", "rejected": "..."}',
+}
+"""A row of each format."""
+
+HOLDS = {
+    "chat": "messages of role and content, rendered with the checkpoint's own chat template",
+    "instruction": "instruction, input and output, rendered with the checkpoint's own chat template",
+    "prompt_completion": "prompt and completion, of which the completion is learnt",
+    "text": "text, all of which is learnt",
+    "preference": "prompt, chosen and rejected: a row each for the chosen and the rejected answer",
+}
+"""What a sample of each format is."""
+
+METHODS = {
+    "lora": "fine-tuned with LoRA",
+    "qlora": "fine-tuned with QLoRA",
+    "dpo": "tuned on preferences with DPO",
+    "full": "fine-tuned, all of its weights,",
+}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes into a recipe.
+
+    Attributes:
+        model: as the recipe names it.
+        serve: keys of its `serve` section; {} has none.
+        file: where it will lie, as the user would type it.
+    """
+
+    name: str
+    model: str
+    probe: Probe
+    draft: Draft
+    source: Source
+    file: str
+    serve: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write(contents: Contents) -> str:
+    """The recipe."""
+    lines: Lines = {"recipe": Line(VERSION), "name": Line(contents.name)}
+    for part in (_model, _mesh, _lora, _data, _train, _rest, _serve):
+        lines.update(part(contents))
+    return recipe_text(lines, list(_header(contents)))
+
+
+def _header(c: Contents) -> Iterator[str]:
+    served = f", and served on one {c.serve['accelerator']}" if c.serve else ""
+    yield f"{_title(c.model)}, {METHODS[c.draft.method]} on one {c.draft.accelerator.name}{served}."
+    if c.draft.accelerator.platform == "tpu":
+        yield ""
+        yield (
+            f"On paper a step takes about {gib(c.draft.need.total)} GiB of each device's {_available(c)}. "
+            f"`recipe plan {c.file}` has the compiler's figures, with the time and the price."
+        )
+    if c.source.path == PLACEHOLDER and c.source.rows is None:
+        yield ""
+        yield f"The data is yet to come: put samples as {PLACEHOLDER} beside this file, one a line:"
+        yield f"  {EXAMPLES[c.source.format or 'chat']}"
+
+
+def _model(c: Contents) -> Lines:
+    architecture = c.probe.program.architecture
+    numbers = sum(math.prod(parameter.shape) for parameter in c.probe.program.parameters)
+    shape = f"{quantity(numbers)} parameters in {plural(architecture.num_layers, 'layer')}"
+    lines = {"model.id": Line(c.model, f"{shape}, {_heads(architecture)}")}
+    if dtype(c.draft.accelerator) == "float32":
+        lines["model.dtype"] = Line("float32", "CPUs are slow at bfloat16")
+    if c.draft.attention == "splash":
+        why = "the TPU's fused kernel, which keeps no scores"
+        packed = ", with borders between packed samples" if c.source.format != "preference" else ""
+        lines["model.attention"] = Line("splash", f"{why}{packed}")
+    return lines
+
+
+def _heads(architecture: Architecture) -> str:
+    counts = sorted({architecture.kv_heads(i) for i in range(architecture.num_layers)})
+    return f"{plural(architecture.num_heads, 'head')}, {listing(counts, 'or')} of keys and values"
+
+
+def _mesh(c: Contents) -> Lines:
+    d, machine = c.draft, c.draft.accelerator
+    if machine.platform == "cpu":
+        said = plural(machine.devices, "virtual device")
+    else:
+        said = f"{plural(machine.chips, 'chip')} of {machine.hbm_gib:g} GiB"
+        if machine.devices_per_chip > 1:
+            said += f", each {machine.devices_per_chip} devices"
+        elif machine.chips != int(machine.name.rpartition("-")[2]):
+            said += f": the {machine.name.rpartition('-')[2]} counts TensorCores"
+    share = f"keeps 1/{d.fsdp * d.tp} of the weights" if d.fsdp * d.tp > 1 else "keeps all weights"
+    if d.method == "full":
+        share += " and their state"
+    rows = "each device computes rows of its own" if d.fsdp > 1 else "the device computes every row"
+    if d.tp > 1:
+        rows = f"{d.tp} devices share each row, since fsdp {d.fsdp * d.tp} does not divide the weights or fit"
+    return {
+        "mesh.accelerator": Line(machine.name, said),
+        "mesh.axes": Line({"fsdp": d.fsdp, "tp": d.tp}, f"{rows} and {share}: {gib(d.need.state)} GiB"),
+    }
+
+
+def _lora(c: Contents) -> Lines:
+    program, d = c.probe.program, c.draft
+    if d.method == "full":
+        return {}
+    numbers = sum(math.prod(parameter.shape) for parameter in program.parameters)
+    share = program.trainable_parameters / numbers
+    types = program.architecture.layer_types
+    every = which_layers(types, range(len(types)))
+    lines = {
+        "lora.rank": Line(RANK, f"{quantity(program.trainable_parameters)} trained numbers, {share:.2%}"),
+        "lora.alpha": Line(2 * RANK, "the adapters' product counts alpha / rank = 2 times"),
+        "lora.dropout": Line(0.0),
+        "lora.targets": Line(PROJECTIONS, f"all projections of {every} layers"),
+    }
+    if d.quantize:
+        lines["lora.quantize"] = Line("nf4", _why_quantized(c))
+    return lines
+
+
+def _why_quantized(c: Contents) -> str:
+    numbers = sum(math.prod(parameter.shape) for parameter in c.probe.program.parameters)
+    whole = gib(numbers * BYTES["bfloat16"] / (c.draft.fsdp * c.draft.tp))
+    asked = f"the base in 4 bits; in bfloat16 it takes about {whole} GiB of each device's {_available(c)}"
+    return f"{asked}. Merging adds the adapters to the unquantised weights"
+
+
+def _data(c: Contents) -> Lines:
+    source, d = c.source, c.draft
+    format = source.format or "chat"
+    seen = "by its columns: " if source.seen else ""
+    lines = {
+        "data.train": Line([{"path": source.path}]),
+        "data.format": Line(format, f"{seen}{HOLDS[format]}"),
+    }
+    if source.fields:
+        lines["data.fields"] = Line(dict(source.fields), "the format's names, and what the file calls them")
+    if source.rows is None or source.rows >= ENOUGH_TO_HOLD_OUT:
+        lines["data.eval_fraction"] = Line(
+            HELD_OUT, "share of the rows that is held out, to evaluate the loss on"
+        )
+    longer = "longer samples are left out, and counted"
+    if source.longest is not None:
+        of = "the rows" if (source.rows or 0) < LOOKED_AT else f"the first {LOOKED_AT} rows"
+        longer = f"the longest of {of} has about {plural(source.longest, 'token')}; {longer}"
+    lines["data.max_length"] = Line(d.length, longer)
+    if format != "preference":
+        lines["data.packing"] = Line(True, "several samples share a row, each seeing itself alone")
+    return lines
+
+
+def _train(c: Contents) -> Lines:
+    d = c.draft
+    lines: Lines = {}
+    if d.method == "dpo":
+        lines["train.objective"] = Line("dpo")
+        lines["train.beta"] = Line(0.1, "how closely to stay to the model that training starts from")
+    unit = "pair" if d.method == "dpo" else "row"
+    each = plural(d.micro, unit)
+    accumulated = f" x {d.accumulation} accumulated micro-batches" if d.accumulation > 1 else ""
+    on = f" on {plural(d.fsdp, 'device' if d.tp == 1 else 'group of devices')}"
+    lines["train.epochs"] = Line(1)
+    lines["train.global_batch_size"] = Line(d.rows, f"{unit}s a step: {each}{on}{accumulated}")
+    lines["train.micro_batch_size"] = Line(d.micro)
+    rate = RATES[d.method]
+    lines["train.optimizer"] = Line({"learning_rate": rate, "weight_decay": 0.0, "max_grad_norm": 1.0})
+    schedule: dict[str, Any] = {"name": "cosine"}
+    if c.source.rows is None or c.source.rows >= LOOKED_AT:  # fewer rows make too few steps to warm up over
+        schedule["warmup_ratio"] = 0.03
+    lines["train.schedule"] = Line(schedule)
+    lines["remat.policy"] = Line(d.policy, _why_recomputed(c))
+    return lines
+
+
+def _why_recomputed(c: Contents) -> str:
+    if c.draft.policy == "none":
+        return "all activations fit beside the weights: nothing is computed twice"
+    kept = "but its attention " if c.draft.policy == "save_attention" else ""
+    return f"each layer {kept}is computed again: its activations do not fit in {_available(c)}"
+
+
+def _rest(c: Contents) -> Lines:
+    lines = {"checkpoint": Line({"every_steps": 100, "keep": 2})}
+    if c.draft.accelerator.platform == "tpu":
+        lines = {
+            "checkpoint.directory": Line("checkpoints", "gs://bucket/folder outlives the machine"),
+            "checkpoint.every_steps": Line(100),
+            "checkpoint.keep": Line(2),
+        }
+    merge: dict[str, Any] = {"output": "merged", "dtype": dtype(c.draft.accelerator)}
+    if c.draft.method != "full":
+        merge["adapter"] = True
+    return {**lines, "merge": Line(merge)}
+
+
+REASONS = {
+    "tensor_parallel_size": "devices that each copy of the model is split over",
+    "data_parallel_size": "copies, each with requests of its own",
+    "max_model_len": "prompt and answer together, in tokens",
+    "kv_cache_dtype": "half of bfloat16's cache: twice as many requests at once",
+}
+"""Of the keys of `serve`."""
+
+
+def _serve(c: Contents) -> Lines:
+    reasons = REASONS if c.serve.get("kv_cache_dtype") != "auto" else REASONS | {"kv_cache_dtype": _no_fp8(c)}
+    return {f"serve.{key}": Line(value, reasons.get(key, "")) for key, value in c.serve.items()}
+
+
+def _no_fp8(c: Contents) -> str:
+    return f"{str(c.serve['accelerator']).partition('-')[0]} has no fp8"
+
+
+def _title(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2] if is_directory(model) else title(model)
+
+
+def _available(c: Contents) -> str:
+    return available(c.draft.accelerator)
+
+
+def gib(size: float) -> str:
+    """ "22.4", without its unit: figures on paper have no more digits."""
+    return f"{size / 2**30:.1f}"
+
+
+def available(accelerator: Accelerator) -> str:
+    """What a device has: "31.25 GiB"."""
+    return f"{accelerator.hbm_bytes_per_device / 2**30:g} GiB"

@@ -1,0 +1,184 @@
+"""The top of the page: what ran, where, how far, and the figures that matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.plan.page.headline import Figure
+from compiler.plan.page.numbers import capacity, gib, hours, number, percent
+from compiler.report.chart import Table
+from compiler.report.kinds import KINDS
+from compiler.report.numbers import NOT_KNOWN, compact, seconds, significant
+from compiler.report.run import Run
+from compiler.wording import plural
+
+BEST = "Lowest evaluation loss"
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something that the reader must not miss: what, and a sentence."""
+
+    what: str
+    sentence: str
+
+
+def hardware(run: Run) -> list[tuple[str, str]]:
+    """Name and value of what ran, and on what."""
+    recipe, devices = run.recipe, run.devices
+    out = []
+    if recipe is not None:
+        out.append(("Model", recipe.model.id))
+        lora = recipe.lora
+        method = "all weights" if lora is None else f"LoRA of rank {lora.rank}"
+        if lora is not None and lora.quantize:
+            method += f" on {lora.quantize} weights"
+        objective = recipe.train.objective
+        out.append(("Trained", method if objective == "sft" else f"{method}, {objective.upper()}"))
+    if devices:
+        count, kind = devices.get("count"), str(devices.get("kind"))
+        where = f"{count} virtual CPU devices: no TPU" if run.on_cpu else f"{count} x {kind}"
+        out.append(("Ran on", where))
+    elif run.on_cpu:
+        out.append(("Ran on", "CPU: no TPU"))
+    if recipe is not None:
+        axes = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items())
+        out.append(("Recipe's mesh", f"{recipe.mesh.accelerator or recipe.mesh.topology}, {axes}"))
+    if run.facts.get("script"):
+        out.append(("By", str(run.facts["script"])))
+    if run.starts and run.starts[0].get("at"):
+        out.append(("Begun", str(run.starts[0]["at"]).replace("T", " ").replace("Z", " UTC")))
+    if run.written:
+        out.append(("Last logged", run.written))
+    return out
+
+
+def figures(run: Run) -> list[Figure]:
+    """The figures of a run."""
+    loss, evaluated = run.metrics.get("loss"), run.metrics.get("eval_loss").finite
+    last = loss.values[-1] if len(loss) else None
+    first = loss.finite[0] if loss.finite else None
+    below = (f"{significant(first[1])} at step {first[0]:,}",) if first else ()
+    best = min(evaluated, key=lambda pair: (pair[1], pair[0]), default=None)
+    tokens = [value for _, value in run.metrics.get("tokens").finite]
+    memory, limit = run.peak_memory, run.devices.get("memory_bytes")
+    of = (f"of {capacity(limit)}, {percent(memory / limit)}",) if memory and isinstance(limit, int) else ()
+    return [
+        Figure("Training loss at the end", significant(last), below, bad=bool(loss.lost)),
+        *(
+            [
+                Figure(
+                    BEST,
+                    significant(best[1]),
+                    (f"at step {best[0]:,}", *_latest(evaluated, best)),
+                )
+            ]
+            if best
+            else []
+        ),
+        Figure("Tokens a second", number(run.tokens_per_second), ("without the first step of each start",)),
+        Figure("Optimizer step", seconds(run.step_seconds), ("median",)),
+        Figure("Trained on", compact(sum(tokens)) if tokens else NOT_KNOWN, ("real tokens",)),
+        Figure("Time in steps", hours(run.hours), ("without loading, evaluating and saving",)),
+        Figure(
+            "Peak memory",
+            gib(memory) if memory else NOT_KNOWN,
+            of or (("of the process",) if run.on_cpu else ()),
+        ),
+    ]
+
+
+def _latest(evaluated: Sequence[tuple[int, float]], best: tuple[int, float]) -> tuple[str, ...]:
+    step, loss = evaluated[-1]
+    return () if step == best[0] else (f"{significant(loss)} at step {step:,}, the last",)
+
+
+def alarms(runs: Sequence[Run]) -> list[Alarm]:
+    """What went wrong."""
+    out = []
+    for run in runs:
+        whose = f"{run.label}: " if len(runs) > 1 else ""
+        for metric, said in (
+            ("loss", "loss"),
+            ("grad_norm", "gradient's norm"),
+            ("eval_loss", "evaluation loss"),
+        ):
+            lost = run.metrics.get(metric).lost
+            if lost:
+                more = f", and at {plural(len(lost) - 1, 'later step')}" if len(lost) > 1 else ""
+                out.append(
+                    Alarm(
+                        "Not a number.",
+                        f"{whose}the {said} is {significant(lost[0][1])} at step {lost[0][0]:,}{more}.",
+                    )
+                )
+        if not run.metrics.series:
+            out.append(Alarm("Nothing was logged.", f"{whose}{run.place.name} has no step with numbers."))
+        if (run.steps_total or 0) > run.metrics.last_step > 0:
+            out.append(_unfinished(run, whose))
+    return out
+
+
+def _unfinished(run: Run, whose: str) -> Alarm:
+    """That a run is not at its end, and as far as is known why."""
+    far = f"{whose}{run.metrics.last_step:,} of {plural(run.steps_total or 0, 'step')} are done"
+    reason = str(run.ended.get("reason") or "nothing says why").rstrip(".")
+    if run.ended.get("state") == "failed":
+        return Alarm("Failed.", f"{far}: {reason}.")
+    if run.ended.get("state") == "stopped":
+        return Alarm("Stopped.", f"{far}: {reason}.")
+    since = f"; the last line was written at {run.written}" if run.written else ""
+    return Alarm("Not at its end.", f"{far}{since}. The run is going on, or was killed.")
+
+
+def numbers(runs: Sequence[Run]) -> Table:
+    """Every metric of every run in a line: the page's numbers where no script draws."""
+    rows = []
+    for kind in KINDS:
+        for metric, called in kind.metrics:
+            for run in runs:
+                finite = run.metrics.get(metric).finite
+                if not finite:
+                    continue
+                low = min(finite, key=lambda pair: (pair[1], pair[0]))
+                high = max(finite, key=lambda pair: (pair[1], -pair[0]))
+                name = f"{kind.title}, {called}" if len(kind.metrics) > 1 else kind.title
+                unit = f" ({kind.unit})" if kind.unit in ("s", "GiB") else ""
+                rows.append(
+                    (
+                        f"{name}{unit}",
+                        *([run.label] if len(runs) > 1 else []),
+                        significant(finite[0][1] / kind.scale),
+                        *(f"{significant(value / kind.scale)} at {step:,}" for step, value in (low, high)),
+                        significant(finite[-1][1] / kind.scale),
+                        f"{len(finite):,}",
+                    )
+                )
+    head = (
+        "",
+        *(["run"] if len(runs) > 1 else []),
+        "first",
+        "lowest, at step",
+        "highest, at step",
+        "last",
+        "logged",
+    )
+    return Table(head, tuple(rows))
+
+
+def beside(runs: Sequence[Run]) -> Table:
+    """The runs side by side, a column each."""
+    lines: list[tuple[str, list[str]]] = [("state", [run.state for run in runs])]
+    every = [figures(run) for run in runs]
+    for name in dict.fromkeys(figure.name for one in every for figure in one):
+        cells = [next((f for f in one if f.name == name), None) for one in every]
+        lines.append((name.lower(), [_cell(figure) if figure else "" for figure in cells]))
+    lines.append(("on", [dict(hardware(run)).get("Ran on", NOT_KNOWN) for run in runs]))
+    lines.append(("folder", [run.place.name for run in runs]))
+    return Table(("", *(run.label for run in runs)), tuple((name, *cells) for name, cells in lines))
+
+
+def _cell(figure: Figure) -> str:
+    """The value; of the lowest loss with its step."""
+    return f"{figure.value} {figure.below[0]}" if figure.name == BEST else figure.value

@@ -1,0 +1,163 @@
+"""The recipe of a run: its values with where they come from, and what differs between runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.explain import leaves
+from compiler.wording import flow
+from spec.paths import Part, join
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+    from compiler.report.run import Run
+    from spec.language import Recipe
+    from spec.load import Loaded
+
+ABSENT = "(none)"
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A lock's recipe.
+
+    Attributes:
+        problem: a sentence where it is not all of that; "" otherwise.
+    """
+
+    recipe: Recipe | None
+    program: Program | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A line of the table: `default` where nobody set it."""
+
+    path: str
+    value: str
+    origin: str
+    default: bool
+
+
+@dataclass(frozen=True)
+class Section:
+    """Values of one section of a recipe, and what they turn into."""
+
+    name: str
+    values: tuple[Value, ...]
+    meaning: tuple[str, ...]
+
+    @property
+    def given(self) -> list[Value]:
+        return [value for value in self.values if not value.default]
+
+
+def resolved(values: Mapping[str, Any], folder: str) -> Resolved:
+    """The recipe in a lock, and its program where this version can make one.
+
+    Args:
+        folder: of the run, which paths of the recipe that are not there are relative to.
+    """
+    from compiler.lower import lower
+    from spec.load import load
+
+    loaded = load(Path(folder) / "recipe.json", text=json.dumps(values))
+    if loaded.recipe is None:
+        reason = loaded.diagnostics[0].message if loaded.diagnostics else "nothing says why"
+        return Resolved(None, None, f"This version does not take the recipe of recipe.lock.json: {reason}.")
+    return Resolved(loaded.recipe, lower(loaded, planning=True).program)
+
+
+def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
+    """A recipe's file, where it gives the same values; None otherwise.
+
+    Args:
+        text: the file's content, None to read it.
+    """
+    from spec.load import load
+
+    loaded = load(file, text=text)
+    if loaded.recipe is None:
+        return None
+    mine, other = (dict(leaves(one)) for one in (recipe, loaded.recipe))
+    return (
+        loaded if all(mine.get(key) == other.get(key) for key in {*mine, *other} - {("extends",)}) else None
+    )
+
+
+def sections(run: Run) -> list[Section]:
+    """The recipe, section by section; [] where it is not known."""
+    from compiler.meaning import summary
+
+    if run.recipe is None:
+        return []
+    found: dict[str, list[Value]] = {}
+    for parts, value in leaves(run.recipe):
+        name = str(parts[0]) if len(parts) > 1 else ""
+        found.setdefault(name, []).append(_value(run, parts, value))
+    return [
+        Section(name, tuple(values), tuple(summary(name, run.program)) if run.program else ())
+        for name, values in found.items()
+    ]
+
+
+def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Paths whose values differ between runs, each with the value in every run."""
+    every = [
+        {join(parts): value for parts, value in leaves(run.recipe)} if run.recipe else None for run in runs
+    ]
+    known = [values for values in every if values is not None]
+    paths = dict.fromkeys(path for values in known for path in values)
+    out = []
+    for path in paths:
+        cells = ["not known" if v is None else _shown(v, path) for v in every]
+        if len({cell for cell, values in zip(cells, every, strict=True) if values is not None}) > 1:
+            out.append((path, cells))
+    return out
+
+
+def words(before: Run, after: Run) -> list[str]:
+    """What changes in the run, in words; [] where one of the programs is not known."""
+    from compiler.diff import words as said
+
+    if before.program is None or after.program is None:
+        return []
+    return said(before.program, after.program)
+
+
+def _value(run: Run, parts: tuple[Part, ...], value: Any) -> Value:
+    path = join(parts)
+    if run.loaded is not None:
+        origin = run.loaded.sources.origin(path)
+        return Value(path, flow(value), str(origin), origin.kind == "default")
+    default = _is_default(run.recipe, parts, value)
+    return Value(path, flow(value), "as by default" if default else "the recipe", default)
+
+
+def _is_default(node: Any, parts: tuple[Part, ...], value: Any) -> bool:
+    """Whether a value is what the language gives where a recipe says nothing."""
+    from spec.language import Section as Node
+
+    owner, key = None, None
+    for part in parts:
+        owner, key = node, part
+        node = getattr(node, part) if isinstance(node, Node) and isinstance(part, str) else node[part]
+    if not isinstance(owner, Node) or not isinstance(key, str):
+        return False
+    field = type(owner).model_fields[key]
+    if field.is_required():
+        return False
+    # Some follow from other keys of their section.
+    default = field.get_default(call_default_factory=True, validated_data=dict(owner))
+    return bool(default == value)
+
+
+def _shown(values: Mapping[str, Any], path: str) -> str:
+    if path not in values:
+        return ABSENT
+    return flow(values[path])

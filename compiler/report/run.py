@@ -1,0 +1,236 @@
+"""A run, as far as its folder tells of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.artifact import LOCK, ArtifactError
+from compiler.report.metrics import Metrics, parse
+from compiler.report.place import Place, open_place
+from compiler.wording import plural
+from runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+    from spec.language import Recipe
+    from spec.load import Loaded
+
+METRICS, FACTS, STATE, MERGES = "metrics.jsonl", "run.json", "state.json", "merges.json"
+RECIPE = "recipe.yaml"
+
+
+@dataclass
+class Run:
+    """What is known of a run.
+
+    Attributes:
+        place: its folder.
+        label: what it is called beside other runs.
+        metrics: as logged.
+        written: when the metrics were last written; None where nobody knows.
+        facts: of run.json; {} without one.
+        ended: of state.json: how it ended, or that it has not; {} without one.
+        lock: of recipe.lock.json; {} without one.
+        recipe: resolved, from the lock; None without one that this version reads.
+        program: of the recipe; None where this version cannot make one.
+        loaded: the recipe with the places of its values; None where its file is not known.
+        merges: of merges.json.
+        notes: sentences on what is missing or was left out.
+    """
+
+    place: Place
+    label: str
+    metrics: Metrics
+    written: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    ended: Mapping[str, Any] = field(default_factory=dict)
+    lock: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe | None = None
+    program: Program | None = None
+    loaded: Loaded | None = None
+    merges: Sequence[Mapping[str, Any]] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The recipe's, or the folder's."""
+        return str(self.facts.get("name") or self.lock.get("name") or self.label)
+
+    @property
+    def steps_total(self) -> int | None:
+        """Optimizer steps of the whole run; None where nobody knows."""
+        data = self.facts.get("data")
+        for total in (self.ended.get("total"), data.get("total_steps") if isinstance(data, dict) else None):
+            if isinstance(total, int):
+                return total
+        return self.recipe.train.steps if self.recipe else None
+
+    @property
+    def starts(self) -> list[Mapping[str, Any]]:
+        starts = self.facts.get("starts")
+        return [one for one in starts if isinstance(one, dict)] if isinstance(starts, list) else []
+
+    @property
+    def resumed_after(self) -> list[int]:
+        """Steps that the run went on from."""
+        return [one["after"] for one in self.starts if isinstance(one.get("after"), int) and one["after"] > 0]
+
+    @property
+    def devices(self) -> Mapping[str, Any]:
+        found = self.facts.get("devices")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def on_cpu(self) -> bool | None:
+        """Whether it ran on CPUs; None where nobody knows."""
+        platform = self.devices.get("platform")
+        if platform is not None:
+            return bool(platform == "cpu")
+        accelerator = self.recipe.mesh.accelerator if self.recipe else None
+        return True if accelerator is not None and accelerator.startswith("cpu") else None
+
+    @property
+    def state(self) -> str:
+        """In a phrase, for the badge: what of the run there is."""
+        last, total = self.metrics.last_step, self.steps_total
+        if not self.metrics.series:
+            return "no step yet"
+        if total is None:
+            return f"{plural(last, 'step')} logged"
+        if last >= total:
+            return f"done: {plural(total, 'step')}"
+        words = {"stopped": "stopped after", "failed": "failed after"}
+        how = words.get(str(self.ended.get("state")), "not at its end:")
+        return f"{how} {last:,} of {plural(total, 'step')}"
+
+    @property
+    def steady(self) -> list[tuple[int, float]]:
+        """(step, seconds) of the steps but the first after each start, whose time is compiling, too."""
+        first = {after + 1 for after in (0, *self.resumed_after)}
+        timed = self.metrics.get("step_seconds").finite
+        return [pair for pair in timed if pair[0] not in first] or timed
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median of a steady step."""
+        return statistics.median(seconds for _, seconds in self.steady) if self.steady else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Real tokens of the steady steps over their time."""
+        tokens = dict(self.metrics.get("tokens").finite)
+        both = [(tokens[step], seconds) for step, seconds in self.steady if step in tokens]
+        seconds = sum(second for _, second in both)
+        return sum(count for count, _ in both) / seconds if seconds > 0 else None
+
+    @property
+    def hours(self) -> float | None:
+        """Of all steps; loading, evaluating and saving are not in it."""
+        timed = self.metrics.get("step_seconds").finite
+        return sum(seconds for _, seconds in timed) / 3600 if timed else None
+
+    @property
+    def peak_memory(self) -> float | None:
+        """Bytes."""
+        return max((value for _, value in self.metrics.get("peak_memory_bytes").finite), default=None)
+
+
+def is_run(place: Place) -> bool:
+    return any(name in place.names() for name in (METRICS, LOCK, FACTS))
+
+
+def read_runs(names: Sequence[str], recipe: Path | None = None) -> list[Run]:
+    """Runs from their folders.
+
+    Args:
+        recipe: of the first run, for the places of its values.
+
+    Raises:
+        ArtifactError: a folder is not there, or holds no run.
+    """
+    places = [open_place(name) for name in names]
+    called = labels([place.path for place in places])
+    runs: list[Run] = []
+    with Progress("reading the runs", len(places)) as progress:
+        for place, label in zip(places, called, strict=True):
+            run = _read(place, label)
+            _find_recipe(run, None if runs else recipe)
+            runs.append(run)
+            progress.advance(1)
+    return runs
+
+
+def _read(place: Place, label: str) -> Run:
+    text = place.text(METRICS)
+    lock, facts, ended = place.value(LOCK), place.value(FACTS), place.value(STATE)
+    if text is None and lock is None and facts is None:
+        raise ArtifactError(
+            f"{place.name} holds no run: there is no {METRICS}, no {LOCK} and no {FACTS} in it",
+            "give the folder of the run's checkpoints: checkpoint.directory of the recipe, below --output",
+        )
+    run = Run(place, label, parse(text or ""), place.written(METRICS))
+    run.facts = facts if isinstance(facts, dict) else {}
+    run.ended = ended if isinstance(ended, dict) else {}
+    run.lock = lock if isinstance(lock, dict) else {}
+    merges = place.value(MERGES)
+    run.merges = [one for one in merges if isinstance(one, dict)] if isinstance(merges, list) else []
+    if text is None:
+        run.notes.append(f"There is no {METRICS}: nothing was logged yet, or it was taken away.")
+    if not run.lock:
+        run.notes.append(f"There is no {LOCK} that can be read: what the recipe was is not known.")
+    if not run.facts:
+        run.notes.append(
+            f"There is no {FACTS} that can be read, as of a run by an earlier version: what became of the "
+            "data, the devices and the times at which it was resumed are not known."
+        )
+    if run.metrics.unreadable:
+        lines = plural(run.metrics.unreadable, "line")
+        run.notes.append(f"{lines} of {METRICS} cannot be read, and are left out.")
+    if run.metrics.cut:
+        run.notes.append(f"The last line of {METRICS} is cut off, and left out.")
+    if run.metrics.repeated:
+        steps = plural(run.metrics.repeated, "step")
+        run.notes.append(f"{steps} were logged more than once; what was logged last is shown.")
+    return run
+
+
+def _find_recipe(run: Run, given: Path | None) -> None:
+    """Reads the recipe from the lock, and from its file where there is one that gives the same."""
+    from compiler.report.recipe import matching, resolved
+
+    if given is not None and not given.is_file():
+        raise ArtifactError(f"there is no {given}", "--recipe takes the recipe's YAML file")
+    resolved_recipe = run.lock.get("recipe")
+    if not isinstance(resolved_recipe, dict):
+        return
+    found = resolved(resolved_recipe, run.place.path)
+    run.recipe, run.program = found.recipe, found.program
+    if found.problem:
+        run.notes.append(found.problem)
+    text = None if given else run.place.text(RECIPE)
+    if run.recipe is None or (given is None and text is None):
+        return
+    run.loaded = matching(run.recipe, given or Path(RECIPE), text)
+    if run.loaded is None:
+        name = given or f"{run.place.name}/{RECIPE}"
+        run.notes.append(f"{name} is not the recipe of this run: its values are not those of {LOCK}.")
+
+
+def labels(paths: Sequence[str]) -> list[str]:
+    """The parts of paths in which they differ."""
+    parts = [[part for part in path.split("/") if part] for path in paths]
+    if len(parts) < 2:
+        return [parts[0][-1] if parts and parts[0] else paths[0]] if parts else []
+    while all(len(one) > 1 for one in parts) and len({one[-1] for one in parts}) == 1:
+        parts = [one[:-1] for one in parts]
+    while all(len(one) > 1 for one in parts) and len({one[0] for one in parts}) == 1:
+        parts = [one[1:] for one in parts]
+    joined = ["/".join(one) or "/" for one in parts]
+    return [
+        label if joined.count(label) == 1 else f"{label} ({joined[: index + 1].count(label)})"
+        for index, label in enumerate(joined)
+    ]

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Evaluates the fine-tuned model on the running server, into results/eval/ of this artifact.
+# A run that was interrupted goes on where it stopped. Usage: eval.sh [--url URL] [--results DIR] [--fresh] [--help]
+# The base, on another server: --base-url URL; or at another time: eval.sh --side base --url URL
+# lm_eval comes from an environment of its own (requirements-eval.txt), on the path or by --lm-eval.
+# A server that asks for a key finds it in VLLM_API_KEY.
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+
+arguments=(
+    --url http://127.0.0.1:8000
+    --name gemma3-4b-full-v6e8
+    --max-tokens 512
+    --requirements "$here/../requirements-eval.txt"
+    --task-api chat
+    --max-length 8192
+    --limit 200
+    --tasks
+    gsm8k
+)
+
+PYTHONPATH="$here/../.." exec python3 -m runtime.serving.evaluate \
+    "${arguments[@]}" --results "$here/../results/eval" "$@"

@@ -1,0 +1,41 @@
+"""Merges the adapters that train.py makes into google/gemma-4-E4B-it.
+
+Made by recipec from the recipe gemma4-e4b-v5e8: edit recipe.yaml and build again.
+Rank, alpha and the adapters' layout come from the checkpoint's own record.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.merge import main
+from runtime.settings import ModelSettings
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="google/gemma-4-E4B-it",
+    family="gemma4",
+    dtype="bfloat16",
+    attention="splash",
+    remat="decoder",
+)
+CHECKPOINT = "checkpoints"
+OUTPUT = "merged"
+DTYPE = "bfloat16"
+MAX_SHARD_SIZE = "5GB"
+ADAPTER = True
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            ARTIFACT,
+            MODEL,
+            checkpoint=CHECKPOINT,
+            output=OUTPUT,
+            dtype=DTYPE,
+            max_shard_size=MAX_SHARD_SIZE,
+            adapter=ADAPTER,
+        )
+    )

@@ -1,0 +1,113 @@
+"""Full fine-tuning of meta-llama/Llama-3.2-1B-Instruct on v5e-4.
+
+Made by recipec from the recipe llama32-1b-full-v5e4: edit recipe.yaml and build again.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.optimizers import master_weights
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    Source,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="meta-llama/Llama-3.2-1B-Instruct",
+    family="llama3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="save_attention",
+)
+MESH = MeshSettings(platform="tpu", devices=4, axes={"fsdp": 4, "tp": 1})
+DATA = DataSettings(
+    train=(Source("hf://ise-uiuc/Magicoder-Evol-Instruct-110K", split="train[:99%]"),),
+    eval=(Source("hf://ise-uiuc/Magicoder-Evol-Instruct-110K", split="train[99%:]"),),
+    format="instruction",
+    fields={"output": "response"},
+    loss_on="completion",
+    max_length=2048,
+    overlong="drop",
+    max_invalid_ratio=0.1,
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=2,
+    steps=None,
+    global_batch_size=32,
+    micro_batch_size=2,
+    loss_normalization="tokens",
+    eval_every=200,
+    seed=0,
+    log_every=10,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(
+    directory="gs://my-bucket/llama32-1b-full",
+    every_steps=200,
+    keep=2,
+)
+CACHE = "cache"
+
+LEARNING_RATE = 2e-5
+WARMUP_RATIO = 0.03
+FINAL_RATIO = 0.1
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
+WEIGHT_DECAY = 0.01
+MAX_GRAD_NORM = 1.0
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    warmup = math.ceil(WARMUP_RATIO * steps)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=LEARNING_RATE,
+        warmup_steps=warmup,
+        decay_steps=max(steps, warmup + 1),
+        end_value=FINAL_RATIO * LEARNING_RATE,
+    )
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return master_weights(
+        optax.chain(
+            optax.clip_by_global_norm(MAX_GRAD_NORM),
+            optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            None,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+            cache=CACHE,
+        )
+    )

@@ -1,0 +1,132 @@
+"""LoRA DPO training of Qwen/Qwen3-4B-Instruct-2507 on v6e-4.
+
+Made by recipec from the recipe qwen3-4b-dpo-v6e4: edit recipe.yaml and build again.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.adapters import LoraSettings
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    Source,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="Qwen/Qwen3-4B-Instruct-2507",
+    family="qwen3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="save_attention",
+)
+MESH = MeshSettings(platform="tpu", devices=4, axes={"fsdp": 4, "tp": 1})
+LORA = LoraSettings(
+    rank=32,
+    alpha=64.0,
+    dropout=0.0,
+    targets=(
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ),
+    init="peft",
+    dtype="float32",
+    kv="independent",
+)
+DATA = DataSettings(
+    train=(Source("hf://HuggingFaceH4/ultrafeedback_binarized", split="train_prefs"),),
+    eval=(
+        Source("hf://HuggingFaceH4/ultrafeedback_binarized", split="test_prefs[:500]"),
+    ),
+    format="preference",
+    loss_on="completion",
+    max_length=2048,
+    overlong="drop",
+    max_invalid_ratio=0.1,
+    packing=False,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    objective="dpo",
+    beta=0.1,
+    label_smoothing=0.0,
+    epochs=1,
+    steps=None,
+    global_batch_size=32,
+    micro_batch_size=1,
+    loss_normalization="tokens",
+    eval_every=200,
+    seed=0,
+    log_every=10,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=200, keep=2)
+CACHE = "cache"
+
+LEARNING_RATE = 5e-6
+WARMUP_RATIO = 0.1
+FINAL_RATIO = 0.0
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
+WEIGHT_DECAY = 0.0
+MAX_GRAD_NORM = 1.0
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    warmup = math.ceil(WARMUP_RATIO * steps)
+    return optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, LEARNING_RATE, warmup),
+            optax.linear_schedule(
+                LEARNING_RATE,
+                FINAL_RATIO * LEARNING_RATE,
+                max(steps, warmup + 1) - warmup,
+            ),
+        ],
+        [warmup],
+    )
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return optax.chain(
+        optax.clip_by_global_norm(MAX_GRAD_NORM),
+        optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            LORA,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+            cache=CACHE,
+        )
+    )

@@ -1,0 +1,40 @@
+"""Writes the weights that train.py makes in the format of Qwen/Qwen3-8B.
+
+Made by recipec from the recipe qwen3-8b-full-tpu7x8: edit recipe.yaml and build again.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.merge import main
+from runtime.settings import ModelSettings
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="Qwen/Qwen3-8B",
+    family="qwen3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="save_attention",
+)
+CHECKPOINT = "gs://my-bucket/qwen3-8b-full"
+OUTPUT = "merged"
+DTYPE = "bfloat16"
+MAX_SHARD_SIZE = "5GB"
+ADAPTER = False
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            ARTIFACT,
+            MODEL,
+            checkpoint=CHECKPOINT,
+            output=OUTPUT,
+            dtype=DTYPE,
+            max_shard_size=MAX_SHARD_SIZE,
+            adapter=ADAPTER,
+        )
+    )

@@ -1,0 +1,112 @@
+"""Full fine-tuning of Qwen/Qwen3-8B on tpu7x-8.
+
+Made by recipec from the recipe qwen3-8b-full-tpu7x8: edit recipe.yaml and build again.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.optimizers import master_weights
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    Source,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="Qwen/Qwen3-8B",
+    family="qwen3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="save_attention",
+)
+MESH = MeshSettings(platform="tpu", devices=8, axes={"fsdp": 8, "tp": 1})
+DATA = DataSettings(
+    train=(Source("hf://allenai/tulu-3-sft-mixture", split="train[:99%]"),),
+    eval=(Source("hf://allenai/tulu-3-sft-mixture", split="train[99%:]", limit=500),),
+    format="chat",
+    loss_on="assistant",
+    max_length=4096,
+    overlong="truncate",
+    max_invalid_ratio=0.1,
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=1,
+    steps=None,
+    global_batch_size=128,
+    micro_batch_size=4,
+    loss_normalization="tokens",
+    eval_every=200,
+    seed=0,
+    log_every=10,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(
+    directory="gs://my-bucket/qwen3-8b-full",
+    every_steps=200,
+    keep=2,
+)
+CACHE = "cache"
+
+LEARNING_RATE = 1e-5
+WARMUP_RATIO = 0.03
+FINAL_RATIO = 0.1
+B1 = 0.9
+B2 = 0.95
+EPS = 1e-8
+WEIGHT_DECAY = 0.1
+MAX_GRAD_NORM = 1.0
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    warmup = math.ceil(WARMUP_RATIO * steps)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=LEARNING_RATE,
+        warmup_steps=warmup,
+        decay_steps=max(steps, warmup + 1),
+        end_value=FINAL_RATIO * LEARNING_RATE,
+    )
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return master_weights(
+        optax.chain(
+            optax.clip_by_global_norm(MAX_GRAD_NORM),
+            optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),
+        ),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            None,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+            cache=CACHE,
+        )
+    )

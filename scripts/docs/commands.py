@@ -1,0 +1,53 @@
+"""The page of the commands, made from the command line itself."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+from scripts.docs.made import Page
+
+HEAD = """\
+# Commands
+
+Exit status 0: done; 1: the recipe or a check failed; 2: the command line was wrong; 130: stopped by Ctrl-C.
+Findings and progress go to stderr, what was asked for goes to stdout. `recipe COMMAND --help` says the same
+as this page.
+
+`--set PATH=VALUE` sets a key of the recipe to a YAML value, on every command that takes a recipe:
+`--set train.steps=10 --set 'mesh.axes={fsdp: 2, tp: 2}'`.
+
+"""
+
+
+@functools.cache
+def pages() -> tuple[Page, ...]:
+    """The one page."""
+    import typer
+    from typer.cli import get_docs_for_click
+    from typer.main import get_command
+
+    from compiler.cli import app
+
+    command: Any = get_command(app)
+    text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="recipe")
+    text = text[text.index("**Usage**") :].replace("```console\n$ ", "```text\n")
+    # Each command at its own name, its whole first sentence in the lists, and defaults that are no links.
+    text = re.sub(
+        r"^(#+) `recipe ([a-z -]+)`$",
+        lambda m: f"{m[1]} `recipe {m[2]}` {{ #{_anchor(m[2])} }}",
+        text,
+        flags=re.M,
+    )
+    for group, names in (("", command.commands), ("serve ", command.commands["serve"].commands)):
+        for name, one in names.items():
+            said = (one.help or "").partition("\n\n")[0]
+            line = f"* [`recipe {group}{name}`](#{_anchor(group + name)}): {said}"
+            text = re.sub(rf"^\* `{name}`: .*$", line.replace("\\", r"\\"), text, count=1, flags=re.M)
+    text = re.sub(r"\s+\[(default: [^\]]*|required)\]", r" (\1)", text)
+    return (Page("commands.md", "Commands", HEAD + text),)
+
+
+def _anchor(command: str) -> str:
+    return command.replace(" ", "-")

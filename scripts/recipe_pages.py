@@ -1,0 +1,268 @@
+"""What is written of the estimates in recipes/estimates.json: the heads of recipes, and docs/recipes.md."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from compiler import catalog
+from compiler.plan.results import Memory
+from compiler.program import Program
+from compiler.wording import listing
+
+WIDTH = 110
+MARK = "# Estimates: "
+"""How the paragraph of a recipe's head begins that is written here."""
+
+METHODS = ("lora", "qlora", "full")
+"""Of the table of what fits where, in the order of its cells."""
+MACHINES = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8")
+
+INTRODUCTION = """\
+# Recipes
+
+Each is a file in `recipes/`, and what it becomes is in `generated/`. Copy the one that is nearest, change
+the data, and ask what else that changes:
+
+```sh
+cp recipes/qwen3-14b-qlora-v5e8.yaml mine.yaml
+recipe diff recipes/qwen3-14b-qlora-v5e8.yaml mine.yaml
+```
+
+All of them pass `recipe check`, and `make e2e` takes each through `recipe rehearse`. Those for TPUs were
+compiled by `recipe plan`; none was measured on one. When a recipe was changed,
+`python -m scripts.recipes plan` compiles it again, and `python -m scripts.recipes write` writes its head and
+this page.
+"""
+
+ABOUT_FIGURES = """\
+HBM is of one JAX device: what the compiler asks for, of what there is. A step is an optimizer step. Where a
+cell has two figures, the first of times and prices is the compiler's estimate and the second {factor:.2f}
+times that: so much longer than this compiler's estimate the one published measurement of such a run took
+([planning](planning.md)). Tokens/s go from the slower to the faster of the two. Rows count as full, which
+packed ones nearly are. US$ are list prices of the machine, of which tpu7x has none; a recipe's
+`cost.train_usd_per_hour` says what you pay. `recipes/estimates.json` has the versions, the dates and all
+parts of the memory.
+"""
+
+ABOUT_FITS = """\
+At least so many GiB of each JAX device are taken by weights, trained state, and what the backward pass cannot
+do without: a bound from shapes, without compiling. It is of rows of 2,048 tokens, one on each device,
+`remat: {policy: decoder}`, splash attention, all devices on fsdp, AdamW, LoRA of rank 32 on all seven
+projections, QLoRA in nf4. The compiler asks for more, often for some GiB: where a bound is near what the
+device has, ask `recipe plan`. A dash is more than the device has. With QLoRA too, the experts of Gemma 4
+26B-A4B stay in 16 bits.
+"""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `recipe plan` found out about a recipe.
+
+    Attributes:
+        key: of everything in the resolved recipe that the figures depend on.
+        date: on which it was compiled, as YYYY-MM-DD.
+        versions: of the packages that the estimate rests on.
+        compiled_layers: depths that were compiled; the figures are of all layers.
+        memory: bytes of one device.
+        seconds, calibrated_seconds: of a micro-batch, as in compiler.plan.results.Estimate.
+        micro_batches: of an optimizer step.
+        tokens: of an optimizer step over all devices, its rows full.
+        mfu: model FLOPs over what the devices could do in `seconds`.
+        usd_per_hour: list price of the machine, None without one.
+    """
+
+    key: str
+    date: str
+    versions: Mapping[str, str]
+    compiled_layers: Sequence[int]
+    memory: Memory
+    seconds: float
+    calibrated_seconds: float
+    micro_batches: int
+    tokens: int
+    mfu: float
+    usd_per_hour: float | None
+
+    def tokens_per_second(self, calibrated: bool = False) -> float:
+        seconds = self.calibrated_seconds if calibrated else self.seconds
+        return self.tokens / (seconds * self.micro_batches)
+
+    def usd_per_million(self, calibrated: bool = False) -> float | None:
+        """US$ a million tokens."""
+        if self.usd_per_hour is None:
+            return None
+        return self.usd_per_hour / 3600 / self.tokens_per_second(calibrated) * 1e6
+
+
+@dataclass(frozen=True)
+class Record:
+    """recipes/estimates.json.
+
+    Attributes:
+        recipes: by the recipe's name.
+        fits: GiB of a device, at least, by model, machine and method; None where it does not fit.
+    """
+
+    recipes: dict[str, Planned]
+    fits: dict[str, dict[str, dict[str, float | None]]]
+
+
+def head(planned: Planned) -> list[str]:
+    """The comment lines that a recipe's head ends with."""
+    memory = planned.memory
+    slow, fast = planned.tokens_per_second(calibrated=True), planned.tokens_per_second()
+    said = (
+        f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device; "
+        f"{_span(_step(planned), _step(planned, True), 2)} s an optimizer step of {planned.tokens:,} tokens, "
+        f"{_thousands(slow)} to {_thousands(fast)} tokens/s"
+    )
+    if (usd := planned.usd_per_million()) is not None:
+        said += f", US$ {_span(usd, planned.usd_per_million(True), 2)} a million tokens"
+    versions = planned.versions
+    said += (
+        f". By libtpu {versions['libtpu']} and jax {versions['jax']} on {planned.date}, not measured: "
+        "docs/recipes.md says what the two figures are."
+    )
+    return wrap(MARK + said, WIDTH - 1, subsequent_indent="# ", break_on_hyphens=False)
+
+
+def with_head(text: str, lines: Sequence[str]) -> str:
+    """A recipe whose head ends with a paragraph of estimates, in place of the one that it had.
+
+    Args:
+        text: of the recipe; its head is the comment lines that it begins with.
+        lines: the paragraph; none takes it away.
+    """
+    given = text.splitlines(keepends=True)
+    end = next((i for i, line in enumerate(given) if not line.startswith("#")), len(given))
+    start = next((i for i, line in enumerate(given[:end]) if line.startswith(MARK)), end)
+    kept = given[:start]
+    while kept and kept[-1].rstrip() == "#":
+        kept.pop()
+    added = ["#\n", *(f"{line}\n" for line in lines)] if lines else []
+    return "".join([*kept, *added, *given[end:]])
+
+
+def page(programs: Mapping[str, Program], record: Record, factor: float) -> str:
+    """docs/recipes.md.
+
+    Args:
+        programs: of all recipes by their names.
+        factor: by which the calibrated time is longer.
+    """
+    of_tpus = [program for program in programs.values() if program.accelerator.platform == "tpu"]
+    here = sorted(program.name for program in programs.values() if program not in of_tpus)
+    rows = [_row(program, record.recipes.get(program.name)) for program in sorted(of_tpus, key=_place)]
+    parts = [
+        INTRODUCTION,
+        "## By model\n",
+        ABOUT_FIGURES.format(factor=factor),
+        _table(_HEAD, rows),
+        *(["A row without figures was not compiled yet.\n"] if any(not row[-4] for row in rows) else []),
+        f"On a CPU: {listing(f'`{_file(name)}`' for name in here)}.\n",
+        "## By method\n",
+        "".join(f"- {line}\n" for line in _by_method(programs)),
+        "## Where a model fits\n",
+        ABOUT_FITS,
+        _fits(record),
+    ]
+    return "\n".join(parts)
+
+
+_HEAD = ("Command", "Model", "Method", "Machine", "HBM, GiB", "Step, s", "Tokens/s", "US$ a million tokens")
+
+
+def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
+    what = (
+        f"`recipe build {_file(program.name)}`",
+        catalog.title(program.recipe.model.id),
+        method(program),
+        program.accelerator.name,
+    )
+    if planned is None:
+        return (*what, "", "", "", "")
+    memory, usd = planned.memory, planned.usd_per_million()
+    slow, fast = planned.tokens_per_second(calibrated=True), planned.tokens_per_second()
+    return (
+        *what,
+        f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}",
+        _span(_step(planned), _step(planned, True), 2),
+        f"{_thousands(slow)} to {_thousands(fast)}",
+        "" if usd is None else _span(usd, planned.usd_per_million(True), 2),
+    )
+
+
+def method(program: Program) -> str:
+    """ "QLoRA (nf4), DPO", "LoRA, rank 32", "all weights"."""
+    lora = program.lora
+    if lora is None:
+        how = "all weights"
+    elif lora.quantize:
+        how = f"QLoRA ({lora.quantize}), rank {lora.rank}"
+    else:
+        how = f"LoRA, rank {lora.rank}"
+    objective = program.recipe.train.objective
+    return how if objective == "sft" else f"{how}, {objective.upper()}"
+
+
+def _place(program: Program) -> tuple[str, int, str]:
+    """Where a recipe stands in the table: by family and size."""
+    size = sum(math.prod(parameter.shape) for parameter in program.parameters)
+    return program.family.name, size, program.name
+
+
+def _by_method(programs: Mapping[str, Program]) -> Iterator[str]:
+    kinds: dict[str, list[str]] = {}
+    for name, program in sorted(programs.items()):
+        objective = program.recipe.train.objective
+        quantized = program.lora is not None and program.lora.quantize
+        kind = "all weights" if program.lora is None else "QLoRA" if quantized else "LoRA"
+        kind = kind if objective == "sft" else f"preferences ({objective})"
+        kinds.setdefault(kind, []).append(f"`{name}`")
+    for kind in sorted(kinds):
+        yield f"{kind}: {', '.join(kinds[kind])}"
+
+
+def _fits(record: Record) -> str:
+    rows = [
+        (catalog.title(model), *(" / ".join(map(_cell, found[machine].values())) for machine in MACHINES))
+        for model, found in record.fits.items()
+    ]
+    return _table(("LoRA / QLoRA / all weights", *MACHINES), rows)
+
+
+def _cell(gib: float | None) -> str:
+    return "-" if gib is None else f"{gib:.1f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _file(name: str) -> str:
+    return f"recipes/{name}.yaml"
+
+
+def _step(planned: Planned, calibrated: bool = False) -> float:
+    return (planned.calibrated_seconds if calibrated else planned.seconds) * planned.micro_batches
+
+
+def _span(low: float, high: float | None, digits: int) -> str:
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def _thousands(number: float) -> str:
+    """To three digits: "21,500"."""
+    digits = len(str(int(number)))
+    return f"{round(number, 3 - digits) if digits > 3 else number:,.0f}"
+
+
+def estimates_of(text: str) -> str:
+    """The paragraph of estimates in a recipe's head, "" without one."""
+    found = re.search(rf"^{MARK}.*?(?=^[^#])", text, re.M | re.S)
+    return found[0] if found else ""

@@ -1,0 +1,221 @@
+"""The estimates of recipes/: compiled, kept in recipes/estimates.json, and written where people read them.
+
+    python -m scripts.recipes plan [NAME...]     compile what changed: minutes each
+    python -m scripts.recipes fits               the bounds of docs/recipes.md's second table (a minute)
+    python -m scripts.recipes write              the heads of the recipes, and docs/recipes.md
+
+Planning needs the extras train and plan. The record holds the compiler's figures; tests/recipes/ holds heads,
+page and record against one another, and the record against the recipes as they stand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from compiler.artifact import ArtifactError
+from compiler.lower import lower
+from compiler.plan import calibration, identity, store
+from compiler.plan.bound import bound, rows
+from compiler.plan.planner import plan
+from compiler.plan.run import usd_per_hour
+from compiler.program import Program
+from scripts.recipe_pages import MACHINES, METHODS, Planned, Record, head, page, with_head
+from spec.load import load
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "recipes"
+RECORD = FOLDER / "estimates.json"
+PAGE = ROOT / "docs" / "recipes.md"
+
+RECORDS: TypeAdapter[Record] = TypeAdapter(Record)
+
+MODELS = (
+    "google/gemma-3-4b-it",
+    "google/gemma-3-12b-it",
+    "google/gemma-3-27b-it",
+    "google/gemma-4-E4B-it",
+    "google/gemma-4-26B-A4B-it",
+    "google/gemma-4-31B-it",
+    "meta-llama/Llama-3.2-1B-Instruct",
+    "meta-llama/Llama-3.2-3B-Instruct",
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "meta-llama/Llama-3.1-70B-Instruct",
+    "Qwen/Qwen3-4B",
+    "Qwen/Qwen3-8B",
+    "Qwen/Qwen3-14B",
+    "Qwen/Qwen3-32B",
+)
+"""Of the table of what fits where."""
+
+CELL = """\
+recipe: 1
+name: cell
+model: {{id: {model}, attention: splash}}
+mesh: {{accelerator: {machine}, axes: {{fsdp: {devices}, tp: 1}}}}
+{lora}
+remat: {{policy: decoder}}
+data: {{train: ["hf://owner/name"], chat_template: "{{{{ messages }}}}", max_length: 2048}}
+train: {{global_batch_size: {devices}}}
+"""
+ADAPTERS = {"lora": "lora: {rank: 32}", "qlora": "lora: {rank: 32, quantize: nf4}", "full": ""}
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.recipes", description="Estimates of recipes/.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    planning = commands.add_parser("plan", help="compile the steps of recipes that changed")
+    planning.add_argument("names", nargs="*", metavar="NAME", help="of a recipe; all when none is given")
+    commands.add_parser("fits", help="work out where the models fit")
+    commands.add_parser("write", help="write heads and docs/recipes.md from the record")
+    asked = parser.parse_args(given)
+    try:
+        {"plan": lambda: _plan(asked.names), "fits": _fits, "write": write}[asked.command]()
+    except ArtifactError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\ninterrupted: what was compiled is kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def paths() -> list[Path]:
+    """The shipped recipes."""
+    return sorted(FOLDER.glob("*.yaml"))
+
+
+def program(path: Path, sets: Sequence[str] = ()) -> Program:
+    """What a recipe lowers to.
+
+    Raises:
+        ArtifactError: it has errors.
+    """
+    lowered = lower(load(path, sets), planning=True)
+    if lowered.program is None:
+        errors = [found.message for found in lowered.diagnostics if found.severity == "error"]
+        raise ArtifactError(f"{path}: {'; '.join(errors)}", "recipe check shows where")
+    return lowered.program
+
+
+def key(of: Program) -> str:
+    """A digest of everything in a resolved recipe that its record depends on."""
+    return store.key(identity.step(of), of.accumulation_steps, usd_per_hour(of))
+
+
+def planned(of: Program) -> Planned:
+    """A program, compiled for its TPU.
+
+    Raises:
+        ArtifactError: it cannot be compiled, or does not fit.
+    """
+    made = plan(of)
+    estimate = made.estimate
+    if estimate.memory.headroom < 0:
+        raise ArtifactError(f"{of.name} does not fit", "recipe plan shows a way out")
+    return Planned(
+        key=key(of),
+        date=datetime.now(UTC).date().isoformat(),
+        versions=made.versions,
+        compiled_layers=estimate.compiled_layers,
+        memory=estimate.memory,
+        seconds=estimate.seconds,
+        calibrated_seconds=estimate.calibrated_seconds,
+        micro_batches=of.accumulation_steps,
+        tokens=rows(of) * of.recipe.data.max_length * of.accumulation_steps,
+        mfu=estimate.mfu,
+        usd_per_hour=made.run.usd_per_hour,
+    )
+
+
+def read() -> Record:
+    """The record as it is kept; an empty one where there is none."""
+    return RECORDS.validate_json(RECORD.read_bytes()) if RECORD.exists() else Record({}, {})
+
+
+def texts(record: Record) -> Iterator[tuple[Path, str]]:
+    """Every file that is written from the record, as it ought to be."""
+    programs = {}
+    for path in paths():
+        programs[path.stem] = program(path)
+        known = record.recipes.get(path.stem)
+        yield path, with_head(path.read_text(encoding="utf-8"), head(known) if known else [])
+    yield PAGE, page(programs, record, calibration.factor())
+
+
+def write() -> None:
+    """Writes the heads of the recipes and docs/recipes.md."""
+    for path, text in list(texts(read())):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"{path.relative_to(ROOT)}: written")
+
+
+def cell(model: str, machine: str, method: str, folder: Path) -> float | None:
+    """GiB of a device that a model takes at the least; None where it does not fit or cannot be trained.
+
+    Args:
+        folder: for the recipe that says so.
+    """
+    from compiler.hardware import from_name
+
+    devices = from_name(machine).devices
+    path = folder / "cell.yaml"
+    path.write_text(
+        CELL.format(model=model, machine=machine, devices=devices, lora=ADAPTERS[method]), encoding="utf-8"
+    )
+    found = lower(load(path), planning=True).program
+    if found is None:
+        return None
+    least = bound(found, found.recipe.data.max_length).memory_bytes
+    return None if least > found.accelerator.hbm_bytes_per_device else round(least / 2**30, 3)
+
+
+def _plan(names: Sequence[str]) -> None:
+    record = read()
+    known = {path.stem for path in paths()}
+    if unknown := set(names) - known:
+        raise ArtifactError(f"there is no recipe {', '.join(sorted(unknown))}", f"{', '.join(sorted(known))}")
+    for path in paths():
+        of = program(path)
+        kept = record.recipes.get(path.stem)
+        if of.accelerator.platform != "tpu" or (names and path.stem not in names):
+            continue
+        if kept is None or kept.key != key(of):
+            record.recipes[path.stem] = planned(of)
+            _keep(record)  # each as soon as it is there
+            memory = record.recipes[path.stem].memory
+            print(f"{path.stem}: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB", flush=True)
+    for gone in set(record.recipes) - known:
+        del record.recipes[gone]
+    _keep(record)
+
+
+def _fits() -> None:
+    record = read()
+    with tempfile.TemporaryDirectory() as folder:
+        found = {
+            model: {
+                machine: {method: cell(model, machine, method, Path(folder)) for method in METHODS}
+                for machine in MACHINES
+            }
+            for model in MODELS
+        }
+    _keep(Record(record.recipes, found))
+
+
+def _keep(record: Record) -> None:
+    ordered = Record(dict(sorted(record.recipes.items())), record.fits)
+    beside = RECORD.with_suffix(".new")
+    beside.write_bytes(RECORDS.dump_json(ordered, indent=1) + b"\n")
+    beside.replace(RECORD)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

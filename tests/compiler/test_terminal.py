@@ -1,0 +1,362 @@
+"""How the command speaks: --quiet and --verbose, colours, completion, progress, and Ctrl-C."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from compiler import artifact, cli, completion, pipeline, terminal
+from compiler.cli import app
+from runtime import progress
+from runtime.progress import Progress
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICKSTART = "recipes/quickstart.yaml"
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The repository's root, and no colour that the environment asks for."""
+    monkeypatch.chdir(ROOT)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    terminal._begin()
+
+
+def run(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("words", [["-q", "check", QUICKSTART], ["check", QUICKSTART, "--quiet"]])
+def test_quiet_prints_no_notes_and_no_success(words: list[str]) -> None:
+    assert run(*words) == (0, "", "")
+    status, printed, said = run("check", QUICKSTART)
+    assert (status, printed) == (0, f"{QUICKSTART}: ok\n") and "note[" in said
+
+
+def test_quiet_prints_errors_alone(tmp_path: Path) -> None:
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text((ROOT / QUICKSTART).read_text().replace("tp: 2", "tp: 4"))
+    status, printed, said = run("check", "-q", str(recipe))
+    assert (status, printed) == (1, "")
+    assert "error[E0202]" in said and "note[" not in said
+
+
+def test_quiet_prints_what_was_asked_for() -> None:
+    status, printed, said = run("explain", QUICKSTART, "mesh", "-q")
+    assert status == 0 and "cpu-8" in printed and said == ""
+    status, printed, _ = run("check", QUICKSTART, "-q", "--format", "json")
+    assert status == 0 and json.loads(printed)[0]["code"] == "N0307"
+
+
+def test_verbose_says_what_is_read_derived_and_how_long_it_took() -> None:
+    for words in (["-v", "check", QUICKSTART], ["check", QUICKSTART, "--verbose"]):
+        status, _, said = run(*words)
+        assert status == 0
+        assert re.search(rf"recipe: reading {QUICKSTART}: \d+\.\d\d s", said)
+        assert "cpu-8: 8 virtual CPU devices" in said and "mesh fsdp 4 x tp 2" in said
+        assert re.search(r"recipe: \d+\.\d\d s in all", said)
+    assert "in all" not in run("check", QUICKSTART)[2]  # nothing of it stays
+
+
+def test_quiet_and_verbose_exclude_each_other() -> None:
+    status, _, said = run("-q", "check", QUICKSTART, "-v")
+    assert status == 2 and "--quiet and --verbose" in said
+
+
+def test_every_command_takes_both() -> None:
+    def commands(group: Any, before: str = "") -> Iterator[tuple[str, set[str]]]:
+        for name, command in group.commands.items():
+            yield f"{before}{name}", {flag for param in command.params for flag in param.opts}
+            if hasattr(command, "commands"):
+                yield from commands(command, f"{name} ")
+
+    found = dict(commands(typer.main.get_command(app)))
+    assert {"new", "build", "serve", "serve bench"} <= set(found)
+    assert [name for name, flags in found.items() if not {"-q", "--quiet", "-v", "--verbose"} <= flags] == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environment", "stream", "colored"),
+    [
+        ({"TERM": "xterm"}, Terminal(), True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, Terminal(), False),
+        ({"TERM": "xterm", "NO_COLOR": ""}, Terminal(), True),
+        ({"TERM": "dumb"}, Terminal(), False),
+        ({"TERM": "xterm"}, io.StringIO(), False),
+        ({"TERM": "xterm", "FORCE_COLOR": "1"}, io.StringIO(), True),
+        ({"TERM": "xterm", "FORCE_COLOR": "1", "NO_COLOR": "1"}, io.StringIO(), False),
+    ],
+)
+def test_colours_follow_the_environment_everywhere(
+    environment: dict[str, str], stream: io.StringIO, colored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Diagnostics and rich's consoles alike."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert terminal.color(stream) is colored
+    stream.seek(0)
+    stream.truncate()
+    terminal.console(stream).print("text", style="red")
+    assert ("\x1b[" in stream.getvalue()) is colored
+    assert stream.getvalue().strip("\x1b[0123456789;m\n") == "text"
+
+
+def test_a_quiet_command_shows_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    stream = io.StringIO()
+    with Progress("working", 2, stream, interval=0.0) as line:
+        line.advance(1)
+        assert "working:  50%" in stream.getvalue() and "left" in stream.getvalue()
+        shown = stream.getvalue()
+        monkeypatch.setattr(progress, "silent", True)
+        line.advance(1)
+    assert stream.getvalue() == shown
+
+
+def test_many_recipes_show_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    _, _, said = run("check", QUICKSTART, "recipes/gemma3-270m-cpu.yaml")
+    assert "checking:  50%" in said
+    assert "checking" not in run("-q", "check", QUICKSTART, "recipes/gemma3-270m-cpu.yaml")[2]
+
+
+def test_progress_stays_on_one_line_of_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    with Progress("planning " + "a-long-name" * 5, 2, stream) as line:
+        line.advance(1)
+        line.label, line.next = "short", 0.0
+        line.advance(0)
+    first, second = stream.getvalue().strip("\r\n").split("\r")
+    assert len(first) == 39 and second.startswith("short:  50%") and len(second) == 39
+    monkeypatch.setenv("TERM", "dumb")
+    assert not Progress("x", 1, Terminal()).terminal
+
+
+def test_each_counts_its_items(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    assert list(progress.each("asking", ["a", "b"])) == ["a", "b"]
+    assert "asking:  50%" in capsys.readouterr().err
+
+
+def test_a_pipeline_tells_how_long_its_steps_still_take(tmp_path: Path) -> None:
+    made = pipeline.Pipeline(terminal.console(io.StringIO()), tmp_path, expected={"a": 1, "b": 2, "c": 3})
+    assert made._left("a", 5.0) == ""  # nothing has ended that would give a pace
+    made.results.append(pipeline.Result("a", True, 10.0, ""))
+    assert made._left("b", 5.0) == ", 45 s left"
+    assert made._left("b", 50.0) == ", 30 s left"
+    assert made._left("unknown", 5.0) == ""
+
+
+def test_a_quiet_pipeline_prints_what_failed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    made = pipeline.Pipeline(terminal.console(stream), tmp_path)
+    monkeypatch.setattr(terminal.manner, "quiet", True)
+
+    def failing() -> str:
+        raise pipeline.StepFailed("it broke")
+
+    made.step("first", lambda: "done")
+    made.print_table("all")
+    assert stream.getvalue() == ""
+    with pytest.raises(pipeline.StepFailed):
+        made.step("second", failing)
+    made.print_table("all")
+    assert "it broke" in stream.getvalue() and "first" in stream.getvalue()
+
+
+def complete(*words: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What bash is offered for the last word."""
+    monkeypatch.setenv("_RECIPE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", " ".join(["recipe", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    result = CliRunner().invoke(app, [], prog_name="recipe")
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["buil"], "build"),
+        (["serve", "ver"], "verify"),
+        (["check", "recipes/quick"], QUICKSTART),
+        (["check", "rec"], QUICKSTART),
+        (["plan", "recipes/quickstart.yaml", "--set", "remat.po"], "remat.policy="),
+        (["explain", QUICKSTART, "train.sched"], "train.schedule.warmup_ratio"),
+        (["new", "a", "--model", "google/gemma-4-31"], "google/gemma-4-31B-it"),
+        (["new", "a", "--accelerator", "v6"], "v6e-8"),
+        (["new", "a", "--serve", "no"], "none"),
+        (["new", "a", "--method", "q"], "qlora"),
+        (["port", "config.yml", "--accelerator", "tpu"], "tpu7x-8"),
+        (["pack", "quick"], "quickstart"),
+        (["serve", "up", "generated/q"], "generated/quickstart"),
+        (["serve", "bench", "gen"], "generated/quickstart"),
+        (["build", "--back"], "--backend"),
+    ],
+)
+def test_bash_completes(words: list[str], offered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = complete(*words, monkeypatch=monkeypatch)
+    assert offered in found
+    assert all(word.startswith(words[-1]) for word in found)
+
+
+def test_values_of_keys_are_completed() -> None:
+    assert ("remat.policy=decoder", "") in completion.sets("remat.policy=")
+    assert ("model.attention=splash", "") in completion.sets("model.attention=s")
+    assert ("data.packing=true", "") in completion.sets("data.packing=")
+    assert ("mesh.accelerator=v5p-8", "") in completion.sets("mesh.accelerator=v5p-8")
+    assert completion.sets("no.such.key=") == []
+
+
+def test_completion_of_what_is_not_there_offers_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert completion.recipes("no/such/folder/") == []
+    assert completion.artifacts("") == [] and completion.artifact_folders("gen") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_scripts_of_shells_are_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer._completion_shared._get_shell_name", lambda: shell)
+    monkeypatch.setattr("typer.completion._get_shell_name", lambda: shell, raising=False)
+    result = CliRunner().invoke(app, ["--show-completion"], prog_name="recipe")
+    assert result.exit_code == 0 and "_RECIPE_COMPLETE" in result.stdout
+
+
+def test_ctrl_c_says_what_a_build_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGINT before anything was moved, and while it is."""
+    target = tmp_path / "generated"
+    stage, install = artifact._stage, artifact._install
+
+    def interrupted_stage(*given: object) -> None:
+        stage(*given)  # type: ignore[arg-type]
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupted_install(*given: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        install(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(artifact, "_stage", interrupted_stage)
+    status, _, said = run("build", QUICKSTART, "-o", str(target))
+    assert status == 130 and f"interrupted: {target} is as it was" in said
+    assert not target.exists() or not list(target.iterdir())
+    monkeypatch.setattr(artifact, "_stage", stage)
+    monkeypatch.setattr(artifact, "_install", interrupted_install)
+    status, _, said = run("build", QUICKSTART, "-o", str(target))
+    assert status == 130 and f"interrupted: {target} is whole and current" in said
+    monkeypatch.setattr(artifact, "_install", install)
+    assert run("build", QUICKSTART, "-o", str(target), "--check")[0] == 0
+
+
+def test_ctrl_c_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compiler import archive
+
+    run("build", QUICKSTART, "-o", str(tmp_path / "generated"))
+
+    def interrupted(*given: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(archive, "_add", interrupted)
+    words = ("pack", "quickstart", "-d", str(tmp_path / "generated"), "-o", str(tmp_path / "q.tar.gz"))
+    status, _, said = run(*words)
+    assert status == 130 and "interrupted: nothing was written" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["generated"]
+
+
+def test_ctrl_c_says_how_many_compiles_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compiler import cli_plan
+    from compiler.plan import session, store
+
+    def interrupted(*given: object) -> None:
+        monkeypatch.setattr(store, "put_now", ["one", "two"])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(session, "run", interrupted)
+    monkeypatch.setattr(cli_plan, "_refuse_early", lambda *given: None)
+    monkeypatch.setattr(cli_plan, "_refuse_backend", lambda *given: None)
+    status, _, said = run("plan", QUICKSTART)
+    assert status == 130
+    assert "interrupted: 2 results of this command are kept, and the same command goes on from there" in said
+
+
+def at_a_prompt(tmp_path: Path, key: bytes) -> tuple[int, str]:
+    """`recipe new` on a terminal of its own, with a key pressed at its first question."""
+    import pty
+
+    pid, terminal_end = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.environ["PYTHONPATH"] = str(ROOT)
+        os.execv(sys.executable, [sys.executable, "-m", "compiler.cli", "new", "demo"])
+    shown, deadline, pressed = b"", time.monotonic() + 60, False
+    try:
+        while time.monotonic() < deadline:
+            try:
+                data = os.read(terminal_end, 4096)
+            except OSError:
+                break
+            if not data:
+                break
+            shown += data
+            if not pressed and b"Model: " in shown:
+                os.write(terminal_end, key)
+                pressed = True
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(terminal_end)
+    return os.waitstatus_to_exitcode(status), shown.decode()
+
+
+@pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
+def test_ctrl_c_at_a_question_leaves_nothing(tmp_path: Path, key: bytes) -> None:
+    status, shown = at_a_prompt(tmp_path, key)
+    assert status == 130 and "interrupted: nothing was written" in shown
+    assert "Traceback" not in shown and not list(tmp_path.iterdir())
+
+
+def test_the_console_script_leaves_with_130(tmp_path: Path) -> None:
+    """A process that gets SIGINT while it reads."""
+    fifo = tmp_path / "slow.py"
+    fifo.write_text(
+        "import os, signal\n"
+        "from compiler import cli, cli_base\n"
+        "import spec.load\n"
+        "spec.load.load = lambda *given: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"cli.app(['check', '{QUICKSTART}'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(fifo)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.strip() == "interrupted: nothing was written"
+
+
+def test_the_group_is_the_applications_own() -> None:
+    assert cli.app.info.cls is terminal.Commands

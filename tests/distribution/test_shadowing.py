@@ -1,0 +1,43 @@
+"""Folders that are named as the packages are, where a person happens to be."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler.plan import pool
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> Path:
+    """A folder with packages of the names that recipec's have."""
+    for name in ("spec", "compiler", "templates", "runtime"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the working folder')\n")
+    return tmp_path
+
+
+def test_a_worker_is_recipecs_own(crowded: Path) -> None:
+    """Without a job it fails, on what it has read."""
+    done = subprocess.run(
+        [sys.executable, *pool.WORKER], cwd=crowded, input="", capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "of the working folder" not in done.stderr and "validation error for Job" in done.stderr
+
+
+def test_no_module_is_started_from_the_working_folder(root: Path) -> None:
+    """`-m` puts it before everything else that is imported, unless -P is given."""
+    module = re.compile(r'"-m", "(compiler|runtime|spec)\.')
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for package in ("compiler", "runtime")
+        for path in (root / package).rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if module.search(line)
+    ]
+    assert found and [line for line in found if '"-P", "-m"' not in line] == []

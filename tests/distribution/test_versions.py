@@ -1,0 +1,85 @@
+"""One version of recipec, in one place, and what is said of versions."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
+from packaging.version import Version
+from typer.testing import Result
+
+from compiler import __version__
+from compiler.emitters.lock import compiler_name
+from spec import versions
+
+ENTRY = re.compile(r"^## \[(?P<version>[^]]+)\] - (?P<date>unreleased|\d{4}-\d{2}-\d{2})$", re.M)
+KINDS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
+
+
+def test_it_stands_in_one_place(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
+    assert ProjectMetadata(str(root), PluginManager()).version == __version__
+    assert str(Version(__version__)) == __version__
+    literals = [
+        path.relative_to(root).as_posix()
+        for package in ("spec", "compiler", "templates", "runtime")
+        for path in (root / package).rglob("*.py")
+        if f'{__version__}"' in path.read_text(encoding="utf-8")
+    ]
+    assert literals == ["compiler/__init__.py"]
+
+
+def test_the_command_and_the_locks_say_it(recipe: Callable[..., Result]) -> None:
+    said = recipe("--version")
+    assert (said.exit_code, said.stdout) == (0, f"recipec {__version__}\n")
+    assert compiler_name() == f"recipec {__version__}"
+
+
+def test_the_changelog_begins_with_it(root: Path) -> None:
+    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    entries = [match["version"] for match in ENTRY.finditer(text)]
+    assert entries[0] == __version__
+    assert entries == sorted(entries, key=Version, reverse=True) and len({*entries}) == len(entries)
+    headings = re.findall(r"^## (.+)$", text, re.M)
+    assert len(headings) == len(entries), "every heading of the second level is a version with its date"
+    assert {*re.findall(r"^### (.+)$", text, re.M)} <= KINDS
+    assert f"reads version {versions.VERSION} of the language" in text
+
+
+def test_the_changelog_knows_every_command(root: Path) -> None:
+    from compiler.cli import app
+
+    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    names = [
+        command.name or (command.callback and command.callback.__name__)
+        for command in app.registered_commands
+    ]
+    names += [group.name for group in app.registered_groups]
+    assert [name for name in names if name and f"`recipe {name}" not in text] == []
+
+
+def test_the_page_says_the_version_of_the_language(root: Path) -> None:
+    text = (root / "docs" / "versions.md").read_text(encoding="utf-8")
+    assert f"`recipe: {versions.VERSION}` promises what the recipe means" in text
+    assert {"E0108", "E1235", "E1236", "N1237"} <= {*re.findall(r"\[([EN]\d{4})\]", text)}
+
+
+def test_every_extra_is_told_of(root: Path) -> None:
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert {name for name in extras if f"`{name}`" not in text} <= {"dev", "docs"}
+
+
+def test_what_is_installed_is_what_is_asked_for(root: Path) -> None:
+    wanted = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    assert wanted == [f"hatchling=={metadata.version('hatchling')}"], (
+        "the wheel's bytes name the backend's version"
+    )

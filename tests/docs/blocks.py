@@ -1,0 +1,73 @@
+"""The code blocks of a Markdown page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+_TITLE = re.compile(r'title="([^"]*)"')
+_COMMENT = re.compile(r"<!--\s*(.*?)\s*-->\s*$", re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code as it stands in a page.
+
+    Attributes:
+        page: its file.
+        line: of its first fence, counted from 1.
+        language: the first word of the fence; "" where there is none.
+        title: the file that it is, or shows, as the fence says; "".
+        remark: the HTML comment right above it; "". `PATH` says that the block is that file of the
+            repository, `from PATH` that it is a part of it, `slow` that its commands take too long to be run
+            with the tests, `wrong` that a recipe does not compile.
+        text: with its last newline.
+    """
+
+    page: Path
+    line: int
+    language: str
+    title: str
+    remark: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Every block of a page, indented ones too, in order."""
+    tokens = MarkdownIt("commonmark").parse(page.read_text(encoding="utf-8"))
+    for number, token in enumerate(tokens):
+        if token.type not in ("fence", "code_block"):
+            continue
+        above = tokens[number - 1] if number else None
+        language, _, rest = token.info.strip().partition(" ")
+        title = _TITLE.search(rest)
+        remark = _COMMENT.search(above.content) if above is not None and above.type == "html_block" else None
+        yield Block(
+            page,
+            (token.map or [0])[0] + 1,
+            language,
+            title[1] if title else "",
+            remark[1] if remark else "",
+            token.content,
+        )
+
+
+def inline(page: Path) -> Iterator[tuple[int, str]]:
+    """Every `text in backticks` of a page, with its line."""
+    for token in MarkdownIt("commonmark").enable("table").parse(page.read_text(encoding="utf-8")):
+        for child in token.children or ():
+            if child.type == "code_inline":
+                yield _line(token), child.content
+
+
+def _line(token: Token) -> int:
+    return (token.map or [0])[0] + 1

@@ -1,0 +1,77 @@
+"""Every code block of docs/ and of the README is checked or run; every command in running text is one.
+
+`pytest --update` writes what the pages' commands print now into the pages.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.docs import shell
+from tests.docs.blocks import Block, blocks, inline
+from tests.docs.checks import problems, updated
+
+PAGES = [*sorted((shell.ROOT / "docs").rglob("*.md")), shell.ROOT / "README.md"]
+READ = ("tests", "scripts", "docs")
+"""Folders of the repository that the pages' commands may read, and nothing writes to."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like a clone's, for one page."""
+    shutil.copytree(shell.ROOT / "recipes", tmp_path / "recipes")  # commands may write there
+    for name in READ:
+        (tmp_path / name).symlink_to(shell.ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_holds(page: Path, folder: Path, update: bool) -> None:
+    if update:
+        _update(page, folder)
+        return
+    found = [
+        f"{block.place}: {problem}" for block in blocks(page) for problem in problems(_here(block), folder)
+    ]
+    assert not found, "\n\n".join(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_in_the_text_is_one(page: Path) -> None:
+    found = [
+        f"{page.name}:{line}: {problem}"
+        for line, text in inline(page)
+        if text.startswith("recipe ")
+        for problem in shell.mentioned(text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_there_is_something_to_check() -> None:
+    languages = [block.language for page in PAGES for block in blocks(page)]
+    assert {"yaml", "sh", "console", "python", "text"} <= set(languages)
+
+
+def _update(page: Path, folder: Path) -> None:
+    made: dict[Block, str] = {}
+    for block in blocks(page):
+        if block.language == "console" and block.remark != "slow":
+            made[block] = updated(block, folder)
+        else:
+            list(problems(_here(block), folder))  # writes the files that commands read
+    lines = page.read_text(encoding="utf-8").splitlines(keepends=True)
+    for block in reversed(made):
+        lines[block.line : block.line + block.text.count("\n")] = [made[block]]
+    page.write_text("".join(lines), encoding="utf-8")
+
+
+def _here(block: Block) -> Block:
+    """The block; what it would write over in the repository is refused."""
+    assert not (block.title and block.language == "yaml" and block.title.startswith(READ)) or block.remark, (
+        block.place
+    )
+    return block

@@ -1,0 +1,124 @@
+"""The checker of the pages' code blocks finds what is wrong with a block."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.docs import checks, shell
+from tests.docs.blocks import blocks, inline
+
+GOOD = """\
+recipe: 1
+name: good
+model: {id: google/gemma-3-270m-it}
+mesh: {accelerator: cpu-8, axes: {fsdp: 8}}
+lora: {rank: 16}
+data: {train: [gs://bucket/train.jsonl]}
+train: {global_batch_size: 8}
+"""
+
+
+def found(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is wrong with the blocks of a page."""
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return [problem for block in blocks(page) for problem in checks.problems(block, tmp_path)]
+
+
+def fence(language: str, text: str, above: str = "") -> str:
+    return f"# Page\n\n{above}\n```{language}\n{text}\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        (fence("", "recipe check"), "without a language"),
+        ("# Page\n\nWords:\n\n    indented\n", "without a language"),
+        (fence("cobol", "STOP RUN."), "no language that the pages use"),
+        (fence("yaml", "train: {stepz: 3}"), "unknown key `stepz`"),
+        (fence("yaml", GOOD.replace("fsdp: 8", "tp: 8")), "E0203"),
+        (fence("yaml", GOOD, "<!-- wrong -->"), "compiles"),
+        (fence("yaml", GOOD.replace("model: {id: google/gemma-3-270m-it}\n", "")), "lacks the key `model`"),
+        (fence("yaml", "on: push"), "without a title"),
+        (fence("yaml", "a: [1"), "not YAML"),
+        (fence("sh", "recipe frobnicate x.yaml"), "No such command 'frobnicate'"),
+        (fence("sh", "recipe build recipes/quickstart.yaml --chek"), "No such option: --chek"),
+        (fence("sh", "recipe build recipes/no-such.yaml"), "there is no file recipes/no-such.yaml"),
+        (fence("sh", "recipe rehearse R --steps many"), "--steps many"),
+        (fence("sh", "make love"), "no such target"),
+        (fence("sh", "cd x && python train.py --learning-rate 1"), "no option --learning-rate"),
+        (fence("sh", "python -m compiler.nothing"), "no module compiler.nothing"),
+        (fence("sh", "pip install 'recipec[gpu]'"), "no extra `gpu`"),
+        (fence("sh", "frob --hard"), "no program"),
+        (fence("console", "$ recipe schema --no"), "No such option"),
+        (fence("console", "$ recipe --version\nrecipec 99"), "prints:\nrecipec "),
+        (fence("python", "def x(:"), "not Python"),
+        (fence("python", "from compiler.emit import omit"), "has no `omit`"),
+        (fence("python", "from compiler.nowhere import x"), "no module compiler.nowhere"),
+        (fence("json", "{a: 1}"), "not json"),
+        (fence("jsonl", "{}\n{"), "not jsonl"),
+        (fence("toml", "a ="), "not toml"),
+        (fence("jinja", "{% if %}"), "not jinja"),
+        (fence("python", "x = 1", "<!-- compiler/emit.py -->"), "not what compiler/emit.py has"),
+        (fence("python", "x = 1", "<!-- from compiler/emit.py -->"), "not what compiler/emit.py has"),
+        (fence("text", "x", "<!-- docs/nothing.md -->"), "no file docs/nothing.md"),
+    ],
+)
+def test_it_finds(page: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = found(page, tmp_path, monkeypatch)
+    assert len(problems) == 1 and said in problems[0], problems
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        fence("text", "anything: [at all"),
+        fence("yaml", GOOD),
+        fence("yaml", "# yaml-language-server: $schema=recipe.schema.json"),
+        fence("yaml", "# the first lines\nrecipe: 1"),
+        fence(
+            "yaml",
+            "train: {steps: 3}\nserve: {accelerator: v6e-8}".replace("steps: 3", "global_batch_size: 16"),
+        ),
+        fence('yaml title=".github/workflows/recipes.yml"', "on: push"),
+        fence("yaml", GOOD.replace("fsdp: 8", "tp: 8"), "<!-- wrong -->"),
+        fence('yaml title="a.yaml"', GOOD) + "\n```console\n$ recipe check a.yaml\n...\na.yaml: ok\n```\n",
+        fence("sh", "# a comment\nrecipe plan RECIPE --json | head -1  # another's comment"),
+        fence("sh", "recipe new mine\nrecipe check recipes/mine.yaml"),
+        fence("sh", "A=1 recipe build \\\n  recipes/quickstart.yaml > out.txt"),
+        fence("console", "$ make quickstart\n...", "<!-- slow -->"),
+        fence("jsonc", '// why\n{"a": 1,}'),
+        fence("python", "from compiler.emit import emit"),
+    ],
+)
+def test_it_lets_through(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(page, tmp_path, monkeypatch) == []
+
+
+def test_an_output_may_leave_lines_out() -> None:
+    assert checks.matches("a\n...\nd\n", "a\nb\nc\nd\n")
+    assert checks.matches("...\nd", "d")
+    assert not checks.matches("a\n...\nd\n", "a\nb\nc\n")
+    assert not checks.matches("a\n", "a\nb\n")
+    assert not checks.matches("a.c", "abc")
+
+
+def test_an_output_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(fence("console", "$ recipe check none.yaml\nstale"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (block,) = blocks(page)
+    made = checks.updated(block, tmp_path)
+    assert made.startswith("$ recipe check none.yaml\nerror[E0001]") and "stale" not in made
+
+
+def test_commands_in_running_text(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Run `recipe plan R [--sarch]`, `recipe plan R [--json]`.\n\n| `recipe serv up` |\n|---|\n"
+    )
+    said = [problem for _, text in inline(page) for problem in shell.mentioned(text)]
+    assert len(said) == 2 and "--sarch" in said[0] and "`serv`" in said[1]

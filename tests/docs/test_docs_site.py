@@ -1,0 +1,136 @@
+"""The site of docs/: it builds without a warning, loads nothing from elsewhere, and leaves nothing out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from compiler.cli import app
+from compiler.lsp.pages import anchor
+from scripts.docs import diagnostics, language
+from spec.codes import CODES
+from spec.schema import json_schema
+
+LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
+"""Elements that a browser loads something for, and where they say what."""
+
+
+class Loaded(HTMLParser):
+    """What a page loads by itself, and the anchors that it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.anchors: set[str] = set()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.anchors.add(given.get("id", ""))
+        if tag in LOADING:
+            self.addresses.append(given.get(LOADING[tag], ""))
+        elif tag == "link" and given.get("rel") not in ("next", "prev", "canonical"):
+            self.addresses.append(given.get("href", ""))
+
+
+def read(page: Path) -> Loaded:
+    parser = Loaded()
+    parser.feed(page.read_text(encoding="utf-8"))
+    return parser
+
+
+@pytest.fixture(scope="module")
+def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` does, into a folder of its own."""
+    folder = tmp_path_factory.mktemp("site") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    # From another folder, as mkdocs may be run.
+    done = subprocess.run(
+        [*command, "--config-file", str(root / "mkdocs.yml")],
+        cwd=folder.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
+    return folder
+
+
+def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 40
+    for page in pages:
+        elsewhere = [at for at in read(page).addresses if re.match(r"(?:https?:)?//", at)]
+        assert not elsewhere, page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(
+            r"(?:url\(|@import\s+)['\"]?(?:https?:)?//", sheet.read_text(encoding="utf-8")
+        ), sheet
+
+
+def test_every_code_has_its_place_and_an_example_where_a_test_has_one(site: Path) -> None:
+    pages = {page: read(page).anchors for page in (site / "diagnostics").glob("*.html")}
+    anchors = set().union(*pages.values())
+    assert set(CODES) <= anchors
+    index = read(site / "diagnostics.html").anchors
+    assert set(CODES) <= index
+    assert {anchor(code) for code in CODES} <= index  # where `recipe lsp` leads to
+    shown = diagnostics.examples()
+    assert set(shown) <= set(CODES) and len(shown) > 150
+    mesh = (site / "diagnostics" / "mesh.html").read_text(encoding="utf-8")
+    assert "error[E0203]: tp=" in mesh
+
+
+def test_every_key_has_its_place(site: Path) -> None:
+    schema = json_schema()
+    for name, field in schema["properties"].items():
+        target = language._target(field)
+        if not target:
+            assert name in read(site / "language.html").anchors
+            continue
+        anchors = read(site / "language" / f"{name}.html").anchors
+        assert set(schema["$defs"][target]["properties"]) <= anchors, name
+    train = (site / "language" / "train.html").read_text(encoding="utf-8")
+    assert "train.optimizer.learning_rate" in train and "optimizer steps" in train
+
+
+def test_every_command_and_option_has_its_place(site: Path) -> None:
+    page = site / "commands.html"
+    text, anchors = page.read_text(encoding="utf-8"), read(page).anchors
+    root = get_command(app)
+    below = {f"serve-{name}": one for name, one in root.commands["serve"].commands.items()}  # type: ignore[attr-defined]
+    for name, command in {**root.commands, **below}.items():  # type: ignore[attr-defined]
+        assert name in anchors
+        assert all(one.opts[0] in text for one in command.params if not getattr(one, "hidden", False))
+
+
+def test_every_page_is_in_the_navigation(root: Path, site: Path) -> None:
+    home = (site / "index.html").read_text(encoding="utf-8")
+    for page in (root / "docs").glob("*.md"):
+        assert f'href="{page.stem}.html"' in home or page.stem == "index", page.name
+
+
+def test_a_broken_link_fails_the_build(root: Path, tmp_path: Path) -> None:
+    """The settings that the site is built with find what the fixture's build would have to find."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Home\n\n[gone](gone.md), [no such place](#nowhere)\n")
+    text = (root / "mkdocs.yml").read_text(encoding="utf-8")
+    kept = text[text.index("strict: true") : text.index("nav:\n  -")]
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: broken\n{kept}")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "gone.md" in done.stderr and "nowhere" in done.stderr

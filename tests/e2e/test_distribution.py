@@ -1,0 +1,219 @@
+"""The wheel and the source archive: the same bytes wherever they are built, and installed as people do."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from compiler import __version__
+from tests.e2e.interpreters import interpreter
+
+pytestmark = pytest.mark.e2e
+
+PACKAGES = ("spec", "compiler", "templates", "runtime")
+NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
+FLAGSHIP = "gemma4-31b-v5p8"
+BESIDE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
+"""What the source archive has beside the packages."""
+STRAY = (
+    *("tests/test_x.py", "generated/x/train.py", "recipes/x.yaml", "docs/x.md", "dist/x.whl", "x.py"),
+    *("spec/__pycache__/load.pyc", "compiler/data/own.csv", "compiler/.load.py.swp", "templates/a~"),
+)
+"""Files that lie in a checkout and are no part of a distribution."""
+ISOLATED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "RECIPEC_CACHE")
+
+
+def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
+    """What a command printed to stdout.
+
+    Args:
+        cwd: the folder that it runs in.
+        variables: of its environment, beside those that do not lead back to this one.
+    """
+    environment = {key: value for key, value in os.environ.items() if key not in ISOLATED}
+    environment |= {key: str(value) for key, value in variables.items()}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def tracked(root: Path) -> list[str]:
+    """The files of the packages that a clone has."""
+    text = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKAGES, cwd=root)
+    return sorted(line for line in text.splitlines() if (root / line).is_file())
+
+
+def clone(root: Path, folder: Path, mode: int, when: float) -> Path:
+    """A copy of what a distribution is made of, with permissions and times of its own, among other files."""
+    for name in (*tracked(root), *BESIDE):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / name, target)
+        target.chmod(mode)
+        os.utime(target, (when, when))
+    for name in STRAY:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("1\n")
+    return folder
+
+
+def built(folder: Path, *kinds: str, **variables: str) -> Path:
+    """The folder of what `python -m build` makes of a copy."""
+    command = (sys.executable, "-m", "build", "--no-isolation", "-o", folder / "out", *kinds)
+    run(*command, cwd=folder, **variables)
+    return folder / "out"
+
+
+@pytest.fixture(scope="module")
+def dist(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the source archive, and the wheel that is built from it."""
+    return built(clone(root, tmp_path_factory.mktemp("clone"), 0o644, 1.0e9))
+
+
+@pytest.fixture(scope="module")
+def artifact(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """The flagship as the checkout builds it."""
+    folder = tmp_path_factory.mktemp("checkout")
+    command = (sys.executable, "-m", "compiler.cli", "build", f"recipes/{FLAGSHIP}.yaml", "-o", folder)
+    run(*command, cwd=root)
+    return digests(folder)
+
+
+def digests(folder: Path) -> Mapping[str, str]:
+    """sha256 by path."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {f"{path.relative_to(folder)}": hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_the_backend_is_the_one_that_the_bytes_are_of(root: Path) -> None:
+    wanted = tomllib.loads((root / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert wanted == [f"hatchling=={metadata.version('hatchling')}"]
+
+
+def test_two_builds_give_the_same_bytes(root: Path, dist: Path, tmp_path: Path) -> None:
+    """In another folder, at another time, with other permissions, from the tree, not the archive."""
+    other = clone(root, tmp_path / "a" / "longer" / "path", 0o600, 1.7e9)
+    again = built(other, "--sdist", "--wheel", TZ="Pacific/Auckland", LC_ALL="C", PYTHONHASHSEED="7")
+    assert sorted(os.listdir(dist)) == sorted(NAMES)
+    assert digests(again) == digests(dist)
+
+
+def test_they_hold_what_is_needed_and_nothing_else(root: Path, dist: Path) -> None:
+    package = tracked(root)
+    info = f"recipec-{__version__}.dist-info"
+    own = [
+        f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    ]
+    with zipfile.ZipFile(dist / NAMES[0]) as archive:
+        assert sorted(archive.namelist()) == sorted([*package, *own])
+        for name in package:
+            assert archive.read(name) == (root / name).read_bytes(), name
+        entry = archive.read(f"{info}/entry_points.txt").decode()
+    assert entry == "[console_scripts]\nrecipe = compiler.cli:main\n"
+    with tarfile.open(dist / NAMES[1]) as source:
+        names = sorted(name.partition("/")[2] for name in source.getnames())
+    assert names == sorted([*package, *BESIDE, "PKG-INFO"])
+
+
+def test_an_index_would_take_them(dist: Path) -> None:
+    command = (sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()))
+    said = run(*command, cwd=dist, NO_COLOR="1")
+    assert said.count("PASSED") == 2, said
+
+
+def walk(root: Path, folder: Path, command: Path, artifact: Mapping[str, str]) -> None:
+    """A person's first steps with an installed `recipe`, in a folder that has packages of the same names.
+
+    Args:
+        folder: is made.
+    """
+    for name in PACKAGES:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"raise ImportError('{name} of the working folder')\n")
+    shutil.copytree(root / "recipes", folder / "recipes", ignore=lambda _, names: {"data"} & {*names})
+    recipe = f"recipes/{FLAGSHIP}.yaml"
+
+    def say(*arguments: str) -> str:
+        return run(command, *arguments, cwd=folder, HOME=folder / "home", PATH="/usr/bin:/bin")
+
+    assert say("--version") == f"recipec {__version__}\n"
+    say("build", recipe)
+    assert digests(folder / "generated") == artifact
+    asked = ("--model", "google/gemma-3-270m-it", "--accelerator", "cpu-8", "--data", "gs://bucket/a.jsonl")
+    say("new", "mine", *asked, "--format", "chat", "--serve", "none")
+    made = str(next(folder.rglob("mine.yaml")))
+    assert say("check", recipe, made).splitlines() == [f"{recipe}: ok", f"{made}: ok"]
+
+
+def look(root: Path, python: Path, folder: Path) -> None:
+    """Holds an environment against what it should have: recipec, and what this needs."""
+    code = (
+        "import json, sys; from importlib import metadata; import spec, compiler, templates, runtime;"
+        "print(json.dumps([sys.path, [m.__file__ for m in (spec, compiler, templates, runtime)],"
+        "[d.name for d in metadata.distributions()]]))"
+    )
+    path, files, names = json.loads(run(python, "-P", "-c", code, cwd=folder))
+    assert [entry for entry in path if Path(entry).is_relative_to(root)] == []
+    assert all(Path(file).is_relative_to(python.parent.parent) for file in files)
+    assert {canonicalize_name(name) for name in names} - {"pip"} <= needed()
+
+
+def needed() -> set[str]:
+    """recipec and what it needs, directly or not, without an extra."""
+    found: set[str] = set()
+    wanted = ["recipec"]
+    while wanted:
+        name = canonicalize_name(wanted.pop())
+        if name not in found:
+            found.add(name)
+            requirements = map(Requirement, metadata.requires(name) or ())
+            wanted += [r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found
+
+
+def test_pipx_installs_it_for_python_3_11(
+    root: Path, dist: Path, tmp_path: Path, artifact: Mapping[str, str]
+) -> None:
+    places = {"HOME": tmp_path / "home", "PIPX_HOME": tmp_path / "pipx", "PIPX_BIN_DIR": tmp_path / "bin"}
+    command = (sys.executable, "-m", "pipx", "install", "--backend", "pip", "--python", interpreter("3.11"))
+    run(*command, dist / NAMES[0], cwd=tmp_path, **places)
+    look(root, tmp_path / "pipx" / "venvs" / "recipec" / "bin" / "python", tmp_path)
+    walk(root, tmp_path / "walk", tmp_path / "bin" / "recipe", artifact)
+
+
+def test_uv_installs_it_for_python_3_12(
+    root: Path, dist: Path, tmp_path: Path, artifact: Mapping[str, str]
+) -> None:
+    places = {
+        "HOME": tmp_path / "home",
+        "UV_TOOL_DIR": tmp_path / "tools",
+        "UV_TOOL_BIN_DIR": tmp_path / "bin",
+        "UV_CACHE_DIR": tmp_path / "cache",
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
+    command = (sys.executable, "-m", "uv", "tool", "install", "--python", interpreter("3.12"))
+    run(*command, dist / NAMES[0], cwd=tmp_path, **places)
+    look(root, tmp_path / "tools" / "recipec" / "bin" / "python", tmp_path)
+    walk(root, tmp_path / "walk", tmp_path / "bin" / "recipe", artifact)

@@ -1,0 +1,112 @@
+"""The site of docs/ in headless Chromium: narrow and wide, light and dark, served and from a disk."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chromium import Tab, tab
+
+pytestmark = pytest.mark.e2e
+
+PAGES = ("index", "start", "architecture", "comparison", "commands", "language/train", "diagnostics/mesh")
+SIDEWAYS = """
+[...document.querySelectorAll(".md-content *")]
+  .filter((one) => !one.closest(".md-typeset__scrollwrap, pre, table, .md-typeset__table")
+    && one.getBoundingClientRect().right > innerWidth + 0.5)
+  .map((one) => one.outerHTML.slice(0, 80))
+"""
+"""What reaches beyond the window's right edge and is not in a part that scrolls by itself."""
+
+PICTURE = """
+(() => { const box = document.querySelector("img[src$='architecture.svg']").getBoundingClientRect();
+  return [box.width, box.height, innerWidth]; })()
+"""
+FOUND = "[...document.querySelectorAll('.md-search-result__link')].map((one) => one.getAttribute('href'))"
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a Tab shows in place of a file."""
+
+    uri: str
+
+    def as_uri(self) -> str:
+        return self.uri
+
+
+@pytest.fixture(scope="module")
+def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    subprocess.run(command, cwd=root, env=environment, check=True, timeout=300)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Where the site is served."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
+    with tab(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark")])
+@pytest.mark.parametrize("name", PAGES)
+def test_it_reads_well(browser: Tab, address: str, name: str, width: int, scheme: str) -> None:
+    browser.show(Address(f"{address}/{name}.html"), width, scheme)  # type: ignore[arg-type]
+    assert browser.complaints() == []
+    assert all(request.startswith((address, "data:")) for request in browser.requests())
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(SIDEWAYS) == []
+    dark = browser.evaluate("getComputedStyle(document.body).getPropertyValue('--md-hue') !== ''")
+    shown = browser.evaluate("document.body.getAttribute('data-md-color-scheme')")
+    assert dark and shown == {"light": "default", "dark": "slate"}[scheme]
+    if name == "architecture":
+        wide, high, window = browser.evaluate(PICTURE)
+        assert wide >= min(320, 0.85 * window) and high > wide  # its text is 13 of 400 units wide
+
+
+def test_its_search_finds_a_code(browser: Tab, address: str) -> None:
+    browser.show(Address(f"{address}/index.html"), 1440, "light")  # type: ignore[arg-type]
+    browser.evaluate(
+        """(() => { const field = document.querySelector("input[data-md-component='search-query']");
+        document.querySelector("#__search").click(); field.focus(); field.value = "E0203";
+        field.dispatchEvent(new Event("keyup", {bubbles: true}));
+        field.dispatchEvent(new Event("input", {bubbles: true})); })()"""
+    )
+    end = time.monotonic() + 20
+    while not (found := browser.evaluate(FOUND)) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert any("/diagnostics/mesh.html" in link and link.endswith("#E0203") for link in found), found
+
+
+def test_it_opens_from_a_disk(browser: Tab, site: Path) -> None:
+    browser.show(site / "start.html", 390, "dark")
+    assert all(request.startswith(("file:", "data:")) for request in browser.requests())
+    link = browser.evaluate("document.querySelector(\"a[href='diagnostics.html']\").href")
+    assert link == (site / "diagnostics.html").as_uri()

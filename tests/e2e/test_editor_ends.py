@@ -1,0 +1,76 @@
+"""How `recipe lsp` ends: by its editor, by a signal, because nobody listens; and what editors may ask for."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from lsprotocol import types
+
+from tests.lsp.editor_client import Editor
+
+pytestmark = pytest.mark.e2e
+
+INITIALIZE = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"capabilities":{}}}'
+
+
+def framed(message: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n%s" % (len(message), message)
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "said"),
+    [
+        (b"garbage\n" + framed(b"{nope"), subprocess.PIPE, "the editor went away without ending the session"),
+        (framed(INITIALIZE), "/dev/full", "the editor cannot be written to: No space left on device"),
+    ],
+    ids=["nonsense", "does not listen"],
+)
+def test_an_editor_that_talks_nonsense_or_does_not_listen(given: bytes, output: int | str, said: str) -> None:
+    command = [sys.executable, "-m", "compiler.cli", "lsp"]
+    with open(output, "wb") if isinstance(output, str) else nullcontext(output) as stdout:
+        done = subprocess.run(command, input=given, stdout=stdout, stderr=subprocess.PIPE, timeout=60)
+    errors = done.stderr.decode()
+    assert done.returncode == 1 and errors.endswith(f"error: {said}\n")
+    assert "Traceback" not in errors and len(errors.splitlines()) < 5
+
+
+def test_a_signal_ends_it_at_once() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "compiler.cli", "lsp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(framed(INITIALIZE))
+    process.stdin.flush()
+    assert process.stdout.readline().startswith(b"Content-Length")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 128 + signal.SIGTERM
+    process.communicate()
+
+
+def test_other_encodings_and_another_page_of_codes(tmp_path: Path) -> None:
+    editor = Editor(tmp_path, ("utf-8",), {"docs": "https://docs.example.com/diagnostics/"})
+    assert editor.initialized.capabilities.position_encoding == "utf-8"
+    text = (
+        "recipe: 1\nname: wide\nmodel: {id: google/gemma-4-31B-it}\n"
+        "mesh: {accelerator: v5p-8, axes: {fsdp: 4}}\ndata: {train: [a.jsonl]}\n"
+        'lora: {targets: ["🙂", q_porj]}\n'
+    )
+    uri = editor.open(tmp_path / "wide.yaml", text)
+    found = [d for d in editor.diagnostics(uri) if "q_porj" in d.message]
+    line, character = 5, text.split("\n")[5].index("q_porj")
+    assert found[0].range.start == types.Position(line, character + 3)
+    assert found[0].code_description is not None
+    href = found[0].code_description.href
+    assert re.fullmatch(r"https://docs\.example\.com/diagnostics/#e0302-[a-z0-9-]+", href)
+    # The editor goes away without a word.
+    assert editor.server.stdin is not None
+    editor.server.stdin.close()
+    assert editor.gone() == 1

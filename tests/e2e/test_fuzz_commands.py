@@ -1,0 +1,19 @@
+"""Command lines of every kind, right, nearly right and senseless: see tests/robustness/command_lines.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "robustness"))
+
+from fuzzing import fuzz_commands
+
+pytestmark = pytest.mark.e2e
+
+
+def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = fuzz_commands(3000, tmp_path, monkeypatch)
+    assert sum(outcomes.values()) >= 3000 and len(outcomes) > 50

@@ -1,0 +1,19 @@
+"""Recipes of every kind, right, nearly right and broken: see tests/robustness/recipe_texts.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "robustness"))
+
+from fuzzing import fuzz_language
+
+pytestmark = pytest.mark.e2e
+
+
+def test_language(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = fuzz_language(2000, tmp_path, monkeypatch)
+    assert sum(outcomes.values()) >= 2000 and len(outcomes) > 50

@@ -1,0 +1,115 @@
+"""What each backend's script logs, read by TensorBoard and wandb: after a stop, a lost step, a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from compiler.backends import Backend
+from compiler.parity.backends import SCRIPTS
+from compiler.watch.places import open_place
+from compiler.watch.run import Run
+from tests.parity.running import Case, Place
+from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 6
+FOLDERS = {
+    Backend.TUNIX: "checkpoints",
+    Backend.TORCHAX: "checkpoints-torchax",
+    Backend.TRL: "checkpoints-trl",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A tiny recipe that asks for both, and wandb kept to this disk."""
+    case = Case(
+        "Qwen/Qwen3-0.6B",
+        ["full_attention"] * 2,
+        {
+            "mesh": {"accelerator": "cpu-2", "axes": {"fsdp": 2, "tp": 1}},
+            "lora": {"rank": 4, "targets": ["q_proj", "v_proj"]},
+            "data": {"train": ["train.jsonl"], "eval": ["train.jsonl"], "max_length": 64, "packing": True},
+            "train": {
+                "steps": STEPS,
+                "global_batch_size": 4,
+                "micro_batch_size": 2,
+                "eval_every": 3,
+                "log": {"every": 2, "wandb_project": "live"},
+            },
+            "checkpoint": {"directory": "checkpoints", "every_steps": 2, "keep": 3},
+        },
+    )
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+            patch.setenv(name, str(home))
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_SILENT", "true")
+        yield Place(tmp_path_factory.mktemp("live"), case)
+
+
+@pytest.mark.parametrize("backend", FOLDERS, ids=lambda backend: backend.value)
+def test_a_run_that_lost_its_last_checkpoint(place: Place, backend: Backend) -> None:
+    """Step 3 is trained twice; everything shows it once."""
+    script, data = SCRIPTS[backend], ("--data-dir", place.folder)
+    output = f"logged-{backend.value}"
+    place.run(script, output, *data, "--steps", "3")
+    folder = place.folder / output / FOLDERS[backend]
+    run = Run(open_place(str(folder)))
+    run.update()
+    assert (run.outcome, run.reason, run.series.step, run.total) == ("stopped", "--steps 3", 3, STEPS)
+    first = of_lines(folder)
+    assert_same(of_tensorboard(folder), first, IN_SINGLE)
+    (lost,) = [path for path in (folder / "3", folder / "checkpoint-3") if path.is_dir()]
+    shutil.rmtree(lost)
+    place.run(script, output, *data, "--resume")
+    whole = of_lines(folder)
+    assert {step for name, step in whole if name == "train/loss"} == set(range(1, STEPS + 1))
+    assert {step for name, step in whole if name == "eval/loss"} == {0, 3, 6}
+    assert_same(of_tensorboard(folder), whole, IN_SINGLE)
+    found = records(folder)
+    logged = of_wandb(found)
+    # Step 3 as it was logged first: its numbers are the same, its times are not.
+    again = {key: first[key] for key in whole if key[1] == 3 and key in first}
+    assert_same(logged, whole | again)
+    for name in ("train/loss", "train/grad_norm", "train/learning_rate", "eval/loss"):
+        assert first[name, 3] == whole[name, 3]
+    runs = [record["run"] for record in found if record["type"] == "run"]
+    assert len(runs) == 2 and runs[0]["run_id"] == runs[1]["run_id"]
+    lock = json.loads((place.artifact / "recipe.lock.json").read_text())
+    config = runs[0]["config"]["update"]
+    assert {name: config[name] for name in lock["recipe"]} == lock["recipe"]
+    run.update()
+    assert (run.outcome, run.series.step, run.restarted) == ("done", STEPS, 1)
+
+
+def test_a_signal_ends_the_run_there_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes as a line is written, after the first step."""
+    from runtime.metrics import JsonLines
+
+    script, data = SCRIPTS[Backend.TUNIX], ("--data-dir", place.folder)
+    folder = place.folder / "stopped" / "checkpoints"
+    end_line, sent = JsonLines.end_line, []
+
+    def stopping(lines: JsonLines) -> None:
+        end_line(lines)
+        if not sent and (folder / "metrics.jsonl").read_text().count("\n") == 2:
+            sent.append(signal.SIGTERM)  # a second one would end this process on the spot
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(JsonLines, "end_line", stopping)
+    with pytest.raises(AssertionError, match="ended with 143"):
+        place.run(script, "stopped", *data)
+    assert json.loads((folder / "state.json").read_text())["reason"] == "SIGTERM"
+    found = records(folder)
+    assert [record["exit"]["exit_code"] for record in found if record["type"] == "exit"] == [143]
+    assert any(record["type"] == "preempting" for record in found)
+    assert_same(of_wandb(found), of_lines(folder))

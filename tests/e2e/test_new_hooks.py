@@ -1,0 +1,179 @@
+"""What `recipe new` sets up, in the programs that it is for: pre-commit, bash, a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+
+from compiler import catalog
+from compiler.artifact import ArtifactError
+from compiler.hardware import from_name
+from compiler.new.recipe import Asked, make
+from compiler.new.source import Source
+from spec.load import load
+
+pytestmark = pytest.mark.e2e
+
+BIN = Path(sys.executable).parent
+ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Without this user's own settings of git and bash."""
+    own = {"HOME": str(home), "PATH": f"{BIN}:{os.environ['PATH']}", "PRE_COMMIT_HOME": str(home / "cache")}
+    names = {f"GIT_{who}_{what}": "someone" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    return {**os.environ, **own, **names, "GIT_CONFIG_NOSYSTEM": "1"}
+
+
+def run(*words: str, at: Path, ok: bool = True) -> str:
+    done = subprocess.run(
+        words, cwd=at, env=environment(at.parent), capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert (done.returncode == 0) is ok, (words, done.stdout, done.stderr)
+    return done.stdout + done.stderr
+
+
+def test_pre_commit_lets_good_recipes_through_and_stops_bad_ones(tmp_path: Path) -> None:
+    at = tmp_path / "repository"
+    at.mkdir()
+    run("git", "init", "--quiet", at=at)
+    words = ("--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1")
+    run("recipe", "new", "demo", *words, "--pre-commit", "--github", at=at)
+    run("recipe", "build", "recipes/demo.yaml", at=at)
+    run("pre-commit", "install", at=at)
+    run("git", "add", "--all", at=at)
+    said = run("git", "commit", "--message", "a recipe", at=at)
+    assert re.search(r"recipe check\.+Passed", said) and re.search(r"recipe build --check\.+Passed", said)
+
+    recipe = at / "recipes/demo.yaml"
+    whole = recipe.read_text()
+    recipe.write_text(whole.replace("fsdp: 1", "fsdp: 3"))
+    run("git", "add", "--all", at=at)
+    said = run("git", "commit", "--message", "a bad one", at=at, ok=False)
+    assert "error[E0202]" in said and re.search(r"recipe check\.+Failed", said)
+
+    recipe.write_text(whole.replace("rank: 16", "rank: 8"))
+    run("git", "add", "--all", at=at)
+    said = run("git", "commit", "--message", "not built", at=at, ok=False)
+    assert re.search(r"recipe check\.+Passed", said) and re.search(r"recipe build --check\.+Failed", said)
+    assert run("git", "log", "--format=%s", at=at) == "a recipe\n"
+
+
+def test_bash_completes_recipes_and_values(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes/demo.yaml").touch()
+    bash = shutil.which("bash")
+    assert bash is not None
+    script = tmp_path / "completion.sh"
+    env = environment(tmp_path)
+    shown = subprocess.run(
+        [bash, "-c", "recipe --show-completion bash || recipe --show-completion"],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    script.write_text(shown.stdout)
+
+    def completed(*words: str) -> list[str]:
+        line = " ".join(f"'{word}'" for word in ("recipe", *words))
+        command = (
+            f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; "
+            '$(complete -p recipe | sed "s/.*-F \\([^ ]*\\).*/\\1/") recipe; printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        done = subprocess.run([bash, "-c", command], capture_output=True, text=True, cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    assert completed("bui") == ["build"]
+    assert completed("check", "rec") == ["recipes/demo.yaml"]
+    assert "v6e-8" in completed("new", "demo", "--accelerator", "v6")
+
+
+def conversation(at: Path, *answers: tuple[str, str]) -> tuple[int, str]:
+    """`recipe new demo` on a terminal: what to type once it has printed what."""
+    pid, end = pty.fork()
+    if pid == 0:
+        os.chdir(at)
+        os.execve(BIN / "recipe", ["recipe", "new", "demo"], environment(at.parent))
+    shown, left, deadline, seen = "", list(answers), time.monotonic() + 60, 0
+    while time.monotonic() < deadline:
+        if not select.select([end], [], [], 1)[0]:
+            continue
+        try:
+            data = os.read(end, 4096)
+        except OSError:
+            break
+        if not data:
+            break
+        shown += data.decode()
+        if left and left[0][0] in shown[seen:]:
+            seen = len(shown)
+            os.write(end, left.pop(0)[1].encode())
+    else:
+        os.kill(pid, signal.SIGKILL)
+    os.close(end)
+    _, status = os.waitpid(pid, 0)
+    assert not left, (left, shown)
+    return os.waitstatus_to_exitcode(status), shown
+
+
+def test_it_asks_for_what_is_missing_and_completes_the_answers(tmp_path: Path) -> None:
+    at = tmp_path / "repository"
+    at.mkdir()
+    run("git", "init", "--quiet", at=at)
+    (at / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "a"}]}\n' * 300)
+    status, shown = conversation(
+        at,
+        ("Model: ", "gemma-9\r"),
+        ("is not in the catalogue", "google/gemma-3-4b-i\t\r"),
+        ("Accelerator [", "v6e-16\r"),
+        ("choose one of the table", "v6e-4\r"),
+        ("Data [", "chats.j\t\r"),
+        ("Serve on [", "\r"),
+        ("at each push?", "y\r"),
+        ("before each commit?", "y\r"),
+    )
+    assert status == 0 and "Machines on which it fits" in shown, shown
+    recipe = load(at / "demo.yaml").recipe
+    assert recipe is not None
+    assert (recipe.model.id, recipe.mesh.accelerator) == ("google/gemma-3-4b-it", "v6e-4")
+    assert recipe.data.train[0].path == "chats.jsonl" and recipe.serve is None
+    assert (at / ".github/workflows/recipes.yml").is_file() and (at / ".pre-commit-config.yaml").is_file()
+
+
+def test_every_model_gets_a_recipe_or_a_way_out(tmp_path: Path) -> None:
+    """All ids of the catalogue: what is written passes the checks, what is refused names machines.
+
+    The first of each shape on every machine, the others on one: the choice follows from the shape.
+    """
+    known = {name: entry for name, entry in catalog.entries().items() if "unsupported" not in entry}
+    shapes: set[str] = set()
+    written, refused = 0, []
+    for (name, entry), turn in zip(known.items(), cycle(ACCELERATORS), strict=False):
+        shape = json.dumps(entry["config"], sort_keys=True)
+        format = "text" if entry.get("chat") is False else "chat"
+        for accelerator in (turn,) if shape in shapes else ACCELERATORS:
+            source = Source("data/train.jsonl", format)
+            asked = Asked("a", name, from_name(accelerator), None, source, None, tmp_path / "a.yaml")
+            try:
+                made = make(asked)
+            except ArtifactError as error:
+                refused.append((name, accelerator, str(error), error.help))
+                continue
+            assert {d.code for d in made.diagnostics if d.severity != "note"} <= {"W0401"}, name
+            written += 1
+        shapes.add(shape)
+    assert written >= 200 and len(refused) < 10, refused
+    assert all("does not fit" in said and "it fits" in (help or "") for *_, said, help in refused), refused

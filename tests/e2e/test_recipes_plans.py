@@ -1,0 +1,35 @@
+"""The record of what recipes take on TPUs, compiled again: the smallest two of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from compiler import pins
+from compiler.plan import identity
+from scripts import recipes
+from tests.e2e.planned import compiler
+
+pytestmark = pytest.mark.e2e
+
+NAMES = ("llama32-1b-full-v5e4", "llama32-3b-v6e1")
+TIMES = 0.02
+"""By how much a time may differ; what it takes of memory may not."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_was_compiled_is_compiled_again(name: str, tmp_path: Path) -> None:
+    kept = recipes.read().recipes[name]
+    with compiler(tmp_path):
+        found = recipes.planned(recipes.program(recipes.FOLDER / f"{name}.yaml"))
+    wanted = identity.versions() | {
+        "libtpu": pins.sets()["train-tpu"]["transitive"]["libtpu"]
+    }  # the workers'
+    assert kept.versions == wanted
+    assert found.key == kept.key and tuple(found.compiled_layers) == tuple(kept.compiled_layers)
+    assert dataclasses.asdict(found.memory) == dataclasses.asdict(kept.memory)
+    assert found.seconds == pytest.approx(kept.seconds, rel=TIMES)
+    assert found.mfu == pytest.approx(kept.mfu, rel=TIMES)
+    assert (found.tokens, found.micro_batches) == (kept.tokens, kept.micro_batches)

@@ -1,0 +1,56 @@
+"""Every shipped recipe through `recipe rehearse`: train, kill, resume, merge and verify, in miniature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler import cli, miniature_config, pipeline
+from runtime.families.gemma4 import Gemma4Architecture
+from tests.e2e.preloaded import Preloaded
+
+pytestmark = pytest.mark.e2e
+
+RECIPES = Path(__file__).resolve().parent.parent.parent / "recipes"
+ELSEWHERE = {
+    "gemma3-270m-cpu": "the real model in test_gemma3_270m.py",
+    "gemma4-31b-v5p8": "test_rehearse.py",
+    "quickstart": "`make quickstart` does more, in test_quickstart.py",
+}
+"""Recipes that other tests take through all of it."""
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if path.stem not in ELSEWHERE)
+STEPS = ("miniature", "compile", "train", "kill", "resume", "compare", "merge", "verify")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Scripts that need not import everything anew, and share what they compile.
+
+    Of Gemma 4's layers there is one of each kind (Tunix has Gemma 3 in whole periods of six alone).
+    """
+    whole = miniature_config._gemma4
+
+    def one_of_each(a: Gemma4Architecture, text: Mapping[str, Any], tp: int) -> dict[str, Any]:
+        return whole(a, {**text, "layer_types": list(dict.fromkeys(text["layer_types"]))}, tp)
+
+    folder = tmp_path_factory.mktemp("preloaded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
+        server = Preloaded(pipeline.script_environment(folder))
+        patch.setattr(pipeline.subprocess, "Popen", server.start)
+        patch.setattr(miniature_config, "_gemma4", one_of_each)
+        yield
+    server.close()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_passes_its_rehearsal(name: str) -> None:
+    result = CliRunner().invoke(cli.app, ["rehearse", str(RECIPES / f"{name}.yaml"), "--steps", "8"])
+    assert result.exit_code == 0, result.output
+    table = result.stdout
+    assert all(f"{step:<12} ok " in table for step in STEPS), table
+    assert "bit-identical" in table and "verified: max logits difference" in table

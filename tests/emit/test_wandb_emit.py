@@ -1,0 +1,82 @@
+"""What train.log.wandb_project makes of an artifact, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from emitting import RECIPE, files_of, program_of
+
+from compiler import pins
+from compiler.backends import Backend
+from compiler.emit import emit
+from compiler.miniature_config import shrink
+from compiler.miniature_recipe import derive
+from runtime.errors import UserError
+from runtime.record import check_record, write_record
+
+ASKED = ["train.log.wandb_project=support"]
+
+
+def lines(text: bytes) -> set[str]:
+    return set(text.decode().splitlines())
+
+
+def test_only_an_artifact_that_asks_has_it(tmp_path: Path) -> None:
+    without, asked = files_of(tmp_path / "a"), files_of(tmp_path / "b", ASKED)
+    assert without.keys() == asked.keys()
+    changed = {path for path in without if without[path] != asked[path]} - {"recipe.yaml", "recipe.lock.json"}
+    assert changed == {"train.py", "requirements-train.txt", "README.md"}
+    assert lines(asked["train.py"]) - lines(without["train.py"]) == {'    wandb_project="support",'}
+    more = lines(asked["requirements-train.txt"]) - lines(without["requirements-train.txt"])
+    assert more == {f"{name}=={version}" for name, version in pins.sets()["wandb"]["direct"].items()} | {
+        f"{name}=={version}" for name, version in pins.sets()["wandb"]["transitive"].items()
+    }
+    for path in changed:
+        assert b"wandb" not in without[path]
+    assert b"`WANDB_API_KEY`" in asked["README.md"]
+
+
+def test_the_other_backends_have_it_too(tmp_path: Path) -> None:
+    made = emit(
+        program_of(tmp_path, ASKED, RECIPE.replace("google/gemma-4-31B-it", "Qwen/Qwen3-4B")), [*Backend]
+    )
+    for script in ("train.py", "train_torchax.py", "baseline/train_trl.py"):
+        assert b'wandb_project="support"' in made[script]
+    for file in ("requirements-train.txt", "requirements-torchax.txt", "baseline/requirements-trl.txt"):
+        names = [line.partition("==")[0] for line in made[file].decode().splitlines() if "==" in line]
+        assert "wandb" in names and len(names) == len(set(names))
+
+
+def test_the_set_is_what_any_script_lacks() -> None:
+    more = pins.sets()["wandb"]
+    for name in ("train-cpu", "train-tpu", "trl"):
+        whole = {**pins.sets()[name]["direct"], **pins.sets()[name]["transitive"]}
+        assert not {*more["direct"], *more["transitive"]} & {*whole}
+
+
+def test_it_may_change_within_a_run(tmp_path: Path) -> None:
+    """Its packages are apart in the record; another package that changes is another environment."""
+    folders = {}
+    for name, sets in (("without", []), ("asked", ASKED)):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        lock = files_of(tmp_path / f"{name}-recipe", sets)["recipe.lock.json"]
+        (folders[name] / "recipe.lock.json").write_bytes(lock)
+    for begun, goes_on in (("without", "asked"), ("asked", "without")):
+        write_record(tmp_path / f"run-{begun}", folders[begun])
+        check_record(tmp_path / f"run-{begun}", folders[goes_on])
+    record = json.loads((folders["asked"] / "recipe.lock.json").read_text())
+    record["packages"]["train"]["flax"] = "0"
+    (folders["asked"] / "recipe.lock.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match=r"packages\.train\.flax"):
+        check_record(tmp_path / "run-without", folders["asked"])
+
+
+def test_what_runs_in_miniature_logs_nowhere(tmp_path: Path) -> None:
+    program = program_of(tmp_path, ASKED)
+    config = shrink(program.architecture, {"fsdp": 4, "tp": 1})
+    recipe, replaced = derive(program, config, "./model", "train.jsonl", "eval.jsonl", 12)
+    assert recipe["train"]["log"]["wandb_project"] is None
+    assert [change.after for change in replaced if change.path == "train.log.wandb_project"] == ["none"]

@@ -1,0 +1,273 @@
+"""`recipe new`: what it writes for every model, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from compiler import catalog
+from compiler.artifact import ArtifactError
+from compiler.cli import app
+from compiler.hardware import from_name
+from compiler.lower import lower
+from compiler.new import files
+from compiler.new.recipe import Asked, Made, make
+from compiler.new.source import Source, look, recognise
+from spec.load import load
+
+ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
+GOLDEN = Path(__file__).parent / "golden"
+MODELS = [name for name, entry in catalog.entries().items() if "unsupported" not in entry]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+
+
+def new(*words: str, exit_code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["new", *words])
+    assert result.exit_code == exit_code, (result.output, result.exception)
+    return result
+
+
+def made(model: str, accelerator: str, method: str | None = None, serve: str | None = None) -> Made:
+    chat = catalog.find(model, Path()).chat
+    format = "preference" if method == "dpo" else "text" if chat is False else "chat"
+    asked = Asked(
+        "sample",
+        model,
+        from_name(accelerator),
+        method,
+        Source("data/train.jsonl", format),
+        from_name(serve) if serve else None,
+        Path("recipes/sample.yaml"),
+    )
+    return make(asked)
+
+
+def checked(text: str) -> None:
+    """The text passes every check without a warning but for the data that is not there."""
+    lowered = lower(load(Path("recipes/sample.yaml"), text=text))
+    worse = [d for d in lowered.diagnostics if d.severity != "note" and d.code != "W0401"]
+    assert lowered.program is not None and not worse, worse
+
+
+def distinct() -> list[str]:
+    """A model of each shape: tuned and base models of one shape are chosen for alike. e2e takes them all."""
+    shapes = {json.dumps(catalog.entries()[name]["config"], sort_keys=True): name for name in MODELS}
+    return list(shapes.values())
+
+
+def test_models_get_recipes_that_check() -> None:
+    for model, accelerator in zip(distinct()[::2], cycle(ACCELERATORS), strict=False):
+        found = made(model, accelerator).diagnostics
+        assert {d.code for d in found if d.severity != "note"} <= {"W0401"}, model
+
+
+def test_a_recipe_reads_as_it_should(request: pytest.FixtureRequest) -> None:
+    """Golden texts: what a 31B with its server, preferences, all weights and a CPU come to."""
+    texts = {
+        "gemma4-31b-served": made("google/gemma-4-31B-it", "v6e-8", serve="v6e-8").text,
+        "qwen3-14b-dpo": made("Qwen/Qwen3-14B", "v5e-8", "dpo").text,
+        "llama32-1b-full": made("meta-llama/Llama-3.2-1B-Instruct", "v5p-8", "full").text,
+        "gemma3-270m-cpu": made("google/gemma-3-270m", "cpu-8").text,
+    }
+    for name, text in texts.items():
+        golden = GOLDEN / f"{name}.yaml"
+        if request.config.getoption("--update"):
+            golden.parent.mkdir(exist_ok=True)
+            golden.write_text(text, encoding="utf-8")
+        assert text == golden.read_text(encoding="utf-8"), name
+        checked(text)
+
+
+def test_a_model_that_fits_with_a_quantised_base_alone_gets_one() -> None:
+    draft = made("Qwen/Qwen3-32B", "v5e-8").draft
+    assert (draft.method, draft.quantize, draft.tp) == ("qlora", True, 1)
+    assert made("Qwen/Qwen3-4B", "v5e-8").draft.method == "lora"
+
+
+def test_what_does_not_fit_names_machines_that_do() -> None:
+    with pytest.raises(ArtifactError, match=r"^google/gemma-3-27b-it does not fit v5e-1: ") as refused:
+        made("google/gemma-3-27b-it", "v5e-1")
+    assert refused.value.help is not None and "v6e-8 (LoRA)" in refused.value.help
+    with pytest.raises(ArtifactError, match=r"16 devices|several hosts"):
+        made("google/gemma-3-1b-it", "v5e-16")
+
+
+def test_a_named_machine_really_takes_the_model() -> None:
+    with pytest.raises(ArtifactError) as refused:
+        made("meta-llama/Llama-3.1-70B-Instruct", "v6e-1")
+    assert refused.value.help is not None
+    named = refused.value.help.removeprefix("it fits ").replace(" or ", ", ").split(", ")
+    assert named
+    machine = named[0].partition(" ")[0]
+    checked(made("meta-llama/Llama-3.1-70B-Instruct", machine).text)
+
+
+def test_the_command_writes_a_recipe_with_its_schema(folder: Path) -> None:
+    result = new("demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1")
+    recipe = folder / "recipes/demo.yaml"
+    assert recipe.read_text().startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+    assert json.loads((folder / "recipes/recipe.schema.json").read_text())["title"] == "recipec recipe"
+    assert "recipes/demo.yaml: LoRA on v6e-1" in result.output
+    assert CliRunner().invoke(app, ["check", "recipes/demo.yaml"]).exit_code == 0
+
+
+def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
+    (folder / "recipes").mkdir()
+    for name in ("demo.yaml", "recipe.schema.json"):
+        (folder / "recipes" / name).write_text("mine\n")
+    words = ("--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1")
+    result = new("demo", *words, exit_code=1)
+    assert "recipes/demo.yaml is there already" in str(result.exception)
+    new("other", *words)
+    assert {path.name for path in (folder / "recipes").iterdir()} == {
+        "demo.yaml",
+        "other.yaml",
+        "recipe.schema.json",
+    }
+    assert (folder / "recipes/recipe.schema.json").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["demo"], 2, "give --model and --accelerator"),
+        (["demo", "--model", "google/gemma-3-1b-it"], 2, "give --accelerator"),
+        (
+            ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--data", "hf://a/b"],
+            2,
+            "--format",
+        ),
+        (["Demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1"], 1, "lower-case"),
+        (["demo", "--model", "gemma-3-1b", "--accelerator", "v6e-1"], 1, "is not in the catalogue"),
+        (["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-7"], 1, "there is no TPU v6e"),
+        (
+            ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--serve", "cpu-8"],
+            1,
+            "does not serve",
+        ),
+        (
+            ["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1", "--data", "no.jsonl"],
+            1,
+            "no no.jsonl",
+        ),
+        (["demo", "--model", "./empty", "--accelerator", "v6e-1"], 1, "config.json"),
+        (["demo", "--model", "google/gemma-4-12B-it", "--accelerator", "v6e-8"], 1, "cannot be trained"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence_and_leaves_nothing(
+    folder: Path, words: list[str], status: int, said: str
+) -> None:
+    result = new(*words, exit_code=status)
+    text = result.output + str(getattr(result.exception, "help", "")) + str(result.exception)
+    assert said in text
+    assert not list(folder.iterdir())
+
+
+def rows(path: Path, *rows: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_the_format_is_seen_from_the_data(folder: Path) -> None:
+    rows(folder / "recipes/data/qa.jsonl", *[{"question": "why?", "answer": "because " * 900}] * 60)
+    new("qa", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "recipes/data/qa.jsonl")
+    recipe = load(folder / "recipes/qa.yaml").recipe
+    assert recipe is not None
+    assert recipe.data.format == "prompt_completion"
+    assert recipe.data.fields == {"prompt": "question", "completion": "answer"}
+    assert recipe.data.train[0].path == "data/qa.jsonl"
+    assert recipe.data.max_length >= 900 * 8 // 4
+    assert CliRunner().invoke(app, ["check", "recipes/qa.yaml"]).exit_code == 0
+
+
+def test_preferences_are_learnt_with_dpo(folder: Path) -> None:
+    rows(folder / "pairs.jsonl", {"prompt": "a", "chosen": "b", "rejected": "c"})
+    new("pairs", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
+    recipe = load(folder / "pairs.yaml").recipe  # beside its data
+    assert recipe is not None and recipe.train.objective == "dpo"
+    words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")
+    result = new("other", *words, "--method", "lora", exit_code=1)
+    assert "does not go with" in str(result.exception)
+
+
+def test_data_outside_of_the_recipes_folder_is_refused(folder: Path) -> None:
+    data = rows(folder / "data/train.jsonl", {"text": "a"})
+    words = ("--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", str(data))
+    result = new("demo", *words, "-o", "recipes", exit_code=1)
+    assert "lies outside of" in str(result.exception)
+    new("demo", *words)
+    assert "path: data/train.jsonl" in (folder / "demo.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("row", "format"),
+    [
+        ({"messages": []}, "chat"),
+        ({"conversations": []}, "chat"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference"),
+        ({"instruction": "a", "input": "", "output": "b"}, "instruction"),
+        ({"prompt": "a", "completion": "b"}, "prompt_completion"),
+        ({"text": "a"}, "text"),
+    ],
+)
+def test_columns_tell_the_format(row: dict[str, object], format: str) -> None:
+    assert recognise(row) == (format, {})
+
+
+def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
+    cases = {
+        "empty.jsonl": (b"", "has no rows"),
+        "binary.jsonl": (bytes(range(256)), "cannot be read"),
+        "list.jsonl": (b"[1]\n", "line 1 is no JSON object"),
+        "columns.jsonl": (b'{"foo": 1, "bar": 2}\n', "has the columns foo and bar"),
+        "packed.jsonl.gz": (b"not gzip", "cannot be read"),
+        "quotes.json": (b'[{"text": "a"', "cannot be read"),
+    }
+    for name, (content, said) in cases.items():
+        (folder / name).write_bytes(content)
+        with pytest.raises(ArtifactError) as refused:
+            look(folder / name, None)
+        assert said in str(refused.value), name
+
+
+def test_kinds_of_files_are_read(folder: Path) -> None:
+    (folder / "a.csv").write_text("question,answer\nwhy,because\n")
+    (folder / "b.json").write_text('[{"text": "a"}, {"text": "b"}]')
+    assert look(folder / "a.csv", None).format == "prompt_completion"
+    assert look(folder / "b.json", None).rows == 2
+
+
+def test_a_directory_is_named_from_the_recipes_folder(folder: Path) -> None:
+    config = {**catalog.entries()["google/gemma-3-1b-it"]["config"]}
+    (folder / "checkpoint").mkdir()
+    (folder / "checkpoint/config.json").write_text(json.dumps(config))
+    new("local", "--model", "checkpoint", "--accelerator", "v6e-1")
+    assert "id: ../checkpoint" in (folder / "recipes/local.yaml").read_text()
+    assert CliRunner().invoke(app, ["check", "recipes/local.yaml"]).exit_code == 0
+
+
+def test_a_failure_while_writing_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two files cannot be moved to its place."""
+    place, calls = files.os.replace, []
+
+    def failing(source: str, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        place(source, target)
+
+    monkeypatch.setattr(files.os, "replace", failing)
+    with pytest.raises(OSError):
+        files.write({folder / "a/b/one": "1", folder / "two": "2"}, {})
+    assert len(calls) == 2 and not list(folder.iterdir())

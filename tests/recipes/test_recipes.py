@@ -1,0 +1,323 @@
+"""The shipped recipes: each checks, and its head and docs/recipes.md say what the record of its plan says."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from compiler.artifact import ArtifactError
+from compiler.lower import Lowered, lower
+from compiler.miniature_config import shrink
+from compiler.plan import calibration
+from compiler.program import Program
+from scripts import recipes
+from scripts.recipe_pages import Planned, Record, estimates_of, head, page, with_head
+from spec.load import load
+
+MODELINE = "# yaml-language-server: $schema=../docs/recipe.schema.json\n"
+
+OWN_DATA = {"W0401"}
+"""Of recipes whose data one brings along."""
+WARNINGS = {"gemma4-31b-v5p8": OWN_DATA, "gemma4-31b-paper": {*OWN_DATA, "W0407"}}
+"""What `recipe check` warns of on purpose: the published run padded its samples."""
+
+NOT_COMPILED = {
+    *("gemma3-27b-tpu7x8", "gemma3-4b-full-v6e8"),
+    *("gemma4-26b-a4b-v5p8", "gemma4-31b-paper", "gemma4-31b-qlora-v6e8"),
+    *("qwen3-32b-v6e8", "qwen3-8b-dpo-v5e8", "qwen3-8b-full-tpu7x8"),
+}
+"""Recipes for TPUs whose heads, and rows in docs/recipes.md, have no figures yet."""
+
+NAMES = [path.stem for path in recipes.paths()]
+
+
+@pytest.fixture(scope="module")
+def lowered() -> Mapping[str, Lowered]:
+    return {path.stem: lower(load(path)) for path in recipes.paths()}
+
+
+@pytest.fixture(scope="module")
+def programs(lowered: Mapping[str, Lowered]) -> Mapping[str, Program]:
+    return {name: found.program for name, found in lowered.items() if found.program is not None}
+
+
+@pytest.fixture
+def lowered_once(programs: Mapping[str, Program], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every test lowers is lowered already."""
+    monkeypatch.setattr(recipes, "program", lambda path: programs[path.stem])
+
+
+@pytest.fixture(scope="module")
+def record() -> Record:
+    return recipes.read()
+
+
+@pytest.fixture(scope="module")
+def planned(record: Record) -> Planned:
+    return record.recipes["llama31-8b-v6e8"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_checks_without_errors_or_warnings(name: str, lowered: Mapping[str, Lowered]) -> None:
+    found = {each.code for each in lowered[name].diagnostics if each.severity != "note"}
+    assert found == WARNINGS.get(name, set())
+    path = recipes.FOLDER / f"{name}.yaml"
+    program = lowered[name].program
+    assert program is not None and program.name == name
+    assert path.read_text(encoding="utf-8").startswith(MODELINE)
+
+
+def test_the_models_methods_and_machines_that_people_ask_for(programs: Mapping[str, Program]) -> None:
+    trained = {
+        program.recipe.model.id.removesuffix("-it").rpartition("/")[2] for program in programs.values()
+    }
+    assert {
+        *("gemma-4-31B", "gemma-4-26B-A4B", "gemma-4-E4B", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b"),
+        *(
+            "Llama-3.1-8B-Instruct",
+            "Llama-3.1-70B-Instruct",
+            "Llama-3.2-1B-Instruct",
+            "Llama-3.2-3B-Instruct",
+        ),
+        *("Qwen3-4B-Instruct-2507", "Qwen3-8B", "Qwen3-14B", "Qwen3-32B"),
+    } <= trained
+    assert {program.accelerator.generation for program in programs.values()} == {
+        *("cpu", "v5e", "v5p", "v6e", "tpu7x"),
+    }
+    quantized = {program.lora.quantize for program in programs.values() if program.lora}
+    assert {None, "nf4"} <= quantized
+    assert {program.recipe.train.objective for program in programs.values()} == {"sft", "dpo"}
+    assert any(program.lora is None for program in programs.values())
+
+
+def test_every_recipe_for_a_tpu_was_planned_as_it_stands(
+    programs: Mapping[str, Program], record: Record
+) -> None:
+    of_tpus = {name: program for name, program in programs.items() if program.accelerator.platform == "tpu"}
+    assert set(of_tpus) - set(record.recipes) == NOT_COMPILED and not set(record.recipes) - set(of_tpus)
+    stale = [name for name, found in record.recipes.items() if found.key != recipes.key(of_tpus[name])]
+    assert not stale, f"planned before they were changed: python -m scripts.recipes plan {' '.join(stale)}"
+
+
+def test_what_was_planned_fits_and_adds_up(programs: Mapping[str, Program], record: Record) -> None:
+    for name, found in record.recipes.items():
+        program = programs[name]
+        assert 0 < found.memory.used <= found.memory.available == program.accelerator.hbm_bytes_per_device, (
+            name
+        )
+        assert found.micro_batches == program.accumulation_steps
+        assert found.tokens % (program.recipe.train.global_batch_size * program.recipe.data.max_length) == 0
+        assert found.calibrated_seconds == pytest.approx(found.seconds * calibration.factor())
+        assert 0.05 < found.mfu < 0.95, name
+        assert max(found.compiled_layers) <= program.architecture.num_layers
+
+
+@pytest.mark.usefixtures("lowered_once")
+def test_heads_and_page_say_what_the_record_says(record: Record) -> None:
+    stale = [path.name for path, text in recipes.texts(record) if path.read_text(encoding="utf-8") != text]
+    assert not stale, "run: python -m scripts.recipes write"
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "method"),
+    [
+        ("google/gemma-3-12b-it", "v5e-8", "full"),
+        ("Qwen/Qwen3-14B", "tpu7x-8", "qlora"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "v6e-8", "lora"),
+    ],
+)
+def test_cells_of_the_table_are_worked_out_anew(
+    record: Record, tmp_path: Path, model: str, machine: str, method: str
+) -> None:
+    found = recipes.cell(model, machine, method, tmp_path)
+    assert record.fits[model][machine][method] == found
+    assert (found is None) == (method == "full")  # 12 billion weights and their state are more than 8 x 16 GB
+
+
+def test_more_is_taken_by_more(record: Record) -> None:
+    for model, machines in record.fits.items():
+        for machine, cells in machines.items():
+            sizes = [cells[method] or float("inf") for method in ("qlora", "lora", "full")]
+            assert sizes == sorted(sizes), (model, machine)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ("remat.policy=none", False),
+        ("data.max_length=2048", False),
+        ("train.global_batch_size=32", False),
+        ("cost.train_usd_per_hour=1", False),
+        ("lora.rank=16", False),
+        ("mesh={accelerator: v6e-4, axes: {fsdp: 4}}", False),
+        ("train.epochs=3", True),
+        ("train.eval_every=7", True),
+        ("data.train=[data/mine.jsonl]", True),
+        ("serve=null", True),
+        ("name=another", True),
+    ],
+)
+def test_a_record_is_of_what_the_figures_depend_on(
+    programs: Mapping[str, Program], change: str, same: bool
+) -> None:
+    path = recipes.FOLDER / "llama31-8b-v6e8.yaml"
+    before = recipes.key(programs["llama31-8b-v6e8"])
+    assert (recipes.key(recipes.program(path, [change])) == before) is same
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_a_miniature_has_a_hidden_size_that_its_heads_divide(
+    devices: int, programs: Mapping[str, Program]
+) -> None:
+    """transformers refuses any other config of Llama's, with 3 heads of 64 dimensions too."""
+    for name in ("llama32-1b-full-v5e4", "llama32-3b-v6e1", "llama31-70b-v5p8"):
+        config = shrink(programs[name].architecture, {"fsdp": devices, "tp": 1}, multimodal=False)
+        assert config["hidden_size"] % math.lcm(config["num_attention_heads"], 8) == 0, name
+        assert config["num_attention_heads"] % config["num_key_value_heads"] == 0
+
+
+def test_a_comment_changes_no_key(programs: Mapping[str, Program], tmp_path: Path) -> None:
+    text = (recipes.FOLDER / "llama31-8b-v6e8.yaml").read_text(encoding="utf-8")
+    changed = tmp_path / "recipe.yaml"
+    changed.write_text(
+        f"# Another head.\n{text.replace('remat:', '# Why.' + chr(10) + 'remat:')}", encoding="utf-8"
+    )
+    assert recipes.key(recipes.program(changed)) == recipes.key(programs["llama31-8b-v6e8"])
+
+
+def test_a_head_is_written_once_replaced_and_taken_away(planned: Planned) -> None:
+    text = "# modeline\n# What it is.\nrecipe: 1  # Estimates: no head\n# Estimates: not in the head\n"
+    lines = head(planned)
+    once = with_head(text, lines)
+    assert once.startswith("# modeline\n# What it is.\n#\n# Estimates: ") and once.endswith(text[25:])
+    assert with_head(once, lines) == once
+    other = head(dataclasses.replace(planned, seconds=3 * planned.seconds))
+    assert other != lines and with_head(once, other) == with_head(text, other)
+    assert with_head(once, []) == text
+    assert all(len(line) <= 110 for line in lines)
+    assert estimates_of(once).splitlines() == lines and estimates_of(text) == ""
+
+
+def test_a_head_has_the_figures(planned: Planned) -> None:
+    memory = dataclasses.replace(
+        planned.memory,
+        weights=3 * 2**30,
+        adapters=0,
+        optimizer=0,
+        batch=0,
+        padding=0,
+        temporaries=2**29,
+        code=0,
+    )
+    made = dataclasses.replace(
+        planned,
+        memory=dataclasses.replace(memory, available=16 * 2**30),
+        seconds=1.0,
+        calibrated_seconds=2.0,
+        micro_batches=2,
+        tokens=65536,
+        usd_per_hour=36.0,
+        date="2026-01-02",
+        versions={"libtpu": "1.2", "jax": "3.4"},
+    )
+    said = re.sub(r"\n# ", " ", "\n".join(head(made)))
+    assert said == (
+        "# Estimates: 3.5 of 16.00 GiB on each device; 2.00 to 4.00 s an optimizer step of 65,536 tokens, "
+        "16,400 to 32,800 tokens/s, US$ 0.31 to 0.61 a million tokens. By libtpu 1.2 and jax 3.4 on "
+        "2026-01-02, not measured: docs/recipes.md says what the two figures are."
+    )
+    assert "US$" not in "".join(head(dataclasses.replace(made, usd_per_hour=None)))
+
+
+def test_the_page_has_a_row_for_each_recipe_and_model(
+    programs: Mapping[str, Program], record: Record
+) -> None:
+    text = page(programs, record, calibration.factor())
+    of_tpus = [name for name, program in programs.items() if program.accelerator.platform == "tpu"]
+    assert all(text.count(f"| `recipe build recipes/{name}.yaml` |") == 1 for name in of_tpus)
+    assert all(f"`{name}`" in text or f"recipes/{name}.yaml" in text for name in programs)
+    assert text.count("\n| ") == len(of_tpus) + len(record.fits) + 4  # a head and a rule each
+
+
+def test_the_script_writes_what_is_stale(
+    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    text = (recipes.FOLDER / "llama31-8b-v6e8.yaml").read_text(encoding="utf-8")
+    (folder / "llama31-8b-v6e8.yaml").write_text(with_head(text, []), encoding="utf-8")
+    for name, value in {"ROOT": tmp_path, "FOLDER": folder, "PAGE": tmp_path / "recipes.md"}.items():
+        monkeypatch.setattr(recipes, name, value)
+    kept = Record({"llama31-8b-v6e8": record.recipes["llama31-8b-v6e8"]}, record.fits)
+    monkeypatch.setattr(recipes, "read", lambda: kept)
+    assert recipes.main(["write"]) == 0
+    assert (folder / "llama31-8b-v6e8.yaml").read_text(encoding="utf-8") == text
+    assert capsys.readouterr().out == "recipes/llama31-8b-v6e8.yaml: written\nrecipes.md: written\n"
+    assert recipes.main(["write"]) == 0 and capsys.readouterr().out == ""
+
+    (folder / "llama31-8b-v6e8.yaml").write_text("recipe: 1\nname: x\n", encoding="utf-8")
+    assert recipes.main(["write"]) == 1
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("lowered_once")
+def test_a_plan_compiles_what_changed_alone(
+    programs: Mapping[str, Program],
+    planned: Planned,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(recipes, "RECORD", tmp_path / "estimates.json")
+    current = Record(
+        {
+            name: dataclasses.replace(planned, key=recipes.key(program))
+            for name, program in sorted(programs.items())
+            if program.accelerator.platform == "tpu"
+        },
+        {},
+    )
+    recipes._keep(Record({**current.recipes, "gone": planned}, {}))
+
+    def compiles(of: Program) -> Planned:
+        raise ArtifactError(f"{of.name} would be compiled", "do not")
+
+    monkeypatch.setattr(recipes, "planned", compiles)
+    assert recipes.main(["plan"]) == 0
+    assert recipes.read() == current  # nothing compiled, and what is gone left out
+
+    old = dataclasses.replace(planned, key="another")
+    recipes._keep(Record({**current.recipes, "qwen3-32b-v6e8": old}, {}))
+    assert recipes.main(["plan", "llama31-8b-v6e8"]) == 0  # that one alone is asked for
+    assert recipes.main(["plan"]) == 1
+    assert "qwen3-32b-v6e8 would be compiled" in capsys.readouterr().err
+    assert recipes.main(["plan", "no-such"]) == 1
+    assert "there is no recipe no-such" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("lowered_once")
+def test_an_interrupted_plan_keeps_what_it_has(
+    planned: Planned,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(recipes, "RECORD", tmp_path / "estimates.json")
+    done: list[str] = []
+
+    def compiles(of: Program) -> Planned:
+        if done:
+            raise KeyboardInterrupt
+        done.append(of.name)
+        return planned
+
+    monkeypatch.setattr(recipes, "planned", compiles)
+    assert recipes.main(["plan"]) == 130
+    assert recipes.read() == Record({done[0]: planned}, {})
+    assert [path.name for path in tmp_path.iterdir()] == ["estimates.json"]
+    assert capsys.readouterr().err.strip() == "interrupted: what was compiled is kept"

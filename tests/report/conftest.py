@@ -1,0 +1,15 @@
+"""A folder to work in, with a cache of its own, and pages without Plotly's five megabytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("compiler.report.document.plotly", lambda: "/* Plotly */")
+    return tmp_path

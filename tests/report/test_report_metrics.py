@@ -1,0 +1,87 @@
+"""metrics.jsonl as runs leave it, and the points that are drawn of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+from compiler.report.metrics import parse
+from compiler.report.thin import MOST, spread, thin, trailing_mean
+
+
+def line(**values: object) -> str:
+    return json.dumps(values) + "\n"
+
+
+def test_numbers_that_are_none_are_read_as_what_they_are() -> None:
+    found = parse(line(step=1, loss=2.5) + line(step=2, loss="NaN") + line(step=3, loss="-Infinity"))
+    loss = found.get("loss")
+    assert loss.steps == [1, 2, 3] and loss.finite == [(1, 2.5)]
+    assert math.isnan(loss.values[1]) and loss.values[2] == -math.inf
+    assert [step for step, _ in loss.lost] == [2, 3] and found.last_step == 3
+
+
+def test_the_line_of_a_run_that_was_killed() -> None:
+    found = parse(line(step=1, loss=2.5) + '{"step": 2, "lo')
+    assert found.cut and found.unreadable == 0 and found.last_step == 1
+
+
+def test_what_is_no_line_of_a_run_is_counted() -> None:
+    bad = [
+        "nonsense",
+        "[1]",
+        '{"loss": 1}',
+        '{"step": true, "loss": 1}',
+        '{"step": -1}',
+        "[" * 100_000,
+        "\x00",
+    ]
+    text = (
+        line(step=1, loss=2.5)
+        + "".join(f"{one}\n" for one in bad)
+        + line(step=2, loss="low", note="x", up=True)
+    )
+    found = parse(text)
+    assert found.unreadable == len(bad) and not found.cut
+    assert list(found.series) == ["loss"] and found.get("loss").steps == [1]
+
+
+def test_a_step_that_was_logged_twice() -> None:
+    """As where two runs wrote into one file: the later line holds; an evaluation is no repetition."""
+    text = (
+        line(step=1, loss=3.0) + line(step=2, loss=9.0) + line(step=2, eval_loss=4.0) + line(step=2, loss=2.0)
+    )
+    found = parse(text)
+    assert found.get("loss").finite == [(1, 3.0), (2, 2.0)] and found.repeated == 1
+    assert found.get("eval_loss").finite == [(2, 4.0)]
+
+
+def test_empty_metrics() -> None:
+    for text in ("", "\n\n"):
+        found = parse(text)
+        assert found.series == {} and found.last_step == 0 and not found.cut and not found.unreadable
+
+
+def test_thinning_keeps_every_peak() -> None:
+    chance = random.Random(3)
+    values = [chance.random() for _ in range(100_000)]
+    values[43_210], values[77_777] = 50.0, -50.0
+    kept = thin(values)
+    assert len(kept) <= MOST and kept[0] == 0 and kept[-1] == len(values) - 1
+    assert {43_210, 77_777} <= set(kept) and kept == sorted(kept)
+    # Any hundredth of the run is drawn between its own lowest and highest value.
+    for start in range(0, 100_000, 1000):
+        part = [values[i] for i in kept if start <= i < start + 1000]
+        whole = values[start : start + 1000]
+        assert (min(part), max(part)) == (min(whole), max(whole))
+
+
+def test_few_points_are_drawn_as_they_are() -> None:
+    assert thin([1.0, 2.0]) == [0, 1] and thin([]) == [] and thin([1.0] * MOST) == list(range(MOST))
+
+
+def test_the_mean_of_what_came_before() -> None:
+    assert trailing_mean([1.0, 2.0, 3.0, 4.0], 2) == [1.0, 1.5, 2.5, 3.5]
+    assert spread(5, 10) == [0, 1, 2, 3, 4]
+    assert spread(100, 3) == [0, 50, 99] and len(spread(100_000, 40)) == 40

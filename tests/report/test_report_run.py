@@ -1,0 +1,332 @@
+"""The page of a run: what stands on it, whatever state the run is in."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler import cli
+from compiler.pages import script_hash
+from tests.report import writing
+from tests.report.reading import RUNNER, golden, refused, report
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
+
+
+def test_the_page_is_as_it_was(place: Path, request: pytest.FixtureRequest) -> None:
+    fast = writing.run(place / "fast" / "checkpoints", resumed=(120,))
+    slow = writing.run(
+        place / "slow" / "checkpoints", rate=3e-3, text=writing.TPU.replace("rank: 16}", "rank: 8}")
+    )
+    merges = [{"step": 200, "at": "2026-11-22T16:00:00Z", "folder": "/work/merged", "adapter": None}]
+    merges[0] |= {"dtype": "bfloat16", "quantization": None, "bytes": 5 << 30, "tensors": 420, "kept": 412}
+    merges[0] |= {"quantized": 0, "verified": VERIFIED}
+    (fast / "merges.json").write_text(json.dumps(merges))
+    for folder in (fast, slow):
+        os.utime(folder / "metrics.jsonl", (1_795_000_000, 1_795_000_000))
+    page = report("fast/checkpoints", "--compare", "slow/checkpoints")
+    golden("compared", page, request.config.getoption("--update"))
+
+
+VERIFIED = {
+    "files": 12,
+    "bytes": 5 << 30,
+    "tensors": {"trained": 420, "trained_of": 420, "kept": 412, "kept_of": 412, "largest": 3.1e-5},
+    "logits": {"rule": 2.0e-6, "rule_tolerance": 3e-5, "files": 1e-6, "files_tolerance": 4e-5, "effect": 1.3},
+}
+
+
+def test_curves_are_what_was_logged(place: Path) -> None:
+    folder = writing.run(place / "run", resumed=(120,))
+    charts = report("run").charts
+    logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    raw, mean, evaluated = charts["loss"]["curves"]
+    steps = [entry for entry in logged if "loss" in entry]
+    assert raw["x"]["step"] == [entry["step"] for entry in steps]
+    assert raw["y"] == pytest.approx([entry["loss"] for entry in steps], rel=1e-5)
+    assert mean["y"][-1] == pytest.approx(sum(entry["loss"] for entry in steps[-5:]) / 5, rel=1e-5)
+    assert raw["x"]["tokens"][-1] == 200 * 900
+    assert raw["x"]["hours"][-1] == pytest.approx(sum(e["step_seconds"] for e in steps) / 3600, rel=1e-5)
+    assert evaluated["y"] == pytest.approx([e["eval_loss"] for e in logged if "eval_loss" in e], rel=1e-5)
+    assert evaluated["x"]["tokens"][0] == 25 * 900
+    assert [mark["text"] for mark in charts["loss"]["marks"]] == ["resumed after step 120"]
+    assert charts["memory"]["curves"][0]["y"][0] == pytest.approx(1.8)
+    # The first step compiles: the axis shows the others.
+    assert charts["step-time"]["top"] < 2 < charts["step-time"]["curves"][0]["y"][0]
+
+
+def test_a_loss_that_is_none_is_said_and_marked(place: Path) -> None:
+    entries = list(writing.lines(20))
+    for entry in entries:
+        if entry["step"] in (15, 16) and "loss" in entry:
+            entry |= {"loss": "NaN", "grad_norm": "Infinity"}
+    writing.write(place / "run", entries, writing.facts(20), None)
+    page = report("run")
+    assert "Not a number. the loss is NaN at step 15, and at 1 later step." in page.words
+    assert "the gradient's norm is Infinity at step 15" in page.words
+    (loss, *_) = page.charts["loss"]["curves"]
+    gap = loss["x"]["step"].index(17)
+    assert loss["y"][gap] is None and loss["y"][gap + 1] is not None and 15 not in loss["x"]["step"]
+    assert [mark["kind"] for mark in page.charts["loss"]["marks"]] == ["bad", "bad"]
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_of_few_steps(place: Path, steps: int) -> None:
+    writing.write(place / "run", list(writing.lines(steps)), writing.facts(steps), None)
+    page = report("run")
+    assert f"done: {steps} step" in page.words and page.charts["loss"]["curves"][0]["style"] == "points"
+
+
+def test_a_long_run_is_thinned_and_says_so(place: Path) -> None:
+    entries = list(writing.lines(6_000, evaluate=500))
+    entries[3_333]["loss"] = 99.0
+    writing.write(place / "run", entries, writing.facts(6_000), None)
+    page = report("run")
+    raw = page.charts["loss"]["curves"][0]
+    assert len(raw["y"]) <= 2000 and max(raw["y"]) == 99.0
+    assert "at most 2,000 of 6,000 points are drawn" in page.words
+    assert "of 6,000 steps, evenly apart." in page.words
+    assert Path("page.html").stat().st_size < 1_500_000
+
+
+def test_a_run_that_goes_on(place: Path) -> None:
+    entries = list(writing.lines(200))[:50]
+    folder = writing.write(place / "run", entries, writing.facts(200), None)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 51, "lo')
+    words = report("run").words
+    assert "not at its end: 49 of 200 steps" in words and "The run is going on, or was killed." in words
+    assert "The last line of metrics.jsonl is cut off, and left out." in words
+
+
+def test_a_run_that_ended_early_says_why(place: Path) -> None:
+    folder = writing.write(place / "run", list(writing.lines(5)), writing.facts(200), None)
+    for state, reason, said in (
+        ("stopped", "SIGTERM", "Stopped. 5 of 200 steps are done: SIGTERM."),
+        ("failed", "no room.", "Failed. 5 of 200 steps are done: no room."),
+    ):
+        (folder / "state.json").write_text(json.dumps({"state": state, "reason": reason, "total": 200}))
+        words = report("run").words
+        assert said in words and f"{state} after 5 of 200 steps" in words
+
+
+def test_an_old_run_without_facts(place: Path) -> None:
+    folder = writing.run(place / "run")
+    for name in ("run.json", "recipe.yaml"):
+        (folder / name).unlink()
+    words = report("run").words
+    assert "The run left no statistics of its data" in words
+    assert "done: 200 steps" in words, "of the recipe's train.steps"
+    assert "lora.rank 16 the recipe" in words and "train.optimizer.name adamw as by default" in words
+
+
+def test_a_run_without_a_lock(place: Path) -> None:
+    writing.write(place / "run", list(writing.lines(3)), None, None)
+    words = report("run").words
+    assert "3 steps logged" in words and "What the recipe was is not known" in words
+    (place / "run" / "recipe.lock.json").write_text("{")
+    assert "There is no recipe.lock.json that can be read" in report("run").words
+
+
+def test_a_run_that_has_logged_nothing(place: Path) -> None:
+    folder = writing.run(place / "run")
+    (folder / "metrics.jsonl").write_text("")
+    page = report("run")
+    assert "no step yet" in page.words and "Nothing was logged: there is nothing to draw." in page.words
+    (folder / "metrics.jsonl").unlink()
+    assert "There is no metrics.jsonl" in report("run").words
+
+
+def test_a_recipe_of_another_version(place: Path) -> None:
+    folder = writing.run(place / "run")
+    lock = json.loads((folder / "recipe.lock.json").read_text())
+    lock["recipe"]["train"]["invented"] = 1
+    (folder / "recipe.lock.json").write_text(json.dumps(lock))
+    assert "This version does not take the recipe of recipe.lock.json:" in report("run").words
+
+
+def test_values_have_their_places(place: Path) -> None:
+    folder = writing.run(place / "run")
+    assert re.search(r"lora\.rank 16 recipe\.yaml:\d+ ", report("run").words)
+    other = writing.recipe(place / "other", writing.TPU.replace("rank: 16", "rank: 32"))
+    words = report("run", "--recipe", str(other)).words
+    assert "is not the recipe of this run" in words and "lora.rank 16 the recipe" in words
+    (folder / "recipe.yaml").unlink()
+    own = writing.recipe(place / "own")
+    assert "lora.rank 16 own/example.yaml:5" in report("run", "--recipe", str(own)).words
+
+
+def test_preferences_have_rewards(place: Path) -> None:
+    writing.write(place / "run", list(writing.lines(60, preference=True)), None, None)
+    charts = report("run").charts
+    assert [curve["name"] for curve in charts["rewards"]["curves"]] == ["chosen", "rejected"]
+    assert {"margin", "accuracy"} <= charts.keys()
+
+
+def test_runs_are_told_apart_by_their_folders(place: Path) -> None:
+    for name in ("a", "b", "c"):
+        writing.write(place / name / "checkpoints", list(writing.lines(5)), None, None)
+    page = report("a/checkpoints", "--compare", "b/checkpoints", "c/checkpoints")
+    names = {curve["name"] for curve in page.charts["learning-rate"]["curves"]}
+    assert names == {"a", "b", "c"}
+
+
+def test_what_users_write_stays_text(place: Path) -> None:
+    about = writing.facts(60) | {"name": EVIL}
+    about["data"]["train"]["malformed"]["first"] = [{"origin": EVIL, "reason": EVIL}]
+    writing.write(place / "run", list(writing.lines(60)), about, None)
+    other = writing.write(place / EVIL.replace("/", "_"), list(writing.lines(60)), about, None)
+    page = report("run", "--compare", str(other))
+    assert len(page.scripts) == 3 and not page.named("img")
+    assert EVIL in page.words
+    assert "<" not in page.scripts[0], "the data of the plots"
+    names = [curve["name"] for curve in page.charts["loss"]["curves"]]
+    assert not any("<" in name for name in names), "Plotly takes texts for markup"
+
+
+def test_its_policy_names_its_scripts(place: Path) -> None:
+    writing.write(place / "run", list(writing.lines(3)), None, None)
+    page = report("run")
+    (policy,) = (one["content"] for one in page.named("meta") if one.get("http-equiv"))
+    assert "default-src 'none'" in policy
+    for script in page.scripts[1:]:
+        assert f"'{script_hash(script)}'" in policy
+    assert not [one for one in page.elements if {"src", "href"} & one[1].keys()]
+
+
+def plan_file(place: Path) -> Path:
+    from compiler.plan.results import PLAN
+    from tests.plan import plans
+
+    path = place / "plan.json"
+    path.write_text(json.dumps({"plan": PLAN.dump_python(plans.flagship(), mode="json")}))
+    return path
+
+
+def test_a_plan_beside_what_was_measured(place: Path) -> None:
+    writing.write(place / "run", list(writing.lines(50)), writing.facts(50, platform="tpu"), None)
+    words = report("run", "--plan", str(plan_file(place))).words
+    assert "estimate calibrated estimate measured measured to estimate" in words
+    from tests.plan import plans
+
+    plan = plans.flagship()
+    step = plan.estimate.seconds * plan.run.micro_batches
+    assert f"Optimizer step {step:.2f} s" in words
+    (measured,) = re.findall(r"Optimizer step [\d.]+ s [\d.]+ s ([\d.]+) ms ([\d.]+) x", words)
+    assert float(measured[0]) / 1000 / step == pytest.approx(float(measured[1]), rel=0.01)
+    assert "Measured on 4 devices of the kind TPU v5; planned for v5p:2x2x1." in words
+    assert "The plan is of the recipe gemma4-31b-v5p8, the run of example." in words
+
+
+def test_a_run_on_a_cpu_is_called_one(place: Path) -> None:
+    writing.write(place / "run", list(writing.lines(50)), writing.facts(50), None)
+    words = report("run", "--plan", str(plan_file(place))).words
+    assert "Ran on 8 virtual CPU devices: no TPU" in words
+    assert "the ratios compare a CPU with a TPU, and say nothing of the plan." in words
+
+
+def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compiler.plan import depth, identity, pool, store
+    from compiler.plan.planner import job
+    from compiler.plan.results import COMPILED, Compiled
+    from compiler.report.run import read_runs
+
+    writing.run(place / "run")
+    assert "There is no plan of this recipe in recipec's cache" in report("run").words
+    (run,) = read_runs(["run"])
+    assert run.program is not None
+    for one in depth.depths(run.program):
+        layers = len(one.layers)
+        made = Compiled(layers, 2e9 + layers * 5e8, 1e6, 2e6, 1e5, 3e9, 1e9, 1e6, 1e12, 1e10, 0.1 * layers)
+        name = identity.name(*job(run.program, (), one, -1.0))
+        store.put(name, COMPILED.dump_json(made).decode())
+    monkeypatch.setattr(pool._Pool, "run", lambda self, waiting, done: [] if not waiting else 1 / 0)
+    words = report("run").words
+    assert (
+        "Plan from recipec's cache" in words and "Counted in the data: 302 samples, 8 rows left out" in words
+    )
+
+
+def test_what_merging_and_serving_left_is_found(place: Path) -> None:
+    work = place / "artifact"
+    writing.run(work / "checkpoints", text=writing.TPU.replace("gs://bucket/run", "checkpoints"))
+    writing.sweep(work / "results" / "bench")
+    (work / "results" / "eval").mkdir()
+    interval = {"value": 0.61, "low": 0.55, "high": 0.67}
+    summary: dict[str, Any] = {"name": "example", "sides": {"base": {"model": "b"}, "tuned": {"model": "t"}}}
+    summary |= {"prompts": None, "problems": [], "notes": ["a note"]}
+    row = {"task": "gsm8k", "metric": "exact_match", "base": interval, "tuned": {"value": 0.7}}
+    summary["tasks"] = [row]
+    (work / "results" / "eval" / "summary.json").write_text(json.dumps(summary))
+    (work / "merged").mkdir()
+    record = {"merge": 1, "checkpoint": {"step": 200}, "dtype": "bfloat16", "files": {"a": {"size": 1 << 30}}}
+    record["tensors"] = {"merged": 420, "kept": 412, "quantized": 0}
+    (work / "merged" / "merge.json").write_text(json.dumps(record))
+    verify: dict[str, Any] = {"checkpoint": "merged", "tolerance": {"largest": 0.1}, "largest": 0.02}
+    verify |= {"prompts": [{"prompt": "Hi", "parts_at": None, "largest": 0.02}], "problems": []}
+    (place / "verify.json").write_text(json.dumps(verify))
+    page = report("artifact/checkpoints", "--results", "verify.json")
+    for words in (
+        "benchmark artifact/results/bench",
+        "Measured on a stand-in for a server, as --machine says",
+        "gsm8k, exact_match 0.610 (0.550 to 0.670) 0.700",
+        "merge artifact/merged step 200 size 1.0 GiB in 1 file",
+        "verdict the same model",
+    ):
+        assert words in page.words, words
+    assert "ttft" in page.charts
+
+
+def test_a_merge_that_failed_its_verification(place: Path) -> None:
+    folder = writing.write(place / "run", list(writing.lines(3)), None, None)
+    entry = {"step": 3, "folder": "/m", "dtype": "float32", "bytes": 1, "tensors": 1, "kept": 1}
+    entry |= {"verified": {"files": 1, "problem": "/m: is not what was trained"}}
+    (folder / "merges.json").write_text(json.dumps([entry, "nonsense"]))
+    words = report("run").words
+    assert "verified no" in words and "/m: is not what was trained." in words
+
+
+def test_refusals(place: Path) -> None:
+    writing.write(place / "run", list(writing.lines(3)), None, None)
+    (place / "empty").mkdir()
+    (place / "notes.html").write_text("mine")
+    assert "there is no folder missing" in refused("missing")
+    assert "notes.html is no folder" in refused("notes.html")
+    assert "empty holds neither a run nor a sweep" in refused("empty")
+    assert "is there, and is no report: it is left alone" in refused("run", "-o", "notes.html")
+    assert (place / "notes.html").read_text() == "mine"
+    assert "empty is a folder" in refused("run", "-o", "empty")
+    assert "is no ordinary file" in refused("run", "-o", "/dev/null")
+    assert "cannot be written: No such file or directory" in refused("run", "-o", "no/page.html")
+    assert "is not a plan as" in refused("run", "--plan", "notes.html")
+    assert "there is no plan.json" in refused("run", "--plan", "plan.json")
+    assert "there is no gone.yaml" in refused("run", "--recipe", "gone.yaml")
+    assert "holds no results that a report knows" in refused("run", "--results", "empty")
+    assert "is no result that a report knows" in refused("run", "--results", "notes.html")
+    assert "empty holds no run" in refused("run", "--compare", "empty")
+    assert sorted(path.name for path in place.iterdir() if path.suffix == ".html") == ["notes.html"]
+
+
+def test_a_page_is_written_again_in_its_place(place: Path) -> None:
+    writing.write(place / "run", list(writing.lines(3)), writing.facts(3) | {"name": "a/b c"}, None)
+    for _ in range(2):
+        done = RUNNER.invoke(cli.app, ["report", "run"], catch_exceptions=False)
+        assert done.exit_code == 0 and done.stdout == "a-b-c-report.html: written\n"
+    assert [path.name for path in place.glob("*.html")] == ["a-b-c-report.html"]
+
+
+def test_an_address(place: Path) -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    folder = writing.run(place / "run")
+    for path in folder.iterdir():
+        files.pipe(f"/bucket/run/{path.name}", path.read_bytes())
+    assert "done: 200 steps" in report("memory://bucket/run").words
+    assert "there is no folder memory://bucket/other" in refused("memory://bucket/other")
+    assert "nonsense://x" in refused("nonsense://x")

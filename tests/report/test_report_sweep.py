@@ -1,0 +1,80 @@
+"""The page of a serving sweep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.report.place import open_place
+from compiler.report.sweep import read_sweep
+from tests.report import writing
+from tests.report.reading import golden, refused, report
+
+
+def test_the_page_is_as_it_was(place: Path, request: pytest.FixtureRequest) -> None:
+    writing.sweep(place / "first" / "bench")
+    writing.sweep(place / "second" / "bench", slower=1.3)
+    page = report("first/bench", "--compare", "second/bench")
+    golden("sweep", page, request.config.getoption("--update"))
+
+
+def test_points_are_the_summarys(place: Path) -> None:
+    folder = writing.sweep(place / "bench")
+    charts = report("bench").charts
+    rows = json.loads((folder / "summary.json").read_text())["points"]
+    measured = [row for row in rows if row["outcome"] == "measured" and row["input_length"] == 512]
+    short, published, long = charts["throughput"]["curves"]
+    assert short["x"]["x"] == ["1", "4", "16", "all at once"] == charts["throughput"]["categories"]
+    assert short["y"] == pytest.approx([row["output_tokens_per_s"] for row in measured], rel=1e-5)
+    assert published["y"] == [1403] * 4 and published["style"] == "dotted"
+    assert [value is None for value in long["y"]] == [False, False, True, False], "one of its points failed"
+    names = [curve["name"] for curve in charts["ttft"]["curves"]]
+    assert names[:2] == ["512 tokens in, median", "512 tokens in, p99"]
+    assert "4,096 tokens in, published median" in names
+    against = charts["ttft-against-throughput"]["curves"][0]
+    assert against["x"]["x"] == sorted(against["x"]["x"]) and len(against["labels"]) == 4
+
+
+def test_percentiles_failures_and_published_figures(place: Path) -> None:
+    folder = writing.sweep(place / "bench")
+    words = report("bench").words
+    record = json.loads((folder / "input-512-rate-1.json").read_text())["result"]
+    p90 = record["p90_ttft_ms"]
+    assert f"{p90:.1f}" in words and "TTFT p50 TTFT p90 TTFT p99 TPOT p50" in words
+    assert "Failed. 4,096 tokens in, 16 requests/s: 3 of 100 requests failed: Cannot connect to host" in words
+    assert "peak output tokens/s, 512 tokens in 1,403" in words
+    assert "Measured on a stand-in for a server, as --machine says" in words
+    assert "Left out: 16,384 tokens in: more than the server takes." in words
+
+
+def test_a_sweep_that_was_killed_before_its_summary(place: Path) -> None:
+    folder = writing.sweep(place / "bench")
+    (folder / "summary.json").unlink()
+    (folder / "input-512-rate-4.json").write_text('{"point": {')
+    words = report("bench").words
+    assert "the sweep ended before it was written" in words and "6 of 7" in words
+    assert "Where it was measured is not recorded." in words
+
+
+def test_a_sweep_without_a_measured_point(place: Path) -> None:
+    folder = writing.sweep(place / "bench")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["points"] = [
+        {"input_length": 512, "rate": "1", "outcome": "failed", "reason": "no"},
+        {"rate": 3},
+        4,
+    ]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    words = report("bench").words
+    assert "No point was measured: there is nothing to draw." in words and "Failed. 512 tokens in" in words
+
+
+def test_what_is_no_sweep(place: Path) -> None:
+    (place / "bench").mkdir()
+    (place / "bench" / "summary.json").write_text('{"sides": {}}')
+    assert read_sweep(open_place("bench")) is None
+    assert "holds neither a run nor a sweep" in refused("bench")
+    writing.sweep(place / "other")
+    assert "go with a run, not with a sweep" in refused("other", "--plan", "x.json")

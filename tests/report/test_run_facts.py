@@ -1,0 +1,85 @@
+"""run.json and merges.json: what a run tells of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import run_facts
+from runtime.data.report import DataReport, SplitReport
+
+DEVICES = {"platform": "cpu", "kind": "cpu", "count": 8, "processes": 1, "memory_bytes": None}
+
+
+def prepared() -> Any:
+    """As of data that was tokenised before, whose counts are numpy's."""
+    split = SplitReport(read=3, kept=3, rows=1, row_length=128)
+    split.tokens = np.int64(60)  # type: ignore[assignment]
+    samples = SimpleNamespace(lengths=np.array([10, 20, 30]))
+    return SimpleNamespace(accumulation=2, report=DataReport(split, None, 1, 50, True), samples=samples)
+
+
+def begin(folder: Path, after: Any = 0) -> dict[str, Any]:
+    artifact = folder / "artifact"
+    artifact.mkdir(exist_ok=True)
+    (artifact / "recipe.yaml").write_text(f"recipe: 1  # {after}\n")
+    run_facts.begin(folder / "run", artifact, "train.py", prepared(), DEVICES, after, np.int64(50))  # type: ignore[arg-type]
+    facts: dict[str, Any] = json.loads((folder / "run" / "run.json").read_text())
+    return facts
+
+
+def test_a_run_and_its_continuation(tmp_path: Path) -> None:
+    facts = begin(tmp_path)
+    assert facts["name"] == "artifact" and facts["data"]["train"]["tokens"] == 60
+    assert facts["devices"] == DEVICES and facts["accumulation"] == 2
+    assert [(one["after"], one["until"]) for one in facts["starts"]] == [(0, 50)]
+    assert (tmp_path / "run" / "recipe.yaml").read_text() == "recipe: 1  # 0\n"
+    again = begin(tmp_path, np.int64(20))
+    assert [one["after"] for one in again["starts"]] == [0, 20]
+    assert (tmp_path / "run" / "recipe.yaml").read_text() == "recipe: 1  # 0\n", "as the run began"
+    assert [one["after"] for one in begin(tmp_path)["starts"]] == [0], "a new run"
+
+
+def test_a_damaged_file_is_no_obstacle(tmp_path: Path) -> None:
+    begin(tmp_path)
+    (tmp_path / "run" / "run.json").write_text('{"run": 1, "sta')
+    assert [one["after"] for one in begin(tmp_path, 20)["starts"]] == [20]
+
+
+def test_where_nothing_can_be_written_a_note_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").write_text("in the way")
+    run_facts.begin(tmp_path / "run", tmp_path, "train.py", prepared(), DEVICES, 0, 50)
+    assert "run.json cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values", [[5], [5, 5, 5], list(range(1, 18)), [1, 100_000], [7] * 9 + [4096]])
+def test_every_length_is_in_a_bar(values: list[int]) -> None:
+    found = run_facts.lengths(np.array(values))
+    assert sum(found["counts"]) == len(values) and len(found["edges"]) == len(found["counts"]) + 1
+    assert len(found["counts"]) <= run_facts.BARS
+    assert found["edges"][0] == min(values) and found["edges"][-1] > max(values)
+    for low, high, count in zip(found["edges"], found["edges"][1:], found["counts"], strict=False):
+        assert count == sum(low <= value < high for value in values)
+    assert run_facts.lengths(np.array([], int)) == {"edges": [], "counts": [], "percentiles": {}}
+
+
+def test_a_merge_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    def entries() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads((tmp_path / "merges.json").read_text())
+        return found
+
+    entry = {"step": 10, "folder": "/merged", "bytes": 5, "verified": None}
+    run_facts.merged(tmp_path, entry)
+    run_facts.merged(tmp_path, entry | {"verified": {"files": 3}})
+    run_facts.merged(tmp_path, entry | {"step": 20})
+    run_facts.merged(tmp_path, entry)
+    assert [(one["step"], one["verified"]) for one in entries()] == [(20, None), (10, {"files": 3})]
+    run_facts.merged(tmp_path, entry | {"bytes": 6})
+    assert entries()[-1]["verified"] is None, "another merge, which nobody has verified"

@@ -1,0 +1,99 @@
+"""What holds for any recipe whatever: a program or findings with places, the same each time, and Python that
+compiles."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from recipe_texts import Case
+
+from compiler.backends import Backend, findings, others
+from compiler.emit import emit
+from compiler.explain import explain
+from compiler.lower import Lowered, lower
+from spec.diagnostics import Diagnostic, has_errors, render_json, render_text
+from spec.document import LINE_BREAK
+from spec.load import Loaded, load
+
+
+def examine(folder: Path, case: Case) -> frozenset[str]:
+    """Loads, lowers and renders a recipe, in a folder, and checks what came of it.
+
+    Returns:
+        The codes of the findings, and "built" where there is a program.
+
+    Raises:
+        AssertionError: something that holds for every recipe does not.
+    """
+    (folder / "recipe.yaml").write_bytes(case.recipe)
+    if case.base is None:
+        (folder / "base.yaml").unlink(missing_ok=True)
+    else:
+        (folder / "base.yaml").write_bytes(case.base)
+    _loaded, lowered = both = _read(folder, case.sets)
+    again = _read(folder, case.sets)
+    assert render_json(lowered.diagnostics) == render_json(again[1].diagnostics), "not the same twice"
+    _placed(lowered.diagnostics, folder)
+    _showable(lowered.diagnostics)
+    built = lowered.program is not None
+    assert built != has_errors(lowered.diagnostics), "neither a program nor an error"
+    if built:
+        _emitted(*both)
+        assert _files(again[1]) == _files(lowered), "not the same twice"
+    return frozenset([*(d.code for d in lowered.diagnostics), *(["built"] if built else [])])
+
+
+def _read(folder: Path, sets: tuple[str, ...]) -> tuple[Loaded, Lowered]:
+    loaded = load(folder / "recipe.yaml", sets)
+    return loaded, lower(loaded)
+
+
+def _placed(diagnostics: list[Diagnostic], folder: Path) -> None:
+    """Every error has a place, and the place is there."""
+    for found in diagnostics:
+        span = found.span
+        if span is None:
+            assert found.severity != "error", f"{found.code} has no place: {found.message}"
+            continue
+        assert span.line >= 1 and span.column >= 1 and span.length >= 0, found
+        if span.file == "--set":
+            continue
+        file = Path(span.file)
+        text = (file if file.is_absolute() else Path.cwd() / file).read_bytes().decode("utf-8", "replace")
+        lines = LINE_BREAK.split(text)
+        assert span.line <= len(lines), found
+        assert span.column <= len(lines[span.line - 1]) + 1, found
+
+
+def _showable(diagnostics: list[Diagnostic]) -> None:
+    """They can be printed, and cannot steer a terminal."""
+    shown = render_text(diagnostics)
+    shown.encode("utf-8")
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown), ascii(shown)
+    json.dumps(render_json(diagnostics))
+
+
+def _emitted(loaded: Loaded, lowered: Lowered) -> None:
+    """What is written can be read by what it is for."""
+    program = lowered.program
+    assert program is not None
+    explain(program, loaded, None).encode("utf-8", "surrogatepass")
+    backends = [
+        backend.value for backend in Backend if not has_errors(findings(program, others([backend.value])))
+    ]
+    for path, content in emit(program, others(backends)).items():
+        text = content.decode("utf-8")
+        if path.endswith(".py"):
+            compile(text, path, "exec")
+        elif path.endswith(".json"):
+            json.loads(text)
+    assert loaded.recipe is not None
+    rebuilt = load(loaded.path.parent / "rebuilt.yaml", (), program.text)
+    assert rebuilt.recipe == loaded.recipe.model_copy(update={"extends": None}), program.text
+
+
+def _files(lowered: Lowered) -> Any:
+    return emit(lowered.program) if lowered.program is not None else None

@@ -1,0 +1,202 @@
+"""Runs `recipe` many times under odd conditions, each in a process of its own that is forked from this one.
+
+A forked process has what a real one has (its streams, its working folder, its limits, its exit status), and
+is there in a hundredth of the time, since everything is imported already. Requests come as JSON lines on
+stdin, answers go as JSON lines to stdout. It has no threads, so that forking it is safe.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import gc
+import io
+import json
+import os
+import pty
+import resource
+import select
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import termios
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from inside import RECIPE, without_privileges
+
+SECONDS = 120.0
+"""After which a process counts as hanging: far more than any of them takes."""
+
+
+def serve() -> None:
+    """Answers requests until stdin ends."""
+    _warm_up()
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        answer = run(json.loads(line))
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def run(asked: dict[str, Any]) -> dict[str, Any]:
+    """Exit status, stdout and stderr of one process; the status is -9 where it did not end by itself."""
+    folder = Path(tempfile.mkdtemp())  # not as a context, of which the child would run the end as well
+    files = {name: folder / name for name in ("stdout", "stderr")}
+    master = slave = -1
+    if "terminal" in asked:
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, asked["terminal"], 0, 0))
+    child = os.fork()
+    if child == 0:
+        _become(asked, files, slave)
+    if slave >= 0:
+        os.close(slave)
+    status, shown = _wait(child, master)
+    out, err = (
+        file.read_bytes().decode("utf-8", "surrogateescape") if file.exists() else ""
+        for file in files.values()
+    )
+    shutil.rmtree(folder)
+    return {"status": status, "out": shown or out, "err": err}
+
+
+def _wait(child: int, master: int) -> tuple[int, str]:
+    """The exit status, and what was shown on the terminal."""
+    shown = b""
+    end = time.monotonic() + SECONDS
+    while True:
+        if master >= 0 and select.select([master], [], [], 0)[0]:
+            try:
+                shown += os.read(master, 65536)
+                continue
+            except OSError:  # the terminal's other end is closed
+                os.close(master)
+                master = -1
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            if master >= 0:
+                while select.select([master], [], [], 0)[0]:
+                    try:
+                        shown += os.read(master, 65536)
+                    except OSError:
+                        break
+                os.close(master)
+            return os.waitstatus_to_exitcode(status), shown.decode("utf-8", "surrogateescape")
+        if time.monotonic() > end:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return -9, shown.decode("utf-8", "surrogateescape")
+        time.sleep(0.002)
+
+
+def _become(asked: dict[str, Any], files: dict[str, Path], slave: int) -> NoReturn:
+    """Turns this process into what was asked for, and leaves as `recipe` leaves."""
+    os.setsid()
+    if slave >= 0:
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    _stdin(asked.get("stdin", "null"), slave)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        _output(number, asked.get(name, "kept"), files[name], slave)
+    os.chdir(asked["cwd"])
+    for name, value in asked.get("environment", {}).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    tempfile.tempdir = None
+    if asked.get("deleted"):
+        shutil.rmtree(asked["cwd"])
+    if asked.get("unprivileged"):
+        dropped = without_privileges()
+        dropped.__enter__()  # for good
+    if "largest_file" in asked:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (asked["largest_file"], resource.RLIM_INFINITY))
+    _streams(asked.get("encoding", "utf-8"))
+    sys.argv = ["recipe", *asked["arguments"]]
+    from compiler import cli
+
+    try:
+        cli.main()
+    except SystemExit as left:
+        status = left.code if isinstance(left.code, int) else 1
+    _end(status)
+
+
+def _end(status: int) -> NoReturn:
+    """Ends this process as Python does, without taking down what it has imported, which takes longest."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            status = 120
+    os._exit(status)
+
+
+def _stdin(kind: str, slave: int) -> None:
+    if kind == "closed":
+        os.close(0)
+    else:
+        source = slave if slave >= 0 else os.open(os.devnull, os.O_RDONLY)
+        os.dup2(source, 0)
+
+
+def _output(number: int, kind: str, file: Path, slave: int) -> None:
+    if kind == "closed":
+        os.close(number)
+        return
+    if kind == "unread":
+        reading, target = os.pipe()
+        os.close(reading)
+    elif kind == "full":
+        target = os.open("/dev/full", os.O_WRONLY)
+    elif slave >= 0:
+        target = slave
+    else:
+        target = os.open(file, os.O_WRONLY | os.O_CREAT)
+    os.dup2(target, number)
+
+
+def _streams(encoding: str) -> None:
+    """sys.stdin, stdout and stderr as Python makes them at its start."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            setattr(sys, name, None)
+            continue
+        if number == 0:
+            sys.stdin = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
+            continue
+        raw = open(number, "wb", closefd=False, buffering=-1)  # noqa: SIM115
+        errors = "strict" if number == 1 else "backslashreplace"
+        line = number == 2 or os.isatty(number)
+        setattr(sys, name, io.TextIOWrapper(raw, encoding, errors, line_buffering=line))
+        setattr(sys, f"__{name}__", getattr(sys, name))
+
+
+def _warm_up() -> None:
+    """Imports what most commands import, and reads what they keep."""
+    from compiler.diff import diff
+    from compiler.emit import emit
+    from compiler.explain import explain
+    from compiler.lower import lower
+    from compiler.port import port as _port
+    from spec.load import load
+
+    loaded = load(Path("recipe.yaml"), (), RECIPE)
+    program = lower(loaded).program
+    assert program is not None and _port
+    emit(program)
+    explain(program, loaded, None)
+    diff(program, program)
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,372 @@
+"""A run's numbers while it goes: metrics.jsonl, TensorBoard, Weights & Biases, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime import remote_metrics, wandb_log
+from runtime.backends.report import Report
+from runtime.errors import UserError
+from runtime.interrupts import Interrupted
+from runtime.metrics import FILE, Backends
+from runtime.run_state import recorded
+from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
+
+LOCK = {"compiler": "recipec 0", "recipe": {"name": "tiny", "lora": {"rank": 4}, "train": {"steps": 8}}}
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    """The folder of a script, as far as logging is concerned."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "recipe.lock.json").write_text(json.dumps(LOCK))
+    return folder
+
+
+def numbers(step: int) -> dict[str, float]:
+    """Of a training step."""
+    loss = math.nan if step == 5 else 2.0 / step
+    return {"loss": loss, "grad_norm": math.inf if step == 5 else 0.1 * step, "tokens": 100 + step}
+
+
+def by_backends(folder: Path, start: int, until: int, wandb: Any = None) -> None:
+    """As train.py and train_torchax.py log, but for Tunix's logger, which hands each number on."""
+    backends = Backends(folder, start or None, True, wandb)
+
+    def log(mode: str, step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            for backend in backends.all:
+                backend.log_scalar(f"recipec/{mode}/{name}", value, step=step)
+        backends.end_line()
+
+    _log(log, start, until)
+    backends.ends(0)
+    backends.close()
+
+
+def _log(log: Callable[[str, int, dict[str, float]], None], start: int, until: int) -> None:
+    if not start:
+        log("eval", 0, {"loss": 3.0})
+    for step in range(start + 1, until + 1):
+        log("train", step, numbers(step))
+        if step % 2 == 0:
+            log("eval", step, {"loss": 2.5 / step})
+
+
+def by_other(folder: Path, start: int, until: int) -> None:
+    """As train_trl.py logs."""
+    report = Report(folder, start, until, 10, True, lambda: 1 << 20)
+    if not start:
+        report.evaluation(0, 3.0)
+    for step in range(start + 1, until + 1):
+        if step != 5:
+            report.step(step, 2.0 / step, 1e-4, 0.1 * step, 100 + step, {"rewards_margin": 0.5})
+        if step % 2 == 0:
+            report.evaluation(step, 2.5 / step)
+    report.close()
+
+
+LOGGERS = pytest.mark.parametrize("log", [by_backends, by_other])
+
+
+@LOGGERS
+def test_tensorboard_shows_what_metrics_jsonl_has(log: Callable[..., None], tmp_path: Path) -> None:
+    log(tmp_path, 0, 6)
+    first = of_lines(tmp_path)
+    assert ("eval/loss", 0) in first and ("train/tokens", 6) in first
+    assert_same(of_tensorboard(tmp_path), first, IN_SINGLE)
+    log(tmp_path, 4, 8)
+    both = of_lines(tmp_path)
+    assert (
+        max(step for _, step in both) == 8
+        and {key: first[key] for key in first if key[1] <= 4}.items() <= both.items()
+    )
+    assert_same(of_tensorboard(tmp_path), both, IN_SINGLE)
+    log(tmp_path, 0, 2)
+    assert_same(of_tensorboard(tmp_path), of_lines(tmp_path), IN_SINGLE)
+    assert max(step for _, step in of_lines(tmp_path)) == 2, "begun anew"
+
+
+def test_a_line_is_there_as_soon_as_it_is_logged(tmp_path: Path) -> None:
+    metrics = Backends(tmp_path, None, True)
+    for backend in metrics.all:
+        backend.log_scalar("recipec/train/loss", 1.5, step=1)
+    metrics.end_line()
+    assert json.loads((tmp_path / FILE).read_text()) == {"step": 1, "loss": 1.5}
+    assert of_tensorboard(tmp_path) == {("train/loss", 1): 1.5}
+    metrics.close()
+
+
+def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
+    folder, told = tmp_path / "run", []
+
+    def state() -> dict[str, Any]:
+        return dict(json.loads((folder / "state.json").read_text()))
+
+    with recorded(folder, 10, 10, lambda path: told.append(path.read_text())):
+        assert (state()["state"], state()["total"], state()["pid"]) == ("training", 10, os.getpid())
+    assert state()["state"] == "done" and state()["reason"] is None
+    assert [json.loads(text)["state"] for text in told] == ["training", "done"]
+    with recorded(folder, 10, 4):
+        assert (state()["total"], state()["until"]) == (10, 4)
+    assert (state()["state"], state()["reason"]) == ("stopped", "--steps 4")
+    for error, how, reason in (
+        (Interrupted(signal.SIGTERM), "stopped", "SIGTERM"),
+        (UserError("the loss is nan", "help"), "failed", "the loss is nan"),
+        (ZeroDivisionError(), "failed", "ZeroDivisionError"),
+    ):
+        with pytest.raises(type(error)), recorded(folder, 10, 10):
+            raise error
+        assert (state()["state"], state()["reason"]) == (how, reason)
+    (tmp_path / "file").touch()
+    with recorded(tmp_path / "file" / "run", 10, 10):
+        pass  # nothing can be written there, and nothing needs it
+
+
+def test_metrics_beside_checkpoints_elsewhere(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    there.mkdir()
+    backends = Backends(here, None, False, publish=remote_metrics.publisher(str(there)))
+    for step in (1, 2):
+        backends.all[0].log_scalar("recipec/train/loss", 1.0, step=step)
+        backends.end_line()
+    assert not (there / FILE).exists()
+    backends.flush()
+    assert (there / FILE).read_text() == (here / FILE).read_text() != ""
+    backends.close()
+    remote_metrics.publisher("/dev/null/folder")(here / FILE)  # fails, and the run goes on
+    other = tmp_path / "other" / FILE
+    remote_metrics.fetch(other, str(there))
+    assert other.read_text() == (there / FILE).read_text(), "another machine goes on"
+    with other.open("a") as file:
+        file.write('{"step": 3, "loss": 1.0}\n')
+    remote_metrics.fetch(other, str(there))
+    assert len(other.read_text().splitlines()) == 3, "what is here is more"
+    remote_metrics.fetch(tmp_path / "none" / FILE, str(tmp_path / "nothing"))
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """wandb writes to this disk, with nobody's settings."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "home" / "netrc"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+
+def test_wandb_records_what_metrics_jsonl_has(
+    artifact: Path, tmp_path: Path, offline: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Begun, killed after its step 6, and resumed after its step 4: one run, each step once."""
+    folder = tmp_path / "run"
+
+    def run(start: int, until: int) -> None:
+        logger = wandb_log.open_wandb("mine", folder, folder, artifact, start > 0, start)
+        assert logger is not None
+        by_backends(folder, start, until, logger)
+
+    run(0, 6)
+    run(4, 8)
+    found = records(folder)
+    assert_same(of_wandb(found), of_lines(folder))
+    runs = [record["run"] for record in found if record["type"] == "run"]
+    assert len(runs) == 2 and runs[0]["run_id"] == runs[1]["run_id"]
+    assert {run["run_id"] for run in runs} == {json.loads((folder / "wandb.json").read_text())["id"]}
+    assert runs[0]["project"] == "mine" and runs[0]["display_name"] == "tiny"
+    config = runs[0]["config"]["update"]
+    assert {name: config[name] for name in LOCK["recipe"]} == LOCK["recipe"] and config[
+        "recipec"
+    ] == "recipec 0"
+    ends = [record["exit"].get("exit_code", 0) for record in found if record["type"] == "exit"]
+    assert ends == [0, 0]
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert [line.partition("/")[0] for line in printed.err.splitlines()] == [
+        "note: Weights & Biases: recorded in "
+    ] * 2
+
+
+class Fake:
+    """A module wandb, with what is used of it.
+
+    Args:
+        fails: exceptions by where they are raised: "setup", "init", "log", "finish".
+    """
+
+    def __init__(self, key: bool = True, **fails: Exception) -> None:
+        self.errors = SimpleNamespace(CommError=ConnectionError)
+        self.key, self.fails = key, fails
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.ended: list[Any] = []
+        self.torn = 0
+        self.Settings = lambda **given: SimpleNamespace(**given)
+
+    def setup(self) -> Any:
+        self._fail("setup")
+        names = {
+            "mode": "MODE",
+            "entity": "ENTITY",
+            "project": "PROJECT",
+            "run_id": "RUN_ID",
+            "run_name": "NAME",
+        }
+        found = {name: os.environ.get(f"WANDB_{variable}") for name, variable in names.items()}
+        return SimpleNamespace(settings=SimpleNamespace(**found | {"mode": found["mode"] or "online"}))
+
+    def login(self, prompt: bool, verify: bool) -> bool:
+        assert not prompt and not verify
+        return self.key
+
+    def init(self, **given: Any) -> Any:
+        self.begun.append(given)
+        if given.get("mode") != "offline":
+            self._fail("init")
+        settings = SimpleNamespace(sync_dir=given["dir"] or "/tmp", mode=given.get("mode") or "online")
+        return SimpleNamespace(
+            settings=settings, url=None, log=self.log, finish=self.finish, mark_preempting=self.mark
+        )
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self._fail("log")
+        self.logged.append((step, values))
+
+    def mark(self) -> None:
+        self.ended.append("preempting")
+
+    def finish(self, exit_code: int) -> None:
+        self.ended.append(exit_code)
+        self._fail("finish")
+
+    def teardown(self) -> None:
+        self.torn += 1
+
+    def _fail(self, where: str) -> None:
+        if where in self.fails:
+            raise self.fails[where]
+
+
+@pytest.fixture
+def log_with(
+    artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., list[str]]]:
+    """Logs two steps by a fake wandb; gives what is printed."""
+    for name in [name for name in os.environ if name.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+
+    def log(fake: Any, resume: bool = False, restored: int = 0, project: str = "mine", **ends: Any) -> None:
+        monkeypatch.setitem(sys.modules, "wandb", fake)
+        folder = tmp_path / "run"
+        logger = wandb_log.open_wandb(project, folder, folder, artifact, resume, restored)
+        metrics = Backends(folder, restored or None, False, logger)
+        for step in (restored + 1, restored + 2):
+            for backend in metrics.all:
+                backend.log_scalar("recipec/train/loss", 1.0 / step, step=step)
+                backend.log_scalar("/jax/event", 1.0)
+            metrics.end_line()
+        metrics.ends(**{"status": 0} | ends)
+        metrics.close()
+        assert of_lines(folder)["train/loss", restored + 2] == 1.0 / (restored + 2), "whatever wandb is at"
+
+    yield log
+
+
+REST = "metrics.jsonl has it all"
+
+
+@pytest.mark.parametrize(
+    ("fake", "told"),
+    [
+        (Fake(), []),
+        (None, [f"the package wandb is not installed; nothing is logged there, {REST}"]),
+        (
+            Fake(key=False),
+            ["no key (`wandb login`, or WANDB_API_KEY); the run is recorded on this disk", "recorded in "],
+        ),
+        (
+            Fake(init=ConnectionError("no route\nto it")),
+            ["no route; the run is recorded on this disk", "recorded in "],
+        ),
+        (Fake(init=ValueError("permission denied")), [f"permission denied; nothing is logged there, {REST}"]),
+        (
+            Fake(setup=ValueError("1 validation error for Settings\nmode\n  Input should be 'x' [type=y]\n")),
+            [f"mode: Input should be 'x'; nothing is logged there, {REST}"],
+        ),
+        (
+            Fake(log=BrokenPipeError("Connection lost")),
+            [f"Connection lost; the rest of the run is not logged there, {REST}"],
+        ),
+        (Fake(finish=TimeoutError("60 s are over")), ["60 s are over; `wandb sync "]),
+    ],
+)
+def test_nothing_that_wandb_does_ends_a_run(
+    log_with: Callable[..., None], capsys: pytest.CaptureFixture[str], fake: Any, told: list[str]
+) -> None:
+    log_with(fake)
+    printed = capsys.readouterr()
+    lines = printed.err.splitlines()
+    assert len(lines) == len(told) and printed.out == ""
+    for line, start in zip(lines, told, strict=True):
+        assert line.startswith(f"note: Weights & Biases: {start}")
+    if fake is not None and fake.begun and "init" not in fake.fails:
+        assert fake.torn == 1
+
+
+def test_the_environment_is_respected(log_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {
+        "PROJECT": "theirs",
+        "ENTITY": "team",
+        "NAME": "mine",
+        "RUN_ID": "abc",
+        "DIR": "/tmp",
+        "INIT_TIMEOUT": "5",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    fake = Fake()
+    log_with(fake)
+    (given,) = fake.begun
+    assert (given["project"], given["entity"], given["name"], given["id"]) == (
+        "theirs",
+        "team",
+        "mine",
+        "abc",
+    )
+    assert (
+        given["dir"] is None
+        and given["settings"].init_timeout == 5
+        and given["settings"].finish_timeout == 60
+    )
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    disabled = Fake()
+    log_with(disabled)
+    assert not disabled.begun
+
+
+def test_which_run_goes_on(log_with: Callable[..., None]) -> None:
+    first, again, other, anew = Fake(), Fake(), Fake(), Fake()
+    log_with(first)
+    log_with(again, resume=True, restored=1, status=143, stopped=True)
+    assert again.begun[0]["id"] == first.begun[0]["id"]
+    assert again.logged == [(3, {"train/loss": 1.0 / 3})], "step 2 was logged by the first process"
+    assert (first.ended, again.ended) == ([0], ["preempting", 143])
+    log_with(other, resume=True, restored=2, project="other")
+    assert other.begun[0]["id"] != first.begun[0]["id"], "another project has not seen it"
+    assert other.logged == [(step, {"train/loss": 1.0 / step}) for step in (1, 2, 3, 4)], "from the beginning"
+    log_with(anew)
+    assert anew.begun[0]["id"] != other.begun[0]["id"] and [step for step, _ in anew.logged] == [1, 2]
