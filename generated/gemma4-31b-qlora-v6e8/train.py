@@ -31,7 +31,7 @@ MODEL = ModelSettings(
     attention="splash",
     remat="decoder",
 )
-MESH = MeshSettings(platform="tpu", devices=8, axes={"fsdp": 8, "tp": 1})
+MESH = MeshSettings(platform="tpu", devices=8, axes={"fsdp": 2, "tp": 4})
 LORA = LoraSettings(
     rank=64,
     alpha=64.0,

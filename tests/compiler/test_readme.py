@@ -40,4 +40,4 @@ def test_the_mistake_is_reported_as_shown(readme: str) -> None:
     assert lowered.program is None
     errors = [d for d in lowered.diagnostics if d.severity == "error"]
     shown = render_text(errors).rpartition("\n\n")[0]
-    assert f"```\n{shown}\n```" in readme
+    assert f"```text\n{shown}\n```" in readme

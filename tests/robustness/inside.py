@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import socket
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -116,10 +117,7 @@ def without_privileges() -> Iterator[None]:
 
 
 def fill(folder: Path) -> dict[str, str]:
-    """Puts a file of every bad kind into a folder that is the working folder; gives their names by kind.
-
-    Devices are there as links, which a command that replaced them would replace in place of the device.
-    """
+    """Puts a file of every bad kind into a folder that is the working folder; gives their names by kind."""
     (folder / "good.yaml").write_text(RECIPE, encoding="utf-8")
     (folder / "train.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
@@ -136,8 +134,8 @@ def fill(folder: Path) -> dict[str, str]:
         end.bind("socket")
     (folder / "loop").symlink_to("loop")
     (folder / "dangling").symlink_to("nowhere")
-    (folder / "zero").symlink_to("/dev/zero")
-    (folder / "full").symlink_to("/dev/full")
+    _device(folder / "zero", 5)
+    _device(folder / "full", 7)
     with (folder / "huge").open("wb") as file:
         file.truncate(5 << 30)
     wrong = RECIPE.replace("rank: 8", "rank: -8")
@@ -162,6 +160,15 @@ def fill(folder: Path) -> dict[str, str]:
         "nobody's": "~nobodysuch/recipe.yaml",
         "web": "https://example.invalid/recipe.yaml",
     }
+
+
+def _device(path: Path, minor: int) -> None:
+    """A device such as /dev/zero: the test's own, which a command may spoil without harm, or a link to the
+    system's where the user can neither make nor spoil one."""
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, minor))
+    except PermissionError:
+        path.symlink_to(f"/dev/{path.name}")
 
 
 READING: tuple[str, ...] = (
