@@ -221,13 +221,15 @@ def of_another_jax() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def served(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Lowered]:
-    """Every recipe that serves, as it is and with its adapter beside the base; and a small one."""
+    """Every recipe that serves, as it is and, where it has one, with its adapter beside the base."""
     found: dict[str, Lowered] = {}
     for path in sorted((root / "recipes").glob("*.yaml")):
         recipe = load(path).recipe
         if recipe is None or recipe.serve is None:
             continue
         found[path.stem] = lower(load(path))
+        if recipe.lora is None:
+            continue
         env = {**recipe.serve.env, "MODEL_IMPL_TYPE": "vllm"}
         sets = [f"serve.env={json.dumps(env)}", "serve.weights=adapter"]
         found[f"{path.stem}, adapter"] = lower(load(path, sets))
