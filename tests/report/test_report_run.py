@@ -23,7 +23,7 @@ def test_the_page_is_as_it_was(place: Path, request: pytest.FixtureRequest) -> N
     slow = writing.run(
         place / "slow" / "checkpoints", rate=3e-3, text=writing.TPU.replace("rank: 16}", "rank: 8}")
     )
-    merges = [{"step": 200, "at": "2026-11-22T16:00:00Z", "folder": "/work/merged", "adapter": None}]
+    merges = [{"step": 200, "at": "2026-11-22T16:00:00Z", "folder": "/data/merged", "adapter": None}]
     merges[0] |= {"dtype": "bfloat16", "quantization": None, "bytes": 5 << 30, "tensors": 420, "kept": 412}
     merges[0] |= {"quantized": 0, "verified": VERIFIED}
     (fast / "merges.json").write_text(json.dumps(merges))
