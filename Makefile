@@ -1,5 +1,7 @@
 PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null))),python3)
 BIN := .venv/bin
+# Modules are compiled when they are imported: most of what is installed never is.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
 .PHONY: help .venv quickstart test lint e2e bench generated docs docs-serve dist clean
 
@@ -17,12 +19,13 @@ help:
 
 .venv/.train: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'
+	$(INSTALL) --editable '.[train]'
 	touch $@
 
-.venv/.dev: .venv/.train
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train,serve,report,lsp,docs,dev]'
-	touch $@
+.venv/.dev: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(INSTALL) --editable '.[train,serve,report,lsp,docs,dev]'
+	touch .venv/.train $@
 
 quickstart: .venv/.train
 	$(BIN)/python -m compiler.quickstart

@@ -60,11 +60,11 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=None,
-    steps=50,
+    steps=30,
     global_batch_size=8,
     micro_batch_size=1,
     loss_normalization="tokens",
-    eval_every=25,
+    eval_every=15,
     seed=0,
     log_every=5,
     tensorboard=True,

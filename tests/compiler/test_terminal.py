@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -312,22 +313,28 @@ def at_a_prompt(tmp_path: Path, key: bytes) -> tuple[int, str]:
         os.chdir(tmp_path)
         os.environ["PYTHONPATH"] = str(ROOT)
         os.execv(sys.executable, [sys.executable, "-m", "compiler.cli", "new", "demo"])
-    shown, deadline, pressed = b"", time.monotonic() + 60, False
+    shown, deadline, pressed = b"", time.monotonic() + 60, 0.0
     try:
-        while time.monotonic() < deadline:
+        while True:
+            assert time.monotonic() < deadline, shown
+            ready, _, _ = select.select([terminal_end], [], [], 0.2)
             try:
-                data = os.read(terminal_end, 4096)
+                data = os.read(terminal_end, 4096) if ready else None
             except OSError:
                 break
-            if not data:
+            if data == b"":
                 break
-            shown += data
-            if not pressed and b"Model: " in shown:
+            shown += data or b""
+            # Between the question and the wait for its answer readline loses a key, so it is pressed again.
+            if b"Model: " in shown and time.monotonic() > pressed + 2:
                 os.write(terminal_end, key)
-                pressed = True
-        _, status = os.waitpid(pid, 0)
+                pressed = time.monotonic()
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
     finally:
         os.close(terminal_end)
+        _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status), shown.decode()
 
 

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import RECIPE, Done, fill, recipe
-
-Run = Callable[..., Done]
+from inside import RECIPE, Done, Run, fill, recipe
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Run
-from inside import CONTROL
+from inside import CONTROL, Run
 
 UNREAD = 141
 

@@ -64,8 +64,9 @@ class Terminal:
 
     def end(self) -> int:
         """Reads until the process has ended; its status."""
-        while self.read(5) and self.process.poll() is None:
-            pass
+        deadline = time.monotonic() + 60
+        while self.read(0.2) and self.process.poll() is None:
+            assert time.monotonic() < deadline, self.text
         while self.read(0.05) and select.select([self._descriptor], [], [], 0)[0]:
             pass
         return self.process.wait(30)
