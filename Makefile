@@ -40,7 +40,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(PYTEST)
 
 e2e: .venv/.dev
-	$(BIN)/python -m pytest -m e2e -p tests.e2e.two_workers -n 2 --durations=20 $(PYTEST)
+	$(BIN)/python -m pytest -m e2e -p tests.e2e.two_workers -n 2 -o timeout=1800 --durations=20 $(PYTEST)
 
 bench: .venv/.dev
 	$(BIN)/python -m tests.bench

@@ -62,20 +62,20 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=None,
-    steps=30,
+    steps=20,
     global_batch_size=4,
     micro_batch_size=4,
     loss_normalization="tokens",
-    eval_every=15,
+    eval_every=10,
     seed=0,
     log_every=5,
     tensorboard=True,
 )
-CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=15, keep=2)
+CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=10, keep=2)
 CACHE = "cache"
 
 LEARNING_RATE = 5e-4
-WARMUP_STEPS = 3
+WARMUP_STEPS = 2
 FINAL_RATIO = 0.0
 B1 = 0.9
 B2 = 0.999

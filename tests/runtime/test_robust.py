@@ -80,7 +80,7 @@ def begin(lives: Lives, place: Path, output: str, *options: str, artifact: str =
 
 
 @pytest.mark.parametrize(
-    ("kills", "last", "seed"), [(3, 12, 8), pytest.param(20, 24, 7, marks=pytest.mark.e2e)]
+    ("kills", "last", "seed"), [(3, 8, 8), pytest.param(20, 24, 7, marks=pytest.mark.e2e)]
 )
 def test_killed_at_random_moments(kills: int, last: int, seed: int, place: Path, lives: Lives) -> None:
     """SIGKILL while the run starts, within steps and within saves; each time it is resumed.
