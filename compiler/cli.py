@@ -239,7 +239,7 @@ def diff(
         raise typer.Exit(FAILED)
     result(differences(before.program, after.program), end="")
     if plan:
-        print(cli_plan.compare(before.program, after.program, tuple(sets or ())), end="")
+        result(cli_plan.compare(before.program, after.program, tuple(sets or ())), end="")
 
 
 app.command()(cli_new.new)

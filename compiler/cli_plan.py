@@ -12,7 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from compiler.backends import Backend
-from compiler.cli_base import DONE, FAILED, Format, Recipe, Sets, has_errors, note, on_ctrl_c, read, say, show
+from compiler.cli_base import (
+    DONE,
+    FAILED,
+    Format,
+    Recipe,
+    Sets,
+    has_errors,
+    note,
+    on_ctrl_c,
+    read,
+    result,
+    say,
+    show,
+)
 
 if TYPE_CHECKING:
     from compiler.plan.pool import Progress
@@ -96,7 +109,7 @@ def plan(
     except Interrupted as interrupted:
         from compiler.plan.search_text import text as search_text
 
-        print(search_text(lowered.program, interrupted.found), end="")
+        result(search_text(lowered.program, interrupted.found), end="")
         say(f"interrupted: {_kept()}")
         raise typer.Exit(130) from None
     served = _serve(lowered.program, exact, search) if serve else None
@@ -108,7 +121,7 @@ def plan(
     else:
         _print(planned, lowered.program, sections)
         if html is not None:
-            print(f"\n{html}: written")
+            result(f"\n{html}: written")
     raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
 
 
@@ -209,7 +222,7 @@ def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) ->
     if planned.serving is not None:
         parts.append(serving_text(planned.serving))
     parts += [f"{title}\n{said}" for title, said in served]
-    print("\n".join(parts), end="")
+    result("\n".join(parts), end="")
     show(planned.diagnostics, Format.TEXT)
 
 
@@ -257,4 +270,7 @@ def cost(
             asked = session.Asked(tuple(sets or ()), model=model, data_dir=data_dir, backend=backend)
             planned = session.plan_run(program, asked, progress)
     made = costs(program, training_hours(train_hours, run, planned, program.recipe.train.steps), hours)
-    print(COST.dump_json(made, indent=2).decode() if as_json else text(made).rstrip("\n"))
+    if as_json:
+        print(COST.dump_json(made, indent=2).decode())
+    else:
+        result(text(made).rstrip("\n"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from compiler.cli_base import say
+from compiler.cli_base import result, say
 
 if TYPE_CHECKING:
     from compiler.report.place import Place
@@ -87,7 +87,7 @@ def report(
         page, name = _sweep_page(places)
     file = output or Path(re.sub(r"[^\w.-]+", "-", name).strip("-.")[:100] + "-report.html")
     write(file, page)
-    print(f"{file}: written")
+    result(f"{file}: written")
     if show:
         typer.launch(file.absolute().as_uri())
 

@@ -217,7 +217,9 @@ def text(preview: Preview, color: bool) -> str:
         lines += [f"Tokens that carry loss {how}.", ""]
     for sample in preview.shown:
         cut = ", cut" if sample.truncated else ""
-        lines.append(f"--- {sample.origin}: {sample.tokens:,} tokens, {sample.targets:,} carry loss{cut}")
+        lines.append(
+            f"--- {_visible(sample.origin)}: {sample.tokens:,} tokens, {sample.targets:,} carry loss{cut}"
+        )
         body = "".join(
             f"{before}{_visible(piece)}{after}" if target else _visible(piece)
             for piece, target in sample.pieces
@@ -226,7 +228,7 @@ def text(preview: Preview, color: bool) -> str:
     if preview.lengths:
         lines += ["lengths of the samples, in tokens", *_bars(preview.lengths), ""]
     lines.append(report.sentence(preview.split))
-    lines += [f"  {note}" for note in report.notes()]
+    lines += [f"  {_visible(note)}" for note in report.notes()]
     if report.rows:
         lines.append(_fullness(preview))
     if preview.steps_per_epoch:

@@ -44,6 +44,12 @@ STEPS = 20
 CHAOTIC = ("gemma4",)
 """Families whose miniatures are measured against themselves as well."""
 
+EXPECTED: Mapping[str, float] = {
+    **{"miniature": 0.5, "compile": 0.5, "tunix": 20, "torchax": 20, "trl": 15},
+    **{"control": 15, "merge": 15, "compare": 2},
+}
+"""Seconds of the steps as a flagship in miniature took them: by their ratios the time left is told."""
+
 
 @dataclass
 class Parity:
@@ -100,7 +106,7 @@ def parity(
     require_packages("comparing backends")
     console = console or new_console()
     work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"parity-{program.name}-"))
-    pipeline = Pipeline(console, work / "logs")
+    pipeline = Pipeline(console, work / "logs", expected=_expected(program, backends.chosen))
     found = Parity(False, work, left_out=backends.left_out)
     try:
         _run(program, backends.chosen, steps, tolerances or {}, pipeline, found)
@@ -142,12 +148,24 @@ def _run(
     for run in runs.values():
         pipeline.step(run.name, run.train)
     control = None
-    if Backend.TRL in backends and small.lora is not None and program.family.name in CHAOTIC:
+    if _has_control(program, backends):
         control = Trained(pipeline, work, small, "control", Backend.TRL)
         pipeline.step("control", functools.partial(_control, control, small, work))
     merged = [*runs.values(), *([control] if control else [])]
     pipeline.step("merge", lambda: _merge(merged))
     pipeline.step("compare", lambda: _compare(runs, control, tolerances, found))
+
+
+def _has_control(program: Program, backends: Sequence[Backend]) -> bool:
+    return Backend.TRL in backends and program.lora is not None and program.family.name in CHAOTIC
+
+
+def _expected(program: Program, backends: Sequence[Backend]) -> Mapping[str, float]:
+    """What the steps of a comparison take in relation to each other."""
+    left_out = {backend.value for backend in Backend if backend not in backends}
+    if not _has_control(program, backends):
+        left_out.add("control")
+    return {step: seconds for step, seconds in EXPECTED.items() if step not in left_out}
 
 
 def _compile(

@@ -244,7 +244,8 @@ class _Server:
                 )
             if now - told >= TELL_SECONDS:
                 told = now
-                self._say(f"waiting for {self._container.health_url}, {duration(now - started)} so far")
+                passed, left = duration(now - started), duration(minutes * 60 - (now - started))
+                self._say(f"waiting for {self._container.health_url}, {passed} so far, at most {left} more")
         self._ready = True
         base = self._container.health_url.removesuffix("/health")
         self._say(f"{self._running.name} is ready after {duration(time.monotonic() - started)}: {base}/v1")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import UserError, guarded, report
+from runtime.progress import duration
 from runtime.serving import bench_outcome, bench_report
 from runtime.serving.bench_guards import Interrupted, alone, signals
 from runtime.serving.bench_machine import Machine, look
@@ -128,8 +129,10 @@ def _points(
     todo: Sequence[Point],
 ) -> UserError | None:
     """Measures points, and stops where the server has died: returns what to say about that."""
+    started = time.monotonic()
     for number, point in enumerate(todo, 1):
-        print(f"{number}/{len(todo)} {point}: ", end="", flush=True)
+        left = _left(sweep, todo, number - 1, time.monotonic() - started)
+        print(f"{number}/{len(todo)} {point}{left}: ", end="", flush=True)
         try:
             record = _measured(sweep, runner, point, server.max_model_len or sweep.max_model_len)
         except Interrupted as stop:
@@ -143,12 +146,23 @@ def _points(
             continue
         reason = _dead(client)
         if reason is not None:
-            left = len(todo) - number
             return UserError(
-                f"the server died at {point}: {reason}; points not begun: {left}",
+                f"the server died at {point}: {reason}; points not begun: {len(todo) - number}",
                 "look at its log, start it again, and run this again: what is measured is kept",
             )
     return None
+
+
+def _left(sweep: Sweep, todo: Sequence[Point], done: int, passed: float) -> str:
+    """How long the points from `done` on still take, at the pace of those before: " (3 min 05 s left)".
+
+    A point takes the time in which its requests are sent, and what the others took beyond theirs.
+    """
+    if done == 0:
+        return ""
+    sent = [0.0 if point.rate == "inf" else sweep.prompts / float(point.rate) for point in todo]
+    beyond = max(0.0, passed - sum(sent[:done])) / done
+    return f" ({duration(sum(sent[done:]) + beyond * (len(todo) - done))} left)"
 
 
 def _measured(sweep: Sweep, runner: Runner, point: Point, limit: int | None) -> dict[str, Any]:

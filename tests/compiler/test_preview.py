@@ -126,10 +126,11 @@ def test_dropped_rows_are_told_of_and_too_many_are_an_error(
 
 
 def test_brackets_are_ones_that_the_text_does_not_have(quickstart: Path, model: Path, tmp_path: Path) -> None:
-    rows(tmp_path / "train.jsonl", turn("⟦Hello⟧", "Hi \x1b[31m"))
-    given = ("--data-dir", tmp_path, "--set", "data.train=[train.jsonl]", "--model", model)
+    rows(tmp_path / "a\x1b[2J.jsonl", turn("⟦Hello⟧", "Hi \x1b[31m"))
+    given = ("--data-dir", tmp_path, "--set", 'data.train=["a\\e[2J.jsonl"]', "--model", model)
     status, printed, _ = recipe("preview", quickstart, *given)
     assert status == 0
+    assert "--- a\\x1b[2J.jsonl:1: " in printed
     assert "⦃Hi \\x1b[31m<turn|>⦄" in printed and "\x1b" not in printed
 
 

@@ -16,6 +16,7 @@ from compiler import cli
 from compiler.backends import Backend
 from compiler.lower import lower
 from compiler.parity import backends as chosen
+from compiler.parity import run
 from compiler.parity.recipe import write_recipe
 from compiler.pipeline import Pipeline, StepFailed
 from compiler.program import Program
@@ -43,6 +44,14 @@ def program(path: Path) -> Program:
     lowered = lower(load(path))
     assert lowered.program is not None, render_text(lowered.diagnostics)
     return lowered.program
+
+
+def test_the_steps_whose_time_is_foreseen_are_those_that_are_run(root: Path) -> None:
+    gemma4, llama = (program(root / "recipes" / f"{name}.yaml") for name in ("quickstart", "llama31-8b-v6e8"))
+    whole = ["miniature", "compile", "tunix", "torchax", "trl", "control", "merge", "compare"]
+    assert list(run._expected(gemma4, tuple(Backend))) == whole
+    assert list(run._expected(llama, tuple(Backend))) == [step for step in whole if step != "control"]
+    assert list(run._expected(gemma4, [Backend.TUNIX, Backend.TORCHAX])) == [*whole[:4], *whole[-2:]]
 
 
 @pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "gemma4-31b-paper", "gemma3-270m-cpu", "quickstart"])

@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from runtime.serving import bench_runner
-from runtime.serving.bench_points import parse_rate
+from runtime.serving.bench import _left
+from runtime.serving.bench_points import Point, parse_rate
 from runtime.serving.bench_runner import Processes
+from runtime.serving.bench_sweep import parsed
 from tests.serving.benching import Bench
 from tests.serving.fake_vllm import FakeVllm
 
@@ -57,6 +59,16 @@ def test_each_point_is_a_file(bench: Bench, capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     assert "1/4 512 tokens in, 0.5 requests/s: 8 output tokens/s, TTFT 51.7 ms, TPOT 10.5 ms" in said
     assert "no plots: matplotlib is not installed" in said
+
+
+def test_the_time_left(bench: Bench) -> None:
+    """Of 10 requests a point: 20 s at 0.5/s, and what the points before took beyond theirs."""
+    sweep, _ = parsed(bench.words)
+    todo = [Point(512, rate) for rate in ("0.5", "inf", "0.5")]
+    assert _left(sweep, todo, 0, 0.0) == ""
+    assert _left(sweep, todo, 1, 25.0) == " (30 s left)"
+    assert _left(sweep, todo, 2, 90.0) == " (55 s left)"
+    assert _left(sweep, todo, 2, 5.0) == " (20 s left)", "a clock that was set back"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +161,8 @@ def test_failed_points_are_told_and_measured_again(bench: Bench, capsys: pytest.
     }
     said, table = capsys.readouterr(), (bench.results / "summary.md").read_text()
     for number, fault in enumerate(FAULTS, 2):
-        assert f"{number}/9 {number} tokens in, 2 requests/s: failed: {FAULTS[fault]}\n" in said.out
+        left = rf"{number}/9 {number} tokens in, 2 requests/s \(\d+ s left\): failed: "
+        assert re.search(left + re.escape(FAULTS[fault]) + "\n", said.out)
         assert f"| {number} | 2 | - | - | - | - | - | - | failed: {FAULTS[fault]} |\n" in table
     assert said.err == "8 of 9 points failed; the same command measures them again\n"
     bench.plan({})

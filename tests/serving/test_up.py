@@ -44,9 +44,15 @@ def docker(tmp_path: Path) -> Iterator[FakeDocker]:
         yield engine
 
 
-def start(folder: Path, engine: FakeDocker, options: Options | None = None, **environ: str) -> list[str]:
+def start(
+    folder: Path,
+    engine: FakeDocker,
+    options: Options | None = None,
+    said: list[str] | None = None,
+    **environ: str,
+) -> list[str]:
     """What `up` says until it returns."""
-    said: list[str] = []
+    said = [] if said is None else said
     up(
         open_artifact(folder),
         options or Options(detach=True),
@@ -56,10 +62,12 @@ def start(folder: Path, engine: FakeDocker, options: Options | None = None, **en
     return said
 
 
-def failure(folder: Path, engine: FakeDocker, options: Options | None = None) -> str:
-    """What `up` fails with; it has left no container."""
+def failure(
+    folder: Path, engine: FakeDocker, options: Options | None = None, said: list[str] | None = None
+) -> str:
+    """What `up` fails with; it has left no container. What it says goes to `said`."""
     with pytest.raises(ArtifactError) as caught:
-        start(folder, engine, options)
+        start(folder, engine, options, said)
     assert engine.containers == {}
     return f"{caught.value}\n{caught.value.help}"
 
@@ -300,12 +308,17 @@ def test_a_server_that_ends_while_it_serves(artifact: Path, docker: FakeDocker) 
     )
 
 
-def test_a_server_that_takes_too_long(artifact: Path, docker: FakeDocker) -> None:
+def test_a_server_that_takes_too_long(
+    artifact: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     docker.script.ready = None
-    assert failure(artifact, docker, Options(minutes=0.01)) == (
-        f"sample is not ready after 0.01 min: http://127.0.0.1:{PORT}/health does not answer; its log is "
+    monkeypatch.setattr("compiler.serving.up.TELL_SECONDS", 0.0)
+    said: list[str] = []
+    assert failure(artifact, docker, Options(minutes=0.025), said) == (
+        f"sample is not ready after 0.025 min: http://127.0.0.1:{PORT}/health does not answer; its log is "
         "empty\ngive it longer with --wait MINUTES, if its log shows that it still loads or compiles"
     )
+    assert f"waiting for http://127.0.0.1:{PORT}/health, 1 s so far, at most 0 s more" in said
     # Nothing is in flight: it is not waited for as long as for a server with requests.
     assert docker.sent("POST", "/stop")[0].query == {"t": "5"}
 
