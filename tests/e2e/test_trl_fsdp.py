@@ -26,7 +26,6 @@ HERE = Path(__file__).parent
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "sft": {},
     "dpo": {"objective": "dpo", "label_smoothing": 0.1},
-    "orpo": {"objective": "orpo"},
 }
 
 
@@ -37,7 +36,7 @@ def case(objective: str) -> Case:
         "google/gemma-3-1b-it",
         ["sliding_attention"] * 5 + ["full_attention"],
         {
-            # As many rows in a micro-batch, whose likelihood ORPO averages, as on the accelerators below.
+            # As many rows in a micro-batch as on the accelerators below.
             "mesh": {"accelerator": "cpu-4", "axes": {"fsdp": 4, "tp": 1}},
             "lora": {"rank": 4, "dropout": 0.0},
             "data": {"train": ["train.jsonl"], "eval_fraction": 0.1, "max_length": 64, **data},

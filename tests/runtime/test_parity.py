@@ -206,7 +206,7 @@ def test_packed_samples_are_as_alone_in_transformers(
         pytest.param("gemma4-experts", MESHES[0], marks=pytest.mark.e2e),
         ("gemma2", MESHES[1]),
         pytest.param("gemma3", MESHES[1], marks=pytest.mark.e2e),
-        ("gemma3-fused-qkv", MESHES[0]),
+        pytest.param("gemma3-fused-qkv", MESHES[0], marks=pytest.mark.e2e),
         ("llama3", MESHES[1]),
         pytest.param("qwen2", MESHES[0], marks=pytest.mark.e2e),
         ("qwen3", MESHES[1]),
