@@ -1,7 +1,6 @@
 PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null))),python3)
 BIN := .venv/bin
-# Modules are compiled when they are imported: most of what is installed never is.
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help .venv quickstart test lint e2e bench generated docs docs-serve dist clean
 
