@@ -12,6 +12,7 @@ import typer
 
 from compiler import completion
 from compiler.terminal import color, console, doing, log, manner, note, on_ctrl_c, result, say, tell
+from compiler.wording import mesh_axes
 
 if TYPE_CHECKING:
     from compiler.lower import Lowered
@@ -109,7 +110,7 @@ def _detail(loaded: Loaded, lowered: Lowered) -> None:
         log.info("values from %s", ", ".join(files))
     if program is None:
         return
-    axes = " x ".join(f"{axis} {size}" for axis, size in program.recipe.mesh.axes.items())
+    axes = mesh_axes(program.recipe.mesh.axes)
     log.info("model from %s; %s", program.model_origin, program.accelerator.describe())
     log.info(
         "mesh %s, %s a step; %s, %s trained in %s",

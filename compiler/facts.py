@@ -18,7 +18,7 @@ from compiler.wording import listing
 from runtime.adapters import LoraSettings, parse_layers
 from runtime.families import UnsupportedCheckpoint
 from runtime.families.base import Parameter, Site, Spec
-from runtime.specs import apply_rules
+from runtime.specs import apply_rules, data_parallel
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Facts:
     @property
     def data_parallel(self) -> int:
         """Devices that see different samples."""
-        return self.axes["fsdp"]
+        return data_parallel(self.axes)
 
     def first_given(self, *paths: str) -> str:
         """The first of these paths that the recipe itself gives rather than a default; else the first."""

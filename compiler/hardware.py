@@ -34,7 +34,10 @@ class MeshSection(Protocol):
     def topology(self) -> str | None: ...
 
     @property
-    def slices(self) -> int: ...
+    def hosts(self) -> int | None: ...
+
+    @property
+    def axes(self) -> Mapping[str, int]: ...
 
 
 class UnknownAccelerator(ValueError):
@@ -58,7 +61,7 @@ class Accelerator:
         generation: "v5p", "cpu".
         chips: physical chips of all slices; for a CPU the number of virtual devices.
         devices: what JAX shows: one per chip, two on tpu7x.
-        hosts: machines that the slices are made of as Cloud TPU VMs.
+        hosts: machines that the slices are made of: as Cloud TPU VMs, or as the recipe's mesh.hosts says.
         platform: "tpu" or "cpu".
         hbm_gib: memory of a chip that a program can use, in GiB, None for a CPU.
         bf16_tflops: peak of a chip in bfloat16, TFLOP/s, None for a CPU.
@@ -151,17 +154,38 @@ def accelerator(mesh: MeshSection) -> Accelerator:
         UnknownAccelerator: when the catalogue does not have it.
     """
     found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
-    count = mesh.slices
-    if count == 1 or found.platform == "cpu":
-        return found
+    if found.platform == "cpu":
+        return replace(found, hosts=mesh.hosts or 1)
+    count = mesh.axes.get("dcn", 1)
+    hosts = mesh.hosts or found.hosts * count
     return replace(
         found,
         chips=found.chips * count,
         devices=found.devices * count,
-        hosts=found.hosts * count,
+        hosts=hosts,
         slices=count,
-        gke_machine=None,
+        gke_machine=found.gke_machine if hosts == 1 else None,
     )
+
+
+def arranged(slices: int, fsdp: int, tp: int) -> dict[str, int]:
+    """Sizes of the mesh's axes as a recipe gives them: fsdp and tp within each slice, and dcn over several."""
+    return {**({"dcn": slices} if slices > 1 else {}), "fsdp": fsdp, "tp": tp}
+
+
+def host_counts(mesh: MeshSection) -> list[int]:
+    """The numbers of machines that a recipe's accelerator can be: as Cloud TPU VMs, and on GKE as machines of
+    4 chips; of virtual CPU devices, processes that share them evenly.
+
+    Raises:
+        UnknownAccelerator: when the catalogue does not have it.
+    """
+    found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
+    if found.platform == "cpu":
+        return [count for count in range(1, found.devices + 1) if found.devices % count == 0]
+    count = mesh.axes.get("dcn", 1)
+    quarters = found.chips // 4 if found.chips % 4 == 0 else found.hosts
+    return sorted({found.hosts * count, max(found.hosts, quarters) * count})
 
 
 def from_name(name: str) -> Accelerator:

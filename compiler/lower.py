@@ -31,8 +31,8 @@ class Lowered:
     diagnostics: list[Diagnostic]
 
 
-PLANNED = ("E0902", "E0634")
-"""What cannot be run, and can be planned: several hosts, and a server whose plan shows that nothing fits."""
+PLANNED = ("E0634",)
+"""What cannot be run, and can be planned: a server whose plan shows that nothing fits."""
 
 
 def lower(loaded: Loaded, planning: bool = False) -> Lowered:

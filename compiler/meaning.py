@@ -14,6 +14,7 @@ from compiler.steps import held_out, run_length
 from compiler.wording import grouped, listing, plural, quantity, ranges, split_layer, table, which_layers
 from runtime.adapters import Adapter, Projection
 from runtime.families.base import Spec
+from runtime.specs import DATA
 from spec.paths import Part
 
 if TYPE_CHECKING:
@@ -71,8 +72,9 @@ def _mesh(program: Program) -> list[str]:
     if accelerator.usd_per_chip_hour is not None:
         price = accelerator.usd_per_chip_hour * accelerator.chips
         out.append(f"list price US$ {price:.2f} an hour (on demand, as of {accelerator.price_date})")
+    over = " x ".join(axis for axis in DATA if axis in axes)
     out.append(
-        f"{plural(axes['fsdp'], 'data-parallel device')} (fsdp); heads and features split over "
+        f"{plural(program.data_parallel, 'data-parallel device')} ({over}); heads and features split over "
         f"{plural(axes['tp'], 'device')} (tp)"
     )
     gib = weight_bytes(program) / 2**30

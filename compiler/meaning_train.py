@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from compiler.emitters.optimizer import needs_master_weights
 from compiler.steps import held_out, run_length, warmup_steps
 from compiler.wording import plural, quantity
+from runtime.specs import DATA
 
 if TYPE_CHECKING:
     from compiler.program import Program
@@ -21,8 +22,9 @@ def whole(program: Program) -> list[str]:
 def batches(program: Program) -> list[str]:
     train, data = program.recipe.train, program.recipe.data
     room = train.global_batch_size * data.max_length
+    over = " x ".join(axis for axis in DATA if axis in program.recipe.mesh.axes)
     return [
-        f"micro_batch_size {train.micro_batch_size} x fsdp {program.data_parallel} = "
+        f"micro_batch_size {train.micro_batch_size} x {over} {program.data_parallel} = "
         f"{plural(program.micro_batch_rows, 'row')} a micro-batch, {_micro_batches(program)} a step: "
         f"{plural(train.global_batch_size, 'row')}, {room:,} tokens of room",
         {

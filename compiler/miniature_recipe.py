@@ -12,6 +12,7 @@ from compiler.program import Program
 from runtime.adapters import by_pattern, matches
 from runtime.families import family_of
 from runtime.families.base import Architecture, Family
+from runtime.specs import data_parallel
 
 DEVICES = 8
 """Most virtual CPU devices."""
@@ -77,7 +78,7 @@ def derive(
         "steps": steps,
         "epochs": None,
         "micro_batch_size": micro,
-        "global_batch_size": micro * axes["fsdp"] * min(program.accumulation_steps, ACCUMULATION),
+        "global_batch_size": micro * data_parallel(axes) * min(program.accumulation_steps, ACCUMULATION),
         "eval_every": max(1, steps // 2),
     }
     recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE

@@ -34,6 +34,7 @@ from compiler.pipeline import (
 )
 from compiler.program import Program
 from compiler.rehearsal_data import conversations, row_of
+from compiler.wording import mesh_axes
 from spec.diagnostics import render_text
 from spec.load import load
 
@@ -175,7 +176,7 @@ def _compile(program: Program, steps: int, work: Path, console: Console) -> str:
     for change in replaced:
         tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
     axes = lowered.program.recipe.mesh.axes
-    return f"fsdp {axes['fsdp']} x tp {axes['tp']}, {len(replaced)} values replaced"
+    return f"{mesh_axes(axes)}, {len(replaced)} values replaced"
 
 
 def _is_multimodal(program: Program) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -89,6 +89,11 @@ def quantity(number: float) -> str:
         if number >= size * 0.9995:  # 999.9 million is written as 1 billion
             return f"{number / size:.3g} {word}"
     return f"{number:,.0f}"
+
+
+def mesh_axes(axes: Mapping[str, int]) -> str:
+    """ "fsdp 4 x tp 1"."""
+    return " x ".join(f"{axis} {size}" for axis, size in axes.items())
 
 
 def flow(value: Any) -> str:

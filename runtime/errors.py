@@ -22,12 +22,12 @@ class UserError(Exception):
 
 def report(error: UserError) -> None:
     """Writes an error to stderr, in the form of the compiler's diagnostics."""
-    print(f"error: {_printable(error.message)}", file=sys.stderr)
+    print(f"error: {printable(error.message)}", file=sys.stderr)
     if error.help:
-        print(f"  = help: {_printable(error.help)}", file=sys.stderr)
+        print(f"  = help: {printable(error.help)}", file=sys.stderr)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without what could steer a terminal: names of files may hold anything."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 

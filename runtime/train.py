@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.adapters import LoraSettings
+from runtime.hosts import Alone, Crew
 from runtime.interrupts import Interrupts
+from runtime.maintenance import watching
 from runtime.session import Session, Settings, attended, begin, checkpoint_directory
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 from runtime.specs import Rule
@@ -96,11 +98,12 @@ def run(
     settings = Settings(model, mesh, lora, data, train, checkpoint)
     directory = checkpoint_directory(checkpoint, arguments.output)
 
-    def work(interrupts: Interrupts) -> int:
-        session = begin(artifact, arguments, directory, settings, cache, interrupts)
-        return _run(session, settings, learning_rate, optimizer, rules)
+    def work(interrupts: Interrupts, hosts: Alone | Crew) -> int:
+        with watching(interrupts, mesh.platform):
+            session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
+            return _run(session, settings, learning_rate, optimizer, rules)
 
-    return attended(directory, work)
+    return attended(directory, mesh.hosts, work)
 
 
 def _run(
@@ -113,6 +116,7 @@ def _run(
     from runtime.model import build
     from runtime.progress import Progress
     from runtime.recorder import Recorder
+    from runtime.sharding import Rows
     from runtime.trainer import Trainer
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
@@ -128,6 +132,8 @@ def _run(
             train.seed,
             lambda done, count: progress.advance(1 / count),
         )
+    rows = Rows.of(mesh, prepared.rows)
+    session.hosts.log(f"holds {len(rows.here)} of the {rows.total} rows of a micro-batch")
     with mesh:
         recorder = None
         if trace is not None:
@@ -147,14 +153,17 @@ def _run(
         session.enter(restored)
         with session.metrics(restored, train, trainer.close) as metrics:
             outcome = trainer.fit(
-                lambda step: prepared.batches(session.total, step),
-                prepared.eval_batches,
+                lambda step: prepared.batches(session.total, step, rows.here),
+                prepared.evaluation(rows.here),
                 session.until,
                 schedule,
                 metrics,
                 session.interrupts,
                 prepared.state,
                 prepared.origins,
+                prepared.tokens_of,
+                rows,
+                session.hosts,
             )
     if recorder is not None and trace is not None:
         recorder.end(trainer.model).write(trace)

@@ -32,6 +32,7 @@ from runtime.full import TrainedWeights
 from runtime.memory import available_memory
 from runtime.progress import readable_size
 from runtime.settings import MeshSettings, ModelSettings
+from runtime.specs import data_parallel
 from runtime.trained import TrainedAdapters
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def compare(
     if isinstance(trained, TrainedAdapters):
         lora = replace(trained.settings, dtype="float32", quantize=None)
     rules = [(rule["match"], tuple(rule["spec"])) for rule in _section(trained.record, "sharding")["rules"]]
-    rows = token_rows(base.architecture.vocab_size, mesh.shape.get("fsdp", 1))
+    rows = token_rows(base.architecture.vocab_size, data_parallel(mesh.shape))
 
     def plain(checkpoint: BaseCheckpoint) -> np.ndarray:
         out = logits(build(checkpoint, settings, None, mesh, rules), rows, mesh)

@@ -34,6 +34,7 @@ GROUPS: dict[str, str] = {
     "10": "Planning and parity",
     "11": "Porting",
     "12": "Commands, runs and reports",
+    "13": "Launching and several hosts",
 }
 
 FILES: dict[str, Code] = {
@@ -323,9 +324,10 @@ MESH: dict[str, Code] = {
         "`remat.policy: save_dots`.",
     ),
     "E0221": Code(
-        "slices that do not fit the mesh",
-        "Each slice takes an equal part of the axis fsdp; virtual CPU devices have no slices.",
-        "An fsdp that is a multiple of `mesh.slices`.",
+        "hosts that the accelerator is not",
+        "A slice is a fixed number of machines: as Cloud TPU VMs, or on GKE as machines of 4 chips. "
+        "Processes on a CPU share the virtual devices evenly.",
+        "Leave `mesh.hosts` out, or take a number that the message gives.",
     ),
 }
 
@@ -1003,11 +1005,6 @@ MODEL: dict[str, Code] = {
 }
 
 UNAVAILABLE: dict[str, Code] = {
-    "E0902": Code(
-        "several hosts",
-        "The mesh spans several machines.",
-        "A slice of one host.",
-    ),
     "E0903": Code(
         "splash attention on a CPU",
         "The accelerator is a CPU, and splash attention is a kernel of the TPU.",
@@ -1045,11 +1042,6 @@ UNAVAILABLE: dict[str, Code] = {
         "Adafactor keeps sums over an array's two largest dimensions, and Hugging Face's arrays are others "
         "than Tunix's.",
         "Nothing.",
-    ),
-    "N0916": Code(
-        "section without a file",
-        "launch.kind is part of the language, and this version emits nothing from it.",
-        "Nothing: they are kept in recipe.lock.json.",
     ),
     "E0919": Code(
         "dpo with full fine-tuning",
@@ -1374,9 +1366,39 @@ COMMANDS: dict[str, Code] = {
     ),
 }
 
+LAUNCH: dict[str, Code] = {
+    "E1301": Code(
+        "checkpoints in a folder of each host",
+        "Several hosts write a checkpoint together, each its own part, and checkpoint.directory is a folder of "
+        "their own disks: none of them would have a whole one.",
+        "A place that all hosts reach: a gs:// address.",
+    ),
+    "E1302": Code(
+        "launcher that does not fit",
+        "launch.kind names a launcher that cannot make these machines, or that starts a run again where its "
+        "checkpoints are not.",
+        "As the help says, or leave launch.kind out: every launcher that fits is then emitted.",
+    ),
+    "W1303": Code(
+        "checkpoints on a disk that may be taken away",
+        "A spot VM that is taken away takes its disk along, and a run whose checkpoints are there starts over.",
+        "A gs:// address in checkpoint.directory.",
+    ),
+    "E1304": Code(
+        "spot capacity of a reservation",
+        "Capacity is either reserved or spot; Google Cloud refuses a request for both.",
+        "Keep one of the two.",
+    ),
+    "N1305": Code(
+        "launch key without effect",
+        "The recipe gives a key of the launch section that none of its launchers reads.",
+        "Nothing, or remove the key.",
+    ),
+}
+
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
-    *("E0911", "E0912", "E0917", "N0918"),
+    *("E0911", "E0912", "N0916", "E0917", "N0918"),
 )
 """Codes of earlier versions, of what is available now; none is used again."""
 
@@ -1395,6 +1417,7 @@ CODES: dict[str, Code] = {
     **PARITY,
     **PORT,
     **COMMANDS,
+    **LAUNCH,
 }
 
 SEVERITIES = {"E": "error", "W": "warning", "N": "note"}

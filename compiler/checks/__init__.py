@@ -7,6 +7,7 @@ from compiler.checks import (
     data,
     evaluate,
     formats,
+    launch,
     log,
     lora,
     mesh,
@@ -39,6 +40,7 @@ CHECKS = (
     serve_plan.check,
     evaluate.check,
     paths.check,
+    launch.check,
     availability.check,
 )
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from compiler.facts import Facts
-from compiler.wording import divisors, in_layers, listing, plural
+from compiler.hardware import arranged, host_counts
+from compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
 from runtime.families import Architecture
 from spec.diagnostics import Diagnostic
 
@@ -19,7 +20,7 @@ BYTES = {"bfloat16": 2, "float32": 4}
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _product(facts)
-    yield from _slices(facts)
+    yield from _hosts(facts)
     yield from _heads(facts)
     yield from _micro_batch(facts)
     yield from _memory(facts)
@@ -41,8 +42,10 @@ def _product(facts: Facts) -> Iterator[Diagnostic]:
     product = math.prod(axes.values())
     if product == accelerator.devices:
         return
-    spelled = " x ".join(f"{axis} {size}" for axis, size in axes.items())
+    spelled = mesh_axes(axes)
     named = facts.recipe.mesh.accelerator or facts.recipe.mesh.topology
+    slices = accelerator.slices
+    of, have = (f"{slices} slices of ", "have") if slices > 1 else ("", "has")
     counted = accelerator.devices == accelerator.chips
     has = plural(accelerator.devices, "virtual CPU device" if accelerator.platform == "cpu" else "device")
     if accelerator.platform == "tpu":
@@ -52,30 +55,33 @@ def _product(facts: Facts) -> Iterator[Diagnostic]:
     reason = ""
     if accelerator.name_counts == "tensorcores" and facts.recipe.mesh.accelerator:
         reason = f": the number in its name counts TensorCores, {accelerator.tensorcores_per_chip} to a chip"
-    fits = [tp for tp in _tensor_parallel_sizes(facts) if accelerator.devices % tp == 0]
-    choices = [f"{{fsdp: {accelerator.devices // tp}, tp: {tp}}}" for tp in fits]
+    each = accelerator.devices // slices
+    choices = [flow(arranged(slices, each // tp, tp)) for tp in _tensor_parallel_sizes(facts)]
     yield Diagnostic(
         "E0202",
-        f"the mesh {spelled} needs {plural(product, 'device')}, and `{named}` has {has}{reason}",
+        f"the mesh {spelled} needs {plural(product, 'device')}, and {of}`{named}` {have} {has}{reason}",
         "mesh.axes",
         f"axes: {listing(choices, 'or')}",
     )
 
 
-def _slices(facts: Facts) -> Iterator[Diagnostic]:
-    """Slices are joined by a network too slow for tp: each takes a part of fsdp."""
-    slices, fsdp, accelerator = facts.recipe.mesh.slices, facts.axes["fsdp"], facts.accelerator
-    if slices == 1:
+def _hosts(facts: Facts) -> Iterator[Diagnostic]:
+    mesh, accelerator = facts.recipe.mesh, facts.accelerator
+    if mesh.hosts is None or accelerator is None:
         return
-    if accelerator is not None and accelerator.platform == "cpu":
-        yield Diagnostic("E0221", f"{accelerator.name} has no slices", "mesh.slices", "slices: 1")
-    elif fsdp % slices:
-        yield Diagnostic(
-            "E0221",
-            f"{slices} slices do not divide fsdp={fsdp}, and each takes an equal part of it",
-            "mesh.slices",
-            f"fsdp a multiple of {slices}",
-        )
+    possible = host_counts(mesh)
+    if mesh.hosts in possible:
+        return
+    counts = listing(map(str, possible), "or")
+    if accelerator.platform == "cpu":
+        said = f"{accelerator.name} is {plural(accelerator.devices, 'virtual device')}, which {mesh.hosts} processes cannot share evenly"
+    else:
+        machine = "machine" if possible == [1] else "machines"
+        of = f"{plural(accelerator.slices, 'slice')} of " if accelerator.slices > 1 else ""
+        said = f"{of}{accelerator.name} {'are' if of else 'is'} {counts} {machine}"
+    yield Diagnostic(
+        "E0221", f"hosts: {mesh.hosts}, and {said}", "mesh.hosts", f"hosts: {counts}, or leave it out"
+    )
 
 
 def _heads(facts: Facts) -> Iterator[Diagnostic]:
@@ -117,7 +123,7 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
 def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
     """One sample at a time on several devices: tp pays for communication that fsdp would not."""
     train, axes = facts.recipe.train, facts.axes
-    if axes["tp"] == 1 or train.micro_batch_size > 1 or axes["fsdp"] > 1:
+    if axes["tp"] == 1 or train.micro_batch_size > 1 or facts.data_parallel > 1:
         return
     devices = axes["fsdp"] * axes["tp"]
     most = max(size for size in divisors(devices) if train.global_batch_size % size == 0)
@@ -194,7 +200,8 @@ def weight_gib(facts: Facts, bytes_per_number: int) -> float:
 
 def _tensor_parallel_sizes(facts: Facts) -> list[int]:
     """The sizes of tp that divide every head count of the model, among the devices' divisors."""
-    devices = facts.accelerator.devices if facts.accelerator else math.prod(facts.axes.values())
+    accelerator = facts.accelerator
+    devices = accelerator.devices // accelerator.slices if accelerator else math.prod(facts.axes.values())
     sizes = divisors(devices)
     if facts.model is None:
         return sizes

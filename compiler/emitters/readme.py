@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compiler import pins
+from compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from compiler.emitters.lock import compiler_name
+from compiler.emitters.places import in_words, is_hub_id, places
 from compiler.emitters.readme_serve import serve_section
 from compiler.emitters.settings import kind
 from compiler.render import render, shell_word
-from compiler.serving.weights import OWN_MODELS
-from compiler.wording import listing, plural
+from compiler.wording import listing, mesh_axes, plural
 
 if TYPE_CHECKING:
     from compiler.backends import Backend
     from compiler.hardware import Accelerator
     from compiler.program import Program
-
-LARGE_MODEL = 30e9
-"""Bytes of weights that a TPU VM's boot disk of 97 GB does not hold twice, beside the system."""
+    from spec.language.launch import Launch
 
 
 def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
@@ -30,18 +28,9 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         backends: that the artifact is built for beside Tunix.
     """
     recipe, accelerator = program.recipe, program.accelerator
-    size = program.base_parameters * 2
-    staging = _staging(program)
+    found = places(program)
+    staging, large, merged = found.staging, found.large, found.merged
     cpu = accelerator.platform == "cpu"
-    large = size > LARGE_MODEL and not cpu
-    # Two copies of a large model go to the RAM disk: the base and the merged weights.
-    work = f"/dev/shm/{program.name}" if large else program.name
-    merged = recipe.merge.output.rstrip("/")
-    if "://" not in merged:
-        merged = f"{work}/{merged}"
-    merge_flags = f" --output {work}" if large else ""
-    if large and "://" not in recipe.checkpoint.directory:
-        merge_flags += f" --checkpoint {shell_word(f'{program.name}/{recipe.checkpoint.directory}')}"
     serving = program.serve_accelerator
     serves_elsewhere = serving is not None and serving != accelerator
     data = [f"`{s.path}`" for s in (*recipe.data.train, *recipe.data.eval) if "://" not in s.path]
@@ -61,16 +50,17 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         notes=program.notes,
         cpu=cpu,
         large=large,
-        create=create_command(program.name, accelerator, recipe.launch),
-        where=_where(program),
+        where=" ".join(place_flags(recipe.launch)),
+        hosts=accelerator.hosts,
+        **launch_section(program),
         gcs=pins.uses_gcs(program),
         wandb_project=recipe.train.log.wandb_project,
-        weights=f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB",
+        weights=in_words(found.size),
         downloads=is_hub_id(recipe.model.id),
         bucket=recipe.model.id.startswith("gs://"),
         staging=staging,
         model_flag="" if cpu and is_hub_id(recipe.model.id) else f" --model {staging}",
-        merge_flags=merge_flags,
+        merge_flags=found.merge_flags,
         data=listing(data),
         checkpoints=recipe.checkpoint.directory,
         local_checkpoints="://" not in recipe.checkpoint.directory,
@@ -86,7 +76,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
     )
 
 
-def create_command(vm: str, accelerator: Accelerator, launch: Any) -> list[str]:
+def create_command(vm: str, accelerator: Accelerator, launch: Launch) -> list[str]:
     """The gcloud command that makes a TPU VM, by lines; none where there is no such VM."""
     if accelerator.runtime_version is None:
         return []
@@ -94,44 +84,15 @@ def create_command(vm: str, accelerator: Accelerator, launch: Any) -> list[str]:
         f"gcloud compute tpus tpu-vm create {vm}",
         f"--accelerator-type={accelerator_type(accelerator.name)}",
         f"--version={shell_word(launch.runtime_version or accelerator.runtime_version)}",
-        f"--zone={shell_word(launch.zone or 'ZONE')}",
+        *place_flags(launch),
     ]
-    if launch.project:
-        lines.append(f"--project={shell_word(launch.project)}")
-    if launch.spot:
-        lines.append("--spot")
-    return lines
-
-
-def accelerator_type(name: str) -> str:
-    """The name that gcloud knows an accelerator by: v5e is called v5litepod there."""
-    return re.sub(r"^v5e-", "v5litepod-", name)
-
-
-def is_hub_id(model: str) -> bool:
-    """Whether a model is named by its Hugging Face id rather than by a place."""
-    return "://" not in model and not model.startswith((".", "/", "~", OWN_MODELS))
-
-
-def _where(program: Program) -> str:
-    """The flags that every later gcloud command needs."""
-    launch = program.recipe.launch
-    project = f" --project={shell_word(launch.project)}" if launch.project else ""
-    return f"--zone={shell_word(launch.zone or 'ZONE')}{project}"
-
-
-def _staging(program: Program) -> str:
-    """The folder of the base's weights in the commands: on a TPU VM a RAM disk's, named after the model."""
-    if program.accelerator.platform == "cpu":
-        return "MODEL_DIR"
-    name = program.recipe.model.id.rstrip("/").rpartition("/")[2]
-    return "/dev/shm/" + re.sub(r"[^A-Za-z0-9._-]+", "-", name)
+    return [*lines, "--spot"] if launch.spot else lines
 
 
 def _figures(program: Program) -> list[tuple[str, str]]:
     """What the run is, in numbers: rows of a table."""
     recipe, train = program.recipe, program.recipe.train
-    axes = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items())
+    axes = mesh_axes(recipe.mesh.axes)
     filling = "packed with several samples" if recipe.data.packing else "one sample, padded"
     figures = [
         ("Devices", f"{program.accelerator.devices}, mesh {axes}"),

@@ -61,17 +61,7 @@ def settings_classes(program: Program) -> list[str]:
 
 def _constants(program: Program) -> dict[str, Value]:
     recipe, lora = program.recipe, program.lora
-    out: dict[str, Value] = {
-        "MODEL": model_settings(program),
-        "MESH": Call(
-            "MeshSettings",
-            {
-                "platform": program.accelerator.platform,
-                "devices": program.accelerator.devices,
-                "axes": dict(recipe.mesh.axes),
-            },
-        ),
-    }
+    out: dict[str, Value] = {"MODEL": model_settings(program), "MESH": mesh_settings(program)}
     if program.rules:
         out["SHARDING_RULES"] = tuple((match, tuple(spec)) for match, spec in program.rules)
     if lora is not None:
@@ -90,6 +80,19 @@ def _constants(program: Program) -> dict[str, Value]:
     if recipe.cache.directory is not None:
         out["CACHE"] = recipe.cache.directory
     return out
+
+
+def mesh_settings(program: Program) -> Call:
+    """`MeshSettings(...)` of the recipe."""
+    accelerator = program.accelerator
+    arguments: dict[str, Value] = {
+        "platform": accelerator.platform,
+        "devices": accelerator.devices,
+        "axes": dict(program.recipe.mesh.axes),
+    }
+    if accelerator.hosts > 1:
+        arguments["hosts"] = accelerator.hosts
+    return Call("MeshSettings", arguments)
 
 
 def data_settings(program: Program) -> Call:

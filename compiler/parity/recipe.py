@@ -10,6 +10,7 @@ from typing import Any
 from compiler.miniature_recipe import NO_PART, Replacement, derive, replacements
 from compiler.program import Program
 from compiler.rehearse import RECIPE, TRAIN_FILE, copy_template, write_yaml
+from runtime.specs import data_parallel
 
 LEARNING_RATE = 1e-3
 """Small enough that rounding does not grow from step to step in most models, and large enough that twenty
@@ -43,12 +44,13 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[Replacement]:
 
 
 def _one_group(recipe: dict[str, Any]) -> None:
-    """Takes the axis fsdp away.
+    """Takes the axes of data parallelism away.
 
     TRL runs in one process here, whose micro-batches are those of one device, and a mean of micro-batches'
     means depends on what is in each.
     """
     axes, train = recipe["mesh"]["axes"], recipe["train"]
-    train["global_batch_size"] //= axes["fsdp"]
+    train["global_batch_size"] //= data_parallel(axes)
     axes["fsdp"] = 1
+    axes.pop("dcn", None)
     recipe["mesh"]["accelerator"] = f"cpu-{math.prod(axes.values())}"

@@ -31,6 +31,7 @@ from compiler.pipeline import (
 )
 from compiler.program import Program
 from compiler.rehearse import RECIPE, write_miniature
+from compiler.wording import mesh_axes
 from spec.diagnostics import render_text
 from spec.load import load
 
@@ -193,7 +194,7 @@ def _compile(
         tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
     made.append(lowered.program)
     axes = lowered.program.recipe.mesh.axes
-    return f"fsdp {axes['fsdp']} x tp {axes['tp']}, {len(replaced)} values replaced"
+    return f"{mesh_axes(axes)}, {len(replaced)} values replaced"
 
 
 @dataclass(frozen=True)

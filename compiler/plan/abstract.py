@@ -20,6 +20,7 @@ from runtime.lora import path_of
 from runtime.model import abstract_model
 from runtime.quantize import Layout
 from runtime.sharding import named
+from runtime.specs import row_axes
 from runtime.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
 
 SCHEDULED_STEPS = 1000
@@ -91,7 +92,7 @@ def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> d
     """A micro-batch as runtime.data makes it; a preference has two rows."""
     group = 1 if train.objective == "sft" else 2
     shape = (train.micro_batch_size * data_parallel * group, length)
-    rows = NamedSharding(mesh, PartitionSpec("fsdp"))
+    rows = NamedSharding(mesh, PartitionSpec(row_axes(shape[0], dict(mesh.shape))))
     whole = NamedSharding(mesh, PartitionSpec())
     ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
     return {

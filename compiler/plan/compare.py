@@ -8,6 +8,7 @@ from typing import Any
 
 from compiler.plan.results import Collective, Plan
 from compiler.plan.units import aligned, gib, groups, milliseconds, percent, traffic, wrapped
+from compiler.wording import mesh_axes
 
 PARTS = {
     "weights": "base weights",
@@ -120,7 +121,7 @@ def _title(plan: Plan) -> str:
 
 def mesh(plan: Plan) -> str:
     """ "fsdp 4 x tp 1"."""
-    return " x ".join(f"{name} {size}" for name, size in plan.axes.items())
+    return mesh_axes(plan.axes)
 
 
 def _name(collective: Collective) -> str:

@@ -19,7 +19,7 @@ REASONS = 6
 TIGHT = 0.95
 """Share of the memory from which on a figure that is extrapolated may be too low to be relied on."""
 LEGEND = (
-    "mesh: fsdp x tp. ms/token: milliseconds a real token, over all devices. step: seconds of a "
+    "mesh: {axes}. ms/token: milliseconds a real token, over all devices. step: seconds of a "
     "micro-batch. GiB, HBM: of each device, and the share of its memory. {price} links: seconds of a step "
     "that its collectives keep the chips' links busy at the least. The compiler does not reckon with them: "
     "`step` is longer by what is not hidden behind computing."
@@ -52,7 +52,7 @@ def _front(program: Program, found: Search) -> Iterator[str]:
         if price == "US$/M"
         else f"{price}: seconds of all devices together for a million real tokens; there is no price."
     )
-    yield from wrapped(LEGEND.format(price=said))
+    yield from wrapped(LEGEND.format(axes=" x ".join(program.recipe.mesh.axes), price=said))
 
 
 def _standing(program: Program, found: Search) -> Iterator[str]:

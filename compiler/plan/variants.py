@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
+from compiler.hardware import arranged
 from compiler.program import Program
 from compiler.wording import divisors, flow
+from runtime.specs import data_parallel
 from spec.language.mesh import Remat
 
 MOST_RAISED = 4
@@ -47,7 +49,7 @@ def variants(program: Program, free_batch: bool = False) -> list[Variant]:
     train, recipe = program.recipe.train, program.recipe
     found = [_variant(program, dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size)]
     for axes in _meshes(program):
-        for micro, rows in _batches(train.global_batch_size, axes["fsdp"], free_batch):
+        for micro, rows in _batches(train.global_batch_size, data_parallel(axes), free_batch):
             for attention in _attentions(program):
                 for policy in _policies(program):
                     found.append(_variant(program, axes, micro, rows, policy, attention))
@@ -80,11 +82,12 @@ def _meshes(program: Program) -> Iterator[dict[str, int]]:
     a single key/value head is kept whole."""
     own = dict(program.recipe.mesh.axes)
     yield own
-    a, devices = program.architecture, program.accelerator.devices
+    a, slices = program.architecture, program.accelerator.slices
+    devices = program.accelerator.devices // slices
     layers = range(a.num_layers)
     counts = {a.heads(i) for i in layers} | {a.kv_heads(i) for i in layers} - {1}
     for tp in divisors(devices):
-        axes = {"fsdp": devices // tp, "tp": tp}
+        axes = arranged(slices, devices // tp, tp)
         if axes != own and all(count % tp == 0 for count in counts):
             yield axes
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, combinations
 
-from compiler.hardware import Accelerator, from_topology, generations
+from compiler.hardware import Accelerator, arranged, from_topology, generations
 from compiler.program import Program
-from compiler.wording import divisors
+from compiler.wording import divisors, flow
 
 LARGER_SLICES = 2
 """Slices beyond the recipe's own that are tried, the smallest first."""
@@ -106,10 +106,12 @@ def _policies(program: Program) -> Iterator[Way]:
 def _tensor_parallel(program: Program) -> Iterator[Way]:
     """Larger tp, which splits the activations of a row over more devices."""
     axes = program.recipe.mesh.axes
-    for tp in _tp_sizes(program, program.accelerator.devices):
+    slices = program.accelerator.slices
+    devices = program.accelerator.devices // slices
+    for tp in _tp_sizes(program, devices):
         if tp > axes["tp"]:
             yield Way(
-                (_axes(program.accelerator.devices // tp, tp),),
+                (_axes(slices, devices // tp, tp),),
                 f"{tp} devices share each row, and exchange activations in every layer",
                 axes["tp"] / tp,
                 arguments=True,
@@ -118,13 +120,14 @@ def _tensor_parallel(program: Program) -> Iterator[Way]:
 
 def _data_parallel(program: Program) -> Iterator[Way]:
     """Smaller tp and larger fsdp, for what tp keeps whole on each device."""
-    axes, train, devices = program.recipe.mesh.axes, program.recipe.train, program.accelerator.devices
+    axes, train, slices = program.recipe.mesh.axes, program.recipe.train, program.accelerator.slices
+    devices = program.accelerator.devices // slices
     for tp in reversed(_tp_sizes(program, devices)):
         fsdp = devices // tp
-        if tp < axes["tp"] and train.global_batch_size % (train.micro_batch_size * fsdp) == 0:
+        if tp < axes["tp"] and train.global_batch_size % (train.micro_batch_size * fsdp * slices) == 0:
             yield Way(
-                (_axes(fsdp, tp),),
-                f"{fsdp} devices compute rows of their own, and gather each layer's weights",
+                (_axes(slices, fsdp, tp),),
+                f"{fsdp * slices} devices compute rows of their own, and gather each layer's weights",
                 arguments=True,
             )
 
@@ -147,11 +150,11 @@ def _larger(program: Program) -> Iterator[Way]:
     shapes = generations()[present.generation]["topologies"]
     for shape in shapes[shapes.index(present.topology) + 1 :][:LARGER_SLICES]:
         larger = from_topology(f"{present.generation}:{shape}")
-        arrangement = _arranged(program, larger.devices * present.slices)
+        arrangement = _arranged(program, larger.devices)
         if arrangement is None:
             continue
         fsdp, tp, micro = arrangement
-        sets = [_machine(program, larger), _axes(fsdp, tp)]
+        sets = [_machine(program, larger), _axes(present.slices, fsdp, tp)]
         if micro != program.recipe.train.micro_batch_size:
             sets.append(f"train.micro_batch_size={micro}")
         yield Way(tuple(sets), _price(present, larger), arguments=True)
@@ -165,32 +168,30 @@ def _machine(program: Program, larger: Accelerator) -> str:
 
 def _price(present: Accelerator, larger: Accelerator) -> str:
     times = larger.chips * present.slices // present.chips
-    several = ", and several hosts, which this version plans for but does not train on"
-    return (
-        f"{times} times the chips have {times} times the price an hour{several if larger.hosts > 1 else ''}"
-    )
+    several = f", on {larger.hosts * present.slices} hosts" if larger.hosts > 1 else ""
+    return f"{times} times the chips have {times} times the price an hour{several}"
 
 
 def _arranged(program: Program, devices: int) -> tuple[int, int, int] | None:
-    """fsdp, tp and micro-batch that use so many devices, with as little tp above the recipe's as can be."""
-    train, tp_now = program.recipe.train, program.recipe.mesh.axes["tp"]
+    """fsdp, tp and micro-batch that use so many devices of a slice, with as little tp above the recipe's as can
+    be."""
+    train, tp_now, slices = program.recipe.train, program.recipe.mesh.axes["tp"], program.accelerator.slices
     for tp in _tp_sizes(program, devices):
         fsdp = devices // tp
         for micro in reversed(divisors(train.micro_batch_size)):
-            if tp >= tp_now and train.global_batch_size % (micro * fsdp) == 0:
+            if tp >= tp_now and train.global_batch_size % (micro * fsdp * slices) == 0:
                 return fsdp, tp, micro
     return None
 
 
-def _axes(fsdp: int, tp: int) -> str:
-    return f"mesh.axes={{fsdp: {fsdp}, tp: {tp}}}"
+def _axes(slices: int, fsdp: int, tp: int) -> str:
+    return f"mesh.axes={flow(arranged(slices, fsdp, tp))}"
 
 
 def _tp_sizes(program: Program, devices: int) -> list[int]:
     """The sizes of tp that divide the devices and the heads of every layer; one key/value head is kept whole
-    on each device. Every slice takes an equal part of fsdp."""
-    a, slices = program.architecture, program.accelerator.slices
+    on each device."""
+    a = program.architecture
     layers = range(a.num_layers)
     counts = {a.heads(i) for i in layers} | {a.kv_heads(i) for i in layers} - {1}
-    sizes = [tp for tp in divisors(devices) if devices // tp % slices == 0]
-    return [tp for tp in sizes if all(count % tp == 0 for count in counts)]
+    return [tp for tp in divisors(devices) if all(count % tp == 0 for count in counts)]

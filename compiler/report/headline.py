@@ -11,7 +11,7 @@ from compiler.report.chart import Table
 from compiler.report.kinds import KINDS
 from compiler.report.numbers import NOT_KNOWN, compact, seconds, significant
 from compiler.report.run import Run
-from compiler.wording import plural
+from compiler.wording import mesh_axes, plural
 
 BEST = "Lowest evaluation loss"
 
@@ -43,7 +43,7 @@ def hardware(run: Run) -> list[tuple[str, str]]:
     elif run.on_cpu:
         out.append(("Ran on", "CPU: no TPU"))
     if recipe is not None:
-        axes = " x ".join(f"{axis} {size}" for axis, size in recipe.mesh.axes.items())
+        axes = mesh_axes(recipe.mesh.axes)
         out.append(("Recipe's mesh", f"{recipe.mesh.accelerator or recipe.mesh.topology}, {axes}"))
     if run.facts.get("script"):
         out.append(("By", str(run.facts["script"])))

@@ -10,15 +10,20 @@ from pydantic import AfterValidator, WithJsonSchema
 
 from spec.language.base import Problem, Section, fault, field
 
-AXES = ("fsdp", "tp")
-"""The mesh axes that Tunix's models are annotated with."""
+AXES = ("dcn", "fsdp", "tp")
+"""The mesh axes: the one between slices, and those that Tunix's models are annotated with."""
 
 
 def _with_all_axes(axes: dict[str, int]) -> dict[str, int]:
-    return {name: axes.get(name, 1) for name in AXES}
+    """In the order of AXES; an axis over slices stands only where there are several."""
+    return {name: axes.get(name, 1) for name in AXES if name != "dcn" or axes.get(name, 1) > 1}
 
 
-_AXES = {"fsdp": "Splits the batch and the weights.", "tp": "Splits heads and features."}
+_AXES = {
+    "dcn": "Splits the batch alone, over slices that the data centre's network joins.",
+    "fsdp": "Splits the batch and the weights.",
+    "tp": "Splits heads and features.",
+}
 
 Size = Annotated[int, field("Size of the axis.", unit="devices", ge=1, le=65536)]
 Axes = Annotated[
@@ -34,7 +39,7 @@ Axes = Annotated[
                     "maximum": 65536,
                     "description": f"{_AXES[name]} Unit: devices. Default: 1.",
                     "default": 1,
-                    "examples": [4],
+                    "examples": [2 if name == "dcn" else 4],
                 }
                 for name in AXES
             },
@@ -61,17 +66,18 @@ class Mesh(Section):
         min_length=1,
         example="v5p:2x2x1",
     )
-    hosts: int = field("Machines that train together.", 1, unit="hosts", ge=1)
-    slices: int = field(
-        "Slices of that machine, joined over the data centre's network; each takes an equal part of fsdp.",
-        1,
-        unit="slices",
+    hosts: int | None = field(
+        "Machines that train together, one process on each; null takes the accelerator's own number. 2 for "
+        "v5e-8 and v6e-8 as GKE's pairs of machines with 4 chips; on cpu-N, processes that share the virtual "
+        "devices.",
+        None,
+        unit="hosts",
         ge=1,
-        le=1024,
+        example=2,
     )
     axes: Axes = field(
-        "Size of each mesh axis: fsdp splits the batch and the weights, tp splits heads and features. Their "
-        "product is the number of devices; an axis left out is 1.",
+        "Size of each mesh axis: dcn splits the batch over slices, fsdp splits the batch and the weights, tp "
+        "splits heads and features. Their product is the number of devices; an axis left out is 1.",
         unit="devices",
         min_length=1,
         example={"fsdp": 4, "tp": 1},
@@ -100,8 +106,8 @@ class Mesh(Section):
                     "E0101",
                     ("axes", name),
                     f"unknown mesh axis `{name}`",
-                    "the axes are fsdp, which splits the batch and the weights, and tp, which splits heads "
-                    "and features",
+                    "the axes are dcn, which splits the batch over slices, fsdp, which splits the batch and "
+                    "the weights, and tp, which splits heads and features",
                     at_key=True,
                 )
 

@@ -22,15 +22,16 @@ ONE_TO_ONE = "one-to-one"
 
 
 def collectives(
-    module: Module, axes: Mapping[str, int], slices: int = 1, across: str = "fsdp"
+    module: Module, axes: Mapping[str, int], slices: int = 1, across: str = "dcn"
 ) -> tuple[Collective, ...]:
     """All of them, loops counted, those that take most bytes first.
 
     Args:
         axes: the mesh's, in order. Devices are numbered along them, the last axis fastest.
-        slices: that are joined over DCN, each with an equal part of the axis `across`.
+        slices: that are joined over DCN along the axis `across`.
     """
-    axes = {name: size // slices if name == across else size for name, size in axes.items()}
+    if slices > 1:
+        axes = {name: size for name, size in axes.items() if name != across}
     found: dict[tuple[str, tuple[str, ...], bool], Collective] = {}
     for kind, instruction, size, times in _all(module):
         partners = partners_of(instruction)

@@ -8,7 +8,7 @@ from compiler.plan import calibration
 from compiler.plan.page.memory import left
 from compiler.plan.page.numbers import NOT_KNOWN, capacity, gib, hours, ms, number, percent, usd
 from compiler.plan.results import Plan
-from compiler.wording import plural
+from compiler.wording import mesh_axes, plural
 
 NO_PRICE = "no price"
 
@@ -68,7 +68,7 @@ def tokens(plan: Plan) -> str:
 
 def hardware(plan: Plan) -> list[tuple[str, str]]:
     """Name and value of what the recipe runs on."""
-    axes = " x ".join(f"{axis} {size}" for axis, size in plan.axes.items())
+    axes = mesh_axes(plan.axes)
     slices = f"{plural(plan.slices, 'slice')} of " if plan.slices > 1 else ""
     return [
         ("Model", plan.model),

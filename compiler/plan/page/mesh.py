@@ -119,11 +119,12 @@ def holders(plan: Plan, axes: tuple[str, ...]) -> Markup:
             rectangle(column * cell, row * cell, cell - gap, cell - gap, "same" if same else "other")
         )
     sharing = fsdp * tp // math.prod(plan.axes.get(axis, 1) for axis in axes)
+    each = " of each slice" if plan.slices > 1 else ""
     return picture(
         grid.columns * cell,
         grid.rows * cell,
         f"cut over {' and '.join(axes)}" if axes else "whole on every device",
-        f"Filled: the {plural(sharing, 'device')} that hold the first piece.",
+        f"Filled: the {plural(sharing, 'device')}{each} that hold the first piece.",
         *cells,
         class_="holders",
     )
@@ -138,8 +139,7 @@ def _slice(plan: Plan, number: int, devices: int, hosts: int) -> Markup:
     gutter = 8 if grid.blocks > 1 else 0
     first = number * devices
     part = f"fsdp {grid.fsdp}"
-    if plan.slices > 1:
-        part = f"fsdp {first // tp} to {(first + devices) // tp - 1}"
+    slice_of = f"dcn {number}, " if plan.slices > 1 else ""
 
     def at(column: float, row: float) -> tuple[float, float]:
         return left + column * cell + column // grid.per_row * gutter, top + row * cell
@@ -152,7 +152,7 @@ def _slice(plan: Plan, number: int, devices: int, hosts: int) -> Markup:
     for index in range(devices):
         column, row = grid.place(index)
         x, y = at(column, row)
-        where = f"fsdp {(first + index) // tp}, tp {index % tp}" if tp > 1 else f"fsdp {first + index}"
+        where = f"{slice_of}fsdp {index // tp}" + (f", tp {index % tp}" if tp > 1 else "")
         host = number * hosts + index // (devices // hosts)
         tip = f"device {first + index}: {where}, host {host}"
         size = cell - 2 * gap

@@ -1,0 +1,88 @@
+"""The `launch` section, and what it asks of the others: who can make the machines, what survives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.facts import Facts
+from compiler.launching import launchers, obstacle
+from compiler.wording import listing, plural
+from spec.diagnostics import Diagnostic
+
+READ_BY = {
+    "queued": ("tpu-vm", "skypilot"),
+    "queue_for": ("tpu-vm",),
+    "runtime_version": ("tpu-vm", "skypilot"),
+    "network": ("tpu-vm",),
+    "subnetwork": ("tpu-vm",),
+    "service_account": ("tpu-vm", "gke"),
+    "cluster": ("xpk",),
+    "image": ("gke", "xpk"),
+    "bucket": ("gke",),
+}
+"""The launchers that a key is for, where it is not for all."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    yield from _checkpoints(facts)
+    launch, accelerator = facts.recipe.launch, facts.accelerator
+    if accelerator is None:
+        return
+    for index, kind in enumerate(launch.kind or ()):
+        found = obstacle(kind, facts.recipe, accelerator)
+        if found is not None:
+            yield Diagnostic("E1302", f"{kind}: {found.reason}", f"launch.kind[{index}]", found.cure)
+    if launch.spot and launch.reservation is not None:
+        yield Diagnostic(
+            "E1304",
+            "spot capacity is what nobody has reserved, and `reservation` names what is",
+            facts.first_given("launch.reservation", "launch.spot"),
+            "keep one of the two",
+        )
+    yield from _unread(facts, launchers(facts.recipe, accelerator))
+
+
+def _checkpoints(facts: Facts) -> Iterator[Diagnostic]:
+    accelerator, directory = facts.accelerator, facts.recipe.checkpoint.directory
+    if accelerator is None or accelerator.platform != "tpu" or "://" in directory:
+        return
+    place = facts.first_given("checkpoint.directory", "mesh.hosts", "mesh.axes")
+    cure = "checkpoint: {directory: gs://bucket/run}"
+    if accelerator.hosts > 1:
+        yield Diagnostic(
+            "E1301",
+            f"`{directory}` is another folder on each of the {plural(accelerator.hosts, 'host')}, "
+            "where each would write its own part of a checkpoint",
+            place,
+            cure,
+        )
+    elif facts.recipe.launch.spot:
+        yield Diagnostic(
+            "W1303",
+            f"a spot VM that is taken away takes its disk along, with the checkpoints in `{directory}`",
+            facts.first_given("checkpoint.directory", "launch.spot"),
+            cure,
+        )
+
+
+def _unread(facts: Facts, kinds: list[str]) -> Iterator[Diagnostic]:
+    """Keys that the recipe gives and no launcher of it reads."""
+    launch = facts.recipe.launch
+    for key in sorted(launch.model_fields_set):
+        readers = READ_BY.get(key)
+        if not getattr(launch, key) or (readers is None and (kinds or key == "kind")):
+            continue
+        if readers is None or not set(readers) & set(kinds):
+            names = listing(readers, "or") if readers else "any launcher"
+            yield Diagnostic(
+                "N1305",
+                f"launch.{key} is for {names}, which this recipe is not launched with",
+                f"launch.{key}",
+            )
+    if launch.queue_for and "tpu-vm" in kinds and not launch.queued and "dcn" not in facts.axes:
+        yield Diagnostic(
+            "N1305",
+            "launch.queue_for is for a queued resource, and none is asked for",
+            "launch.queue_for",
+            "queued: true",
+        )
