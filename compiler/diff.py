@@ -16,6 +16,7 @@ from spec.paths import join
 
 if TYPE_CHECKING:
     from compiler.program import Program
+    from spec.language.train import LocalCheckpoint
 
 
 def diff(before: Program, after: Program) -> str:
@@ -225,6 +226,12 @@ def _schedule(program: Program) -> str:
     return f"{schedule.name}{end}, warm-up {warm or 'none'}"
 
 
+def _local(checkpoint: LocalCheckpoint | None) -> str:
+    if checkpoint is None:
+        return "none"
+    return f"every {plural(checkpoint.every_steps, 'step')} under {checkpoint.directory}"
+
+
 def _outputs(a: Program, b: Program) -> Iterator[str]:
     old, new = a.recipe.checkpoint, b.recipe.checkpoint
     if old.directory != new.directory:
@@ -234,6 +241,8 @@ def _outputs(a: Program, b: Program) -> Iterator[str]:
             f"a checkpoint every {plural(old.every_steps, 'step')}, {old.keep} kept -> every "
             f"{plural(new.every_steps, 'step')}, {new.keep} kept"
         )
+    if old.local != new.local:
+        yield f"local checkpoints: {_local(old.local)} -> {_local(new.local)}"
     if a.recipe.merge.dtype != b.recipe.merge.dtype:
         yield f"merged weights in {a.recipe.merge.dtype} -> {b.recipe.merge.dtype}"
     if a.recipe.merge.quantization != b.recipe.merge.quantization:

@@ -10,6 +10,7 @@ from compiler.artifact import LOCK
 from compiler.emitters.bench import emit_bench
 from compiler.emitters.data_files import data_files
 from compiler.emitters.evaluate import emit_evaluate
+from compiler.emitters.launch import emit_launch
 from compiler.emitters.lock import emit_lock
 from compiler.emitters.merge import emit_merge
 from compiler.emitters.readme import emit_readme
@@ -43,6 +44,7 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
         **emit_smoke(program),
         **emit_bench(program),
         **emit_evaluate(program),
+        **emit_launch(program),
     }
     files = {path: text.encode() for path, text in texts.items()}
     files = dict(sorted((data_files(program) | files).items()))

@@ -169,7 +169,7 @@ def accelerator(mesh: MeshSection) -> Accelerator:
 
 
 def arranged(slices: int, fsdp: int, tp: int) -> dict[str, int]:
-    """Sizes of the mesh's axes as a recipe gives them: fsdp and tp within each slice, and dcn over several."""
+    """Sizes of the mesh's axes as a recipe gives them: fsdp and tp of each slice, and dcn over several."""
     return {**({"dcn": slices} if slices > 1 else {}), "fsdp": fsdp, "tp": tp}
 
 

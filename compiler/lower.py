@@ -31,8 +31,9 @@ class Lowered:
     diagnostics: list[Diagnostic]
 
 
-PLANNED = ("E0634",)
-"""What cannot be run, and can be planned: a server whose plan shows that nothing fits."""
+PLANNED = ("E0634", "E1301", "E1302")
+"""What cannot be run, and can be planned: a server whose plan shows that nothing fits, and checkpoints that
+not all hosts reach."""
 
 
 def lower(loaded: Loaded, planning: bool = False) -> Lowered:

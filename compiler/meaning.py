@@ -265,11 +265,18 @@ def _cache(program: Program) -> list[str]:
 def _checkpoint(program: Program) -> list[str]:
     checkpoint = program.recipe.checkpoint
     where = checkpoint.directory if "://" in checkpoint.directory else f"OUTPUT/{checkpoint.directory}"
-    return [
+    out = [
         f"{'weights' if program.lora is None else 'adapters'} and optimizer state every "
         f"{plural(checkpoint.every_steps, 'step')} and at the end, "
         f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json lies beside them"
     ]
+    if checkpoint.local is not None:
+        local = checkpoint.local
+        out.append(
+            f"in between every {plural(local.every_steps, 'step')} under {local.directory} on each host; "
+            "train.py goes on from there where that is newer"
+        )
+    return out
 
 
 def _merge(program: Program) -> list[str]:

@@ -45,6 +45,12 @@ def scale_axes(axes: Mapping[str, int]) -> dict[str, int]:
     return small
 
 
+def processes(program: Program) -> int:
+    """Processes of the miniature's run: two stand for several hosts."""
+    devices = math.prod(scale_axes(program.recipe.mesh.axes).values())
+    return 2 if program.accelerator.hosts > 1 and devices % 2 == 0 else 1
+
+
 def derive(
     program: Program, config: Mapping[str, Any], model: str, train: str, evaluate: str, steps: int
 ) -> tuple[dict[str, Any], list[Replacement]]:
@@ -65,7 +71,7 @@ def derive(
     recipe["mesh"] |= {
         "accelerator": f"cpu-{math.prod(axes.values())}",
         "topology": None,
-        "hosts": 1,
+        "hosts": processes(program),
         "axes": axes,
     }
     recipe["data"] |= {

@@ -241,6 +241,7 @@ class Run:
         checkpoints: the recipe's checkpoint.directory, below an output folder.
         merged: the recipe's merge.output, below an output folder.
         cache: the recipe's cache.directory; None for none.
+        processes: that train together.
     """
 
     pipeline: Pipeline
@@ -251,6 +252,7 @@ class Run:
     checkpoints: str
     merged: str
     cache: str | None = None
+    processes: int = 1
 
     @property
     def whole(self) -> Path:
@@ -339,6 +341,9 @@ class Run:
         self, output: Path, log: str, resume: bool = False, until: Callable[[], bool] | None = None
     ) -> str:
         command = [str(self.artifact / "train.py"), "--model", str(self.model)]
+        if self.processes > 1:
+            several = self.artifact.parent / "runtime" / "hosts" / "local.py"
+            command = [str(several), str(self.processes), *command]
         command += ["--data-dir", str(self.data), "--output", str(output)]
         return self._script(command + ["--resume"] * resume, log, until)
 

@@ -20,7 +20,7 @@ from compiler.emit import emit
 from compiler.lower import lower
 from compiler.miniature import write_checkpoint
 from compiler.miniature_config import shrink
-from compiler.miniature_recipe import Replacement, derive, scale_axes
+from compiler.miniature_recipe import Replacement, derive, processes, scale_axes
 from compiler.pipeline import (
     Pipeline,
     Run,
@@ -117,6 +117,7 @@ def _run(program: Program, steps: int, work: Path, pipeline: Pipeline) -> None:
         checkpoints="checkpoints",
         merged="merged",
         cache=program.recipe.cache.directory,
+        processes=processes(program),
     )
     pipeline.step("train", run.train)
     pipeline.step("kill", run.kill)
@@ -176,7 +177,8 @@ def _compile(program: Program, steps: int, work: Path, console: Console) -> str:
     for change in replaced:
         tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
     axes = lowered.program.recipe.mesh.axes
-    return f"{mesh_axes(axes)}, {len(replaced)} values replaced"
+    several = f"on {lowered.program.accelerator.hosts} processes, " if processes(program) > 1 else ""
+    return f"{mesh_axes(axes)}, {several}{len(replaced)} values replaced"
 
 
 def _is_multimodal(program: Program) -> bool:

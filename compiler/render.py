@@ -68,10 +68,14 @@ def shell_word(text: str) -> str:
     """A word of a shell command, in double quotes where it must be."""
     if re.fullmatch(r"[A-Za-z0-9_@%+=:,./-]+", text):
         return text
+    return f'"{within_quotes(text)}"'
+
+
+def within_quotes(text: str) -> str:
+    """A part of a shell's word that is in double quotes."""
     quoted = re.sub(r'(["\\$`])', r"\\\1", text)
     # Within double quotes in an array bash puts a byte of its own before these.
-    quoted = re.sub("[\x01\x7f]", lambda found: f"\"$'\\{ord(found[0]):03o}'\"", quoted)
-    return f'"{quoted}"'
+    return re.sub("[\x01\x7f]", lambda found: f"\"$'\\{ord(found[0]):03o}'\"", quoted)
 
 
 @functools.cache
@@ -93,5 +97,6 @@ def _environment() -> Environment:
         compose=compose_string,
         kubernetes=kubernetes_string,
         shell=shell_word,
+        quoted=within_quotes,
     )
     return environment

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +24,8 @@ PACKAGES = {
 """What fsspec opens an address's protocol with."""
 
 _REFUSED = re.compile(
-    r"credential|anonymous|unauthori[sz]ed|forbidden|access denied|\b40[13]\b", re.IGNORECASE
+    r"credential|anonymous|unauthori[sz]ed|forbidden|access denied|permission_denied|\b40[13]\b",
+    re.IGNORECASE,
 )
 
 _PASSING = re.compile(
@@ -39,6 +42,18 @@ AT_ONCE = 8
 def is_address(text: str | Path) -> bool:
     """Whether something is meant for fsspec, rather than a path on this machine."""
     return "://" in str(text)
+
+
+def folder_or_address(text: str) -> Path | str:
+    """An argument of a script: a folder, or an address as it stands."""
+    return text if is_address(text) else Path(text)
+
+
+def folder(text: str) -> Path:
+    """An argument of a script: a folder of this machine, which an address is not."""
+    if is_address(text):
+        raise argparse.ArgumentTypeError(f"{text} is an address, and this is a folder of this machine")
+    return Path(text)
 
 
 def protocol_of(address: str) -> str:
@@ -66,6 +81,7 @@ def path_of(directory: str | Path) -> Any:
         from fsspec.config import conf
 
         conf.setdefault("gs", {}).setdefault("use_listings_cache", False)
+        _silence()
     return epath.Path(directory)
 
 
@@ -118,6 +134,7 @@ def open_address(address: str | Path) -> Path | tuple[Any, str]:
         return Path(address).expanduser()
     from fsspec.core import url_to_fs
 
+    _silence()
     try:
         system, root = url_to_fs(str(address))
     except Exception as error:  # of whatever library the protocol belongs to
@@ -125,6 +142,11 @@ def open_address(address: str | Path) -> Path | tuple[Any, str]:
     if is_local(system):
         return Path(root)
     return system, root.rstrip("/")
+
+
+def _silence() -> None:
+    """Keeps gcsfs from logging tracebacks of requests that failed: what failed is told once, as an error."""
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
 def is_local(system: Any) -> bool:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+PASSING = 75
+"""The exit status where nothing has to be mended, and what started the script may start it again: EX_TEMPFAIL
+of sysexits.h. Another process of the run is gone, or a store did not answer for long."""
+
 
 class UserError(Exception):
     """Something that the user can put right: a file, a flag, a device.
@@ -12,12 +16,14 @@ class UserError(Exception):
     Attributes:
         message: one sentence that names the thing.
         help: what to do about it, or None.
+        exit_status: of a script that it ends: 1, or PASSING.
     """
 
-    def __init__(self, message: str, help: str | None = None) -> None:
+    def __init__(self, message: str, help: str | None = None, exit_status: int = 1) -> None:
         super().__init__(message)
         self.message = message
         self.help = help
+        self.exit_status = exit_status
 
 
 def report(error: UserError) -> None:
@@ -33,9 +39,9 @@ def printable(text: str) -> str:
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Runs a script's main function; a UserError becomes a message and exit status 1."""
+    """Runs a script's main function; a UserError becomes a message and its exit status."""
     try:
         return main()
     except UserError as error:
         report(error)
-        return 1
+        return error.exit_status

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -102,30 +103,41 @@ def _fetch_bucket(url: str) -> Path:
         entries = [entry for entry in system.ls(root, detail=True) if entry["type"] == "file"]
         target.mkdir(parents=True, exist_ok=True)
         with _alone(target):
+            copies = _Copies(system, target)
             for entry in sorted(entries, key=lambda entry: str(entry["name"])):
-                _fetch(system, entry, target)
+                copies.bring(entry)
     except Exception as error:  # of whatever library reads the address
         raise failed(url, "copied", error) from error
     return target
 
 
-def _fetch(system: Any, entry: Mapping[str, Any], target: Path) -> None:
-    """Copies a file, unless it was copied before and has not changed since."""
-    name = str(entry["name"]).rpartition("/")[2]
-    copy, mark = target / name, target / f".{name}.version"
-    # Weights that are trained anew have the size of those before them.
-    version = next((str(entry[key]) for key in VERSIONS if entry.get(key) is not None), "")
-    same = not mark.exists() or mark.read_text() == version
-    if same and copy.is_file() and copy.stat().st_size == entry["size"]:
-        return
-    part = target / f".{name}.part"
-    mark.unlink(missing_ok=True)
-    with system.open(entry["name"], "rb") as source, part.open("wb") as sink:
-        shutil.copyfileobj(source, sink, 1 << 24)
-    if part.stat().st_size != entry["size"]:
-        raise EOFError(f"{name} ends before byte {entry['size']}")
-    part.replace(copy)
-    mark.write_text(version)
+class _Copies:
+    """Copies of files, and beside their folder which version of each they are."""
+
+    def __init__(self, system: Any, folder: Path) -> None:
+        self._system, self._folder = system, folder
+        self._record = folder.with_name(f"{folder.name}.json")
+        self._versions: dict[str, str] = {}
+        with suppress(OSError, ValueError):
+            self._versions = json.loads(self._record.read_text())
+
+    def bring(self, entry: Mapping[str, Any]) -> None:
+        """Copies a file, unless it was copied before and has not changed since."""
+        name = str(entry["name"]).rpartition("/")[2]
+        copy, part = self._folder / name, self._folder / f".{name}.part"
+        # Weights that are trained anew have the size of those before them.
+        version = next((str(entry[key]) for key in VERSIONS if entry.get(key) is not None), "")
+        same = self._versions.get(name, version) == version
+        if same and copy.is_file() and copy.stat().st_size == entry["size"]:
+            return
+        with self._system.open(entry["name"], "rb") as source, part.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 24)
+        if part.stat().st_size != entry["size"]:
+            raise EOFError(f"{name} ends before byte {entry['size']}")
+        copy.unlink(missing_ok=True)
+        self._versions[name] = version
+        self._record.write_text(json.dumps(self._versions, indent=1))
+        part.replace(copy)
 
 
 @contextmanager

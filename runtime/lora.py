@@ -206,9 +206,10 @@ def keep_mask(salts: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
     Args:
         salts: uint32 of the length of the first dimension, one for each row.
     """
-    place = jnp.zeros((1, *shape[1:]), jnp.uint32)
+    # Of the whole shape: XLA would write the places of one row to memory, and read them for each.
+    place = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape[1:], 1):
-        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, place.shape, axis)
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
     salts = salts.reshape(-1, *(1 for _ in shape[1:]))
     return mix(mix(place ^ mix(salts)) + salts) >= jnp.uint32(round(rate * 2**32))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from runtime.addresses import path_of, reached, write_whole
 from runtime.errors import UserError
-from runtime.specs import DATA, data_parallel
+from runtime.specs import data_parallel
 
 LOCK = "recipe.lock.json"
 
@@ -81,6 +82,13 @@ def read_record(directory: str | Path) -> dict[str, Any]:
     return _parse(content, str(path))
 
 
+def record_digest(directory: str | Path) -> str | None:
+    """SHA-256 of the record beside a run's checkpoints, None where there is none."""
+    path = path_of(directory) / LOCK
+    with reached(directory):
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
 def check_record(directory: str | Path, artifact: Path) -> None:
     """Checks that the run in a directory was made by this artifact, so that it can be continued.
 
@@ -133,7 +141,7 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
         raise UserError(
             f"{directory}: with {cause} the loss hangs on the rows of a micro-batch; the run began with "
             f"{before}, and this artifact has {after}",
-            f"choose train.micro_batch_size such that it x {' x '.join(DATA)} is {before} again",
+            f"choose train.micro_batch_size such that it x dcn x fsdp is {before} again",
         )
     meshes = [_mesh(recipe) for recipe in (began, now)]
     other = [line for line in changed if not line.startswith("mesh.")]

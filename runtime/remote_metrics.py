@@ -18,8 +18,8 @@ def copy(path: Path, directory: str) -> None:
     """
     try:
         _put(path, directory)
-    except UserError as error:
-        print(f"note: {error.message}; {path} has all of it", file=sys.stderr)
+    except (UserError, OSError) as error:
+        print(f"note: {error}; {path} has all of it", file=sys.stderr)
 
 
 def publisher(directory: str) -> Callable[[Path], None]:
@@ -31,7 +31,7 @@ def publisher(directory: str) -> Callable[[Path], None]:
     def publish(path: Path) -> None:
         try:
             _put(path, directory)
-        except UserError:
+        except (UserError, OSError):
             return
 
     return publish

@@ -29,7 +29,7 @@ from tunix.sft.checkpoint_manager import CheckpointManager
 from runtime import manifest
 from runtime.addresses import failed, is_address, passing, path_of, reached, read_by_orbax
 from runtime.elastic import Kept
-from runtime.errors import UserError
+from runtime.errors import PASSING, UserError
 from runtime.trained import ITEM, saved_steps, step_folders, unfinished
 
 OPTIMIZER = "optimizer_state"
@@ -347,6 +347,7 @@ def not_written(directory: str, error: Exception) -> UserError:
     return UserError(
         f"{directory}: a checkpoint could not be written: {cause(error)}; {kept(directory)}",
         f"{way_out}, and continue with --resume",
+        PASSING if is_address(directory) and passing(error) else 1,
     )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from runtime.checkpoint import BaseCheckpoint
     from runtime.data import PreparedData
+    from runtime.local_saving import LocalCheckpoints
     from runtime.metrics import Metrics, Nowhere
     from runtime.saving import Found
     from runtime.trainer import Outcome
@@ -44,7 +45,7 @@ class Paths(Protocol):
     @property
     def steps(self) -> int | None: ...
     @property
-    def model(self) -> Path | None: ...
+    def model(self) -> Path | str | None: ...
     @property
     def data_dir(self) -> Path: ...
     @property
@@ -79,6 +80,7 @@ class Session:
         prepared: the data.
         interrupts: the signals that end the run after a step.
         hosts: the processes of the run; this one alone, mostly.
+        local: checkpoints on this machine's own disk, None for none.
     """
 
     artifact: Path
@@ -90,6 +92,7 @@ class Session:
     prepared: PreparedData
     interrupts: Interrupts
     hosts: Alone | Crew = ALONE
+    local: LocalCheckpoints | None = None
 
     @property
     def total(self) -> int:
@@ -144,11 +147,9 @@ class Session:
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
         if not self.hosts.first:
-            try:
-                with _out_of_memory():
-                    yield Nowhere(folder / FILE)
-            finally:
-                close()
+            with _out_of_memory():
+                yield Nowhere(folder / FILE)
+            close()
             return
         if remote and restored:
             remote_metrics.fetch(folder / FILE, self.directory)
@@ -161,16 +162,20 @@ class Session:
             if isinstance(self.hosts, Crew):
                 self.hosts.at_loss.append(failed)
             metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
+            # After an error here the others do not come to where they would wait for each other's saves.
+            waits = self.hosts.count == 1
             try:
                 with _out_of_memory():
                     yield metrics
                 metrics.ends(0)
+                waits = True
             except Interrupted as interrupted:
                 metrics.ends(128 + interrupted.signum, stopped=True)
                 raise
             finally:
                 try:
-                    close()
+                    if waits:
+                        close()
                 finally:
                     metrics.close()
                 if remote:
@@ -250,7 +255,7 @@ def _joined(hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, Alon
         others.wait_for_news(NEWS)
         sys.stderr = sys.__stderr__
         report(UserError(f"{others.name(others.number)}: {error.message}", error.help))
-        others.fail(1, error.message)
+        others.fail(error.exit_status, error.message)
     except Exception as error:
         others.wait_for_news(peer_timeout() + NEWS)
         traceback.print_exc(file=sys.__stderr__)
@@ -299,9 +304,14 @@ def begin(
     from runtime.checkpoint import BaseCheckpoint
     from runtime.data import load_tokenizer, prepare
     from runtime.locate import locate_model
-    from runtime.record import LOCK
+    from runtime.record import LOCK, record_digest
 
     mesh = meshes.start(settings.mesh, hosts.count)
+    if jax.process_index() != hosts.number:
+        raise UserError(
+            f"this is process {hosts.number} of the run, and process {jax.process_index()} to its TPU",
+            "number the processes as the TPU's workers are, or set no JAX_PROCESS_ID",
+        )
     if settings.model.dtype == "float32":
         # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
         jax.config.update("jax_default_matmul_precision", "highest")
@@ -311,6 +321,14 @@ def begin(
     found = saving.Found(
         **hosts.agree("found", lambda: asdict(saving.find(directory) if arguments.resume else saving.Found()))
     )
+    local = None
+    if settings.checkpoint.local is not None:
+        from runtime.local_saving import LocalCheckpoints
+
+        record = hosts.agree("record", lambda: record_digest(directory) if arguments.resume else None)
+        begun_with = record or record_digest(artifact) or ""
+        local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
+        found = local.newer(found)
     prepared = prepare(
         settings.data,
         settings.train,
@@ -344,7 +362,7 @@ def begin(
     if hosts.first:
         saving.set_aside(directory, found)
     hosts.barrier("begin")
-    return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts)
+    return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local)
 
 
 def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:
@@ -377,7 +395,10 @@ def farewell(signum: int, directory: str) -> str:
     """What to say of a run that a signal ends, and of what it leaves."""
     from runtime.trained import saved_steps
 
-    steps = saved_steps(directory)
+    try:
+        steps = saved_steps(directory)
+    except UserError:
+        return f"stopped by {name_of(signum)}; what was saved before is kept"
     if not steps:
         return f"stopped by {name_of(signum)}; no checkpoint was saved yet"
     return (

@@ -96,8 +96,12 @@ def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, 
     ]
 
 
-DATA = ("dcn", "fsdp")
-"""The mesh axes that rows of a batch are split over: slices, and devices of one that share the weights."""
+DATA = ("fsdp", "dcn")
+"""The mesh axes that rows of a batch are split over: devices of a slice, which share the weights, and slices.
+
+In this order: of rows over (dcn, fsdp), XLA's partitioner (jaxlib 0.10.2) takes those of one slice for those
+of another where a product sums over tp, its weight is cut over fsdp, and tp and fsdp are of the same size.
+"""
 
 
 def data_parallel(axes: Mapping[str, int]) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.adapters import LoraSettings
+from runtime.addresses import folder, folder_or_address
 from runtime.hosts import Alone, Crew
 from runtime.interrupts import Interrupts
 from runtime.maintenance import watching
@@ -27,7 +28,7 @@ class Arguments:
     Attributes:
         resume: continue from the newest checkpoint.
         steps: stop after this optimizer step; None for the recipe's own.
-        model: folder of the checkpoint to start from, None to find the recipe's model.id.
+        model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
         data_dir: what relative paths of data are relative to.
         output: what a relative checkpoint.directory is relative to.
         trace: file for what `recipe parity` compares, None to write none.
@@ -35,7 +36,7 @@ class Arguments:
 
     resume: bool
     steps: int | None
-    model: Path | None
+    model: Path | str | None
     data_dir: Path
     output: Path
     trace: Path | None = None
@@ -55,12 +56,14 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Argume
     )
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     parser.add_argument("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="folder of the base checkpoint")
     parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", default=artifact, help="where the data files lie"
+        "--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
+        "--data-dir", type=folder, metavar="DIR", default=artifact, help="where the data files lie"
+    )
+    parser.add_argument(
+        "--output", type=folder, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write losses, first gradients and what was trained"
@@ -148,6 +151,7 @@ def _run(
             prepared.accumulation,
             session.found.step,
             recorder,
+            session.local,
         )
         restored = trainer.train_steps
         session.enter(restored)

@@ -21,6 +21,7 @@ from runtime.elastic import set_step
 from runtime.errors import UserError
 from runtime.hosts import ALONE, Alone, Crew
 from runtime.interrupts import Interrupted, Interrupts
+from runtime.local_saving import LocalCheckpoints
 from runtime.loss import Batch
 from runtime.metrics import Metrics, Nowhere
 from runtime.model import Built
@@ -67,6 +68,7 @@ class Trainer(PeftTrainer):
         accumulation: micro-batches of an optimizer step.
         step: whose checkpoint is restored; the newest one when None, if there is any.
         recorder: of the run's trace, None for a run without one.
+        local: checkpoints on this machine's own disk, None for none.
 
     Raises:
         UserError: when the checkpoint does not fit the model.
@@ -83,8 +85,9 @@ class Trainer(PeftTrainer):
         accumulation: int,
         step: int | None = None,
         recorder: Recorder | None = None,
+        local: LocalCheckpoints | None = None,
     ) -> None:
-        self._recorder = recorder
+        self._recorder, self._local = recorder, local
         self._built = built
         self._provider = built.provider
         self._mesh = mesh
@@ -107,7 +110,8 @@ class Trainer(PeftTrainer):
         self.checkpoint_manager = Checkpoints(directory, checkpoint.keep)
         step = self.saved_step if step is None else step
         if step is not None:
-            self.checkpoint_manager.restore(step, self.model, self.optimizer, self._lora_enabled)
+            manager = local if local is not None and local.chosen == step else self.checkpoint_manager
+            manager.restore(step, self.model, self.optimizer, self._lora_enabled)
             set_step(self.optimizer, step, accumulation)
             self._train_steps, self._iter_steps = step, step * accumulation
 
@@ -164,21 +168,25 @@ class Trainer(PeftTrainer):
                 step = self._train_steps
                 report.add(numbers)
                 save = step == until or step % self._every_steps == 0
+                keep = self._local is not None and not save and step % self._local.every_steps == 0
                 evaluate = bool(eval_batches) and (step == until or step % self._settings.eval_every == 0)
-                if save or evaluate or report.due(step):
+                if save or keep or evaluate or report.due(step):
                     report.read()
                 if evaluate:
                     outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics, report)
-                if save:
+                if save or keep:
                     metrics.flush()
+                if save:
                     self._save(step, state(step))
-                if save or evaluate:
+                elif keep:
+                    self._save_locally(step, state(step))
+                if save or keep or evaluate:
                     report.restart()
             if self._train_steps < until:  # asked to stop
                 report.read()
                 metrics.flush()
                 self._save(self._train_steps, state(self._train_steps))
-            self.checkpoint_manager.finish()
+            self._finish()
         except NotFinite as error:
             raise self._not_finite(error, origins) from None
         finally:
@@ -193,7 +201,12 @@ class Trainer(PeftTrainer):
     def close(self) -> None:
         """Waits for a checkpoint that is being written. `fit` has raised what went wrong with one."""
         with suppress(UserError):
-            self.checkpoint_manager.finish()
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._local is not None:
+            self._local.finish()
+        self.checkpoint_manager.finish()
 
     def jit_train_and_eval_step(
         self, skip_jit: bool = False, cache_nnx_graph: bool = False
@@ -229,6 +242,7 @@ class Trainer(PeftTrainer):
             before = time.perf_counter()
             self._throttler.wait_for_next()
             waited += time.perf_counter() - before
+            self._hosts.brings()
             loss, norm, more = train_step(self._placed(batch))
             self._throttler.add_computation(loss)
             if not self._checked and self._provider is not None:
@@ -274,6 +288,12 @@ class Trainer(PeftTrainer):
             return
         self._put_back()
         self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, state)
+
+    def _save_locally(self, step: int, state: Mapping[str, Any]) -> None:
+        """Starts saving a step on this machine's own disk."""
+        assert self._local is not None
+        self._put_back()
+        self._local.write(step, self.model, self.optimizer, self._lora_enabled, state)
 
     def _put_back(self) -> None:
         """Gives the model and the optimizer their newest arrays; the older ones were donated."""

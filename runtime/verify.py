@@ -267,12 +267,16 @@ def compare(
 
 
 def start_mesh(record: Mapping[str, Any]) -> Mesh:
-    """The run's own mesh where its TPU is here, otherwise one CPU device."""
+    """The run's own mesh where its TPU is here, otherwise one CPU device; one of several hosts would wait for
+    the others."""
     from runtime.mesh import start
 
     section = _section(record, "mesh")
     axes = dict(section["axes"])
-    if not (section.get("accelerator") or "").startswith("cpu"):
+    hosts = section.get("hosts") or 1
+    if hosts > 1:
+        print(f"note: verifying on the CPU: the run's mesh spans {hosts} hosts", file=sys.stderr)
+    elif not (section.get("accelerator") or "").startswith("cpu"):
         try:
             return start(MeshSettings("tpu", math.prod(axes.values()), axes))
         except UserError as error:

@@ -117,11 +117,11 @@ def head(planned: Planned) -> list[str]:
     slow, fast = planned.tokens_per_second(calibrated=True), planned.tokens_per_second()
     said = (
         f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB on each device; "
-        f"{_span(_step(planned), _step(planned, True), 2)} s an optimizer step of {planned.tokens:,} tokens, "
-        f"{_thousands(slow)} to {_thousands(fast)} tokens/s"
+        f"{span(_step(planned), _step(planned, True), 2)} s an optimizer step of {planned.tokens:,} tokens, "
+        f"{thousands(slow)} to {thousands(fast)} tokens/s"
     )
     if (usd := planned.usd_per_million()) is not None:
-        said += f", US$ {_span(usd, planned.usd_per_million(True), 2)} a million tokens"
+        said += f", US$ {span(usd, planned.usd_per_million(True), 2)} a million tokens"
     versions = planned.versions
     said += (
         f". By libtpu {versions['libtpu']} and jax {versions['jax']} on {planned.date}, not measured: "
@@ -161,7 +161,7 @@ def page(programs: Mapping[str, Program], record: Record, factor: float) -> str:
         INTRODUCTION,
         "## By model\n",
         ABOUT_FIGURES.format(factor=factor),
-        _table(_HEAD, rows),
+        table(_HEAD, rows),
         *(["A row without figures was not compiled yet.\n"] if any(not row[-4] for row in rows) else []),
         f"On a CPU: {listing(f'`{_file(name)}`' for name in here)}.\n",
         "## By method\n",
@@ -190,9 +190,9 @@ def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
     return (
         *what,
         f"{memory.used / 2**30:.1f} of {memory.available / 2**30:.2f}",
-        _span(_step(planned), _step(planned, True), 2),
-        f"{_thousands(slow)} to {_thousands(fast)}",
-        "" if usd is None else _span(usd, planned.usd_per_million(True), 2),
+        span(_step(planned), _step(planned, True), 2),
+        f"{thousands(slow)} to {thousands(fast)}",
+        "" if usd is None else span(usd, planned.usd_per_million(True), 2),
     )
 
 
@@ -232,14 +232,14 @@ def _fits(record: Record) -> str:
         (catalog.title(model), *(" / ".join(map(_cell, found[machine].values())) for machine in MACHINES))
         for model, found in record.fits.items()
     ]
-    return _table(("LoRA / QLoRA / all weights", *MACHINES), rows)
+    return table(("LoRA / QLoRA / all weights", *MACHINES), rows)
 
 
 def _cell(gib: float | None) -> str:
     return "-" if gib is None else f"{gib:.1f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
@@ -252,11 +252,11 @@ def _step(planned: Planned, calibrated: bool = False) -> float:
     return (planned.calibrated_seconds if calibrated else planned.seconds) * planned.micro_batches
 
 
-def _span(low: float, high: float | None, digits: int) -> str:
+def span(low: float, high: float | None, digits: int) -> str:
     return f"{low:.{digits}f} to {high:.{digits}f}"
 
 
-def _thousands(number: float) -> str:
+def thousands(number: float) -> str:
     """To three digits: "21,500"."""
     digits = len(str(int(number)))
     return f"{round(number, 3 - digits) if digits > 3 else number:,.0f}"

@@ -24,6 +24,7 @@ from compiler.lower import lower
 from compiler.plan import calibration, identity, store
 from compiler.plan.bound import bound, rows
 from compiler.plan.planner import plan
+from compiler.plan.results import Plan
 from compiler.plan.run import usd_per_hour
 from compiler.program import Program
 from scripts.recipe_pages import MACHINES, METHODS, Planned, Record, head, page, with_head
@@ -109,16 +110,9 @@ def key(of: Program) -> str:
     return store.key(identity.step(of), of.accumulation_steps, usd_per_hour(of))
 
 
-def planned(of: Program) -> Planned:
-    """A program, compiled for its TPU.
-
-    Raises:
-        ArtifactError: it cannot be compiled, or does not fit.
-    """
-    made = plan(of)
+def planned(of: Program, made: Plan) -> Planned:
+    """What a plan found out about a program."""
     estimate = made.estimate
-    if estimate.memory.headroom < 0:
-        raise ArtifactError(f"{of.name} does not fit", "recipe plan shows a way out")
     return Planned(
         key=key(of),
         date=datetime.now(UTC).date().isoformat(),
@@ -188,9 +182,12 @@ def _plan(names: Sequence[str]) -> None:
         if of.accelerator.platform != "tpu" or (names and path.stem not in names):
             continue
         if kept is None or kept.key != key(of):
-            record.recipes[path.stem] = planned(of)
+            found = planned(of, plan(of))
+            memory = found.memory
+            if memory.headroom < 0:
+                raise ArtifactError(f"{of.name} does not fit", "recipe plan shows a way out")
+            record.recipes[path.stem] = found
             _keep(record)  # each as soon as it is there
-            memory = record.recipes[path.stem].memory
             print(f"{path.stem}: {memory.used / 2**30:.1f} of {memory.available / 2**30:.2f} GiB", flush=True)
     for gone in set(record.recipes) - known:
         del record.recipes[gone]

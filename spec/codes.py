@@ -1369,8 +1369,8 @@ COMMANDS: dict[str, Code] = {
 LAUNCH: dict[str, Code] = {
     "E1301": Code(
         "checkpoints in a folder of each host",
-        "Several hosts write a checkpoint together, each its own part, and checkpoint.directory is a folder of "
-        "their own disks: none of them would have a whole one.",
+        "Several hosts write a checkpoint together, each its own part, and checkpoint.directory is a folder "
+        "of their own disks: none of them would have a whole one.",
         "A place that all hosts reach: a gs:// address.",
     ),
     "E1302": Code(
@@ -1381,7 +1381,8 @@ LAUNCH: dict[str, Code] = {
     ),
     "W1303": Code(
         "checkpoints on a disk that may be taken away",
-        "A spot VM that is taken away takes its disk along, and a run whose checkpoints are there starts over.",
+        "A spot VM that is taken away takes its disk along, and a run whose checkpoints are there begins "
+        "anew.",
         "A gs:// address in checkpoint.directory.",
     ),
     "E1304": Code(
@@ -1393,6 +1394,12 @@ LAUNCH: dict[str, Code] = {
         "launch key without effect",
         "The recipe gives a key of the launch section that none of its launchers reads.",
         "Nothing, or remove the key.",
+    ),
+    "E1316": Code(
+        "local checkpoints no more often than shared ones",
+        "checkpoint.local saves on the hosts' own disks between the checkpoints of checkpoint.directory, and "
+        "its every_steps leaves none in between.",
+        "Save more often locally, or leave checkpoint.local out.",
     ),
 }
 

@@ -395,6 +395,8 @@ _ELSEWHERE = {
     "max_steps": "train.steps",
     "num_train_epochs": "train.epochs",
     "grad_clip": "train.optimizer.max_grad_norm",
+    "slices": "mesh.axes.dcn",
+    "num_slices": "mesh.axes.dcn",
 }
 """What other tools call a key, and its path here."""
 

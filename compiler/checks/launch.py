@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from compiler.facts import Facts
 from compiler.launching import launchers, obstacle
@@ -28,7 +28,8 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     launch, accelerator = facts.recipe.launch, facts.accelerator
     if accelerator is None:
         return
-    for index, kind in enumerate(launch.kind or ()):
+    named = "kind" in launch.model_fields_set
+    for index, kind in enumerate(launch.kind if named else ()):
         found = obstacle(kind, facts.recipe, accelerator)
         if found is not None:
             yield Diagnostic("E1302", f"{kind}: {found.reason}", f"launch.kind[{index}]", found.cure)
@@ -39,7 +40,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             facts.first_given("launch.reservation", "launch.spot"),
             "keep one of the two",
         )
-    yield from _unread(facts, launchers(facts.recipe, accelerator))
+    yield from _unread(facts, launch.kind if named else launchers(facts.recipe, accelerator))
 
 
 def _checkpoints(facts: Facts) -> Iterator[Diagnostic]:
@@ -65,7 +66,7 @@ def _checkpoints(facts: Facts) -> Iterator[Diagnostic]:
         )
 
 
-def _unread(facts: Facts, kinds: list[str]) -> Iterator[Diagnostic]:
+def _unread(facts: Facts, kinds: Sequence[str]) -> Iterator[Diagnostic]:
     """Keys that the recipe gives and no launcher of it reads."""
     launch = facts.recipe.launch
     for key in sorted(launch.model_fields_set):

@@ -74,7 +74,8 @@ def _hosts(facts: Facts) -> Iterator[Diagnostic]:
         return
     counts = listing(map(str, possible), "or")
     if accelerator.platform == "cpu":
-        said = f"{accelerator.name} is {plural(accelerator.devices, 'virtual device')}, which {mesh.hosts} processes cannot share evenly"
+        devices = plural(accelerator.devices, "virtual device")
+        said = f"{accelerator.name} is {devices}, which {mesh.hosts} processes cannot share evenly"
     else:
         machine = "machine" if possible == [1] else "machines"
         of = f"{plural(accelerator.slices, 'slice')} of " if accelerator.slices > 1 else ""

@@ -56,6 +56,7 @@ def _packages(program: Program) -> dict[str, dict[str, str]]:
 def resolved(program: Program) -> dict[str, Any]:
     """The recipe with all its defaults, as JSON values; `extends` has been applied and is left out."""
     values: dict[str, Any] = program.recipe.model_dump(mode="json", exclude={"extends"})
+    values["mesh"]["hosts"] = program.accelerator.hosts
     lora = values["lora"] or {}
     for name in ("rank_pattern", "alpha_pattern"):
         if lora.get(name):

@@ -148,7 +148,10 @@ def _optimizer(program: Program) -> str:
 def _checkpoints(program: Program) -> str:
     checkpoint = program.recipe.checkpoint
     every = plural(checkpoint.every_steps, "step")
-    return f"every {every}, the newest {checkpoint.keep} kept, in `{checkpoint.directory}`"
+    out = f"every {every}, the newest {checkpoint.keep} kept, in `{checkpoint.directory}`"
+    if (local := checkpoint.local) is not None:
+        out += f"; every {plural(local.every_steps, 'step')} in `{local.directory}` on each host"
+    return out
 
 
 def _price(program: Program) -> str | None:

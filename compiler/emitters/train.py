@@ -53,7 +53,9 @@ def _run_arguments(program: Program) -> list[str]:
 
 def settings_classes(program: Program) -> list[str]:
     """What the script imports from runtime.settings."""
-    names = ["CheckpointSettings", "DataSettings", "MeshSettings", "ModelSettings"]
+    names = ["CheckpointSettings", "DataSettings"]
+    names += ["LocalCheckpointSettings"] if program.recipe.checkpoint.local is not None else []
+    names += ["MeshSettings", "ModelSettings"]
     data = program.recipe.data
     names += ["Source"] if any(_is_more_than_a_path(s) for s in (*data.train, *data.eval)) else []
     return [*names, "TrainSettings"]
@@ -69,14 +71,17 @@ def _constants(program: Program) -> dict[str, Value]:
     out["DATA"] = data_settings(program)
     out["TRAIN"] = train_settings(program)
     checkpoint = recipe.checkpoint
-    out["CHECKPOINT"] = Call(
-        "CheckpointSettings",
-        {
-            "directory": checkpoint.directory,
-            "every_steps": checkpoint.every_steps,
-            "keep": checkpoint.keep,
-        },
-    )
+    saving: dict[str, Value] = {
+        "directory": checkpoint.directory,
+        "every_steps": checkpoint.every_steps,
+        "keep": checkpoint.keep,
+    }
+    if checkpoint.local is not None:
+        saving["local"] = Call(
+            "LocalCheckpointSettings",
+            {"directory": checkpoint.local.directory, "every_steps": checkpoint.local.every_steps},
+        )
+    out["CHECKPOINT"] = Call("CheckpointSettings", saving)
     if recipe.cache.directory is not None:
         out["CACHE"] = recipe.cache.directory
     return out

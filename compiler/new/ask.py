@@ -60,8 +60,6 @@ def accelerator(probe: Probe, method: str | None) -> Accelerator:
             machine = from_name(text.strip())
         except UnknownAccelerator as error:
             raise typer.BadParameter(f"{error}; {error.help}") from None
-        if machine.hosts > 1:
-            raise typer.BadParameter(f"{machine.name} is {machine.hosts} hosts: choose one of the table")
         if fit(probe, machine, method).method is None:
             raise typer.BadParameter(f"{machine.name} is too small: choose one of the table")
         return machine

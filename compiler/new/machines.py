@@ -28,7 +28,7 @@ class Fit:
 
 
 def machines() -> Iterator[Accelerator]:
-    """Those of one host, whose training this version runs, and a CPU's devices."""
+    """Those of one host, which a first run is on, and a CPU's devices."""
     for name in known_names():
         machine = from_name(name)
         if machine.platform == "tpu" and machine.hosts == 1:

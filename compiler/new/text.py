@@ -221,8 +221,11 @@ def _why_recomputed(c: Contents) -> str:
 def _rest(c: Contents) -> Lines:
     lines = {"checkpoint": Line({"every_steps": 100, "keep": 2})}
     if c.draft.accelerator.platform == "tpu":
+        place = Line("checkpoints", "gs://bucket/folder outlives the machine")
+        if c.draft.accelerator.hosts > 1:
+            place = Line(f"gs://my-bucket/{c.name}", "name a bucket of yours: every host writes there")
         lines = {
-            "checkpoint.directory": Line("checkpoints", "gs://bucket/folder outlives the machine"),
+            "checkpoint.directory": place,
             "checkpoint.every_steps": Line(100),
             "checkpoint.keep": Line(2),
         }

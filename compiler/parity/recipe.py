@@ -27,6 +27,7 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[Replacement]:
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
     recipe, _ = derive(program, config, "./model", TRAIN_FILE, TRAIN_FILE, steps)
     recipe["model"]["dtype"] = "float32"
+    recipe["mesh"]["hosts"] = None  # traces are of one process
     if recipe["lora"] is not None:
         recipe["lora"] |= {"dropout": 0.0, "dtype": "float32", "quantize": None}
     recipe["data"] |= {"eval": [], "eval_fraction": None}
@@ -34,7 +35,7 @@ def write_recipe(program: Program, steps: int, work: Path) -> list[Replacement]:
     recipe["train"]["log"] |= {"tensorboard": False, "wandb_project": None}
     if recipe["train"]["loss_normalization"] == "micro_batches":
         _one_group(recipe)
-    recipe["checkpoint"]["every_steps"] = steps
+    recipe["checkpoint"] |= {"every_steps": steps, "local": None}
     recipe["merge"] |= {"dtype": "float32", "quantization": None}
     replaced = replacements(program.recipe.model_dump(mode="json", exclude=NO_PART), recipe)
     del recipe["data"]["eval_seed"]  # which means nothing without eval_fraction

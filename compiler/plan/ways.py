@@ -173,8 +173,8 @@ def _price(present: Accelerator, larger: Accelerator) -> str:
 
 
 def _arranged(program: Program, devices: int) -> tuple[int, int, int] | None:
-    """fsdp, tp and micro-batch that use so many devices of a slice, with as little tp above the recipe's as can
-    be."""
+    """fsdp, tp and micro-batch that use so many devices of a slice, with as little tp above the recipe's as
+    can be."""
     train, tp_now, slices = program.recipe.train, program.recipe.mesh.axes["tp"], program.accelerator.slices
     for tp in _tp_sizes(program, devices):
         fsdp = devices // tp

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,9 @@ class Place:
     def names(self) -> list[str]:
         """Of what is in it; nothing where it is no folder."""
         if self.system:
-            return sorted(str(one).rstrip("/").rpartition("/")[2] for one in self.system.ls(self.path, False))
+            with self._reading():
+                found = self.system.ls(self.path, False)
+            return sorted(str(one).rstrip("/").rpartition("/")[2] for one in found)
         return sorted(one.name for one in Path(self.path).iterdir()) if self.is_folder() else []
 
     def text(self, name: str) -> str | None:
@@ -56,7 +60,8 @@ class Place:
         path = f"{self.path}/{name}"
         try:
             if self.system:
-                return bytes(self.system.cat_file(path)).decode("utf-8", "replace")
+                with self._reading():
+                    return bytes(self.system.cat_file(path)).decode("utf-8", "replace")
             if not Path(path).is_file():
                 return None
             if Path(path).stat().st_size > LARGEST:
@@ -66,6 +71,19 @@ class Place:
             return None
         except OSError as error:
             raise ArtifactError(f"{self.name}/{name} cannot be read: {error.strerror or error}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Within it, what an address's library raises is an error of the folder; what is missing passes."""
+        from runtime.addresses import failed
+
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # of whatever library the address belongs to
+            problem = failed(self.name, "read", error)
+            raise ArtifactError(problem.message, problem.help) from error
 
     def value(self, name: str) -> Any:
         """A JSON file's value; None where there is none, or no JSON."""
@@ -115,6 +133,9 @@ def open_place(name: str) -> Place:
             raise ArtifactError(f"{name} cannot be read: {error}", way_out) from error
         problem = failed(name, "read", error)
         raise ArtifactError(problem.message, problem.help) from error
+    if not found and place.system:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            place.names()  # some file systems have no folder where they may not read
     if not found:
         there = place.system is None and Path(place.path).exists()
         raise ArtifactError(f"{name} is no folder" if there else f"there is no folder {name}", way_out)

@@ -12,6 +12,8 @@ from typing import Any
 from compiler.watch.places import Place, age
 from compiler.watch.series import Series, number
 from compiler.watch.tail import Tail
+from runtime.addresses import read_by_orbax
+from runtime.manifest import COMMITTED
 from runtime.progress import duration
 from runtime.record import LOCK
 from runtime.run_state import FILE as STATE
@@ -200,11 +202,13 @@ class Run:
     def _newest(self) -> Saved | None:
         """The newest checkpoint: a folder named by its step, or by transformers' "checkpoint-STEP"."""
         matches = map(_STEP.fullmatch, self.place.folders())
-        found = [(int(match[1]), match[0]) for match in matches if match]
-        if not found:
-            return None
-        step, folder = max(found)
-        return Saved(step, age(self.place.status(folder)))
+        for step, folder in sorted(((int(match[1]), match[0]) for match in matches if match), reverse=True):
+            # In a bucket a step has its name before it is whole, and a folder has no time.
+            marked = folder.isdigit() and read_by_orbax(self.place.name)
+            status = self.place.status(f"{folder}/{COMMITTED}" if marked else folder)
+            if status is not None or not marked:
+                return Saved(step, age(status))
+        return None
 
     def _is_alive(self) -> bool:
         """Whether the process that trains still is, as far as this machine can tell."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,13 @@ PACKAGES = {
 """What fsspec opens an address's protocol with."""
 
 _REFUSED = re.compile(
-    r"credential|anonymous|unauthori[sz]ed|forbidden|access denied|\b40[13]\b", re.IGNORECASE
+    r"credential|anonymous|unauthori[sz]ed|forbidden|access denied|permission_denied|\b40[13]\b",
+    re.IGNORECASE,
+)
+
+_PASSING = re.compile(
+    r"\b(?:408|429|50[0-4])\b|unavailable|deadline|timed? ?out|temporar|connection|disconnected",
+    re.IGNORECASE,
 )
 
 PIECE = 1 << 24
@@ -34,9 +44,83 @@ def is_address(text: str | Path) -> bool:
     return "://" in str(text)
 
 
+def folder_or_address(text: str) -> Path | str:
+    """An argument of a script: a folder, or an address as it stands."""
+    return text if is_address(text) else Path(text)
+
+
+def folder(text: str) -> Path:
+    """An argument of a script: a folder of this machine, which an address is not."""
+    if is_address(text):
+        raise argparse.ArgumentTypeError(f"{text} is an address, and this is a folder of this machine")
+    return Path(text)
+
+
 def protocol_of(address: str) -> str:
     """ "gs" for "gs://bucket/folder"."""
     return address.partition("://")[0]
+
+
+def read_by_orbax(directory: str | Path) -> bool:
+    """Whether Orbax reads and writes checkpoints at an address itself.
+
+    A bucket has no renames: there a step has its name from the beginning, and its last file says that it is
+    whole (`manifest.COMMITTED`).
+    """
+    return protocol_of(str(directory)) == "gs"
+
+
+def path_of(directory: str | Path) -> Any:
+    """A folder as etils.epath has it.
+
+    Of a bucket no listing is kept: tensorstore and other hosts write there too, without gcsfs knowing.
+    """
+    from etils import epath
+
+    if read_by_orbax(directory):
+        from fsspec.config import conf
+
+        conf.setdefault("gs", {}).setdefault("use_listings_cache", False)
+        _silence()
+    return epath.Path(directory)
+
+
+@contextmanager
+def reached(directory: str | Path, done: str = "read") -> Iterator[None]:
+    """Within it, what the file system of an address raises becomes an error of the user.
+
+    That something to be read is missing passes, and so does what this machine's file systems raise.
+
+    Args:
+        done: as of `failed`.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:  # of whatever library the address belongs to
+        missing = isinstance(error, FileNotFoundError) and done == "read"
+        if missing or not is_address(directory):
+            raise
+        raise failed(str(directory), done, error) from error
+
+
+def write_whole(directory: str | Path, name: str, content: bytes) -> None:
+    """Writes a file into a folder, whole or not at all; the folder is created.
+
+    Raises:
+        UserError: when an address cannot be written.
+        OSError: when a folder of this machine cannot.
+    """
+    target = path_of(directory)
+    with reached(directory, "written"):
+        target.mkdir(parents=True, exist_ok=True)
+        if is_address(directory):
+            (target / name).write_bytes(content)  # an object is there once its upload has ended
+            return
+        temporary = target / f".{name}.partial"
+        temporary.write_bytes(content)
+        temporary.replace(target / name)
 
 
 def open_address(address: str | Path) -> Path | tuple[Any, str]:
@@ -50,6 +134,7 @@ def open_address(address: str | Path) -> Path | tuple[Any, str]:
         return Path(address).expanduser()
     from fsspec.core import url_to_fs
 
+    _silence()
     try:
         system, root = url_to_fs(str(address))
     except Exception as error:  # of whatever library the protocol belongs to
@@ -57,6 +142,11 @@ def open_address(address: str | Path) -> Path | tuple[Any, str]:
     if is_local(system):
         return Path(root)
     return system, root.rstrip("/")
+
+
+def _silence() -> None:
+    """Keeps gcsfs from logging tracebacks of requests that failed: what failed is told once, as an error."""
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
 def is_local(system: Any) -> bool:
@@ -78,7 +168,17 @@ def failed(address: str, done: str, error: Exception) -> UserError:
     # Of what is missing, file systems give the path or a request's address at best.
     missing = isinstance(error, FileNotFoundError)
     reason = "no such file, folder or bucket" if missing else f"{which}{first_line(error)}"
-    return UserError(f"{address}: cannot be {done}: {reason}", "check the address and your access")
+    again = "its store did not answer as it should: try again in a while"
+    way_out = again if not missing and passing(error) else "check the address and your access"
+    return UserError(f"{address}: cannot be {done}: {reason}", way_out)
+
+
+def passing(error: BaseException) -> bool:
+    """Whether what a store's library raised may be over soon: it was busy, or could not be reached."""
+    kinds = " ".join(kind.__name__ for kind in type(error).__mro__)
+    return isinstance(error, (ConnectionError, TimeoutError)) or bool(
+        _PASSING.search(f"{kinds} {first_line(error)}")
+    )
 
 
 def unavailable(address: str, error: Exception, act: str = "read") -> UserError | None:

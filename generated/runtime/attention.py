@@ -18,6 +18,8 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from jax.interpreters import pxla
 from jax.sharding import Mesh, PartitionSpec
 
+from runtime.specs import row_axes
+
 BLOCKS = (512, 256, 128)
 """Tokens of a block. 512 is the largest that compiles for v5p at head sizes of 256 and 512, with its 16 MiB
 of scoped VMEM. Larger ones would also compute more of what the causal mask drops."""
@@ -56,7 +58,7 @@ def splash(
 ) -> jax.Array:
     """Causal attention within segments. Scores and sums are float32.
 
-    Rows are split over the mesh's fsdp and heads over tp, each where it divides. Query head n uses
+    Rows are split over the mesh's dcn and fsdp and heads over tp, each where it divides. Query head n uses
     key/value head n * K // N; nothing is repeated. A row is lengthened to a multiple of the block.
     Padding attends to padding, so that no row of scores is empty.
 
@@ -99,9 +101,8 @@ def _sharded(
     attend: Callable[..., jax.Array], mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array
 ) -> Callable[..., jax.Array]:
     """`attend` on each device's rows and heads."""
-    fsdp, tp = (mesh.shape.get(axis, 1) for axis in ("fsdp", "tp"))
-    heads, kv_heads = q.shape[1], k.shape[1]
-    rows = "fsdp" if "fsdp" in mesh.shape and q.shape[0] % fsdp == 0 else None
+    tp, heads, kv_heads = mesh.shape.get("tp", 1), q.shape[1], k.shape[1]
+    rows = row_axes(q.shape[0], mesh.shape)
     # A device's query heads need whole key/value heads, or all the same one.
     split = "tp" in mesh.shape and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
     shared = split and kv_heads % tp != 0

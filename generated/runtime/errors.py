@@ -5,6 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+PASSING = 75
+"""The exit status where nothing has to be mended, and what started the script may start it again: EX_TEMPFAIL
+of sysexits.h. Another process of the run is gone, or a store did not answer for long."""
+
 
 class UserError(Exception):
     """Something that the user can put right: a file, a flag, a device.
@@ -12,30 +16,32 @@ class UserError(Exception):
     Attributes:
         message: one sentence that names the thing.
         help: what to do about it, or None.
+        exit_status: of a script that it ends: 1, or PASSING.
     """
 
-    def __init__(self, message: str, help: str | None = None) -> None:
+    def __init__(self, message: str, help: str | None = None, exit_status: int = 1) -> None:
         super().__init__(message)
         self.message = message
         self.help = help
+        self.exit_status = exit_status
 
 
 def report(error: UserError) -> None:
     """Writes an error to stderr, in the form of the compiler's diagnostics."""
-    print(f"error: {_printable(error.message)}", file=sys.stderr)
+    print(f"error: {printable(error.message)}", file=sys.stderr)
     if error.help:
-        print(f"  = help: {_printable(error.help)}", file=sys.stderr)
+        print(f"  = help: {printable(error.help)}", file=sys.stderr)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text without what could steer a terminal: names of files may hold anything."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Runs a script's main function; a UserError becomes a message and exit status 1."""
+    """Runs a script's main function; a UserError becomes a message and its exit status."""
     try:
         return main()
     except UserError as error:
         report(error)
-        return 1
+        return error.exit_status

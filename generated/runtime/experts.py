@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from jax.interpreters import pxla
 from jax.sharding import Mesh, PartitionSpec
 
-ROWS, SPLIT = "fsdp", "tp"
-"""The mesh axes that rows of a batch and features of an expert are split over."""
+from runtime.specs import row_axes
+
+SPLIT = "tp"
+"""The mesh axis that features of an expert are split over."""
 
 
 def decoder_block(
@@ -157,9 +159,8 @@ _take.defvjp(_take_forward, _take_backward)
 
 def _sharded(mesh: Mesh, rows: int, features: int) -> Any:
     """`run_experts` on each device's rows, and its share of the experts' features where that divides."""
-    row = ROWS if ROWS in mesh.shape and rows % mesh.shape[ROWS] == 0 else None
     split = SPLIT if SPLIT in mesh.shape and features % mesh.shape[SPLIT] == 0 else None
-    tokens = PartitionSpec(row)
+    tokens = PartitionSpec(row_axes(rows, mesh.shape))
     return jax.shard_map(
         partial(run_experts, axis=split),
         mesh=mesh,

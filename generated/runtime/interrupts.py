@@ -35,10 +35,14 @@ class Interrupts:
 
     Args:
         farewell: the line to print when the process ends on the spot, from the signal's number.
+
+    Attributes:
+        announced: a notice has sent the first signal: the one that follows, when the machine is shut down, is
+            no second wish, and leaves the run the time that it has to save.
     """
 
     def __init__(self, farewell: Callable[[int], str] | None = None) -> None:
-        self.deferred = False
+        self.deferred = self.announced = False
         self.requested: int | None = None
         self._farewell = farewell
         self._previous: dict[int, Any] = {}
@@ -85,7 +89,7 @@ class Interrupts:
             seen += 1
             if seen == 1 and self.deferred:
                 print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
-            elif seen > 1:
+            elif seen > 1 + self.announced:
                 self._leave(data[0])
 
     def _leave(self, signum: int) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import os
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from runtime.addresses import is_address, unavailable
+from runtime.addresses import failed, is_address
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.settings import ModelSettings
 
 DOWNLOAD = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*", "README.md")
 """What is downloaded of a repository."""
+
+VERSIONS = ("generation", "ETag", "etag", "md5Hash", "mtime", "LastModified", "created")
+"""By what file systems of fsspec tell that a file was written anew; the first that one has is taken."""
 
 
 def locate_model(model: ModelSettings, override: Path | str | None = None) -> Path:
@@ -82,27 +90,63 @@ def _download(repository: str, revision: str | None) -> Path:
 
 
 def _fetch_bucket(url: str) -> Path:
-    """Copies a checkpoint from a bucket into the user's cache; files that are there whole are kept."""
-    import fsspec
+    """Copies a checkpoint from a bucket into the user's cache; files that are there as they are now are kept.
+
+    Several processes of one machine take turns: the first copies.
+    """
+    from fsspec.core import url_to_fs
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recipec"
     target = cache / f"{url.rstrip('/').rpartition('/')[2]}-{hashlib.sha256(url.encode()).hexdigest()[:12]}"
     try:
-        system, root = fsspec.core.url_to_fs(url)
+        system, root = url_to_fs(url)
         entries = [entry for entry in system.ls(root, detail=True) if entry["type"] == "file"]
         target.mkdir(parents=True, exist_ok=True)
-        for entry in sorted(entries, key=lambda entry: str(entry["name"])):
-            name = str(entry["name"]).rpartition("/")[2]
-            copy = target / name
-            if copy.is_file() and copy.stat().st_size == entry["size"]:
-                continue
-            part = target / f".{name}.part"
-            with system.open(entry["name"], "rb") as source, part.open("wb") as sink:
-                shutil.copyfileobj(source, sink, 1 << 24)
-            part.replace(copy)
+        with _alone(target):
+            copies = _Copies(system, target)
+            for entry in sorted(entries, key=lambda entry: str(entry["name"])):
+                copies.bring(entry)
     except Exception as error:  # of whatever library reads the address
-        found = unavailable(url, error)
-        raise found or UserError(
-            f"{url}: could not be copied ({error})", "check the address and your access"
-        ) from error
+        raise failed(url, "copied", error) from error
     return target
+
+
+class _Copies:
+    """Copies of files, and beside their folder which version of each they are."""
+
+    def __init__(self, system: Any, folder: Path) -> None:
+        self._system, self._folder = system, folder
+        self._record = folder.with_name(f"{folder.name}.json")
+        self._versions: dict[str, str] = {}
+        with suppress(OSError, ValueError):
+            self._versions = json.loads(self._record.read_text())
+
+    def bring(self, entry: Mapping[str, Any]) -> None:
+        """Copies a file, unless it was copied before and has not changed since."""
+        name = str(entry["name"]).rpartition("/")[2]
+        copy, part = self._folder / name, self._folder / f".{name}.part"
+        # Weights that are trained anew have the size of those before them.
+        version = next((str(entry[key]) for key in VERSIONS if entry.get(key) is not None), "")
+        same = self._versions.get(name, version) == version
+        if same and copy.is_file() and copy.stat().st_size == entry["size"]:
+            return
+        with self._system.open(entry["name"], "rb") as source, part.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 24)
+        if part.stat().st_size != entry["size"]:
+            raise EOFError(f"{name} ends before byte {entry['size']}")
+        copy.unlink(missing_ok=True)
+        self._versions[name] = version
+        self._record.write_text(json.dumps(self._versions, indent=1))
+        part.replace(copy)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Within it, no other process of this machine is in here, where the file system has locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -40,7 +40,7 @@ class AdapterProvider(qwix.QuantizationProvider):
         super().__init__([])
         self._adapters = {tuple(adapter.module.split(".")): adapter for adapter in adapters}
         self._dropout = dropout
-        self._salt: jax.Array | None = None
+        self._salts: jax.Array | None = None
         self.used: set[str] = set()
 
     def get_intercept_map(self) -> dict[str, Callable[..., Any]]:
@@ -51,20 +51,19 @@ class AdapterProvider(qwix.QuantizationProvider):
         }
 
     @contextmanager
-    def training(self, seed: int, index: jax.Array) -> Iterator[None]:
+    def training(self, seed: int, index: jax.Array, rows: int) -> Iterator[None]:
         """Switches dropout on while a loss is traced.
 
         Args:
             seed: of the run.
             index: int32[], the number of the micro-batch in the run.
+            rows: of every micro-batch.
         """
-        self._salt = (
-            mix(mix(jnp.uint32(seed & 0xFFFFFFFF)) ^ index.astype(jnp.uint32)) if self._dropout else None
-        )
+        self._salts = row_salts(seed, index, rows) if self._dropout else None
         try:
             yield
         finally:
-            self._salt = None
+            self._salts = None
 
     @contextmanager
     def switched_off(self) -> Iterator[None]:
@@ -133,24 +132,19 @@ class AdapterProvider(qwix.QuantizationProvider):
         hidden = "".join(axis for axis in x_axes if axis not in contracted)
         x = x.astype(a.dtype)
         down = f"{x_axes},{contracted}r->{hidden}r"
-        if self._salt is None:
+        if self._salts is None:
             inner = jnp.einsum(down, x, a)
         else:
             # As in PEFT, each projection drops inputs of its own.
             inner = jnp.concatenate(
                 [
-                    jnp.einsum(down, self._drop(x, adapter, number), a[..., part.block])
-                    for number, part in enumerate(adapter.blocks)
+                    jnp.einsum(down, dropped(x, self._salts, part.name, self._dropout), a[..., part.block])
+                    for part in adapter.blocks
                 ],
                 axis=-1,
             )
         delta = jnp.einsum(f"{hidden}r,r{rest}->{output}", inner * scales(adapter, inner.dtype), b)
         return (product + delta).astype(product.dtype)
-
-    def _drop(self, x: jax.Array, adapter: Adapter, block: int) -> jax.Array:
-        assert self._salt is not None
-        salt = self._salt ^ jnp.uint32(path_hash(f"{adapter.module}/{block}"))
-        return jnp.where(keep_mask(salt, x.shape, self._dropout), x / (1.0 - self._dropout), 0.0)
 
 
 def _product(
@@ -175,19 +169,49 @@ def scales(adapter: Adapter, dtype: Any) -> jax.Array:
     return jnp.asarray(np.repeat([part.scale for part in parts], [part.rank for part in parts]), dtype)
 
 
-def keep_mask(salt: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
-    """bool of `shape`, False with probability `rate`: a hash of each element's index and a salt.
+def row_salts(seed: int, index: jax.Array, rows: int) -> jax.Array:
+    """uint32[rows]: a number for each row of a micro-batch, which decides what dropout drops of it.
+
+    It hangs on the seed and on the row's number in the run alone, counted over its micro-batches: a step's
+    rows are the same however many micro-batches they are cut into, on whatever mesh.
+
+    Args:
+        seed: of the run.
+        index: int32[], the number of the micro-batch in the run.
+        rows: of every micro-batch.
+    """
+    number = index.astype(jnp.uint32) * jnp.uint32(rows) + jnp.arange(rows, dtype=jnp.uint32)
+    return mix(mix(jnp.uint32(seed & 0xFFFFFFFF)) ^ number)
+
+
+def dropped(x: jax.Array, salts: jax.Array, projection: str, rate: float) -> jax.Array:
+    """A projection's input with some of its elements zero and the others made larger for it.
+
+    Args:
+        x: [B, ...].
+        salts: uint32[B], of `row_salts`.
+        projection: Hugging Face's name of it, "layers.0.self_attn.q_proj".
+        rate: probability that an element is dropped.
+    """
+    kept = keep_mask(salts ^ jnp.uint32(path_hash(projection)), x.shape, rate)
+    return jnp.where(kept, x / (1.0 - rate), 0.0)
+
+
+def keep_mask(salts: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
+    """bool of `shape`, False with probability `rate`: a hash of each element's place in its row and a salt.
 
     A pure function of both that no sharding changes. It costs a few integer operations an element,
     fused into the product that reads it; jax.random's generators cost far more to run and to compile.
 
     Args:
-        salt: uint32[].
+        salts: uint32 of the length of the first dimension, one for each row.
     """
-    index = jnp.zeros(shape, jnp.uint32)
-    for axis, size in enumerate(shape):
-        index = index * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
-    return mix(mix(index ^ mix(salt)) + salt) >= jnp.uint32(round(rate * 2**32))
+    # Of the whole shape: XLA would write the places of one row to memory, and read them for each.
+    place = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape[1:], 1):
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    salts = salts.reshape(-1, *(1 for _ in shape[1:]))
+    return mix(mix(place ^ mix(salts)) + salts) >= jnp.uint32(round(rate * 2**32))
 
 
 def mix(x: jax.Array) -> jax.Array:

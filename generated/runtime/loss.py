@@ -113,7 +113,7 @@ def token_logps(
     chunks = Chunks.of(hidden.shape, head.vocab_size)
     dtype = head.weight.dtype
     # In float32, so that the chunks' gradients of a trained head are summed in it.
-    weight = sharding.constrain(head.weight, head.spec).astype(jnp.float32)
+    weight = sharding.constrain_weight(head.weight, head.spec).astype(jnp.float32)
 
     # Nothing is shared between a scan's iterations that recomputing could be merged with.
     @functools.partial(jax.checkpoint, prevent_cse=False)
@@ -143,7 +143,7 @@ class Chunks:
         Args:
             shape: of the hidden states, [B, T, D].
         """
-        rows, length = shape[0] // sharding.parts(shape[0], "fsdp"), shape[1]
+        rows, length = shape[0] // sharding.row_parts(shape[0]), shape[1]
         position = 4 * rows * vocabulary // sharding.parts(vocabulary, "tp")
         limit = min(LOGITS_BYTES, max(SMALL_BYTES, position * length // LEAST_CHUNKS))
         count = -(-length // max(1, limit // position))
@@ -207,7 +207,7 @@ def _summed_nll(
     def total(
         hidden: jax.Array, weight: jax.Array, targets: jax.Array, counted: jax.Array, norm: jax.Array
     ) -> jax.Array:
-        weight = sharding.constrain(weight, head.spec)
+        weight = sharding.constrain_weight(weight, head.spec)
 
         def body(_: None, xs: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
             return None, nll_of(weight, *xs)
@@ -216,7 +216,7 @@ def _summed_nll(
         return _divided(chunks.join(nll).sum(), norm)
 
     def run(hidden: Any, weight: Any, *rest: Any) -> tuple[jax.Array, tuple[Any, Any]]:
-        placed = sharding.constrain(weight.value, head.spec)
+        placed = sharding.constrain_weight(weight.value, head.spec)
         targets, counted, norm = (argument.value for argument in rest)
         seed = _divided(jnp.float32(1.0), norm)
 

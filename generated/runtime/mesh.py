@@ -15,14 +15,17 @@ from runtime.errors import UserError
 from runtime.settings import MeshSettings
 
 
-def start(settings: MeshSettings) -> Mesh:
+def start(settings: MeshSettings, processes: int = 1) -> Mesh:
     """Starts JAX on the recipe's platform and returns its mesh.
 
     Call it before anything else asks JAX for devices: the number of virtual CPU devices is fixed
     when the backend starts.
 
+    Args:
+        processes: of the run, this one included; JAX has connected them.
+
     Raises:
-        UserError: when the machine does not have the devices that the recipe names.
+        UserError: when the machines do not have the devices that the recipe names.
     """
     wanted = math.prod(settings.axes.values())
     if wanted != settings.devices:
@@ -30,7 +33,12 @@ def start(settings: MeshSettings) -> Mesh:
             f"mesh axes {dict(settings.axes)} need {wanted} devices, the mesh has {settings.devices}"
         )
     if settings.platform == "cpu":
-        _virtual_devices(settings.devices)
+        if settings.devices % processes:
+            raise UserError(
+                f"{settings.devices} virtual CPU devices cannot be shared by {processes} processes",
+                "start as many processes as divide them",
+            )
+        _virtual_devices(settings.devices // processes)
     try:
         devices = jax.devices(settings.platform)
     except RuntimeError as error:
@@ -38,13 +46,17 @@ def start(settings: MeshSettings) -> Mesh:
             f"no {settings.platform.upper()} on this machine: {str(error).splitlines()[0]}",
             "run it on the machine that the recipe's mesh.accelerator names",
         ) from None
-    if settings.platform == "cpu":
+    if settings.platform == "cpu" and processes == 1:
         devices = devices[: settings.devices]
     if len(devices) != settings.devices:
         raise UserError(
             f"the recipe's mesh has {settings.devices} {settings.platform.upper()} devices, "
-            f"this machine {len(devices)}",
-            "set mesh.accelerator and mesh.axes to this machine and build the recipe again",
+            + (
+                f"these {processes} machines {len(devices)}"
+                if processes > 1
+                else f"this machine {len(devices)}"
+            ),
+            "set mesh.accelerator and mesh.axes to what is here and build the recipe again",
         )
     return arrange(settings.axes, devices)
 
@@ -52,12 +64,12 @@ def start(settings: MeshSettings) -> Mesh:
 def arrange(axes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
     """Devices as a mesh whose neighbours are neighbours in hardware.
 
-    Where they are of several slices, each slice takes an equal part of the axis fsdp, so that tp never
-    crosses the network between slices.
+    Slices are what the axis dcn counts, so that fsdp and tp never cross the network between them. Virtual
+    CPU devices have no slices: there dcn is an axis like the others.
     """
     sizes = tuple(axes.values())
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    across = tuple(slices if axis == "fsdp" else 1 for axis in axes)
+    across = tuple(size if axis == "dcn" else 1 for axis, size in axes.items())
     within = tuple(size // count for size, count in zip(sizes, across, strict=True))
     # jax.make_mesh would refuse an axis that takes a part of a dimension of the torus, such as tp 2 on 4x4x4.
     if slices == 1:

@@ -201,6 +201,23 @@ class Metrics:
             self._backends.close_wandb()
 
 
+class Nowhere:
+    """The metrics of a process that writes none, for process 0 does.
+
+    Attributes:
+        path: of metrics.jsonl, as process 0 has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
+        """Nothing."""
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Within it, a failure to write is an error of the file of metrics."""

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from runtime.addresses import path_of, reached, write_whole
+from runtime.errors import UserError
 from runtime.metrics import read_entries
 
 
 def copy(path: Path, directory: str) -> None:
-    """Puts a file, if there is one, into a directory at an address."""
-    from etils import epath
+    """Puts a file, if there is one, into a directory at an address; says so where that cannot be done.
 
-    if path.exists():
-        (epath.Path(directory) / path.name).write_bytes(path.read_bytes())
+    The run has done its work by then, and the file is on this machine: that is no reason to fail.
+    """
+    try:
+        _put(path, directory)
+    except (UserError, OSError) as error:
+        print(f"note: {error}; {path} has all of it", file=sys.stderr)
 
 
 def publisher(directory: str) -> Callable[[Path], None]:
@@ -24,11 +30,16 @@ def publisher(directory: str) -> Callable[[Path], None]:
 
     def publish(path: Path) -> None:
         try:
-            copy(path, directory)
-        except Exception:  # of whatever library the address belongs to
+            _put(path, directory)
+        except (UserError, OSError):
             return
 
     return publish
+
+
+def _put(path: Path, directory: str) -> None:
+    if path.exists():
+        write_whole(directory, path.name, path.read_bytes())
 
 
 def nowhere(path: Path) -> None:
@@ -41,15 +52,18 @@ def fetch(path: Path, directory: str) -> None:
     Args:
         path: of metrics.jsonl on this machine.
         directory: of the checkpoints, an address.
-    """
-    from etils import epath
 
-    there = epath.Path(directory) / path.name
-    if not there.exists():
-        return
+    Raises:
+        UserError: when they cannot be read; those of this machine would take their place.
+    """
+    there = path_of(directory) / path.name
+    with reached(directory):
+        if not there.exists():
+            return
+        found = there.read_bytes()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_bytes(there.read_bytes())
+    temporary.write_bytes(found)
     if _last_step(temporary) > _last_step(path):
         temporary.replace(path)
     else:

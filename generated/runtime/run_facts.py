@@ -8,7 +8,8 @@ run.json, which the script that trains writes:
     data           what became of the data, as `runtime.data.report.DataReport.to_dict` has it
     lengths        of the training samples: a histogram in tokens, and percentiles
     devices        platform, kind, count, processes, memory_bytes of each (null where it is not told)
-    starts         each begin of the script: at (UTC), after (the step that it went on from), until
+    starts         each begin of the script: at (UTC), after (the step that it went on from), until, and the
+                   devices of it, which need not be those that the run began with
 
 merges.json, which merge.py writes: a list, one entry for each step and folder: at, step, folder, adapter (its
 folder, or null), dtype, quantization, bytes, tensors, kept, quantized, and verified: null before --verify, or
@@ -28,6 +29,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from runtime.addresses import path_of, write_whole
+from runtime.errors import UserError
 
 if TYPE_CHECKING:
     from runtime.data import PreparedData
@@ -71,7 +75,7 @@ def begin(
         "devices": dict(devices),
         "starts": [
             *(starts if isinstance(starts, list) else []),
-            {"at": _now(), "after": int(after), "until": int(until)},
+            {"at": _now(), "after": int(after), "until": int(until), "devices": dict(devices)},
         ],
     }
     _write(directory, FILE, _json(facts))
@@ -138,10 +142,8 @@ def lengths(tokens: np.ndarray) -> dict[str, Any]:
 
 def _read(directory: str | Path, name: str) -> Any:
     """A file's value; None where it is not there, or cannot be read."""
-    from etils import epath
-
     try:
-        return json.loads((epath.Path(directory) / name).read_text())
+        return json.loads((path_of(directory) / name).read_text())
     except Exception:  # a bucket's library has errors of its own
         return None
 
@@ -152,14 +154,10 @@ def _json(value: Any) -> bytes:
 
 
 def _write(directory: str | Path, name: str, content: bytes) -> None:
-    from etils import epath
-
     try:
-        target = epath.Path(directory)
-        target.mkdir(parents=True, exist_ok=True)
-        temporary = target / f".{name}.partial"
-        temporary.write_bytes(content)
-        temporary.replace(target / name)
+        write_whole(directory, name, content)
+    except UserError as error:
+        print(f"note: {directory}/{name}: {error.message}", file=sys.stderr)
     except Exception as error:
         reason = getattr(error, "strerror", None) or error
         print(f"note: {directory}/{name} cannot be written: {reason}", file=sys.stderr)

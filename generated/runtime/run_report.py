@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from runtime.metrics import Metrics
+from runtime.metrics import Metrics, Nowhere
 from runtime.progress import duration
 
 
@@ -86,7 +86,7 @@ class Report:
     """
 
     def __init__(
-        self, start: int, until: int, every: int, schedule: Callable[[int], Any], metrics: Metrics
+        self, start: int, until: int, every: int, schedule: Callable[[int], Any], metrics: Metrics | Nowhere
     ) -> None:
         self.loss: float | None = None
         self._start, self._until, self._every = start, until, every

@@ -29,7 +29,7 @@ FILE = "state.json"
 @contextmanager
 def recorded(
     folder: Path, total: int, until: int, publish: Callable[[Path], None] = lambda path: None
-) -> Iterator[None]:
+) -> Iterator[Callable[[str], None]]:
     """Writes state.json when the work within begins and when it ends, however that is.
 
     Nothing needs the file to go on: where it cannot be written, it is left out.
@@ -61,7 +61,7 @@ def recorded(
 
     write("training")
     try:
-        yield
+        yield lambda reason: write("failed", reason)
     except Interrupted as interrupted:
         write("stopped", name_of(interrupted.signum))
         raise

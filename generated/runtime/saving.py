@@ -1,6 +1,7 @@
 """The checkpoints of a run: saving them, telling whole ones from damaged ones, restoring.
 
-ROOT/STEP/model_params, ROOT/STEP/optimizer_state   Orbax trees, each with its checksums
+ROOT/STEP/model_params, ROOT/STEP/optimizer_state   Orbax trees, each with its checksums; of the optimizer
+                                                    what runtime.elastic.between_steps gives
 ROOT/STEP/_CHECKPOINT_METADATA                      Orbax's, with the state of the data in it
 ROOT/0/model_params, ROOT/0/_CHECKPOINT_METADATA    adapters that were trained elsewhere, and whence they came
 ROOT/corrupt-STEP                                   a damaged step that a continued run passed over
@@ -13,7 +14,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,10 @@ from flax import nnx
 from tunix.sft.checkpoint_manager import CheckpointManager
 
 from runtime import manifest
-from runtime.errors import UserError
-from runtime.trained import ITEM, saved_steps, step_folders
+from runtime.addresses import failed, is_address, passing, path_of, reached, read_by_orbax
+from runtime.elastic import Kept
+from runtime.errors import PASSING, UserError
+from runtime.trained import ITEM, saved_steps, step_folders, unfinished
 
 OPTIMIZER = "optimizer_state"
 METADATA = "_CHECKPOINT_METADATA"
@@ -67,7 +70,8 @@ def find(directory: str) -> Found:
     damaged: list[tuple[int, str]] = []
     for step in reversed(step_folders(directory)):
         try:
-            reason, metadata = examine(epath.Path(directory) / str(step))
+            with reached(directory):
+                reason, metadata = examine(path_of(directory) / str(step))
         except OSError as error:
             raise UserError(
                 f"{directory}: the checkpoint of step {step} cannot be read: {error.strerror or error}",
@@ -133,14 +137,15 @@ def set_aside(directory: str, found: Found) -> None:
     Raises:
         UserError: when one cannot be renamed.
     """
-    root = epath.Path(directory)
+    root = path_of(directory)
     for step, reason in found.damaged:
         target, count = root / f"{CORRUPT}{step}", 1
         while target.exists():
             count += 1
             target = root / f"{CORRUPT}{step}-{count}"
         try:
-            (root / str(step)).rename(target)
+            with reached(directory, "written"):
+                (root / str(step)).rename(target)
         except OSError as error:
             raise UserError(
                 f"{root / str(step)}: is damaged ({reason}) and cannot be renamed: {error.strerror or error}",
@@ -205,17 +210,17 @@ class Checkpoints(CheckpointManager):
             UserError: when this step, or the one before it, could not be written.
         """
         state = json.loads(json.dumps(dict(data)))
-        try:
-            self.save(
+        begin_save(
+            self.directory,
+            lambda: self.save(
                 step,
                 model,
-                optimizer,
+                Kept(optimizer),
                 save_only_lora_params=lora_only,
                 force=True,
                 custom_metadata={DATA: state, CHECK: digest(state)},
-            )
-        except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
-            raise not_written(self.directory, error) from error
+            ),
+        )
 
     def write_imported(self, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
         """Saves adapters that were trained elsewhere, as step 0.
@@ -265,7 +270,7 @@ class Checkpoints(CheckpointManager):
             UserError: when they do not fit.
         """
         try:
-            self.maybe_restore(model, optimizer, step, restore_only_lora_params=lora_only)
+            self.maybe_restore(model, Kept(optimizer), step, restore_only_lora_params=lora_only)
         except Exception as error:
             raise UserError(
                 f"{self.directory}: the checkpoint of step {step} cannot be restored: {first_line(error)}",
@@ -282,12 +287,17 @@ def manager(directory: str, keep: int) -> ocp.CheckpointManager:
     Raises:
         UserError: when the directory cannot be created.
     """
+    # In a bucket Orbax would take every folder without a commit marker for an unfinished save, and remove it.
+    bucket = read_by_orbax(directory)
+    if bucket and jax.process_index() == 0:
+        remove_unfinished(directory)
     try:
-        return ocp.CheckpointManager(
-            directory,
-            item_handlers={ITEM: summed(), OPTIMIZER: summed()},
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
-        )
+        with reached(directory, "written"):
+            return ocp.CheckpointManager(
+                directory,
+                item_handlers={ITEM: summed(), OPTIMIZER: summed()},
+                options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=not bucket),
+            )
     except OSError as error:
         raise UserError(
             f"{directory}: cannot be written: {cause(error)}",
@@ -295,17 +305,58 @@ def manager(directory: str, keep: int) -> ocp.CheckpointManager:
         ) from error
 
 
+def remove_unfinished(directory: str) -> None:
+    """Removes what killed saves left in a bucket, and says so.
+
+    Raises:
+        UserError: when it cannot be removed.
+    """
+    for step in unfinished(directory):
+        with reached(directory, "written"):
+            (path_of(directory) / str(step)).rmtree()
+        print(f"note: {directory}: the save of step {step} had not ended: it is removed", file=sys.stderr)
+
+
+def begin_save(directory: str, save: Callable[[], object]) -> None:
+    """Begins a save, which Orbax goes on with behind it.
+
+    Here Orbax raises what became of the save before. Where a store was busy for longer than its libraries
+    wait, that step is given up, and a note says so. That is for one process: others would know nothing of it.
+
+    Raises:
+        UserError: when this step could not be written, or the one before it for good.
+    """
+    try:
+        try:
+            save()
+        except Exception as error:
+            if not (is_address(directory) and passing(error) and jax.process_count() == 1):
+                raise
+            reason = f"{cause(error)}; {kept(directory)}"
+            print(f"note: {directory}: a checkpoint could not be written: {reason}", file=sys.stderr)
+            save()
+    except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
+        raise not_written(directory, error) from error
+
+
 def not_written(directory: str, error: Exception) -> UserError:
     """What to say of a step that could not be saved."""
+    way_out: str | None = "make room or give the directory's rights"
+    if is_address(directory):
+        way_out = failed(directory, "written", error).help
     return UserError(
         f"{directory}: a checkpoint could not be written: {cause(error)}; {kept(directory)}",
-        "make room or give the directory's rights, and continue with --resume",
+        f"{way_out}, and continue with --resume",
+        PASSING if is_address(directory) and passing(error) else 1,
     )
 
 
 def kept(directory: str) -> str:
     """Which checkpoint a run that ends now leaves behind, as part of a sentence."""
-    steps: Sequence[int] = saved_steps(directory)
+    try:
+        steps: Sequence[int] = saved_steps(directory)
+    except UserError:
+        return "what was saved before is kept"
     return f"kept: the checkpoint of step {steps[-1]}" if steps else "no checkpoint was saved yet"
 
 
@@ -334,12 +385,15 @@ def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
     return nnx.State.from_flat_path(leaves)
 
 
-def summed() -> ocp.PyTreeCheckpointHandler:
+def summed(**options: Any) -> ocp.PyTreeCheckpointHandler:
     """A handler that writes checksums when the files of its tree are complete.
 
     Orbax looks handlers up by their exact class, so that one method of an instance is replaced.
+
+    Args:
+        options: of Orbax's handler.
     """
-    handler = ocp.PyTreeCheckpointHandler()
+    handler = ocp.PyTreeCheckpointHandler(**options)
     finalize = handler.finalize
 
     def finalize_and_sum(directory: epath.Path) -> None:

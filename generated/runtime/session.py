@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.adapters import LoraSettings
 from runtime.cache import cache_directory, keep_compiled
-from runtime.errors import UserError, guarded
+from runtime.errors import UserError, guarded, report
+from runtime.hosts import ALONE, LOST, Alone, Crew, join
+from runtime.hosts.wire import peer_timeout
 from runtime.interrupts import Interrupted, Interrupts, name_of
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 
@@ -23,9 +27,14 @@ if TYPE_CHECKING:
 
     from runtime.checkpoint import BaseCheckpoint
     from runtime.data import PreparedData
-    from runtime.metrics import Metrics
+    from runtime.local_saving import LocalCheckpoints
+    from runtime.metrics import Metrics, Nowhere
     from runtime.saving import Found
     from runtime.trainer import Outcome
+
+
+NEWS = 2.0
+"""Seconds in which it is known that another process has ended."""
 
 
 class Paths(Protocol):
@@ -36,7 +45,7 @@ class Paths(Protocol):
     @property
     def steps(self) -> int | None: ...
     @property
-    def model(self) -> Path | None: ...
+    def model(self) -> Path | str | None: ...
     @property
     def data_dir(self) -> Path: ...
     @property
@@ -70,6 +79,8 @@ class Session:
         found: what --resume goes on from; nothing without it.
         prepared: the data.
         interrupts: the signals that end the run after a step.
+        hosts: the processes of the run; this one alone, mostly.
+        local: checkpoints on this machine's own disk, None for none.
     """
 
     artifact: Path
@@ -80,6 +91,8 @@ class Session:
     found: Found
     prepared: PreparedData
     interrupts: Interrupts
+    hosts: Alone | Crew = ALONE
+    local: LocalCheckpoints | None = None
 
     @property
     def total(self) -> int:
@@ -99,7 +112,9 @@ class Session:
 
         if restored:
             print(f"continuing after step {restored} of {self.total}", file=sys.stderr)
-        else:
+        if not self.hosts.first:
+            return
+        if not restored:
             write_record(self.directory, self.artifact)
         run_facts.begin(
             self.directory,
@@ -112,7 +127,9 @@ class Session:
         )
 
     @contextmanager
-    def metrics(self, restored: int, train: TrainSettings, close: Callable[[], None]) -> Iterator[Metrics]:
+    def metrics(
+        self, restored: int, train: TrainSettings, close: Callable[[], None]
+    ) -> Iterator[Metrics | Nowhere]:
         """Where the loop's numbers go while it runs; then they are closed, and put beside the checkpoints.
 
         Args:
@@ -122,40 +139,43 @@ class Session:
         Raises:
             UserError: when the devices' memory does not suffice.
         """
-        import jax
-
         from runtime import remote_metrics
-        from runtime.metrics import FILE, Metrics
+        from runtime.metrics import FILE, Metrics, Nowhere
         from runtime.run_state import recorded
         from runtime.wandb_log import open_wandb
 
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
+        if not self.hosts.first:
+            with _out_of_memory():
+                yield Nowhere(folder / FILE)
+            close()
+            return
         if remote and restored:
             remote_metrics.fetch(folder / FILE, self.directory)
         wandb = None
-        if train.wandb_project is not None and jax.process_index() == 0:
+        if train.wandb_project is not None:
             project, resume = train.wandb_project, self.arguments.resume
             wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
         publish = remote_metrics.publisher(self.directory) if remote else remote_metrics.nowhere
-        with recorded(folder, self.total, self.until, publish):
+        with recorded(folder, self.total, self.until, publish) as failed:
+            if isinstance(self.hosts, Crew):
+                self.hosts.at_loss.append(failed)
             metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
+            # After an error here the others do not come to where they would wait for each other's saves.
+            waits = self.hosts.count == 1
             try:
-                yield metrics
+                with _out_of_memory():
+                    yield metrics
                 metrics.ends(0)
+                waits = True
             except Interrupted as interrupted:
                 metrics.ends(128 + interrupted.signum, stopped=True)
                 raise
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                raise UserError(
-                    f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
-                    "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
-                ) from error
             finally:
                 try:
-                    close()
+                    if waits:
+                        close()
                 finally:
                     metrics.close()
                 if remote:
@@ -183,21 +203,66 @@ class Session:
         return 0
 
 
-def attended(directory: str, work: Callable[[Interrupts], int]) -> int:
+@contextmanager
+def _out_of_memory() -> Iterator[None]:
+    """Within it, what the devices say when their memory does not suffice is an error with a way out."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
+            "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
+        ) from error
+
+
+def attended(directory: str, hosts: int, work: Callable[[Interrupts, Alone | Crew], int]) -> int:
     """Does the work of a script; errors and signals become a sentence and an exit status.
 
     Args:
         directory: of the checkpoints, of which a signal's sentence tells.
+        hosts: machines that the recipe's mesh spans.
 
     Returns:
-        The work's own status, 1 after an error that was printed, 128 + the signal's number after one.
+        The work's own status, 1 after an error that was printed, 128 + the signal's number after one. Of
+        several processes, one that fails ends at once, and with it the others: with 1 after an error that a
+        person has to mend, with runtime.hosts.LOST where another process is gone.
     """
     with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
         try:
-            return guarded(lambda: work(interrupts))
+            return guarded(lambda: _joined(hosts, interrupts, work))
         except Interrupted as interrupted:
             print(f"\n{farewell(interrupted.signum, directory)}", file=sys.stderr)
             return 128 + interrupted.signum
+
+
+def _joined(hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, Alone | Crew], int]) -> int:
+    """Does the work as one of the run's processes."""
+    others = join(hosts)
+    if isinstance(others, Alone):
+        return work(interrupts, others)
+    try:
+        status = work(interrupts, others)
+    except Interrupted as interrupted:
+        if others.stopped_by is None:  # the others do not know yet, and may wait for this one
+            others.fail(128 + interrupted.signum, f"it was stopped by {name_of(interrupted.signum)}")
+        others.end()
+        raise
+    except UserError as error:
+        others.wait_for_news(NEWS)
+        sys.stderr = sys.__stderr__
+        report(UserError(f"{others.name(others.number)}: {error.message}", error.help))
+        others.fail(error.exit_status, error.message)
+    except Exception as error:
+        others.wait_for_news(peer_timeout() + NEWS)
+        traceback.print_exc(file=sys.__stderr__)
+        broken = type(error).__name__ == "JaxRuntimeError"  # a connection between devices, mostly
+        others.fail(LOST if broken else 1, f"{type(error).__name__}: {error}".splitlines()[0])
+    others.end()
+    return status
 
 
 def begin(
@@ -207,10 +272,12 @@ def begin(
     settings: Settings,
     cache: str | None,
     interrupts: Interrupts,
+    hosts: Alone | Crew = ALONE,
 ) -> Session:
     """Starts the devices, opens the base, prepares the data, and finds what to go on from.
 
     Args:
+        hosts: the processes of the run. Process 0 looks into the directory for all.
         cache: folder or gs:// address for what the next run need not compute again, relative to --output;
             None keeps nothing.
 
@@ -218,8 +285,12 @@ def begin(
         UserError: when anything of it is not as the recipe needs it.
     """
     caches = cache_directory(cache, arguments.output)
-    check_directory(directory, artifact, arguments.resume)
+    hosts.keep_log(arguments.output)
+    if hosts.first:
+        check_directory(directory, artifact, arguments.resume)
     if arguments.trace is not None:
+        if hosts.count > 1:
+            raise UserError("--trace is for a run of one process", "leave it out, or run on one host")
         from runtime.trace import check_writable
 
         check_writable(arguments.trace)
@@ -233,15 +304,31 @@ def begin(
     from runtime.checkpoint import BaseCheckpoint
     from runtime.data import load_tokenizer, prepare
     from runtime.locate import locate_model
+    from runtime.record import LOCK, record_digest
 
-    mesh = meshes.start(settings.mesh)
+    mesh = meshes.start(settings.mesh, hosts.count)
+    if jax.process_index() != hosts.number:
+        raise UserError(
+            f"this is process {hosts.number} of the run, and process {jax.process_index()} to its TPU",
+            "number the processes as the TPU's workers are, or set no JAX_PROCESS_ID",
+        )
     if settings.model.dtype == "float32":
         # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
         jax.config.update("jax_default_matmul_precision", "highest")
     base_folder = locate_model(settings.model, arguments.model)
     base = BaseCheckpoint.open(base_folder)
     base.verify()
-    found = saving.find(directory) if arguments.resume else saving.Found()
+    found = saving.Found(
+        **hosts.agree("found", lambda: asdict(saving.find(directory) if arguments.resume else saving.Found()))
+    )
+    local = None
+    if settings.checkpoint.local is not None:
+        from runtime.local_saving import LocalCheckpoints
+
+        record = hosts.agree("record", lambda: record_digest(directory) if arguments.resume else None)
+        begun_with = record or record_digest(artifact) or ""
+        local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
+        found = local.newer(found)
     prepared = prepare(
         settings.data,
         settings.train,
@@ -260,8 +347,22 @@ def begin(
         )
     elif found.step is not None:
         saving.check_data(directory, found, prepared.state(found.step))
-    saving.set_aside(directory, found)
-    return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts)
+    hosts.same(
+        "artifact",
+        hashlib.sha256((artifact / LOCK).read_bytes()).hexdigest() if (artifact / LOCK).exists() else None,
+        "runs another artifact than process 0",
+        "put the same artifact on every host",
+    )
+    hosts.same(
+        "data",
+        prepared.fingerprint,
+        "reads other data than process 0",
+        "put the same files on every host, or at an address that all of them read",
+    )
+    if hosts.first:
+        saving.set_aside(directory, found)
+    hosts.barrier("begin")
+    return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local)
 
 
 def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:
@@ -294,7 +395,10 @@ def farewell(signum: int, directory: str) -> str:
     """What to say of a run that a signal ends, and of what it leaves."""
     from runtime.trained import saved_steps
 
-    steps = saved_steps(directory)
+    try:
+        steps = saved_steps(directory)
+    except UserError:
+        return f"stopped by {name_of(signum)}; what was saved before is kept"
     if not steps:
         return f"stopped by {name_of(signum)}; no checkpoint was saved yet"
     return (

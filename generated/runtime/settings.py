@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from runtime.specs import data_parallel
+
 
 @dataclass(frozen=True)
 class ModelSettings:
@@ -39,18 +41,21 @@ class MeshSettings:
 
     Attributes:
         platform: "tpu", or "cpu" for virtual devices.
-        devices: how many there must be.
-        axes: size of each mesh axis in order; data is split over "fsdp", heads and features over "tp".
+        devices: how many there must be, on all hosts together.
+        axes: size of each mesh axis in order; data is split over "dcn" and "fsdp", weights over "fsdp", heads
+            and features over "tp".
+        hosts: machines, of which each runs one process of the script.
     """
 
     platform: str
     devices: int
     axes: Mapping[str, int]
+    hosts: int = 1
 
     @property
     def data_parallel(self) -> int:
         """Devices among which the rows of a micro-batch are split."""
-        return self.axes.get("fsdp", 1)
+        return data_parallel(self.axes)
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,19 @@ class TrainSettings:
 
 
 @dataclass(frozen=True)
+class LocalCheckpointSettings:
+    """Checkpoints on each host's own disk beside the shared ones.
+
+    Attributes:
+        directory: absolute, on every host.
+        every_steps: optimizer steps between them.
+    """
+
+    directory: str
+    every_steps: int
+
+
+@dataclass(frozen=True)
 class CheckpointSettings:
     """The `checkpoint` section of a recipe.
 
@@ -156,8 +174,10 @@ class CheckpointSettings:
         directory: gs:// address, or a directory; a relative one is relative to --output.
         every_steps: optimizer steps between checkpoints.
         keep: newest checkpoints that are kept.
+        local: others on each host's own disk in between, None for none.
     """
 
     directory: str
     every_steps: int = 100
     keep: int = 3
+    local: LocalCheckpointSettings | None = None

@@ -3,6 +3,7 @@ what the runtime does."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,6 +94,31 @@ def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, 
         for i, (length, axis) in enumerate(zip(shape, spec, strict=True))
         if axis is not None and axis in axes and length % axes[axis]
     ]
+
+
+DATA = ("fsdp", "dcn")
+"""The mesh axes that rows of a batch are split over: devices of a slice, which share the weights, and slices.
+
+In this order: of rows over (dcn, fsdp), XLA's partitioner (jaxlib 0.10.2) takes those of one slice for those
+of another where a product sums over tp, its weight is cut over fsdp, and tp and fsdp are of the same size.
+"""
+
+
+def data_parallel(axes: Mapping[str, int]) -> int:
+    """Devices among which the rows of a micro-batch are split, from the size of each mesh axis."""
+    return math.prod(axes.get(axis, 1) for axis in DATA)
+
+
+def row_axes(rows: int, axes: Mapping[str, int]) -> str | tuple[str, ...] | None:
+    """What a batch's rows are split over in a PartitionSpec; None where the devices do not divide them.
+
+    Args:
+        axes: size of each mesh axis.
+    """
+    names = tuple(axis for axis in DATA if axis in axes)
+    if not names or rows % data_parallel(axes):
+        return None
+    return names if len(names) > 1 else names[0]
 
 
 def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Mapping[str, int]) -> Spec:

@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime import manifest
-from runtime.addresses import failed, open_address, protocol_of
+from runtime.addresses import failed, open_address, read_by_orbax
 from runtime.errors import UserError
 from runtime.trained import ITEM, LOCK, METRICS, choose_step, step_folders
-
-READ_BY_ORBAX = frozenset({"gs"})
-"""Protocols of addresses that are read where they are."""
 
 
 @contextmanager
@@ -34,7 +31,7 @@ def staged(directory: str, which: str) -> Iterator[str]:
         UserError: when there is no such step, its files are not those that were saved, the address cannot be
             read or there is no room for the copy. Those that the block raises name the address, too.
     """
-    if protocol_of(directory) in READ_BY_ORBAX:
+    if read_by_orbax(directory):
         yield directory
         return
     opened = open_address(directory) if "://" in directory else directory

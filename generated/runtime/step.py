@@ -184,7 +184,7 @@ class Step:
         def loss_of(model: nnx.Module) -> tuple[jax.Array, Named]:
             if provider is None:
                 return self._loss(model, inputs)
-            with provider.training(self._seed, inputs["index"]):
+            with provider.training(self._seed, inputs["index"], len(inputs["tokens"])):
                 return self._loss(model, inputs)
 
         wanted = nnx.DiffState(0, self._trained)

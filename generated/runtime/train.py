@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.adapters import LoraSettings
+from runtime.addresses import folder, folder_or_address
+from runtime.hosts import Alone, Crew
 from runtime.interrupts import Interrupts
+from runtime.maintenance import watching
 from runtime.session import Session, Settings, attended, begin, checkpoint_directory
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 from runtime.specs import Rule
@@ -25,7 +28,7 @@ class Arguments:
     Attributes:
         resume: continue from the newest checkpoint.
         steps: stop after this optimizer step; None for the recipe's own.
-        model: folder of the checkpoint to start from, None to find the recipe's model.id.
+        model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
         data_dir: what relative paths of data are relative to.
         output: what a relative checkpoint.directory is relative to.
         trace: file for what `recipe parity` compares, None to write none.
@@ -33,7 +36,7 @@ class Arguments:
 
     resume: bool
     steps: int | None
-    model: Path | None
+    model: Path | str | None
     data_dir: Path
     output: Path
     trace: Path | None = None
@@ -53,12 +56,14 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Argume
     )
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     parser.add_argument("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
-    parser.add_argument("--model", type=Path, metavar="DIR", help="folder of the base checkpoint")
     parser.add_argument(
-        "--data-dir", type=Path, metavar="DIR", default=artifact, help="where the data files lie"
+        "--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
+        "--data-dir", type=folder, metavar="DIR", default=artifact, help="where the data files lie"
+    )
+    parser.add_argument(
+        "--output", type=folder, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write losses, first gradients and what was trained"
@@ -96,11 +101,12 @@ def run(
     settings = Settings(model, mesh, lora, data, train, checkpoint)
     directory = checkpoint_directory(checkpoint, arguments.output)
 
-    def work(interrupts: Interrupts) -> int:
-        session = begin(artifact, arguments, directory, settings, cache, interrupts)
-        return _run(session, settings, learning_rate, optimizer, rules)
+    def work(interrupts: Interrupts, hosts: Alone | Crew) -> int:
+        with watching(interrupts, mesh.platform):
+            session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
+            return _run(session, settings, learning_rate, optimizer, rules)
 
-    return attended(directory, work)
+    return attended(directory, mesh.hosts, work)
 
 
 def _run(
@@ -113,6 +119,7 @@ def _run(
     from runtime.model import build
     from runtime.progress import Progress
     from runtime.recorder import Recorder
+    from runtime.sharding import Rows
     from runtime.trainer import Trainer
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
@@ -128,6 +135,8 @@ def _run(
             train.seed,
             lambda done, count: progress.advance(1 / count),
         )
+    rows = Rows.of(mesh, prepared.rows)
+    session.hosts.log(f"holds {len(rows.here)} of the {rows.total} rows of a micro-batch")
     with mesh:
         recorder = None
         if trace is not None:
@@ -142,19 +151,23 @@ def _run(
             prepared.accumulation,
             session.found.step,
             recorder,
+            session.local,
         )
         restored = trainer.train_steps
         session.enter(restored)
         with session.metrics(restored, train, trainer.close) as metrics:
             outcome = trainer.fit(
-                lambda step: prepared.batches(session.total, step),
-                prepared.eval_batches,
+                lambda step: prepared.batches(session.total, step, rows.here),
+                prepared.evaluation(rows.here),
                 session.until,
                 schedule,
                 metrics,
                 session.interrupts,
                 prepared.state,
                 prepared.origins,
+                prepared.tokens_of,
+                rows,
+                session.hosts,
             )
     if recorder is not None and trace is not None:
         recorder.end(trainer.model).write(trace)

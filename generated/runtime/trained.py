@@ -17,6 +17,7 @@ import numpy as np
 
 from runtime import manifest
 from runtime.adapters import Adapter, LoraSettings, build_adapters, lora_settings
+from runtime.addresses import failed, is_address, open_address, passing, path_of, reached, read_by_orbax
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.full import TrainedWeights, load_weights
@@ -100,18 +101,22 @@ def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> Tra
     Raises:
         UserError: when the step, the record or an adapter is missing, damaged, or not the base's.
     """
-    from etils import epath
-
     directory = absolute(directory)
+    with reached(directory):
+        return _load(directory, which, base)
+
+
+def _load(directory: str, which: str, base: BaseCheckpoint) -> TrainedAdapters | TrainedWeights:
     record = read_record(directory)
     settings = recorded_lora(record, base)
     step = choose_step(directory, which)
     if which == LATEST:
-        for empty in (later for later in step_folders(directory) if later > step):
+        folders = sorted({*step_folders(directory), *unfinished(directory)})
+        for empty in (later for later in folders if later > step):
             print(f"note: {directory}/{empty} holds no checkpoint; step {step} is taken", file=sys.stderr)
     _check_whole(directory, step)
     if settings is None:
-        lock = epath.Path(directory, LOCK).read_bytes()
+        lock = (path_of(directory) / LOCK).read_bytes()
         return load_weights(directory, step, ITEM, record, lock, base)
     adapters = build_adapters(base.family, base.architecture, settings)
     leaves = _restore(f"{directory}/{step}/{ITEM}")
@@ -131,7 +136,7 @@ def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> Tra
         if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
             raise UserError(f"{where}: {path} holds values that are not finite", "take an earlier --step")
     arrays = {a.site.weight: (leaves[a.a_path], leaves[a.b_path]) for a in adapters}
-    lock = epath.Path(directory, LOCK).read_bytes()
+    lock = (path_of(directory) / LOCK).read_bytes()
     return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays)
 
 
@@ -167,25 +172,69 @@ def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettin
 
 def absolute(directory: str | Path) -> str:
     """A local folder's absolute path, which Orbax insists on; an address as it is."""
-    return str(directory) if "://" in str(directory) else str(Path(directory).expanduser().resolve())
+    return str(directory) if is_address(directory) else str(Path(directory).expanduser().resolve())
 
 
 def step_folders(directory: str | Path) -> list[int]:
-    """Steps that have a folder, whatever is in it, ascending."""
-    from etils import epath
+    """Steps that have a folder, whatever is in it, ascending.
 
-    root = epath.Path(directory)
-    if not root.is_dir():
+    In a bucket those whose save ended; the others are `unfinished`.
+
+    Raises:
+        UserError: when an address cannot be read, or its bucket is not there.
+    """
+    with reached(directory):
+        return [step for step in _numbered(directory) if _ended(directory, step)]
+
+
+def unfinished(directory: str | Path) -> list[int]:
+    """Steps in a bucket whose save has not ended, ascending: it goes on, or its process was killed.
+
+    On a disk Orbax gives a step its name at the end, and there are none.
+    """
+    if not read_by_orbax(directory):
         return []
-    return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit() and path.is_dir())
+    with reached(directory):
+        return [
+            step
+            for step in _numbered(directory)
+            if not _ended(directory, step)
+            and {path.name for path in (path_of(directory) / str(step)).iterdir()} <= _BEGUN
+        ]
+
+
+_BEGUN = {ITEM, "optimizer_state", "_CHECKPOINT_METADATA"}
+"""What stands in the folder of a step before its save ends; a folder with anything else is no step's."""
+
+
+def _numbered(directory: str | Path) -> list[int]:
+    root = path_of(directory)
+    if root.is_dir():
+        return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit() and path.is_dir())
+    opened = open_address(directory) if read_by_orbax(directory) else None
+    if isinstance(opened, tuple):
+        system, path = opened
+        try:
+            # gcsfs gives "no folder" for a bucket that is not there, and for one that may not be read.
+            system.ls(path.partition("/")[0], detail=False, max_results=1)
+        except FileNotFoundError as error:
+            raise failed(str(directory), "read", error) from error
+    return []
+
+
+def _ended(directory: str | Path, step: int) -> bool:
+    return not read_by_orbax(directory) or (path_of(directory) / str(step) / manifest.COMMITTED).exists()
 
 
 def saved_steps(directory: str | Path) -> list[int]:
-    """Steps of the complete checkpoints in a folder, ascending."""
-    from etils import epath
+    """Steps of the complete checkpoints in a folder, ascending.
 
-    root = epath.Path(directory)
-    return [step for step in step_folders(directory) if (root / str(step) / ITEM).is_dir()]
+    Raises:
+        UserError: when an address cannot be read, or its bucket is not there.
+    """
+    root = path_of(directory)
+    with reached(directory):
+        return [step for step in step_folders(directory) if (root / str(step) / ITEM).is_dir()]
 
 
 def choose_step(directory: str | Path, which: str) -> int:
@@ -196,7 +245,12 @@ def choose_step(directory: str | Path, which: str) -> int:
     """
     steps = saved_steps(directory)
     if not steps:
-        raise UserError(f"{directory}: no checkpoint", "--checkpoint DIR says where train.py saved them")
+        begun = unfinished(directory)
+        raise UserError(
+            f"{directory}: no checkpoint"
+            + (f"; the save of step {begun[-1]} has not ended" if begun else ""),
+            "--checkpoint DIR says where train.py saved them",
+        )
     if which == LATEST:
         return steps[-1]
     if which == BEST:
@@ -232,9 +286,7 @@ def _check_whole(directory: str, step: int) -> None:
 
 def _damage(directory: str, step: int) -> str | None:
     """What is wrong with a step's parameters; a tree saved by other programs has no checksums."""
-    from etils import epath
-
-    tree = epath.Path(directory) / str(step) / ITEM
+    tree = path_of(directory) / str(step) / ITEM
     if tree.is_dir() and not (tree / manifest.SUMS).exists():
         return None
     try:
@@ -269,12 +321,10 @@ def _best_step(directory: str | Path, steps: list[int]) -> int:
 
 def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
     """The entries of a run's metrics.jsonl, none where it has none."""
-    from etils import epath
-
-    path = epath.Path(directory) / METRICS
-    if not path.is_file():
-        return
-    for line in path.read_text().splitlines():
+    path = path_of(directory) / METRICS
+    with reached(directory):
+        text = path.read_text() if path.is_file() else ""
+    for line in text.splitlines():
         try:
             entry = json.loads(line)
         except ValueError:
@@ -296,6 +346,8 @@ def _restore(path: str) -> dict[str, np.ndarray]:
             arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             restored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=arguments))
     except Exception as error:  # tensorstore and orbax raise many kinds, all of which mean a damaged file
+        if is_address(path) and passing(error):
+            raise failed(path, "read", error) from error
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise UserError(f"{path}: cannot be read ({reason})", "take an earlier --step") from error
     leaves = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,16 +17,19 @@ from jax.sharding import Mesh
 from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
-from runtime import sharding
+from runtime.elastic import set_step
 from runtime.errors import UserError
+from runtime.hosts import ALONE, Alone, Crew
 from runtime.interrupts import Interrupted, Interrupts
+from runtime.local_saving import LocalCheckpoints
 from runtime.loss import Batch
-from runtime.metrics import Metrics
+from runtime.metrics import Metrics, Nowhere
 from runtime.model import Built
 from runtime.recorder import Recorder
 from runtime.run_report import Named, NotFinite, Numbers, Report
 from runtime.saving import Checkpoints, kept
 from runtime.settings import CheckpointSettings, TrainSettings
+from runtime.sharding import Rows
 from runtime.step import Step, fit_shardings, micro_batch_loss, update_rule
 
 SHOWN = 8
@@ -53,8 +57,8 @@ class Trainer(PeftTrainer):
     """Trains the adapters of a model, or, without LoRA, all of it.
 
     An optimizer step is `accumulation` micro-batches, whose gradients are averaged. Dropout depends on
-    the seed, the number of the micro-batch and the module alone, so that a run that was interrupted
-    goes on as if it had not been.
+    the seed, a row's number in the run and the projection alone, so that a run that was interrupted goes
+    on as if it had not been, with as many micro-batches in a step or with another number.
 
     Args:
         built: the model.
@@ -64,6 +68,7 @@ class Trainer(PeftTrainer):
         accumulation: micro-batches of an optimizer step.
         step: whose checkpoint is restored; the newest one when None, if there is any.
         recorder: of the run's trace, None for a run without one.
+        local: checkpoints on this machine's own disk, None for none.
 
     Raises:
         UserError: when the checkpoint does not fit the model.
@@ -80,8 +85,9 @@ class Trainer(PeftTrainer):
         accumulation: int,
         step: int | None = None,
         recorder: Recorder | None = None,
+        local: LocalCheckpoints | None = None,
     ) -> None:
-        self._recorder = recorder
+        self._recorder, self._local = recorder, local
         self._built = built
         self._provider = built.provider
         self._mesh = mesh
@@ -104,7 +110,9 @@ class Trainer(PeftTrainer):
         self.checkpoint_manager = Checkpoints(directory, checkpoint.keep)
         step = self.saved_step if step is None else step
         if step is not None:
-            self.checkpoint_manager.restore(step, self.model, self.optimizer, self._lora_enabled)
+            manager = local if local is not None and local.chosen == step else self.checkpoint_manager
+            manager.restore(step, self.model, self.optimizer, self._lora_enabled)
+            set_step(self.optimizer, step, accumulation)
             self._train_steps, self._iter_steps = step, step * accumulation
 
     @property
@@ -118,10 +126,13 @@ class Trainer(PeftTrainer):
         eval_batches: Sequence[Batch],
         until: int,
         schedule: Callable[[int], Any],
-        metrics: Metrics,
+        metrics: Metrics | Nowhere,
         interrupts: Interrupts,
         state: Callable[[int], Mapping[str, Any]] = lambda step: {},
         origins: Callable[[int], Sequence[str]] | None = None,
+        tokens: Callable[[int], int] | None = None,
+        rows: Rows | None = None,
+        hosts: Alone | Crew = ALONE,
     ) -> Outcome:
         """Trains from the restored step to step `until`, and saves the last one.
 
@@ -129,6 +140,9 @@ class Trainer(PeftTrainer):
             batches: micro-batches from those of a given optimizer step on.
             state: of the data after an optimizer step, of JSON values; it is saved with the step.
             origins: the source rows of a micro-batch, by its number.
+            tokens: real ones of a micro-batch, by its number; None counts those of `batches`.
+            rows: of each batch, those that this process's devices hold; None for all.
+            hosts: the processes of the run.
             until: the step to stop after.
             schedule: learning rate by optimizer step, from 0.
 
@@ -136,6 +150,7 @@ class Trainer(PeftTrainer):
             UserError: when the loss or the gradient is not finite, or a checkpoint cannot be written.
             Interrupted: after a signal, once the step is done and saved.
         """
+        self._tokens, self._rows, self._hosts = tokens, rows, hosts
         train_step, eval_step = self.jit_train_and_eval_step()
         outcome = Outcome(self._train_steps)
         report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics)
@@ -148,38 +163,50 @@ class Trainer(PeftTrainer):
         stream = iter(batches(self._train_steps))
         interrupts.deferred = True
         try:
-            while self._train_steps < until and interrupts.requested is None:
+            while self._train_steps < until and hosts.may_begin(self._train_steps + 1, interrupts.requested):
                 numbers = self._step(train_step, stream)
                 step = self._train_steps
                 report.add(numbers)
-                last = step == until or interrupts.requested is not None
-                save = last or step % self._every_steps == 0
+                save = step == until or step % self._every_steps == 0
+                keep = self._local is not None and not save and step % self._local.every_steps == 0
                 evaluate = bool(eval_batches) and (step == until or step % self._settings.eval_every == 0)
-                if save or evaluate or report.due(step):
+                if save or keep or evaluate or report.due(step):
                     report.read()
                 if evaluate:
                     outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics, report)
-                if save:
+                if save or keep:
                     metrics.flush()
+                if save:
                     self._save(step, state(step))
-                if save or evaluate:
+                elif keep:
+                    self._save_locally(step, state(step))
+                if save or keep or evaluate:
                     report.restart()
-            self.checkpoint_manager.finish()
+            if self._train_steps < until:  # asked to stop
+                report.read()
+                metrics.flush()
+                self._save(self._train_steps, state(self._train_steps))
+            self._finish()
         except NotFinite as error:
             raise self._not_finite(error, origins) from None
         finally:
             self._put_back()
             interrupts.deferred = False
             report.close()
-        if interrupts.requested is not None and self._train_steps < until:
-            raise Interrupted(interrupts.requested)
+        if hosts.stopped_by is not None and self._train_steps < until:
+            raise Interrupted(hosts.stopped_by)
         outcome.step, outcome.loss, outcome.tokens_per_second = self._train_steps, report.loss, report.speed
         return outcome
 
     def close(self) -> None:
         """Waits for a checkpoint that is being written. `fit` has raised what went wrong with one."""
         with suppress(UserError):
-            self.checkpoint_manager.finish()
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._local is not None:
+            self._local.finish()
+        self.checkpoint_manager.finish()
 
     def jit_train_and_eval_step(
         self, skip_jit: bool = False, cache_nnx_graph: bool = False
@@ -205,11 +232,18 @@ class Trainer(PeftTrainer):
         """One optimizer step."""
         losses: list[jax.Array] = []
         metrics: list[Named] = []
-        tokens = 0
+        tokens, begun = 0, time.perf_counter()
+        waited = 0.0
         for batch in itertools.islice(stream, self._accumulation):
-            tokens += int(np.count_nonzero(batch["segment_ids"]))
+            if self._tokens is None:
+                tokens += int(np.count_nonzero(batch["segment_ids"]))
+            else:
+                tokens += self._tokens(int(batch["index"]))
+            before = time.perf_counter()
             self._throttler.wait_for_next()
-            loss, norm, more = train_step(sharding.shard_rows(batch, self._mesh))
+            waited += time.perf_counter() - before
+            self._hosts.brings()
+            loss, norm, more = train_step(self._placed(batch))
             self._throttler.add_computation(loss)
             if not self._checked and self._provider is not None:
                 self._provider.check_used()
@@ -220,20 +254,28 @@ class Trainer(PeftTrainer):
             raise UserError(f"the training data ended within step {self._train_steps + 1}")
         self._iter_steps += self._accumulation
         self._train_steps += 1
+        own = time.perf_counter() - begun - waited
+        self._hosts.log(f"step {self._train_steps}: {own:.3f} s here, {waited:.3f} s waiting for devices")
         if self._recorder is not None:
             self._recorder.after(self._train_steps, losses)
         return Numbers(self._train_steps, losses, norm, tokens, metrics)
+
+    def _placed(self, batch: Batch) -> dict[str, jax.Array]:
+        rows = self._rows or Rows.of(self._mesh, len(batch["tokens"]))
+        return rows.place(batch)
 
     def _loss(self, model: nnx.Module, inputs: Batch) -> tuple[jax.Array, Named]:
         """Traced: of a micro-batch."""
         return micro_batch_loss(self._built, self._settings, model, inputs)
 
-    def _evaluate(self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics, report: Report) -> float:
+    def _evaluate(
+        self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics | Nowhere, report: Report
+    ) -> float:
         """The mean loss of the evaluation data's targets."""
         losses = []
         for batch in batches:
             self._throttler.wait_for_next()
-            losses.append(eval_step(sharding.shard_rows(batch, self._mesh)))
+            losses.append(eval_step(self._placed(batch)))
             self._throttler.add_computation(losses[-1])
         loss = float(np.mean([float(loss) for loss in losses]))
         metrics.log("eval", self._train_steps, {"loss": loss})
@@ -246,6 +288,12 @@ class Trainer(PeftTrainer):
             return
         self._put_back()
         self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, state)
+
+    def _save_locally(self, step: int, state: Mapping[str, Any]) -> None:
+        """Starts saving a step on this machine's own disk."""
+        assert self._local is not None
+        self._put_back()
+        self._local.write(step, self.model, self.optimizer, self._lora_enabled, state)
 
     def _put_back(self) -> None:
         """Gives the model and the optimizer their newest arrays; the older ones were donated."""

@@ -32,6 +32,7 @@ from runtime.full import TrainedWeights
 from runtime.memory import available_memory
 from runtime.progress import readable_size
 from runtime.settings import MeshSettings, ModelSettings
+from runtime.specs import data_parallel
 from runtime.trained import TrainedAdapters
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def compare(
     if isinstance(trained, TrainedAdapters):
         lora = replace(trained.settings, dtype="float32", quantize=None)
     rules = [(rule["match"], tuple(rule["spec"])) for rule in _section(trained.record, "sharding")["rules"]]
-    rows = token_rows(base.architecture.vocab_size, mesh.shape.get("fsdp", 1))
+    rows = token_rows(base.architecture.vocab_size, data_parallel(mesh.shape))
 
     def plain(checkpoint: BaseCheckpoint) -> np.ndarray:
         out = logits(build(checkpoint, settings, None, mesh, rules), rows, mesh)
@@ -266,12 +267,16 @@ def compare(
 
 
 def start_mesh(record: Mapping[str, Any]) -> Mesh:
-    """The run's own mesh where its TPU is here, otherwise one CPU device."""
+    """The run's own mesh where its TPU is here, otherwise one CPU device; one of several hosts would wait for
+    the others."""
     from runtime.mesh import start
 
     section = _section(record, "mesh")
     axes = dict(section["axes"])
-    if not (section.get("accelerator") or "").startswith("cpu"):
+    hosts = section.get("hosts") or 1
+    if hosts > 1:
+        print(f"note: verifying on the CPU: the run's mesh spans {hosts} hosts", file=sys.stderr)
+    elif not (section.get("accelerator") or "").startswith("cpu"):
         try:
             return start(MeshSettings("tpu", math.prod(axes.values()), axes))
         except UserError as error:

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runtime.addresses import folder, folder_or_address
+
 
 @dataclass(frozen=True)
 class Arguments:
     """The command line of a backend's script.
 
     Attributes:
-        model: folder of the checkpoint to start from, None to find the recipe's model.id.
+        model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
         data_dir: what relative paths of data are relative to.
         output: what checkpoints, metrics and the adapter are written below.
         resume: continue from the newest checkpoint.
@@ -22,7 +24,7 @@ class Arguments:
         trace: the file that runtime.trace writes, None for none.
     """
 
-    model: Path | None
+    model: Path | str | None
     data_dir: Path
     output: Path
     resume: bool
@@ -45,9 +47,9 @@ def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = N
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", type=Path, metavar="DIR", help="folder of the base checkpoint")
-    add("--data-dir", type=Path, metavar="DIR", default=artifact, help="where the data files lie")
-    add("--output", type=Path, metavar="DIR", default=artifact, help="where checkpoints and metrics go")
+    add("--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://")
+    add("--data-dir", type=folder, metavar="DIR", default=artifact, help="where the data files lie")
+    add("--output", type=folder, metavar="DIR", default=artifact, help="where checkpoints and metrics go")
     add("--resume", action="store_true", help="continue from the newest checkpoint")
     add("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
     add("--adapter", type=Path, metavar="DIR", help="start from a PEFT adapter")

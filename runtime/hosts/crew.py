@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from runtime.errors import UserError, printable
 from runtime.hosts import service, wire
 from runtime.hosts.log import ProcessLog
-from runtime.hosts.wire import BEAT, Message, packed, processes, unpacked
+from runtime.hosts.wire import BEAT, ENDED, STRANGE, Message, broken, packed, processes, unpacked
 
 if TYPE_CHECKING:
     from runtime.hosts.leader import Leader
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 LOST = 75
 """The exit status of a process that stops because another one is gone: EX_TEMPFAIL of sysexits.h. What
 started it may start all of them again."""
+END = "end"
+"""The barrier that all come to when the work is done."""
+LAST_WORDS = 15.0
+"""Seconds that a process takes at most to say why it ends."""
 
 
 class Alone:
@@ -42,6 +46,9 @@ class Alone:
         """As of `Crew`."""
         self.stopped_by = requested
         return requested is None
+
+    def brings(self) -> None:
+        """Nothing: nobody waits for it."""
 
     def agree(self, name: str, value: Callable[[], Any]) -> Any:
         """The value."""
@@ -96,7 +103,7 @@ class Crew:
         self._sock, self._roster, self._buffer, self._leader = sock, roster, rest, leader
         self._state = threading.Condition()
         self._sending = threading.Lock()
-        self._begun, self._asked, self._frozen = 0, False, False
+        self._begun, self._brought, self._asked, self._frozen = 0, 0, False, False
         self._stop_after: int | None = None
         self._told: dict[str, Any] = {}
         self._missing: dict[str, list[int]] = {}
@@ -142,6 +149,10 @@ class Crew:
             self._begun = step
         return True
 
+    def brings(self) -> None:
+        """Notes that this process has the next micro-batch ready for its devices."""
+        self._brought += 1
+
     def agree(self, name: str, value: Callable[[], Any]) -> Any:
         """What process 0 finds, a JSON value, for all."""
         if self.first:
@@ -179,17 +190,18 @@ class Crew:
         JAX would wait at its exit for those who go on.
         """
         self._closed = True
+        _end_at_last(status)
         self.log(f"ends with status {status}: {reason}")
-        self._send({"leave": [status, reason]})
-        if self._leader is not None:
-            time.sleep(BEAT / 4)  # its thread has to read that
-            self._leader.close()
+        if self._leader is None:
+            self._send({"leave": [status, reason]})
+        else:
+            self._leader.leave(status, reason)
         _flush()
         os._exit(status)
 
     def end(self) -> None:
         """Leaves a run that all processes are done with."""
-        self.barrier("end")
+        self.barrier(END)
         self._closed = True
         service.disconnect()
         self.log("ends")
@@ -229,7 +241,7 @@ class Crew:
             now = time.monotonic()
             if now - beaten >= BEAT:
                 beaten = now
-                self._send({"beat": self._begun})
+                self._send({"beat": [self._begun, self._brought]})
             try:
                 data = self._sock.recv(1 << 16)
             except TimeoutError:
@@ -237,15 +249,18 @@ class Crew:
                     self._lost(0, None, f"nothing was heard of it for {time.monotonic() - heard:.0f} s")
                 continue
             except OSError as error:
-                self._lost(0, None, f"its connection broke: {error.strerror or error}")
+                self._lost(0, None, broken(error))
                 return
             if not data:
-                self._lost(0, None, "it ended without a word")
+                self._lost(0, None, ENDED)
                 return
             heard = time.monotonic()
             *lines, self._buffer = (self._buffer + data).split(b"\n")
-            for line in lines:
-                self._take(unpacked(line))
+            try:
+                for line in lines:
+                    self._take(unpacked(line))
+            except (ValueError, TypeError, IndexError):
+                self._lost(0, None, STRANGE)
 
     def _take(self, message: Message) -> None:
         with self._state:
@@ -261,6 +276,8 @@ class Crew:
                 self._told[name] = value
             elif "barrier" in message:
                 self._missing[message["barrier"]] = message["missing"]
+                if message["barrier"] == END and not message["missing"]:
+                    self._closed = True  # from here on the others may go
             elif "gone" in message and message["gone"][0] != self.number:
                 self._lost(*message["gone"])
             self._state.notify_all()
@@ -270,7 +287,8 @@ class Crew:
         if self._closed:
             return
         self._closed = True
-        ends = LOST if status not in (1, 2) else 1
+        ends = 1 if status in (1, 2) else LOST if status is None or status < 128 else status
+        _end_at_last(ends)
         what = "is gone" if status is None else "has stopped"
         line = f"{self.name(number)} {what}: {printable(reason)}"
         try:
@@ -283,7 +301,17 @@ class Crew:
                 print("  = help: start all processes again with --resume", file=out)
         finally:
             _flush()
+            if self._leader is not None:
+                self._leader.see_off()
             os._exit(ends)
+
+
+def _end_at_last(status: int) -> None:
+    """Ends this process some seconds from now, if it has not by itself: a terminal or a bucket may not take
+    what is still to be said."""
+    at_last = threading.Timer(LAST_WORDS, os._exit, (status,))
+    at_last.daemon = True
+    at_last.start()
 
 
 def _flush() -> None:

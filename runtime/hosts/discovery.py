@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -83,10 +84,22 @@ def _on_gke(variables: Mapping[str, str]) -> bool:
 def _gke(variables: Mapping[str, str]) -> Place:
     workers = [name.strip() for name in variables["TPU_WORKER_HOSTNAMES"].split(",")]
     slices = _whole(variables, "MEGASCALE_NUM_SLICES", 1)
-    number = _whole(variables, "MEGASCALE_SLICE_ID", 0) * len(workers) + _whole(variables, "TPU_WORKER_ID")
-    first = variables.get("MEGASCALE_COORDINATOR_ADDRESS") or workers[0]
+    slice_, worker = _whole(variables, "MEGASCALE_SLICE_ID", 0), _whole(variables, "TPU_WORKER_ID")
+    first = variables.get("MEGASCALE_COORDINATOR_ADDRESS", "")
+    wrong = None
+    if worker >= len(workers):
+        wrong = f"TPU_WORKER_ID is {worker}, and TPU_WORKER_HOSTNAMES names {len(workers)} hosts"
+    elif slice_ >= slices:
+        wrong = f"MEGASCALE_SLICE_ID is {slice_}, and MEGASCALE_NUM_SLICES is {slices}"
+    elif slices > 1 and not first:
+        wrong = f"MEGASCALE_COORDINATOR_ADDRESS is not set, and MEGASCALE_NUM_SLICES is {slices}"
+    if wrong:
+        raise UserError(
+            wrong, f"GKE sets these in the pods of a JobSet; {ADDRESS}, {COUNT}, {NUMBER} go first"
+        )
     # Its port is the one of libtpu's own transport.
-    return Place(_address(first, "MEGASCALE_COORDINATOR_ADDRESS")[0], PORT, slices * len(workers), number)
+    host, _ = _address(first or workers[0], "MEGASCALE_COORDINATOR_ADDRESS")
+    return Place(host, PORT, slices * len(workers), slice_ * len(workers) + worker)
 
 
 def _detected(hosts: int) -> Place:
@@ -115,19 +128,20 @@ def _unknown(hosts: int, why: str = "") -> UserError:
 
 def _whole(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = variables.get(name) or ("" if default is None else str(default))
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise UserError(f"{name} is {text!r}, which is no whole number", f"unset {name}, or give a number")
     return int(text)
 
 
 def _address(text: str, name: str) -> tuple[str, int]:
     """Host and port of "host", "host:port", "[::1]" or "[::1]:port"."""
-    host, port = text, ""
-    if text.startswith("["):
-        host, _, rest = text[1:].partition("]")
-        port = rest.removeprefix(":")
+    host, colon, port = text, "", ""
+    if bracketed := re.fullmatch(r"\[([^]]*)](:?)(.*)", text):
+        host, colon, port = bracketed.groups()
     elif text.count(":") == 1:
-        host, _, port = text.partition(":")
-    if not host or (port and not (port.isdigit() and 0 < int(port) < 65536)):
+        host, colon, port = text.partition(":")
+    number = int(port) if re.fullmatch("[0-9]{1,5}", port) else 0
+    sound = 0 < number < 65536 if colon else not port
+    if not host or not sound or re.search(r"[\[\]/\s]", host):
         raise UserError(f"{name} is {text!r}, which is no HOST:PORT", f"{name}=10.0.0.2:{PORT}, for example")
-    return host, int(port) if port else PORT
+    return host, number or PORT

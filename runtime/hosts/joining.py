@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import time
@@ -34,7 +35,7 @@ def join(hosts: int) -> Alone | Crew:
     deadline = time.monotonic() + limit
     leader = _lead(place) if place.number == 0 else None
     sock = _reach(place, deadline, limit)
-    welcome, rest = _welcome(place, sock, deadline + 2 * wire.BEAT, limit)
+    welcome, rest = _welcome(place, sock, limit)
     crew = Crew(sock, place.number, place.count, welcome["roster"], rest, leader)
     service.connect(_host(place), int(welcome["port"]), place.count, place.number, limit)
     return crew
@@ -45,7 +46,7 @@ def _lead(place: Place) -> Leader:
         listening = listen(place.port)
     except OSError as error:
         raise UserError(
-            f"process 0 cannot listen on port {place.port}: {error.strerror or error}",
+            f"process 0 cannot listen on port {place.port}: {os.strerror(error.errno or 0)}",
             f"end what listens there, or take another port in {ADDRESS}",
         ) from None
     try:
@@ -63,9 +64,16 @@ def _host(place: Place) -> str:
 
 
 def _reach(place: Place, deadline: float, limit: float) -> socket.socket:
+    hello = {"hello": place.number, "of": place.count, "host": socket.gethostname(), "pid": os.getpid()}
     while True:
         try:
-            sock = socket.create_connection((_host(place), place.port), timeout=max(1.0, limit / 4))
+            sock = socket.create_connection((_host(place), place.port), timeout=min(10.0, limit / 4))
+            if sock.getsockname() == sock.getpeername():  # nobody listens, and loopback has met itself
+                sock.close()
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(packed(hello))
+            return sock
         except OSError as error:
             if time.monotonic() < deadline:
                 time.sleep(RETRY)
@@ -75,42 +83,45 @@ def _reach(place: Place, deadline: float, limit: float) -> socket.socket:
                 f"{place.port}: {error.strerror or error}, for {limit:.0f} s",
                 f"start process 0; check {ADDRESS}, and that nothing between the hosts blocks the port",
             ) from None
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hello = {"hello": place.number, "of": place.count, "host": socket.gethostname(), "pid": os.getpid()}
-        sock.sendall(packed(hello))
-        return sock
 
 
-def _welcome(place: Place, sock: socket.socket, deadline: float, limit: float) -> tuple[Message, bytes]:
+def _welcome(place: Place, sock: socket.socket, limit: float) -> tuple[Message, bytes]:
     """The list of all processes, and what has been read behind it."""
-    buffer = b""
-    here = f"process {place.number} of {place.count}"
-    while b"\n" not in buffer:
-        sock.settimeout(max(0.1, deadline - time.monotonic()))
-        try:
-            data: Any = sock.recv(1 << 16)
-        except OSError:
-            data = b""
-        if not data:
+    here, there = f"process {place.number} of {place.count}", f"{place.coordinator}:{place.port}"
+    stranger = UserError(f"what listens at {there} is no process 0 of a training run", f"check {ADDRESS}")
+    buffer, heard = b"", False
+    sock.settimeout(wire.peer_timeout())
+    while True:
+        while b"\n" not in buffer:
+            why = wire.ENDED
+            try:
+                data: Any = sock.recv(1 << 16)
+            except TimeoutError:
+                data, why = b"", f"nothing was heard of it for {wire.peer_timeout():.0f} s"
+            except OSError as error:
+                data, why = b"", wire.broken(error)
+            if not data and heard:
+                raise UserError(
+                    f"{here} lost process 0 at {there} while it waited for the others: {why}",
+                    "see the log of process 0",
+                )
+            if not data:
+                raise stranger
+            buffer += data
+        line, _, buffer = buffer.partition(b"\n")
+        message = unpacked(line)
+        if "roster" in message:
+            return message, buffer
+        if "absent" in message:
             raise UserError(
-                f"{here} lost process 0 at {place.coordinator}:{place.port} while it waited for the others",
-                "see the log of process 0",
+                f"{processes(message['absent'], place.count)} did not come within {limit:.0f} s",
+                "start the script on every host; RECIPEC_START_TIMEOUT gives more seconds",
             )
-        buffer += data
-    line, _, rest = buffer.partition(b"\n")
-    message = unpacked(line)
-    if "absent" in message:
-        raise UserError(
-            f"{processes(message['absent'], place.count)} did not come within {limit:.0f} s",
-            "start the script on every host; RECIPEC_START_TIMEOUT gives more seconds",
-        )
-    if "refused" in message:
-        raise UserError(
-            f"process 0 at {place.coordinator}:{place.port} refuses {here}: {message['refused']}",
-            "give each process of the run a number of its own, and the same count",
-        )
-    if "roster" not in message:
-        raise UserError(
-            f"{place.coordinator}:{place.port} is no process 0 of a training run", f"check {ADDRESS}"
-        )
-    return message, rest
+        if "refused" in message:
+            raise UserError(
+                f"process 0 at {there} refuses {here}: {message['refused']}",
+                "give each process of the run a number of its own, and the same count",
+            )
+        if "waiting" not in message:
+            raise stranger
+        heard = True

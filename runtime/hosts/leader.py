@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import sys
 import threading
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.hosts import wire
-from runtime.hosts.wire import BEAT, Message, packed, processes, unpacked
+from runtime.hosts.wire import BEAT, ENDED, STRANGE, Message, broken, packed, processes, unpacked
 
 NOTE_AFTER = 30.0
 """Seconds after which it is said for whom the others wait."""
+FAREWELL = 3.0
+"""Seconds that process 0 waits at most for the others to hear why it ends."""
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Member:
 
     Attributes:
         step: the last step that it has begun.
+        brought: micro-batches that it has brought to its devices.
         heard: time.monotonic() of its last sign of life.
         here: whether it is still a part of the run.
     """
@@ -31,8 +35,9 @@ class Member:
     writer: asyncio.StreamWriter
     host: str
     pid: int
-    step: int
     heard: float
+    step: int = 0
+    brought: int = 0
     here: bool = True
 
 
@@ -52,6 +57,8 @@ class Leader:
         self._stopping: tuple[int, int] | None = None
         self._at: dict[int, int] = {}
         self._behind: tuple[int, int, float] = (-1, -1, 0.0)
+        self._connected: set[int] = set()
+        self._roster_told = False
         self._loop = asyncio.new_event_loop()
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
@@ -61,8 +68,22 @@ class Leader:
 
     def close(self) -> None:
         """Ends the thread once all that was said is delivered."""
-        self._loop.call_soon_threadsafe(self._end.set)
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(2 * BEAT)
+
+    def leave(self, status: int, reason: str) -> None:
+        """Tells the others that process 0 ends, and why; returns when they have, or after some seconds."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._gone, 0, status, reason)
+        self.see_off()
+
+    def see_off(self) -> None:
+        """Waits until the others have heard what they were told, which makes them end, but not for long."""
+        until = time.monotonic() + FAREWELL
+        while self._connected - {0} and time.monotonic() < until:
+            time.sleep(BEAT / 50)
+        self.close()
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -89,12 +110,18 @@ class Leader:
             if now - begun > wire.start_timeout():
                 self._tell_all({"absent": self._absent()})
                 return
+            self._tell_all({"waiting": self._absent()})
             if now - noted > NOTE_AFTER:
                 noted = now
                 _say(f"waiting for {processes(self._absent(), self._count)}")
         while True:
+            before = time.monotonic()
             await asyncio.sleep(BEAT)
             now = time.monotonic()
+            if now - before > 2 * BEAT:
+                # This process stood still, and what the others have said meanwhile is not read yet.
+                for member in self._members.values():
+                    member.heard += now - before
             for number, member in self._members.items():
                 silent = now - member.heard
                 if member.here and silent > wire.peer_timeout():
@@ -109,35 +136,45 @@ class Leader:
             writer.close()
             return
         member = self._members[number]
+        reason = ENDED
         try:
             while line := await reader.readline():
                 member.heard = time.monotonic()
                 self._take(number, unpacked(line))
-        except (OSError, ValueError):
-            pass  # its connection broke, or it sends more than any message has
-        if not self._end.is_set():
-            self._gone(number, None, "it ended without a word")
+        except OSError as error:
+            reason = broken(error)
+        except (ValueError, TypeError):
+            reason = STRANGE
+        self._connected.discard(number)
+        if not self._roster_told:
+            del self._members[number]  # it may come again
+            _say(f"process {number} of {self._count} ({member.host}, pid {member.pid}) came, and is gone")
+        elif not self._end.is_set():
+            self._gone(number, None, reason)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
         try:
             hello = unpacked(await asyncio.wait_for(reader.readline(), wire.peer_timeout()))
-        except (OSError, ValueError):
-            return None
-        number, of = hello.get("hello"), hello.get("of")
-        if not isinstance(number, int) or not isinstance(of, int):
-            return None
+            number, of, pid = (int(hello[key]) for key in ("hello", "of", "pid"))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None  # something that looks for open ports
         refused = ""
         if of != self._count:
             refused = f"it counts {of} processes, and process 0 counts {self._count}"
+        elif not 0 <= number < of:
+            refused = f"{number} is no number of {of} processes"
         elif number in self._members:
             there = self._members[number]
             refused = f"process {number} is there already: {there.host}, pid {there.pid}"
         if refused:
             writer.write(packed({"refused": refused}))
             return None
-        host, pid = str(hello.get("host", "?")), int(hello.get("pid", 0))
-        self._members[number] = Member(writer, host, pid, 0, time.monotonic())
+        self._members[number] = Member(writer, str(hello.get("host", "?")), pid, time.monotonic())
+        self._connected.add(number)
         if len(self._members) == self._count:
+            self._roster_told = True
+            for member in self._members.values():
+                member.heard = time.monotonic()  # from here on it gives signs of life
             roster = [[self._members[n].host, self._members[n].pid] for n in range(self._count)]
             self._tell_all({"roster": roster, "port": self._jax_port})
         return number
@@ -146,7 +183,7 @@ class Leader:
         """What a process says."""
         member = self._members[number]
         if "beat" in message:
-            member.step = int(message["beat"])
+            member.step, member.brought = (int(count) for count in message["beat"])
         elif "stop" in message and self._stopping is None:
             self._stopping = (int(message["stop"]), number)
             self._tell_all({"freeze": True})
@@ -176,23 +213,25 @@ class Leader:
         member = self._members[number]
         if member.here:
             member.here = False
+            self._connected.discard(number)
             self._tell_all({"gone": [number, status, reason]})
 
     def _note_the_slowest(self, now: float) -> None:
-        """Says who keeps the others waiting: it has not begun a step for long that others are beyond."""
-        steps = {n: m.step for n, m in self._members.items() if m.here}
-        if not steps or min(steps.values()) == max(steps.values()):
+        """Says who keeps the others waiting: for long it has not brought a micro-batch that others have."""
+        counts = {n: m.brought for n, m in self._members.items() if m.here}
+        if not counts or min(counts.values()) == max(counts.values()):
             self._behind = (-1, -1, now)
             return
-        last = min(steps, key=lambda n: (steps[n], n))
-        if self._behind[:2] != (last, steps[last]):
-            self._behind = (last, steps[last], now)
+        last = min(counts, key=lambda n: (counts[n], n))
+        if self._behind[:2] != (last, counts[last]):
+            self._behind = (last, counts[last], now)
         elif now - self._behind[2] > NOTE_AFTER:
-            self._behind = (last, steps[last], now + 1e9)  # once for a step
-            host = self._members[last].host
+            waited = now - self._behind[2]
+            self._behind = (last, counts[last], now + 1e9)  # once for a micro-batch
+            slow = self._members[last]
             _say(
-                f"process {last} of {self._count} ({host}) keeps the others waiting: it is in step "
-                f"{steps[last]}, they are in step {max(steps.values())}"
+                f"process {last} of {self._count} ({slow.host}, pid {slow.pid}) keeps the others waiting, "
+                f"for {waited:.0f} s now: its part of a micro-batch of step {slow.step} is not ready"
             )
 
     def _absent(self) -> list[int]:
@@ -200,7 +239,8 @@ class Leader:
 
     def _tell_all(self, message: Message) -> None:
         data = packed(message)
-        for member in self._members.values():
+        # Process 0 last: it may end by what it hears, and this thread with it.
+        for _, member in sorted(self._members.items(), reverse=True):
             if not member.writer.is_closing():
                 member.writer.write(data)
 
@@ -220,6 +260,6 @@ def listen(port: int) -> socket.socket:
         try:
             made = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
         except OSError as error:
-            if error.errno not in (97, 99):  # no IPv6 here after all
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here after all
                 raise
     return made or socket.create_server(("", port), backlog=1024)

@@ -1,16 +1,17 @@
 """What the processes of a run tell each other: JSON objects, one a line, over TCP between process 0 and each.
 
-From a process: {"hello": N, "host": ..., "pid": ..., "of": COUNT}, then {"beat": STEP} every second,
-{"stop": SIGNAL} when it is to stop, {"at": STEP} in answer to a freeze, {"reached": BARRIER}, {"tell": [NAME,
-VALUE]}, {"leave": [STATUS, REASON]} before it ends.
-From process 0: {"roster": [[HOST, PID], ...], "port": PORT} when all are there, {"absent": [N, ...]} when
-some did not come, {"refused": REASON}, {"alive": [STEP, ...]} every second, {"freeze": true},
-{"stop_after": [STEP, SIGNAL, N]}, {"barrier": NAME, "missing": [N, ...]}, {"told": [NAME, VALUE]},
-{"gone": [N, STATUS or null, REASON]}.
+From a process: {"hello": N, "host": ..., "pid": ..., "of": COUNT}, then {"beat": [STEP, MICRO-BATCHES]} every
+second, {"stop": SIGNAL} when it is to stop, {"at": STEP} in answer to a freeze, {"reached": BARRIER},
+{"tell": [NAME, VALUE]}, {"leave": [STATUS, REASON]} before it ends.
+From process 0: {"waiting": [N, ...]} until all are there, then {"roster": [[HOST, PID], ...], "port": PORT};
+{"absent": [N, ...]} when some did not come, {"refused": REASON}, {"alive": [STEP, ...]} every second,
+{"freeze": true}, {"stop_after": [STEP, SIGNAL, N]}, {"barrier": NAME, "missing": [N, ...]}, {"told": [NAME,
+VALUE]}, {"gone": [N, STATUS or null, REASON]}.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from typing import Any
@@ -21,6 +22,17 @@ BEAT = 1.0
 """Seconds between two signs of life."""
 LONGEST = 1 << 20
 """Bytes of a message."""
+
+ENDED = "it ended without a word"
+STRANGE = "what it says cannot be understood"
+"""Of a process whose connection is no good any more."""
+
+
+def broken(error: OSError) -> str:
+    """What became of a process whose connection broke."""
+    if error.errno in (errno.ECONNRESET, errno.EPIPE):
+        return ENDED
+    return f"its connection broke: {error.strerror or error}"
 
 
 def seconds(name: str, default: float) -> float:

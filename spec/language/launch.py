@@ -8,6 +8,14 @@ from pydantic import AfterValidator
 
 from spec.language.base import Section, distinct, field
 
+KINDS = {
+    "tpu-vm": "Cloud TPU VMs, by gcloud.",
+    "gke": "A JobSet on Google Kubernetes Engine, by kubectl.",
+    "skypilot": "A SkyPilot task.",
+    "xpk": "A workload on Google Kubernetes Engine, by xpk.",
+}
+"""What a recipe can be launched with, in the order that the files are named in."""
+
 
 class Launch(Section):
     """How the run is started in the cloud."""
@@ -18,21 +26,85 @@ class Launch(Section):
     zone: str | None = field(
         "Google Cloud zone; null leaves it to whoever launches.", None, min_length=1, example="us-east5-a"
     )
+    kind: Annotated[list[Literal["tpu-vm", "gke", "skypilot", "xpk"]], AfterValidator(distinct)] = field(
+        "Which launchers to emit; of the default's, those that do not fit the accelerator or the checkpoints "
+        "are left out.",
+        ["tpu-vm", "gke", "skypilot", "xpk"],
+        choices=KINDS,
+    )
+    spot: bool = field("Use spot capacity, which may be taken away at any time.", False)
+    reservation: str | None = field(
+        "The reservation that the TPUs are taken from, by its name or its address; null takes none.",
+        None,
+        min_length=1,
+        example="my-reservation",
+    )
+    queued: bool = field(
+        "Ask for Cloud TPU VMs by a queued resource, which waits until there is capacity; several slices "
+        "always do.",
+        False,
+        example=True,
+    )
+    queue_for: str | None = field(
+        "How long a queued resource waits for capacity: a number and s, m, h or d; null waits until it is "
+        "deleted.",
+        None,
+        pattern=r"^[1-9][0-9]{0,5}[smhd]$",
+        form="a whole number followed by s, m, h or d, such as 12h",
+        example="12h",
+    )
+    max_restarts: int = field(
+        "How often a run that was cut off is started again by itself, spot capacity that is taken away "
+        "included. SkyPilot does so without a bound.",
+        20,
+        unit="restarts",
+        ge=0,
+        le=1000,
+    )
     runtime_version: str | None = field(
         "Software version of the Cloud TPU VM; null takes the accelerator's from the catalogue.",
         None,
         min_length=1,
         example="v2-alpha-tpuv5",
     )
-    spot: bool = field("Use spot capacity, which may be taken away at any time.", False)
-    kind: Annotated[list[Literal["tpu-vm", "gke", "skypilot"]], AfterValidator(distinct)] = field(
-        "Which launchers to emit.",
-        ["tpu-vm", "gke", "skypilot"],
-        choices={
-            "tpu-vm": "A Cloud TPU VM, by gcloud.",
-            "gke": "A job on Google Kubernetes Engine.",
-            "skypilot": "A SkyPilot task.",
-        },
+    network: str | None = field(
+        "VPC network of the Cloud TPU VMs; null takes the project's default.",
+        None,
+        min_length=1,
+        example="my-network",
+    )
+    subnetwork: str | None = field(
+        "Subnetwork of the Cloud TPU VMs; null takes the network's in the zone's region.",
+        None,
+        min_length=1,
+        example="my-subnetwork",
+    )
+    service_account: str | None = field(
+        "E-mail address of the Google service account that the machines act as; null takes the default one, "
+        "and on GKE the Kubernetes service account's own identity.",
+        None,
+        min_length=1,
+        example="trainer@my-project.iam.gserviceaccount.com",
+    )
+    cluster: str | None = field(
+        "GKE cluster that xpk launches in; null leaves it to whoever launches.",
+        None,
+        min_length=1,
+        example="my-cluster",
+    )
+    image: str = field(
+        "Container that trains on GKE. It needs bash, Python 3.11 or 3.12 and pip; the pinned packages are "
+        "installed when it starts.",
+        "python:3.11-slim-bookworm",
+        pattern=r"^\S+$",
+        form="the name of an image",
+    )
+    bucket: str | None = field(
+        "gs:// address below which the packed artifact lies for GKE; null takes the checkpoints' bucket.",
+        None,
+        pattern=r"^gs://[a-z0-9][a-z0-9._-]*[a-z0-9](/[^/\s]+)*$",
+        form="an address such as gs://my-bucket or gs://my-bucket/artifacts",
+        example="gs://my-bucket/artifacts",
     )
 
 

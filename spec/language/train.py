@@ -211,6 +211,19 @@ class Train(Section):
             yield Problem("E0110", ("epochs",), "neither `epochs` nor `steps` is given", "epochs: 1")
 
 
+class LocalCheckpoint(Section):
+    """Checkpoints on each host's own disk: a run goes on from one that is newer than the shared ones."""
+
+    directory: str = field(
+        "A folder of each host: on an attached disk, or in its memory, which outlives the process alone.",
+        "/dev/shm/recipec",
+        pattern=r"^/",
+        form="an absolute path",
+        example="/mnt/disks/local",
+    )
+    every_steps: int = field("Save every so many steps.", 10, unit="optimizer steps", ge=1)
+
+
 class Checkpoint(Section):
     """Where and how often the adapters and the optimizer's state are saved."""
 
@@ -222,6 +235,23 @@ class Checkpoint(Section):
     )
     every_steps: int = field("Save every so many steps, and at the end.", 100, unit="optimizer steps", ge=1)
     keep: int = field("Only the newest are kept.", 3, unit="checkpoints", ge=1)
+    local: LocalCheckpoint | None = field(
+        "Other checkpoints in between, on each host's own disk; null saves none.",
+        None,
+        example={"directory": "/mnt/disks/local", "every_steps": 10},
+    )
+
+    @classmethod
+    def crosscheck(cls, given: Mapping[str, Any]) -> Iterator[Problem]:
+        local, every = given.get("local"), given.get("every_steps", 100)
+        own = local.get("every_steps", 10) if isinstance(local, Mapping) else None
+        if isinstance(own, int) and isinstance(every, int) and own >= every:
+            yield Problem(
+                "E1316",
+                ("local", "every_steps"),
+                f"every {own} steps locally and every {every} in `directory`: none is in between",
+                "save more often locally than in `directory`, or leave `local` out",
+            )
 
 
 class Cache(Section):

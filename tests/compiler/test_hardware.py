@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from compiler import hardware
+from spec.language.mesh import Mesh
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,42 @@ def test_every_known_name_resolves() -> None:
 def test_every_price_has_its_date() -> None:
     for data in hardware.generations().values():
         assert (data["usd_per_chip_hour"] is None) == (data["price_date"] is None)
+
+
+def mesh(accelerator: str, hosts: int | None = None, **axes: int) -> Mesh:
+    return Mesh(accelerator=accelerator, hosts=hosts, axes=axes)
+
+
+def test_dcn_counts_slices_of_a_machine() -> None:
+    found = hardware.accelerator(mesh("v5p-16", dcn=4, fsdp=8))
+    assert (found.slices, found.chips, found.devices, found.hosts) == (4, 32, 32, 8)
+    assert found.usd_per_hour == pytest.approx(4 * (hardware.from_name("v5p-16").usd_per_hour or 0))
+    one = hardware.accelerator(mesh("v5p-16", fsdp=8))
+    assert one == hardware.from_name("v5p-16") and one.slices == 1
+
+
+def test_on_a_cpu_dcn_is_an_axis_and_hosts_are_processes() -> None:
+    found = hardware.accelerator(mesh("cpu-8", hosts=2, dcn=2, fsdp=4))
+    assert (found.slices, found.devices, found.hosts) == (1, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        (mesh("v5p-8", fsdp=4), [1]),
+        (mesh("v5p-32", fsdp=16), [4]),
+        (mesh("v6e-8", fsdp=8), [1, 2]),
+        (mesh("v5e-8", dcn=3, fsdp=8), [3, 6]),
+        (mesh("v6e-1", fsdp=1), [1]),
+        (mesh("tpu7x-8", fsdp=8), [1]),
+        (mesh("cpu-6", fsdp=6), [1, 2, 3, 6]),
+    ],
+)
+def test_the_machines_that_an_accelerator_can_be(given: Mesh, counts: list[int]) -> None:
+    assert hardware.host_counts(given) == counts
+
+
+def test_gke_s_pair_of_machines_has_no_machine_of_eight_chips() -> None:
+    assert hardware.accelerator(mesh("v6e-8", fsdp=8)).gke_machine == "ct6e-standard-8t"
+    pair = hardware.accelerator(mesh("v6e-8", hosts=2, fsdp=8))
+    assert (pair.hosts, pair.gke_machine) == (2, None)

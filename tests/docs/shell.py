@@ -19,7 +19,7 @@ from compiler.cli import app
 ROOT = Path(__file__).resolve().parents[2]
 
 OTHERS = {"cat", "cd", "cp", "curl", "docker", "export", "gcloud", "git", "head", "kubectl", "ls", "mkdir"}
-OTHERS |= {"pipx", "pre-commit", "source", "ssh", "tar", "tensorboard", "uv", "wandb"}
+OTHERS |= {"pipx", "pre-commit", "sky", "source", "ssh", "tar", "tensorboard", "uv", "wandb"}
 """Programs that a page may name beside this project's own."""
 
 OWN_FOLDERS = ("recipes", "scripts", "spec", "compiler", "templates", "runtime", "tests", "docs")

@@ -15,6 +15,8 @@ MADE = {
     "docker": 2.5,
     "lm-eval": 1.0,
     "libtpu": 0.7,
+    "skypilot-0.14.1": 0.5,
+    "xpk-1.9.0": 0.2,
     "gemma-3-270m": 0.6,
     "wheels": 0.3,
 }

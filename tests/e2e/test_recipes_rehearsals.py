@@ -19,6 +19,7 @@ RECIPES = Path(__file__).resolve().parent.parent.parent / "recipes"
 ELSEWHERE = {
     "gemma3-270m-cpu": "the real model in test_gemma3_270m.py",
     "gemma4-31b-v5p8": "test_rehearse.py",
+    "llama31-70b-v5p8": "the same model on two slices, llama31-70b-2xv5p16",
     "quickstart": "`make quickstart` does more, in test_quickstart.py",
 }
 """Recipes that other tests take through all of it."""

@@ -98,8 +98,12 @@ def test_what_does_not_fit_names_machines_that_do() -> None:
     with pytest.raises(ArtifactError, match=r"^google/gemma-3-27b-it does not fit v5e-1: ") as refused:
         made("google/gemma-3-27b-it", "v5e-1")
     assert refused.value.help is not None and "v6e-8 (LoRA)" in refused.value.help
-    with pytest.raises(ArtifactError, match=r"16 devices|several hosts"):
-        made("google/gemma-3-1b-it", "v5e-16")
+
+
+def test_several_hosts_write_to_a_bucket() -> None:
+    text = made("meta-llama/Llama-3.1-70B-Instruct", "v5p-16").text
+    assert "gs://my-bucket/sample" in text and "axes: {fsdp: 8, tp: 1}" in text
+    checked(text)
 
 
 def test_a_named_machine_really_takes_the_model() -> None:

@@ -209,9 +209,9 @@ def sliced() -> Plan:
     """256 devices: two slices of 128, joined over the data centre's network."""
     collectives = (
         Collective("all-gather", ("fsdp",), False, 854, 29.6e9),
-        Collective("all-gather", ("fsdp",), True, 61, 4.4e9),
+        Collective("all-reduce", ("dcn",), True, 61, 4.4e9),
         Collective("all-reduce", ("tp",), False, 480, 61.2e9),
-        Collective("all-reduce", ("fsdp", "tp"), True, 123, 2.1e6),
+        Collective("all-reduce", ("fsdp", "tp"), False, 123, 2.1e6),
         Collective("collective-permute", (), False, 12, 0.2e9),
     )
     return replace(
@@ -222,7 +222,7 @@ def sliced() -> Plan:
         slices=2,
         devices=256,
         hosts=64,
-        axes={"fsdp": 64, "tp": 4},
+        axes={"dcn": 2, "fsdp": 32, "tp": 4},
         estimate=replace(ESTIMATE, collectives=collectives, rows=64),
     )
 

@@ -75,7 +75,7 @@ def test_a_change_below_rounding_is_none() -> None:
 def test_a_collective_over_other_axes_is_another() -> None:
     shown = compare(plans.flagship(), plans.sliced())
     assert "\nall-gather, fsdp                  118.4 GB   29.6 GB     -75.0 %\n" in shown
-    assert "\nall-gather, fsdp over DCN              0 B    4.4 GB         new\n" in shown
+    assert "\nall-reduce, dcn over DCN               0 B    4.4 GB         new\n" in shown
     assert "\ncollective-permute, other groups       0 B  200.0 MB         new\n" in shown
     assert "\ndevices                                  4       256  +6,300.0 %\n" in shown
 

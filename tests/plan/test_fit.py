@@ -127,8 +127,8 @@ def test_less_tensor_parallelism_only_where_the_rows_can_be_split() -> None:
 def test_a_larger_slice_is_named_as_the_recipe_names_its_own() -> None:
     by_topology = program("mesh.accelerator=null", "mesh.topology=v5p:2x2x1")
     assert ("mesh.topology=v5p:2x2x2", "mesh.axes={fsdp: 4, tp: 2}") in sets_of(by_topology)
-    sliced = program("mesh.slices=2", "mesh.axes={fsdp: 8, tp: 1}", "train.global_batch_size=16")
-    assert ("mesh.accelerator=v5p-16", "mesh.axes={fsdp: 16, tp: 1}") in sets_of(sliced)
+    sliced = program("mesh.axes={dcn: 2, fsdp: 4, tp: 1}", "train.global_batch_size=16")
+    assert ("mesh.accelerator=v5p-16", "mesh.axes={dcn: 2, fsdp: 8, tp: 1}") in sets_of(sliced)
 
 
 @pytest.mark.parametrize("recipe", ["llama31-8b-v6e8", "qwen3-8b-dpo-v5e8"])

@@ -12,6 +12,7 @@ from tests.plan.hlo_text import module
 from tests.plan.test_hlo_costs import OVERLAPPED, OVERLAPPED_ENTRY
 
 AXES = {"fsdp": 2, "tp": 4}
+TWO_SLICES = {"dcn": 2, "fsdp": 2, "tp": 2}
 SUM = """sum
     %x = f32[] parameter(0)
     %y = f32[] parameter(1)
@@ -69,10 +70,16 @@ def test_two_of_three_axes() -> None:
     assert over(", replica_groups=[4,2]<=[2,2,2]T(0,2,1)", axes)[0] == ("fsdp",)
 
 
-def test_a_slice_has_a_part_of_fsdp() -> None:
-    """The program of one slice of two: its devices are numbered within it."""
-    assert over(", replica_groups={{0,1},{2,3}}", {"fsdp": 4, "tp": 2}, slices=2) == (("tp",), False)
-    assert over(", replica_groups={{0,2},{1,3}}", {"fsdp": 4, "tp": 2}, slices=2) == (("fsdp",), False)
+def test_devices_are_numbered_within_a_slice() -> None:
+    """The program is that of one slice of two."""
+    assert over(", replica_groups={{0,1},{2,3}}", TWO_SLICES, slices=2) == (("tp",), False)
+    assert over(", replica_groups={{0,2},{1,3}}", TWO_SLICES, slices=2) == (("fsdp",), False)
+    assert over("", TWO_SLICES, slices=2) == (("fsdp", "tp"), False)
+
+
+def test_without_slices_dcn_is_an_axis_like_the_others() -> None:
+    assert over(", replica_groups={{0,1},{2,3},{4,5},{6,7}}", TWO_SLICES) == (("tp",), False)
+    assert over(", replica_groups={{0,4},{1,5},{2,6},{3,7}}", TWO_SLICES) == (("dcn",), False)
 
 
 def megascale(transfer: str) -> str:
@@ -94,8 +101,8 @@ def test_transfers_between_slices_go_over_dcn(transfer: str, kind: str) -> None:
         %r = ({REDUCED}, u32[], token[]) recv(%t), channel_id=60, {how}
         %d = ({REDUCED}, token[]) recv-done(%r), channel_id=60, is_host_transfer=true
         ROOT %g = {REDUCED} get-tuple-element(%d), index=0"""
-    found = collectives(module(entry), {"fsdp": 4, "tp": 2}, slices=2)
-    assert found == (Collective(kind, ("fsdp",), True, 1, REDUCED_BYTES),)
+    found = collectives(module(entry), TWO_SLICES, slices=2)
+    assert found == (Collective(kind, ("dcn",), True, 1, REDUCED_BYTES),)
 
 
 @pytest.mark.parametrize(
@@ -123,8 +130,8 @@ def test_a_transfer_in_a_loop_and_of_a_kind_that_nobody_knows(transfer: str, kin
         ROOT %w = {carried} while(%p), condition=%c, body=%body, \
 backend_config={{"known_trip_count":{{"n":"12"}}}}"""
     read = module(entry, body)
-    found = collectives(read, {"fsdp": 4, "tp": 2}, slices=2)
-    assert found == (Collective(kind, ("fsdp",), True, 12, 12 * 2 * REDUCED_BYTES),)
+    found = collectives(read, TWO_SLICES, slices=2)
+    assert found == (Collective(kind, ("dcn",), True, 12, 12 * 2 * REDUCED_BYTES),)
     assert costs(read, *COMPILER_RATES["v5p"]).flops == 0 and largest(read)[0] >= 0
 
 

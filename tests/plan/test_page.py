@@ -295,7 +295,8 @@ def test_two_slices_of_128_devices() -> None:
         # At 400 pixels it is not shrunk: its numbers stay readable.
         assert number(picture, "width") <= 368
         tips += [title.text for title in picture.iterfind("g/title")]
-    assert tips[0] == "device 0: fsdp 0, tp 0, host 0" and tips[-1] == "device 255: fsdp 63, tp 3, host 63"
+    assert tips[0] == "device 0: dcn 0, fsdp 0, tp 0, host 0"
+    assert tips[-1] == "device 255: dcn 1, fsdp 31, tp 3, host 63"
     assert len(set(tips)) == 256
     assert mesh.not_drawn(plans.sliced()) == ""
     assert "DCN" in read(plans.sliced()).words
@@ -311,26 +312,27 @@ def test_thousands_of_devices_stay_about_square() -> None:
 
 
 def test_slices_that_are_not_drawn_are_counted() -> None:
-    many = replace(plans.sliced(), slices=8, devices=1024, hosts=256, axes={"fsdp": 256, "tp": 4})
+    many = replace(plans.sliced(), slices=8, devices=1024, hosts=256, axes={"dcn": 8, "fsdp": 32, "tp": 4})
     assert len(mesh.slices(many)) == 4
     assert mesh.not_drawn(many) == "4 more slices like this."
     assert mesh.not_drawn(many) in read(many).words
 
 
 @pytest.mark.parametrize(
-    "axes, same", [((), 256), (("tp",), 64), (("fsdp",), 4), (("fsdp", "tp"), 1)], ids=str
+    "axes, same", [((), 128), (("tp",), 32), (("fsdp",), 4), (("fsdp", "tp"), 1)], ids=str
 )
 def test_which_devices_hold_the_same_piece(axes: tuple[str, ...], same: int) -> None:
     picture = ElementTree.fromstring(mesh.holders(plans.sliced(), axes))
-    assert len(marked(picture, "same")) == same and len(marked(picture, "other")) == 256 - same
+    assert len(marked(picture, "same")) == same and len(marked(picture, "other")) == 128 - same
+    assert f"the {same} device" in read(plans.sliced()).words or axes == ()
 
 
 def test_arrays_are_grouped_by_the_axes_that_cut_them() -> None:
     groups = placements.groups(plans.sliced())
     assert [(one.title, one.pieces) for one in groups] == [
-        ("Cut over fsdp and tp", "256 pieces, each on 1 device"),
+        ("Cut over fsdp and tp", "128 pieces, each on 2 devices"),
         ("Cut over tp", "4 pieces, each on 64 devices"),
-        ("Cut over fsdp", "64 pieces, each on 4 devices"),
+        ("Cut over fsdp", "32 pieces, each on 8 devices"),
         ("Whole on every device", ""),
     ]
     # An axis of one device cuts nothing.

@@ -131,9 +131,11 @@ def test_a_machine_without_a_price() -> None:
 
 def test_several_slices() -> None:
     shown = text(plans.sliced())
-    assert "mesh fsdp 64 x tp 4 = 256 devices on 64 hosts of 2 slices; a micro-batch is 64 rows" in shown
-    assert "  all-gather          fsdp over DCN          61 x    4.4 GB\n" in shown
-    assert "  collective-permute  other groups           12 x  200.0 MB\n" in shown
+    assert (
+        "mesh dcn 2 x fsdp 32 x tp 4 = 256 devices on 64 hosts of 2 slices; a micro-batch is 64 rows" in shown
+    )
+    assert "  all-reduce          dcn over DCN   61 x    4.4 GB\n" in shown
+    assert "  collective-permute  other groups   12 x  200.0 MB\n" in shown
 
 
 def test_all_layers_compiled_and_from_the_cache() -> None:

@@ -175,9 +175,9 @@ def test_findings_of_the_checks_stand_at_the_source(ported: Port) -> None:
     assert not made.whole and made.missing
 
 
-def test_several_hosts_are_a_recipe_that_can_be_planned(ported: Port) -> None:
+def test_several_hosts_are_a_recipe_like_another(ported: Port) -> None:
     made = ported(machine="v5p-16")
-    assert "E0902" in codes(made) and made.whole and value(made, "mesh.axes") == {"fsdp": 8, "tp": 1}
+    assert made.whole and value(made, "mesh.axes") == {"fsdp": 8, "tp": 1}
 
 
 def test_keys_of_the_config_can_be_set(ported: Port) -> None:

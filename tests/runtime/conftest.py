@@ -57,6 +57,17 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
+def no_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs and s3fs are not installed, as far as fsspec sees."""
+    from fsspec.registry import _registry as opened
+
+    for name in ("gcsfs", "s3fs"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for protocol in ("gs", "gcs", "s3"):
+        monkeypatch.delitem(opened, protocol, raising=False)
+
+
+@pytest.fixture
 def uploaded(tmp_path: Path) -> Iterator[Callable[[Path], str]]:
     """Puts a folder into fsspec's memory, and gives its address."""
     import fsspec

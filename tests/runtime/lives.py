@@ -1,8 +1,8 @@
 """Processes that run a train.py, started at little cost: each is forked from one that has imported jax.
 
-`Lives` starts that one; it answers requests, one JSON object a line: {"argv": [...], "log": PREFIX} forks a
-process that runs a script and answers with its number; {"wait": PID, "block": true} answers with its exit
-status, minus the signal's number after a signal, or null while it runs.
+`Lives` starts that one; it answers requests, one JSON object a line: {"argv": [...], "log": PREFIX,
+"environment": {...}} forks a process that runs a script and answers with its number; {"wait": PID,
+"block": true} answers with its exit status, minus the signal's number after a signal, or null while it runs.
 """
 
 from __future__ import annotations
@@ -87,13 +87,18 @@ class Lives:
             text=True,
         )
 
-    def begin(self, *argv: str | Path) -> Life:
-        """Starts a script with its arguments."""
+    def begin(self, *argv: str | Path, environment: Mapping[str, str] | None = None) -> Life:
+        """Starts a script with its arguments.
+
+        Args:
+            environment: what this process alone has besides that of all.
+        """
         self._count += 1
         log = self._logs / f"life-{self._count}"
         for end in ("out", "err"):
             Path(f"{log}.{end}").write_text("")
-        return Life(self, self.ask(argv=[str(part) for part in argv], log=str(log)), log)
+        own = dict(environment or {})
+        return Life(self, self.ask(argv=[str(part) for part in argv], log=str(log), environment=own), log)
 
     def ask(self, **request: Any) -> Any:
         assert self._server.stdin is not None and self._server.stdout is not None
@@ -113,7 +118,7 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "argv" in request:
-            answer = _fork(request["argv"], request["log"])
+            answer = _fork(request["argv"], request["log"], request["environment"])
         else:
             found, status = os.waitpid(request["wait"], 0 if request["block"] else os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if found else None
@@ -134,13 +139,14 @@ def _preload() -> None:
     assert threading.active_count() == 1, threading.enumerate()
 
 
-def _fork(argv: list[str], log: str) -> int:
+def _fork(argv: list[str], log: str, environment: Mapping[str, str]) -> int:
     pid = os.fork()
     if pid:
         return pid
     status = 70
     try:
         os.setsid()
+        os.environ.update(environment)
         for number, end in ((0, None), (1, "out"), (2, "err")):
             flags = os.O_RDONLY if end is None else os.O_WRONLY
             os.dup2(os.open(os.devnull if end is None else f"{log}.{end}", flags), number)

@@ -28,7 +28,7 @@ CASES = {
     # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap
     "one device, a block and a part": (None, 2, 150, 4, 2, 32, None, None),
     "window over blocks": ({"fsdp": 8, "tp": 1}, 8, 200, 4, 2, 16, 70, None),
-    "soft-cap": ({"fsdp": 4, "tp": 2}, 4, 130, 4, 2, 24, 150, 5.0),
+    "soft-cap, slices": ({"dcn": 2, "fsdp": 2, "tp": 2}, 4, 130, 4, 2, 24, 150, 5.0),
     "one key/value head for two devices": ({"fsdp": 2, "tp": 4}, 2, 130, 8, 2, 32, None, None),
     "tp does not divide the heads, nor fsdp the rows": ({"fsdp": 2, "tp": 4}, 3, 130, 6, 2, 32, 40, None),
 }

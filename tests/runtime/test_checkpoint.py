@@ -224,4 +224,4 @@ def test_bucket_is_copied_once_and_whole(tmp_path: Path, monkeypatch: pytest.Mon
     stamp = (copied / "model.safetensors").stat().st_mtime_ns
     assert locate_model(model) == copied
     assert (copied / "model.safetensors").stat().st_mtime_ns == stamp
-    assert "could not be copied" in message(lambda: locate_model(model, "file:///nowhere/at/all"))
+    assert "cannot be copied" in message(lambda: locate_model(model, "file:///nowhere/at/all"))

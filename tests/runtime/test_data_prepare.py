@@ -303,33 +303,37 @@ def test_template_given_as_text_or_as_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("packing", [False, True])
-@pytest.mark.parametrize("processes", [2, 4])
-def test_processes_have_together_what_one_would(folder: Path, packing: bool, processes: int) -> None:
+@pytest.mark.parametrize(
+    "shares", [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0,), (1,), (2,), (3,)], [(0, 1), (0, 1), (2, 3), (2, 3)]]
+)
+def test_processes_have_together_what_one_would(
+    folder: Path, packing: bool, shares: list[tuple[int, ...]]
+) -> None:
+    """Each builds its own rows alone; processes between which a weight is cut build the same ones."""
     run = prepared(folder, packing=packing, eval=("eval.jsonl",))
-    own = [list(run.batches(process=p, processes=processes)) for p in range(processes)]
-    for index, whole in enumerate(run.batches()):
-        parts = [batches[index] for batches in own]
-        together = {
-            name: np.concatenate([part[name] for part in parts]) if value.ndim else parts[0][name]
-            for name, value in whole.items()
-        }
-        assert same(whole, together)
-        assert all(part["norm"] == whole["norm"] and part["index"] == index for part in parts)
-    held_out = [run.evaluation(p, processes) for p in range(processes)]
-    for whole, *parts in zip(run.eval_batches, *held_out, strict=True):
-        assert np.array_equal(whole["tokens"], np.concatenate([part["tokens"] for part in parts]))
-    with pytest.raises(UserError, match="4 rows cannot be split over 3 processes"):
-        run.micro_batch(0, 0, 3)
+    assert run.rows == 4
+    own = [list(run.batches(rows=share)) for share in shares]
+    held_out = [run.evaluation(share) for share in shares]
+    for batches, of_each in ((list(run.batches()), own), (run.eval_batches, held_out)):
+        for index, whole in enumerate(batches):
+            for share, mine in zip(shares, of_each, strict=True):
+                part = mine[index]
+                expected = {
+                    name: value[list(share)] if value.ndim else value for name, value in whole.items()
+                }
+                assert same(part, expected), (index, share)
+    tokens = [int(np.count_nonzero(batch["segment_ids"])) for batch in run.batches()]
+    assert [run.tokens_of(index) for index in range(len(tokens))] == tokens
 
 
 def test_the_state_names_the_data(folder: Path) -> None:
     run = prepared(folder)
     state = run.state(3)
     assert json.loads(json.dumps(state)) == state
-    assert state["micro_batch"] == 3 * run.accumulation and state["fingerprint"] == run.fingerprint
+    assert state["rows"] == 3 * run.schedule.rows_per_step and state["fingerprint"] == run.fingerprint
     assert prepared(folder).fingerprint == run.fingerprint
-    # Another batch size visits the same samples in the same order.
-    assert prepared(folder, rows=2).fingerprint == run.fingerprint
+    # Another size of the micro-batch visits the same samples in the same order.
+    assert prepared(folder, rows=2).state(3) == state
     for other in ({"max_length": 95}, {"shuffle_seed": 1}, {"packing": True}, {"loss_on": "all"}):
         assert prepared(folder, **other).fingerprint != run.fingerprint
     write(folder / "train.jsonl", conversations(53, seed=9))

@@ -310,7 +310,9 @@ def test_a_list_that_is_not_json(tmp_path: Path, content: bytes, message: str) -
         (Source("empty", config="c"), "Hugging Face hub, and has no config 'c'", "hf://"),
     ],
 )
-def test_unreadable(tmp_path: Path, source: str | Source, message: str, help: str | None) -> None:
+def test_unreadable(
+    no_buckets: None, tmp_path: Path, source: str | Source, message: str, help: str | None
+) -> None:
     write_jsonl(tmp_path / "a.jsonl")
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "empty").mkdir()

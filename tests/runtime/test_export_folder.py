@@ -257,9 +257,7 @@ def test_a_disk_that_fills_up_with_a_small_file(tmp_path: Path, monkeypatch: pyt
     assert folder.names() == []
 
 
-def test_addresses_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("gcsfs", "s3fs"):
-        monkeypatch.setitem(sys.modules, name, None)
+def test_addresses_that_cannot_be_written(no_buckets: None) -> None:
     assert refusal(lambda: output_folder("gs://bucket/out")).help == "pip install gcsfs"
     assert refusal(lambda: output_folder("s3://bucket/out")).help == "pip install s3fs"
     assert "nowhere" in refusal(lambda: output_folder("nowhere://bucket/out")).message

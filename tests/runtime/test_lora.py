@@ -191,6 +191,7 @@ def test_activation_constraints_are_live_on_the_cpu(
     assert text.count("sharding_constraint") >= 1 + 2 * 4
     assert "PartitionSpec('fsdp', None, 'tp', None)" in text or "P('fsdp', None, 'tp'" in text
     monkeypatch.setattr(sharding, "constrain", lambda x, spec, eager=False: x)
+    monkeypatch.setattr(sharding, "constrain_weight", lambda x, spec: x)
     assert jaxpr(built, mesh).count("sharding_constraint") == 0, "without the patch there is none"
 
 
@@ -294,14 +295,19 @@ def test_entries_of_no_trained_projection_have_no_gradient(
     assert found[adapter.a_path].all()
 
 
-def test_dropout_is_a_function_of_seed_micro_batch_and_module() -> None:
+RUNS = ((0, 0), (0, 1), (1, 0), (2**32 - 1, 7))
+"""Seeds and micro-batches."""
+
+
+def test_dropout_is_a_function_of_seed_row_and_projection() -> None:
+    import jax
     import jax.numpy as jnp
 
-    from runtime.lora import keep_mask
+    from runtime.lora import dropped, keep_mask, row_salts
 
     shape = (64, 33, 65)
-    masks = [np.asarray(keep_mask(jnp.uint32(salt), shape, 0.1)) for salt in (0, 1, 2, 2**31)]
-    assert np.array_equal(masks[1], np.asarray(keep_mask(jnp.uint32(1), shape, 0.1)))
+    salts = [jax.jit(row_salts, static_argnums=(0, 2))(seed, jnp.int32(i), 64) for seed, i in RUNS]
+    masks = [np.asarray(keep_mask(one, shape, 0.1)) for one in salts]
     for mask in masks:
         assert abs(mask.mean() - 0.9) < 0.003
         for axis in range(3):
@@ -311,8 +317,14 @@ def test_dropout_is_a_function_of_seed_micro_batch_and_module() -> None:
         for j in range(i):
             correlation = np.corrcoef(masks[i].ravel(), masks[j].ravel())[0, 1]
             assert abs(correlation) < 0.01
-    shifted = np.corrcoef(masks[0][:, :, 1:].ravel(), masks[0][:, :, :-1].ravel())[0, 1]
-    assert abs(shifted) < 0.01
+    for one, other in ((masks[0][:, :, 1:], masks[0][:, :, :-1]), (masks[0][1:], masks[0][:-1])):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
+    halves = [keep_mask(row_salts(0, jnp.int32(i), 32), (32, *shape[1:]), 0.1) for i in (2, 3)]
+    assert np.array_equal(masks[1], np.concatenate(halves)), "rows are counted over micro-batches"
+    x = jnp.ones(shape)
+    one, same, other = (np.asarray(dropped(x, salts[0], name, 0.1)) for name in ("q", "q", "k"))
+    assert np.array_equal(one, same) and set(np.unique(one)) == {np.float32(0.0), np.float32(1 / 0.9)}
+    assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.01
 
 
 def test_dropout_of_a_loss(gemma4: Path) -> None:
@@ -329,7 +341,7 @@ def test_dropout_of_a_loss(gemma4: Path) -> None:
 
     @jax.jit
     def dropped(state: Any, index: Any) -> Any:
-        with built.provider.training(0, index):
+        with built.provider.training(0, index, len(one["tokens"])):
             return batch_loss(built.forward, nnx.merge(graph, state), *(one[name] for name in names))
 
     @jax.jit

@@ -62,7 +62,7 @@ def step(mesh: Any, built: Any, policy: str) -> Any:
 
     def gradients(state: Any, one: Any) -> Any:
         def loss_of(model: Any) -> Any:
-            with built.provider.training(0, one["index"]):
+            with built.provider.training(0, one["index"], len(one["tokens"])):
                 return batch_loss(forward, model, *(one[name] for name in NAMES))
 
         of_adapters = nnx.DiffState(0, nnx.LoRAParam)

@@ -165,9 +165,7 @@ def test_a_file_that_is_cut_off_after_it_was_opened(folder: Path, uploaded: Call
     assert "no such file" in refusal(lambda: base.read(name)).message
 
 
-def test_an_address_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gcsfs", None)
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+def test_an_address_that_cannot_be_opened(no_buckets: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for address, package in (("gs://bucket/model", "gcsfs"), ("s3://bucket/model", "s3fs")):
         assert refusal(lambda a=address: BaseCheckpoint.open(a)).help == f"pip install {package}"
     assert "nowhere://x" in refusal(lambda: BaseCheckpoint.open("nowhere://x")).message

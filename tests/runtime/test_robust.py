@@ -196,7 +196,7 @@ def drop_line(step: Path) -> None:
 
 def change_data_state(step: Path) -> None:
     path = step / "_CHECKPOINT_METADATA"
-    path.write_text(path.read_text().replace('"micro_batch": 20', '"micro_batch": 22'))
+    path.write_text(path.read_text().replace('"rows": 80', '"rows": 88'))
 
 
 def empty(step: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_damaged_step_is_passed_over_for_the_one_before(
     change, reason = DAMAGE[kind]
     change(directory / "10")
     found = saving.find(str(directory))
-    assert found.step == 8 and found.data is not None and found.data["micro_batch"] == 16
+    assert found.step == 8 and found.data is not None and found.data["rows"] == 64
     ((step, why),) = found.damaged
     assert (step, why.replace(file, "FILE").replace(other, "FILE")) == (10, reason)
 

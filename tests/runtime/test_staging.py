@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections import namedtuple
 from collections.abc import Callable
@@ -137,8 +136,7 @@ def test_a_copy_that_has_no_room_is_not_begun(
     assert str(temporary) in error.message and "TMPDIR" in str(error.help)
 
 
-def test_what_cannot_be_read_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
+def test_what_cannot_be_read_says_what_it_takes(no_buckets: None) -> None:
     assert refusal(lambda: stage("s3://bucket/run", "latest")).help == "pip install s3fs"
 
 

@@ -80,7 +80,7 @@ def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyP
 
         def loss_of(model: Any) -> Any:
             assert built.provider is not None
-            with built.provider.training(0, one["index"]):
+            with built.provider.training(0, one["index"], len(one["tokens"])):
                 return batch_loss(built.forward, model, *(one[name] for name in names))
 
         loss, gradients = nnx.value_and_grad(loss_of, argnums=nnx.DiffState(0, nnx.LoRAParam))(model)

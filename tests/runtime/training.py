@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def packed_batch() -> dict[str, np.ndarray]:
 
 
 def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any, Any]:
-    """A checkpoint's model on a mesh of 8 virtual devices: the mesh, and what runtime.model made.
+    """A checkpoint's model on a mesh of virtual devices: the mesh, and what runtime.model made.
 
     Args:
         options: dtype, remat, rules and seed of the model; full for one without LoRA; the others are
@@ -72,7 +73,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     from runtime.settings import MeshSettings, ModelSettings
 
     base = BaseCheckpoint.open(directory)
-    mesh = start(MeshSettings("cpu", 8, axes))
+    mesh = start(MeshSettings("cpu", math.prod(axes.values()), axes))
     settings = ModelSettings(
         id=str(directory),
         family=base.family.name,

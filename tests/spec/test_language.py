@@ -54,7 +54,7 @@ def test_the_smallest_recipe_has_every_default() -> None:
     assert recipe.train.schedule.warmup_steps is None and recipe.train.schedule.warmup_ratio is None
     assert recipe.train.optimizer.learning_rate == 1e-4
     assert recipe.benchmark.request_rates == [1, 4, 16, "inf"]
-    assert recipe.launch.kind == ["tpu-vm", "gke", "skypilot"]
+    assert recipe.launch.kind == ["tpu-vm", "gke", "skypilot", "xpk"]
 
 
 def test_alpha_follows_rank_and_steps_replace_epochs() -> None:

@@ -20,7 +20,6 @@ import numpy as np
 
 from runtime.data.epochs import Epochs
 from runtime.data.samples import Samples
-from runtime.errors import UserError
 
 Batch = dict[str, np.ndarray]
 Row = tuple[int, ...]
@@ -99,17 +98,36 @@ class Schedule:
         self._order = lru_cache(maxsize=2)(self._windows)
         self._parts = lru_cache(maxsize=2)(self._micro_batches)
 
-    def micro_batch(self, index: int, process: int = 0, processes: int = 1) -> Batch:
-        """Micro-batch number `index` of the run, from 0: the rows of one of its processes, all by default.
+    @property
+    def rows(self) -> int:
+        """Of a micro-batch; samples that are compared have one each."""
+        return self._shape.rows * self._samples.group
 
-        Raises:
-            UserError: the rows do not split over the processes.
+    @property
+    def rows_per_step(self) -> int:
+        """Of an optimizer step, over all its micro-batches."""
+        return self._window
+
+    def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
+        """Micro-batch number `index` of the run, from 0.
+
+        Args:
+            rows: which of its rows, ascending, where samples that are compared lie together; all when None.
         """
         step, part = divmod(index, self._accumulation)
         parts = self._parts(step)
-        own = own_rows(self._shape.rows, process, processes)
-        shape = replace(self._shape, rows=own.stop - own.start)
-        return fill(self._samples, parts[part][own], shape, self._norm(parts, part), index)
+        chosen: Sequence[Row] = parts[part]
+        shape, group = self._shape, self._samples.group
+        if rows is not None:
+            places = [row // group for row in rows[::group]]
+            chosen = [parts[part][place] if place < len(parts[part]) else () for place in places]
+            shape = replace(shape, rows=len(places))
+        return fill(self._samples, chosen, shape, self._norm(parts, part), index)
+
+    def tokens_of(self, index: int) -> int:
+        """Real tokens of a micro-batch, all its rows together."""
+        lengths = self._samples.lengths
+        return sum(int(lengths[sample]) for sample in self.samples_of(index))
 
     def samples_of(self, index: int) -> list[int]:
         """The samples of a micro-batch, row after row."""
@@ -142,29 +160,9 @@ class Schedule:
         return counts[part] * sum(count > 0 for count in counts) / self._accumulation
 
 
-def own_rows(rows: int, process: int, processes: int) -> slice:
-    """The rows of a micro-batch that a process has: as many as every other, in the order of the processes.
-
-    Raises:
-        UserError: they do not split.
-    """
-    if rows % processes:
-        raise UserError(
-            f"a micro-batch of {rows} rows cannot be split over {processes} processes",
-            "micro_batch_size x the fsdp axis must be a multiple of mesh.hosts",
-        )
-    share = rows // processes
-    return slice(process * share, (process + 1) * share)
-
-
-def share(batch: Batch, process: int, processes: int) -> Batch:
-    """What a process has of a micro-batch: its rows, and what is not by row.
-
-    Raises:
-        UserError: the rows do not split over the processes.
-    """
-    own = own_rows(len(batch["tokens"]), process, processes)
-    return {name: value[own] if value.ndim else value for name, value in batch.items()}
+def only(batch: Batch, rows: Sequence[int]) -> Batch:
+    """Some rows of a micro-batch, and what is not by row."""
+    return {name: value[list(rows)] if value.ndim else value for name, value in batch.items()}
 
 
 def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:

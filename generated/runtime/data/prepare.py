@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from runtime.data import cache as caching
-from runtime.data.batches import Batch, Schedule, Shape, evaluation_batches, iterate, share
+from runtime.data.batches import Batch, Schedule, Shape, evaluation_batches, iterate, only
 from runtime.data.encoding import Coding, coding
 from runtime.data.epochs import Epochs
 from runtime.data.masking import check_loss_on
@@ -48,7 +49,12 @@ class PreparedData:
     schedule: Schedule
     shuffle_seed: int | None
 
-    def batches(self, steps: int | None = None, start: int = 0, process: int = 0, processes: int = 1) -> Any:
+    @property
+    def rows(self) -> int:
+        """Rows of a micro-batch, on all devices together; a preference has two."""
+        return self.schedule.rows
+
+    def batches(self, steps: int | None = None, start: int = 0, rows: Sequence[int] | None = None) -> Any:
         """Micro-batches of optimizer steps start ... steps - 1, a grain.IterDataset.
 
         They depend on the data, the settings and the seed alone, not on `start`: a resumed run sees
@@ -56,31 +62,30 @@ class PreparedData:
 
         Args:
             steps: the run's when None; it may pass over the data any number of times.
-            process, processes: each process of a run gets its rows of every micro-batch, and all of them
-                together what one process alone would.
-
-        Raises:
-            UserError: the rows do not split over the processes.
+            rows: of each micro-batch, those that this process's devices hold (`runtime.sharding.Rows`); all
+                when None.
         """
         stop = self.total_steps if steps is None else steps
         return iterate(
-            lambda index: self.micro_batch(index, process, processes),
-            start * self.accumulation,
-            stop * self.accumulation,
+            lambda index: self.micro_batch(index, rows), start * self.accumulation, stop * self.accumulation
         )
 
-    def micro_batch(self, index: int, process: int = 0, processes: int = 1) -> Batch:
-        """Micro-batch number `index` of the run, from 0, or a process's rows of it."""
-        return self.schedule.micro_batch(index, process, processes)
+    def micro_batch(self, index: int, rows: Sequence[int] | None = None) -> Batch:
+        """Micro-batch number `index` of the run, from 0, or some of its rows."""
+        return self.schedule.micro_batch(index, rows)
 
-    def evaluation(self, process: int = 0, processes: int = 1) -> list[Batch]:
-        """A process's rows of the evaluation batches."""
-        return [share(batch, process, processes) for batch in self.eval_batches]
+    def tokens_of(self, index: int) -> int:
+        """Real tokens of micro-batch number `index`."""
+        return self.schedule.tokens_of(index)
+
+    def evaluation(self, rows: Sequence[int] | None = None) -> list[Batch]:
+        """The evaluation batches, or some rows of each."""
+        return self.eval_batches if rows is None else [only(batch, rows) for batch in self.eval_batches]
 
     def state(self, step: int) -> dict[str, Any]:
         """Where the data is after optimizer step `step`, for its checkpoint: plain JSON values."""
         return {
-            "micro_batch": step * self.accumulation,
+            "rows": step * self.schedule.rows_per_step,
             "shuffle_seed": self.shuffle_seed,
             "fingerprint": self.fingerprint,
         }

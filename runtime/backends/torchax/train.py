@@ -54,7 +54,7 @@ def run(
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
-    settings = Settings(model, mesh, lora, data, train, checkpoint)
+    settings = Settings(model, mesh, lora, data, train, replace(checkpoint, local=None))
     directory = checkpoint_directory(
         replace(checkpoint, directory=checkpoint.directory.rstrip("/") + SUFFIX), arguments.output
     )

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from runtime.elastic import after_step, between_steps
 from runtime.errors import UserError
-from runtime.saving import CHECK, DATA, OPTIMIZER, digest, first_line, manager, not_written
+from runtime.saving import CHECK, DATA, OPTIMIZER, begin_save, digest, first_line, manager, not_written
 from runtime.step import Live
 from runtime.trained import ITEM
 
@@ -50,17 +51,17 @@ class Checkpoints:
         state = json.loads(json.dumps(dict(data)))
         items = {
             name: ocp.args.PyTreeSave(item=tree, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), tree))
-            for name, tree in zip((ITEM, OPTIMIZER), live, strict=True)
+            for name, tree in zip((ITEM, OPTIMIZER), (live[0], between_steps(live[1])), strict=True)
         }
-        try:
-            self._manager.save(
+        begin_save(
+            self.directory,
+            lambda: self._manager.save(
                 step,
                 args=ocp.args.Composite(**items),
                 custom_metadata={DATA: state, CHECK: digest(state)},
                 force=True,
-            )
-        except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
-            raise not_written(self.directory, error) from error
+            ),
+        )
 
     def finish(self) -> None:
         """Waits for what is being written.
@@ -86,7 +87,7 @@ class Checkpoints:
             name: ocp.args.PyTreeRestore(
                 item=tree, restore_args=ocp.checkpoint_utils.construct_restore_args(tree)
             )
-            for name, tree in zip((ITEM, OPTIMIZER), shapes, strict=True)
+            for name, tree in zip((ITEM, OPTIMIZER), (shapes[0], between_steps(shapes[1])), strict=True)
         }
         try:
             restored = self._manager.restore(step, args=ocp.args.Composite(**items))
@@ -95,4 +96,4 @@ class Checkpoints:
                 f"{self.directory}: the checkpoint of step {step} cannot be restored: {first_line(error)}",
                 "its parameters must be those that this artifact trains",
             ) from error
-        return restored[ITEM], restored[OPTIMIZER]
+        return restored[ITEM], after_step(shapes[1], restored[OPTIMIZER], step)

@@ -38,19 +38,17 @@ def _layer(forward: Callable[..., Any], remat: str) -> Callable[..., Any]:
         env = torchax.default_env()
         shared = kwargs.get("shared_kv_states")
 
-        def body(hidden: jax.Array, key: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+        def body(hidden: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
             # What a layer adds for later ones (Gemma 4's keys and values) has to leave as a result.
             held = UserDict(shared or {})
             more = kwargs if shared is None else {**kwargs, "shared_kv_states": held}
-            with env.override_property(prng=key):
-                out = forward(env.j2t_iso(hidden), *args, **more)
+            out = forward(env.j2t_iso(hidden), *args, **more)
             added = {name: pair for name, pair in held.items() if shared.get(name) is not pair}  # type: ignore[union-attr]
             return env.t2j_iso(env.v2t_iso((out, added)))
 
         computed = body if remat == "none" else jax.checkpoint(body, policy=POLICIES[remat])
         placed = sharding.constrain(env.t2j_iso(env.v2t_iso(hidden)), ROWS)
-        # The key goes in as an argument: what is recomputed drops out what was dropped out before.
-        out, added = computed(placed, env.get_and_rotate_prng_key())
+        out, added = computed(placed)
         if shared is not None:
             shared.update(env.j2t_iso(added))
         return env.j2t_iso(sharding.constrain(out, ROWS))

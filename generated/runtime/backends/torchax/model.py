@@ -25,6 +25,7 @@ from runtime import sharding
 from runtime.adapters import Adapter, LoraSettings, build_adapters
 from runtime.backends.torchax import layers
 from runtime.backends.torchax.attention import register
+from runtime.backends.torchax.dropout import drawing, replace_dropout
 from runtime.backends.torchax.placement import adapter_specs, tensor_specs
 from runtime.backends.torchax.quantized import replace_linears, shapes, spread, tensor_layouts
 from runtime.checkpoint import HEAD, BaseCheckpoint
@@ -84,14 +85,15 @@ class HfModel:
         """[B, T, D]: the hidden states after the final norm.
 
         Args:
-            arrays: trained ones, the base, and the key of dropout, which is off without one. Without any
-                adapter's, the projections are the base's own: the model that training started from.
+            arrays: trained ones, the base, and the rows' salts of dropout (`runtime.lora.row_salts`), which
+                is off without them. Without any adapter's, the projections are the base's own: the model that
+                training started from.
             tokens, positions, segment_ids: int32[B, T].
         """
-        trained, base, key = arrays
+        trained, base, salts = arrays
         values = {**base, **{self.places[name]: array for name, array in trained.items()}}
         decoder: Any = self.module.model
-        decoder.train(key is not None)
+        decoder.train(salts is not None)
         env = torchax.default_env()
         own = {
             name.removeprefix(PREFIX): env.j2t_iso(array)
@@ -99,8 +101,7 @@ class HfModel:
             if name.startswith(PREFIX)
         }
         inputs = env.j2t_iso({"input_ids": tokens, "position_ids": positions, "segment_ids": segment_ids})
-        seed = jax.random.key(0) if key is None else key
-        with self._adapters(bool(trained)), env.override_property(prng=seed), env, torch.no_grad():
+        with self._adapters(bool(trained)), drawing(decoder, salts), env, torch.no_grad():
             out = torch.func.functional_call(decoder, own, (), {**inputs, "use_cache": False})
             return env.t2j_iso(env.v2t_iso(out.last_hidden_state))
 
@@ -288,6 +289,7 @@ def _attach(module: torch.nn.Module, adapters: Sequence[Adapter], lora: LoraSett
     )
     with _quiet():
         peft.inject_adapter_in_model(settings, module, low_cpu_mem_usage=True)
+    replace_dropout(module, PREFIX)
 
 
 def _trained(

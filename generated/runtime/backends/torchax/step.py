@@ -27,6 +27,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from runtime import sharding
 from runtime.backends.torchax.model import Arrays, HfModel
+from runtime.lora import row_salts
 from runtime.loss import Batch, token_logps
 from runtime.run_report import Named
 from runtime.settings import TrainSettings
@@ -99,17 +100,15 @@ class Step:
         self, trained: Arrays, base: Arrays, batch: Batch
     ) -> tuple[tuple[jax.Array, Named], Arrays]:
         """The micro-batch's loss with what the objective has to say beside, and its gradients in float32."""
-        # Dropout depends on the seed and the number of the micro-batch alone, so that a run that was
-        # interrupted goes on as if it had not been.
-        key = jax.random.fold_in(jax.random.key(self._settings.seed), batch["index"])
-        found, gradients = jax.value_and_grad(self._loss, has_aux=True)(trained, base, batch, key)
+        salts = row_salts(self._settings.seed, batch["index"], len(batch["tokens"]))
+        found, gradients = jax.value_and_grad(self._loss, has_aux=True)(trained, base, batch, salts)
         return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
 
     def _loss(
-        self, trained: Arrays, base: Arrays, batch: Batch, key: jax.Array | None
+        self, trained: Arrays, base: Arrays, batch: Batch, salts: jax.Array | None
     ) -> tuple[jax.Array, Named]:
         reference = functools.partial(token_logps, self._model, ({}, base, None))
-        return objective_loss(self._settings, self._model, (trained, base, key), reference, batch)
+        return objective_loss(self._settings, self._model, (trained, base, salts), reference, batch)
 
 
 def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mesh) -> Any:

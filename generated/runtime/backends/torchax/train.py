@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.adapters import LoraSettings
 from runtime.backends.arguments import Arguments
+from runtime.errors import UserError
+from runtime.hosts import Alone, Crew
 from runtime.interrupts import Interrupts
+from runtime.maintenance import watching
 from runtime.session import Session, Settings, attended, begin, checkpoint_directory
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 from runtime.specs import Rule
@@ -51,16 +54,19 @@ def run(
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
-    settings = Settings(model, mesh, lora, data, train, checkpoint)
+    settings = Settings(model, mesh, lora, data, train, replace(checkpoint, local=None))
     directory = checkpoint_directory(
         replace(checkpoint, directory=checkpoint.directory.rstrip("/") + SUFFIX), arguments.output
     )
 
-    def work(interrupts: Interrupts) -> int:
-        session = begin(artifact, arguments, directory, settings, cache, interrupts)
-        return _run(session, settings, arguments.adapter, learning_rate, optimizer, rules)
+    def work(interrupts: Interrupts, hosts: Alone | Crew) -> int:
+        if hosts.count > 1:
+            raise UserError("train_torchax.py trains on one host", "run train.py on several")
+        with watching(interrupts, mesh.platform):
+            session = begin(artifact, arguments, directory, settings, cache, interrupts)
+            return _run(session, settings, arguments.adapter, learning_rate, optimizer, rules)
 
-    return attended(directory, work)
+    return attended(directory, mesh.hosts, work)
 
 
 def _run(

@@ -19,7 +19,7 @@ from runtime.backends.torchax.step import Step
 from runtime.errors import UserError
 from runtime.interrupts import Interrupted, Interrupts
 from runtime.loss import Batch
-from runtime.metrics import Metrics
+from runtime.metrics import Metrics, Nowhere
 from runtime.run_report import Named, NotFinite, Numbers, Report
 from runtime.saving import kept
 from runtime.settings import ModelSettings, TrainSettings
@@ -80,7 +80,7 @@ class Trainer:
         eval_batches: Sequence[Batch],
         until: int,
         schedule: Callable[[int], Any],
-        metrics: Metrics,
+        metrics: Metrics | Nowhere,
         interrupts: Interrupts,
         state: Callable[[int], Mapping[str, Any]],
         origins: Callable[[int], Sequence[str]],
@@ -168,7 +168,7 @@ class Trainer:
             share = np.asarray(array, np.float32) / self._accumulation
             trace.gradients[name] = trace.gradients.get(name, 0.0) + share
 
-    def _evaluate(self, batches: Sequence[Batch], metrics: Metrics, report: Report) -> None:
+    def _evaluate(self, batches: Sequence[Batch], metrics: Metrics | Nowhere, report: Report) -> None:
         """The mean loss of the evaluation data's targets."""
         losses = [
             self._evaluation(self.live[0], self._base, sharding.shard_rows(batch, self._mesh))

@@ -1,0 +1,68 @@
+"""Where a TPU VM keeps what a run reads and writes besides its checkpoints."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compiler.render import shell_word
+from compiler.serving.weights import OWN_MODELS
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+
+LARGE_MODEL = 30e9
+"""Bytes of weights that a TPU VM's boot disk of 97 GB does not hold twice, beside the system."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders and flags, all relative to the folder that holds the artifact.
+
+    Attributes:
+        size: of the base's weights in bfloat16, in bytes.
+        large: whether base and merged weights are too large for the boot disk: both go to the RAM disk then.
+        staging: of the base's weights: a RAM disk's folder, named after the model.
+        merged: of the merged model: a folder, or an address.
+        merge_flags: what merge.py is called with beside --model, for a shell, with a space before.
+    """
+
+    size: int
+    large: bool
+    staging: str
+    merged: str
+    merge_flags: str
+
+
+def places(program: Program) -> Places:
+    """The places of a recipe's run."""
+    recipe = program.recipe
+    size = program.base_parameters * 2
+    large = size > LARGE_MODEL and program.accelerator.platform != "cpu"
+    # Two copies of a large model go to the RAM disk: the base and the merged weights.
+    work = f"/dev/shm/{program.name}" if large else program.name
+    merged = recipe.merge.output.rstrip("/")
+    if "://" not in merged:
+        merged = f"{work}/{merged}"
+    flags = f" --output {work}" if large else ""
+    if large and "://" not in recipe.checkpoint.directory:
+        flags += f" --checkpoint {shell_word(f'{program.name}/{recipe.checkpoint.directory}')}"
+    return Places(size, large, _staging(program), merged, flags)
+
+
+def in_words(size: int) -> str:
+    """A number of bytes: "61.4 GB", "2.5 MB"."""
+    return f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether a model is named by its Hugging Face id rather than by a place."""
+    return "://" not in model and not model.startswith((".", "/", "~", OWN_MODELS))
+
+
+def _staging(program: Program) -> str:
+    if program.accelerator.platform == "cpu":
+        return "MODEL_DIR"
+    name = program.recipe.model.id.rstrip("/").rpartition("/")[2]
+    return "/dev/shm/" + re.sub(r"[^A-Za-z0-9._-]+", "-", name)

@@ -1,0 +1,41 @@
+"""Merges the adapters that train.py makes into meta-llama/Llama-3.1-70B-Instruct.
+
+Made by recipec from the recipe llama31-70b-2xv5p16: edit recipe.yaml and build again.
+Rank, alpha and the adapters' layout come from the checkpoint's own record.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.merge import main
+from runtime.settings import ModelSettings
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="meta-llama/Llama-3.1-70B-Instruct",
+    family="llama3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="save_attention",
+)
+CHECKPOINT = "gs://my-bucket/llama31-70b-2xv5p16"
+OUTPUT = "merged"
+DTYPE = "bfloat16"
+MAX_SHARD_SIZE = "5GB"
+ADAPTER = True
+
+if __name__ == "__main__":
+    sys.exit(
+        main(
+            ARTIFACT,
+            MODEL,
+            checkpoint=CHECKPOINT,
+            output=OUTPUT,
+            dtype=DTYPE,
+            max_shard_size=MAX_SHARD_SIZE,
+            adapter=ADAPTER,
+        )
+    )

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Asks the running server all that its clients will; a line for each check, exit status 1 when one fails.
+# Usage: smoke.sh [--url URL] [--wait MINUTES] [--base-url URL] [--json FILE]
+set -euo pipefail
+
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+model="${MODEL_DIR:-$here/../merged}"
+
+arguments=(
+    --url http://127.0.0.1:8000
+    --model llama31-70b-2xv5p16
+    # The version that the flags were checked against.
+    --vllm 0.32.0
+    --wait 30
+    --weights "$model"
+)
+
+PYTHONPATH="$here/../.." exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"

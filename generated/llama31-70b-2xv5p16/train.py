@@ -1,0 +1,132 @@
+"""LoRA fine-tuning of meta-llama/Llama-3.1-70B-Instruct on v5p-16.
+
+Made by recipec from the recipe llama31-70b-2xv5p16: edit recipe.yaml and build again.
+"""
+
+import math
+import sys
+from pathlib import Path
+
+import optax
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
+
+from runtime.adapters import LoraSettings
+from runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    Source,
+    TrainSettings,
+)
+from runtime.train import parse_arguments, run
+
+ARTIFACT = Path(__file__).resolve().parent
+
+MODEL = ModelSettings(
+    id="meta-llama/Llama-3.1-70B-Instruct",
+    family="llama3",
+    dtype="bfloat16",
+    attention="splash",
+    remat="save_attention",
+)
+MESH = MeshSettings(
+    platform="tpu",
+    devices=16,
+    axes={"dcn": 2, "fsdp": 8, "tp": 1},
+    hosts=4,
+)
+LORA = LoraSettings(
+    rank=16,
+    alpha=32.0,
+    dropout=0.05,
+    targets=(
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    ),
+    init="peft",
+    dtype="float32",
+    kv="independent",
+)
+DATA = DataSettings(
+    train=(Source("hf://HuggingFaceH4/ultrachat_200k", split="train_sft[:50000]"),),
+    eval=(Source("hf://HuggingFaceH4/ultrachat_200k", split="test_sft[:500]"),),
+    format="chat",
+    loss_on="assistant",
+    max_length=4096,
+    overlong="truncate",
+    max_invalid_ratio=0.1,
+    packing=True,
+    shuffle_seed=0,
+)
+TRAIN = TrainSettings(
+    epochs=1,
+    steps=None,
+    global_batch_size=32,
+    micro_batch_size=2,
+    loss_normalization="tokens",
+    eval_every=100,
+    seed=0,
+    log_every=10,
+    tensorboard=True,
+)
+CHECKPOINT = CheckpointSettings(
+    directory="gs://my-bucket/llama31-70b-2xv5p16",
+    every_steps=50,
+    keep=3,
+)
+CACHE = "cache"
+
+LEARNING_RATE = 1e-4
+WARMUP_RATIO = 0.03
+FINAL_RATIO = 0.0
+B1 = 0.9
+B2 = 0.999
+EPS = 1e-8
+WEIGHT_DECAY = 0.0
+MAX_GRAD_NORM = 1.0
+
+
+def learning_rate(steps: int) -> optax.Schedule:
+    """The learning rate at each optimizer step of a run of `steps`."""
+    warmup = math.ceil(WARMUP_RATIO * steps)
+    return optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=LEARNING_RATE,
+        warmup_steps=warmup,
+        decay_steps=max(steps, warmup + 1),
+        end_value=FINAL_RATIO * LEARNING_RATE,
+    )
+
+
+def optimizer(schedule: optax.Schedule) -> optax.GradientTransformation:
+    """What turns the gradient of an optimizer step into an update."""
+    return optax.chain(
+        optax.clip_by_global_norm(MAX_GRAD_NORM),
+        optax.adamw(schedule, b1=B1, b2=B2, eps=EPS, weight_decay=WEIGHT_DECAY),
+    )
+
+
+if __name__ == "__main__":
+    arguments = parse_arguments(ARTIFACT)
+    sys.exit(
+        run(
+            ARTIFACT,
+            arguments,
+            MODEL,
+            MESH,
+            LORA,
+            DATA,
+            TRAIN,
+            CHECKPOINT,
+            learning_rate,
+            optimizer,
+            cache=CACHE,
+        )
+    )

@@ -1,0 +1,62 @@
+"""What lets a run go on with another number of micro-batches in an optimizer step than it began with.
+
+optax.MultiSteps wraps the state of the recipe's chain where an optimizer step has several micro-batches. What
+it adds is known between steps (no gradient is held, the count is the step's), so that checkpoints keep the
+state that it wraps alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+
+class Kept(nnx.Module):
+    """The part of an nnx.Optimizer's state that checkpoints keep; its variables are the optimizer's own."""
+
+    def __init__(self, optimizer: nnx.Optimizer) -> None:
+        self.opt_state = nnx.data(between_steps(optimizer.opt_state))
+
+
+def between_steps(state: Any) -> Any:
+    """The state of the recipe's chain, of a state with or without optax.MultiSteps'."""
+    return state.inner_opt_state if isinstance(state, optax.MultiStepsState) else state
+
+
+def set_step(optimizer: nnx.Optimizer, step: int, accumulation: int) -> None:
+    """Sets the counts of an optimizer whose chain is that of a checkpoint.
+
+    Args:
+        step: optimizer steps that are done.
+        accumulation: micro-batches of each from now on.
+    """
+    optimizer.step.set_value(jnp.asarray(step * accumulation, jnp.uint32))
+    if isinstance(optimizer.opt_state, optax.MultiStepsState):
+        optimizer.opt_state.gradient_step.set_value(jnp.asarray(step, jnp.int32))
+
+
+def after_step(shapes: Any, kept: Any, step: int) -> Any:
+    """A state with or without optax.MultiSteps' from what a checkpoint kept of it.
+
+    Args:
+        shapes: of the state wanted, jax.ShapeDtypeStruct with shardings.
+        kept: arrays of `between_steps(shapes)`.
+        step: optimizer steps that are done.
+    """
+    if not isinstance(shapes, optax.MultiStepsState):
+        return kept
+
+    def start() -> tuple[Any, ...]:
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.acc_grads)
+        return jnp.zeros([], jnp.int32), jnp.asarray(step, jnp.int32), zeros
+
+    wanted = (shapes.mini_step, shapes.gradient_step, shapes.acc_grads)
+    places = jax.tree.map(lambda leaf: leaf.sharding, wanted)
+    mini_step, gradient_step, zeros = jax.jit(start, out_shardings=places)()
+    return shapes._replace(
+        mini_step=mini_step, gradient_step=gradient_step, acc_grads=zeros, inner_opt_state=kept
+    )

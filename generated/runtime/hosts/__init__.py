@@ -1,0 +1,10 @@
+"""Runs of several processes, one on each host: how they find each other, and what happens when one is gone.
+
+JAX's distributed runtime moves the numbers. What it does not do is done here: a process that cannot be
+reached, is late, hangs or dies is named to all others within a stated time, and all stop after the same step.
+"""
+
+from runtime.hosts.crew import ALONE, LOST, Alone, Crew
+from runtime.hosts.joining import join
+
+__all__ = ["ALONE", "LOST", "Alone", "Crew", "join"]

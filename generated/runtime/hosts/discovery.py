@@ -1,0 +1,147 @@
+"""Which process of a run this is, as what started it says: variables, GKE, or a Cloud TPU VM's metadata."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runtime.errors import UserError
+
+ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+"""The variables that say it explicitly."""
+PORT = 8476
+"""Where process 0 listens unless its address names a port."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process's place in a run.
+
+    Attributes:
+        coordinator: host name or address of process 0.
+        port: where process 0 listens.
+        count: processes of the run.
+        number: of this process, from 0.
+    """
+
+    coordinator: str
+    port: int
+    count: int
+    number: int
+
+
+def discover(hosts: int, environment: Mapping[str, str] | None = None) -> Place | None:
+    """The place of this process; None where the run is of one process.
+
+    Args:
+        hosts: machines that the recipe's mesh spans. What the environment says goes before it: a slice may be
+            made of more machines than elsewhere.
+        environment: os.environ when None.
+
+    Raises:
+        UserError: when it cannot be told, or what is said is not whole.
+    """
+    variables = os.environ if environment is None else environment
+    given = [name for name in (ADDRESS, COUNT, NUMBER) if variables.get(name)]
+    if given:
+        place = _explicit(variables, given)
+    elif _on_gke(variables):
+        place = _gke(variables)
+    elif hosts > 1:
+        place = _detected(hosts)
+    else:
+        return None
+    return place if place.count > 1 else None
+
+
+def _explicit(variables: Mapping[str, str], given: list[str]) -> Place:
+    missing = [name for name in (ADDRESS, COUNT, NUMBER) if name not in given]
+    if missing:
+        raise UserError(
+            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} set, and {' and '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} not",
+            f"set all three, on each host: {ADDRESS}=HOST:PORT of process 0, {COUNT}, {NUMBER}; or none",
+        )
+    count, number = (_whole(variables, name) for name in (COUNT, NUMBER))
+    if count < 1 or number >= count:
+        raise UserError(
+            f"{NUMBER} is {number}, and {COUNT} is {count}", f"{NUMBER} counts from 0 to {COUNT} - 1"
+        )
+    host, port = _address(variables[ADDRESS], ADDRESS)
+    return Place(host, port, count, number)
+
+
+def _on_gke(variables: Mapping[str, str]) -> bool:
+    """Whether this is a pod of several machines or slices, in which GKE's webhook sets these variables."""
+    names = variables.get("TPU_WORKER_HOSTNAMES", "").split(",")
+    return bool(variables.get("TPU_WORKER_ID")) and (
+        len(names) > 1 or variables.get("MEGASCALE_NUM_SLICES", "1") != "1"
+    )
+
+
+def _gke(variables: Mapping[str, str]) -> Place:
+    workers = [name.strip() for name in variables["TPU_WORKER_HOSTNAMES"].split(",")]
+    slices = _whole(variables, "MEGASCALE_NUM_SLICES", 1)
+    slice_, worker = _whole(variables, "MEGASCALE_SLICE_ID", 0), _whole(variables, "TPU_WORKER_ID")
+    first = variables.get("MEGASCALE_COORDINATOR_ADDRESS", "")
+    wrong = None
+    if worker >= len(workers):
+        wrong = f"TPU_WORKER_ID is {worker}, and TPU_WORKER_HOSTNAMES names {len(workers)} hosts"
+    elif slice_ >= slices:
+        wrong = f"MEGASCALE_SLICE_ID is {slice_}, and MEGASCALE_NUM_SLICES is {slices}"
+    elif slices > 1 and not first:
+        wrong = f"MEGASCALE_COORDINATOR_ADDRESS is not set, and MEGASCALE_NUM_SLICES is {slices}"
+    if wrong:
+        raise UserError(
+            wrong, f"GKE sets these in the pods of a JobSet; {ADDRESS}, {COUNT}, {NUMBER} go first"
+        )
+    # Its port is the one of libtpu's own transport.
+    host, _ = _address(first or workers[0], "MEGASCALE_COORDINATOR_ADDRESS")
+    return Place(host, PORT, slices * len(workers), slice_ * len(workers) + worker)
+
+
+def _detected(hosts: int) -> Place:
+    """What JAX finds out: on Cloud TPU VMs from their metadata, under Slurm and MPI from variables."""
+    from jax._src.clusters import ClusterEnv
+
+    try:
+        address, count, number, _ = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, 300
+        )
+    except Exception as error:  # of whatever cluster it takes this for
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise _unknown(hosts, f" ({why})") from None
+    if address is None or count is None or number is None:
+        raise _unknown(hosts)
+    return Place(_address(address, ADDRESS)[0], PORT, int(count), int(number))
+
+
+def _unknown(hosts: int, why: str = "") -> UserError:
+    return UserError(
+        f"the recipe's mesh spans {hosts} hosts, and nothing here says which of them this is{why}",
+        f"start the script on each host, with {ADDRESS}=HOST:PORT of the first, {COUNT}={hosts} and "
+        f"{NUMBER}=0 to {hosts - 1}; on Cloud TPU VMs and GKE no variables are needed",
+    )
+
+
+def _whole(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = variables.get(name) or ("" if default is None else str(default))
+    if not (text.isascii() and text.isdigit()):
+        raise UserError(f"{name} is {text!r}, which is no whole number", f"unset {name}, or give a number")
+    return int(text)
+
+
+def _address(text: str, name: str) -> tuple[str, int]:
+    """Host and port of "host", "host:port", "[::1]" or "[::1]:port"."""
+    host, colon, port = text, "", ""
+    if bracketed := re.fullmatch(r"\[([^]]*)](:?)(.*)", text):
+        host, colon, port = bracketed.groups()
+    elif text.count(":") == 1:
+        host, colon, port = text.partition(":")
+    number = int(port) if re.fullmatch("[0-9]{1,5}", port) else 0
+    sound = 0 < number < 65536 if colon else not port
+    if not host or not sound or re.search(r"[\[\]/\s]", host):
+        raise UserError(f"{name} is {text!r}, which is no HOST:PORT", f"{name}=10.0.0.2:{PORT}, for example")
+    return host, number or PORT

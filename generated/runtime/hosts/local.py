@@ -1,0 +1,50 @@
+"""Starts a script as several processes of this machine, which find each other over loopback.
+
+    python runtime/hosts/local.py COUNT SCRIPT [ARGUMENT...]
+
+It is for trying out, with virtual CPU devices, what runs on several hosts elsewhere. A signal goes to all of
+them. The exit status is 0 when all ended with 0, else that of the first that did not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from types import FrameType
+
+USAGE = "usage: local.py COUNT SCRIPT [ARGUMENT...]"
+
+
+def main(argv: list[str]) -> int:
+    """Runs the processes to their end; the exit status."""
+    if len(argv) < 2 or not argv[0].isdigit() or int(argv[0]) < 1:
+        print(USAGE, file=sys.stderr)
+        return 2
+    count = int(argv[0])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": argv[0]}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *argv[1:]], env={**os.environ, **shared, "JAX_PROCESS_ID": str(number)}
+        )
+        for number in range(count)
+    ]
+
+    def pass_on(signum: int, frame: FrameType | None) -> None:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signum)
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, pass_on)
+    statuses = [process.wait() for process in processes]
+    failed = next((status for status in statuses if status), 0)
+    return 128 - failed if failed < 0 else failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,221 @@
+"""A cloud in a folder: a gcloud whose machines are folders, in which it runs what it is told to run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+GCLOUD = r"""#!/usr/bin/env bash
+# $CLOUD: vms/NAME/state, vms/NAME/host-N/ (a home folder each), queue/NAME (states yet to come, a line each).
+printf '%s\n' "$*" >> "$CLOUD/calls"
+[[ "$1" == storage ]] && exit 0
+[[ "$1" == alpha ]] && shift
+group="$3" verb="$4" name="$5"
+shift 5
+worker=0 command='' count=1 prefix='' files=()
+for word; do
+    case "$word" in
+        --worker=*) worker="${word#*=}" ;;
+        --command=*) command="${word#*=}" ;;
+        --node-count=*) count="${word#*=}" ;;
+        --node-prefix=*) prefix="${word#*=}" ;;
+        --*) ;;
+        *) files+=("$word") ;;
+    esac
+done
+make() {
+    local i
+    for ((i = 0; i < $(< "$CLOUD/hosts"); i++)); do mkdir -p "$CLOUD/vms/$1/host-$i"; done
+    echo READY > "$CLOUD/vms/$1/state"
+}
+machines() {
+    if [[ "$worker" == all ]]; then echo "$CLOUD/vms/$1"/host-*; else echo "$CLOUD/vms/$1/host-$worker"; fi
+}
+case "$group $verb" in
+    "tpu-vm describe")
+        [[ -e "$CLOUD/vms/$name" ]] || { echo "ERROR: NOT_FOUND: $name" >&2; exit 1; }
+        cat "$CLOUD/vms/$name/state"
+        ;;
+    "tpu-vm create")
+        [[ ! -e "$CLOUD/full" ]] || { rm "$CLOUD/full"; echo "no more capacity" >&2; exit 1; }
+        make "$name"
+        ;;
+    "tpu-vm delete") rm -r "$CLOUD/vms/$name" ;;
+    "queued-resources create")
+        mkdir -p "$CLOUD/queue"
+        printf 'WAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE\n' > "$CLOUD/queue/$name"
+        if [[ -n "$prefix" ]]; then
+            for ((i = 0; i < count; i++)); do make "$prefix-$i"; done
+        else
+            make "$name"
+        fi
+        ;;
+    "queued-resources describe")
+        [[ -e "$CLOUD/queue/$name" ]] || { echo "ERROR: NOT_FOUND: $name" >&2; exit 1; }
+        head -n 1 "$CLOUD/queue/$name"
+        if (($(wc -l < "$CLOUD/queue/$name") > 1)); then sed -i 1d "$CLOUD/queue/$name"; fi
+        ;;
+    "queued-resources delete") rm -r "$CLOUD/queue/$name" "$CLOUD/vms/$name"* ;;
+    "tpu-vm ssh")
+        status=0 jobs=()
+        for home in $(machines "$name"); do
+            fault="$CLOUD/fault-${home##*-}"
+            if [[ -s "$fault" ]]; then
+                sed -i 1d "$fault"
+                status=255
+            elif [[ -d "$home" ]]; then
+                (cd "$home" && HOME="$home" HOST="$name-${home##*-}" bash -c "$command") &
+                jobs+=("$!")
+            else
+                status=255
+            fi
+        done
+        for job in "${jobs[@]}"; do wait "$job" || status="$?"; done
+        exit "$status"
+        ;;
+    "tpu-vm scp")
+        if [[ "$name" == *:* ]]; then
+            # The other side expands the stars.
+            cp -r "$CLOUD/vms/${name%%:*}/host-$worker"/${name#*:} "${files[0]}"
+        else
+            node="${files[0]%%:*}" to="${files[0]#*:}"
+            for home in $(machines "$node"); do cp -p "$name" "$home/${to:-${name##*/}}"; done
+        fi
+        ;;
+    *) echo "this gcloud has no $group $verb" >&2; exit 2 ;;
+esac
+"""
+
+PYTHON3 = r"""#!/usr/bin/env bash
+# pip and uv of a host; the environment has a stand-in of train.py's interpreter, and hf.
+echo "$HOST $*" >> "$CLOUD/python3"
+[[ "$*" == "-m uv venv"* ]] || exit 0
+mkdir -p venv/bin
+cp "$CLOUD/bin/trainer" venv/bin/python
+cp "$CLOUD/bin/hf" venv/bin/hf
+"""
+
+HF = """#!/usr/bin/env bash
+echo "$HOST $* token=${HF_TOKEN:-none}" >> "$CLOUD/hf"
+"""
+
+DF = """#!/usr/bin/env bash
+echo Avail
+cat "$CLOUD/free" 2> /dev/null || echo 1000000
+"""
+
+TRAINER = r"""#!/usr/bin/env bash
+# Does what the next line of $CLOUD/plan-HOST says: a status to end with, or `wait` for the file $CLOUD/go.
+plan="$CLOUD/plan-$HOST"
+next="$(head -n 1 "$plan" 2> /dev/null)"
+[[ ! -s "$plan" ]] || sed -i 1d "$plan"
+trap 'echo "saved at a signal"; exit 143' TERM
+echo "$HOST $*" >> "$CLOUD/trainings"
+echo "step 1 on $HOST"
+mkdir -p sample/logs && echo "process of $HOST" > "sample/logs/process-${HOST##*-}.log"
+if [[ "$next" == wait ]]; then
+    until [[ -e "$CLOUD/go" ]]; do sleep 0.05; done
+fi
+[[ "$next" =~ ^[0-9]+$ ]] || next=0
+exit "$next"
+"""
+
+
+@dataclass
+class Ran:
+    """What a script did."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Cloud:
+    """A folder with a fake gcloud, a laptop's folder with an artifact's launch/, and what has been called.
+
+    Args:
+        folder: an empty one.
+        files: of an artifact.
+        name: of the artifact.
+        hosts: of each VM.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, bytes], name: str, hosts: int) -> None:
+        self.folder, self.name = folder, name
+        self.laptop = folder / "laptop"
+        commands = folder / "bin"
+        commands.mkdir()
+        stubs = {"gcloud": GCLOUD, "python3": PYTHON3, "hf": HF, "df": DF, "trainer": TRAINER}
+        for stub, text in stubs.items():
+            (commands / stub).write_text(text)
+            (commands / stub).chmod(0o755)
+        (folder / "hosts").write_text(str(hosts))
+        for path, content in files.items():
+            target = self.laptop / "generated" / name / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+        with tarfile.open(self.laptop / f"{name}.tar.gz", "w:gz") as tar:
+            for path, content in files.items():
+                info = tarfile.TarInfo(f"{name}/{path}")
+                info.size = len(content)
+                tar.addfile(info, BytesIO(content))
+
+    def environment(self, **more: str) -> dict[str, str]:
+        path = f"{self.folder / 'bin'}:/usr/bin:/bin"
+        own = {"PATH": path, "HOME": str(self.laptop), "CLOUD": str(self.folder), "ZONE": "a-zone"}
+        return own | {"POLL_SECONDS": "0.1", "WEIGHTS": "weights"} | more
+
+    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        command = ["bash", f"generated/{self.name}/launch/tpu-vm.sh", *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=self.laptop,
+            env=self.environment(**environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, **environ: str) -> Ran:
+        process = self.start(*arguments, **environ)
+        out, err = process.communicate(timeout=60)
+        return Ran(process.returncode, out, err)
+
+    def plan(self, host: str, *statuses: object) -> None:
+        """What the trainings of a host come to, one after the other; without a plan it is 0."""
+        (self.folder / f"plan-{host}").write_text("".join(f"{status}\n" for status in statuses))
+
+    def lines(self, record: str) -> list[str]:
+        path = self.folder / record
+        return path.read_text().splitlines() if path.exists() else []
+
+    def calls(self, *words: str) -> list[str]:
+        """The gcloud commands that contain all of these words."""
+        return [line for line in self.lines("calls") if all(word in line for word in words)]
+
+    def home(self, worker: int, vm: str | None = None) -> Path:
+        return self.folder / "vms" / (vm or self.name) / f"host-{worker}"
+
+    def preempt(self, vm: str | None = None) -> None:
+        """Takes a VM away: its processes, its disks, and its state."""
+        self.end()
+        machine = self.folder / "vms" / (vm or self.name)
+        for host in machine.glob("host-*"):
+            host.rename(self.folder / f"taken-{len(list(self.folder.glob('taken-*')))}")
+        (machine / "state").write_text("PREEMPTED\n")
+
+    def end(self) -> None:
+        """Ends what still trains."""
+        for file in self.folder.glob("vms/*/host-*/train.pid"):
+            try:
+                os.kill(int(file.read_text()), signal.SIGKILL)
+            except (ProcessLookupError, ValueError):
+                continue

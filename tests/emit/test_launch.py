@@ -1,0 +1,304 @@
+"""launch/: which files a recipe gets, and that their languages and their tools know what they say."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emitting import program_of, tool
+from kubernetes_validate import ValidationError, validate
+from launch_shapes import BASE, LONG, SHAPES
+from packaging.requirements import Requirement
+from ruamel.yaml import YAML
+
+from compiler.emitters.launch import JOBSET_NAME, UV, emit_launch
+from compiler.emitters.readme import emit_readme
+from compiler.lower import lower
+from spec.diagnostics import Diagnostic
+from spec.load import load
+
+FILES = {
+    "one-host": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
+    "four-hosts": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
+    "eight-chips": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml"},
+    "pairs": {"jobset.yaml", "xpk.sh"},
+    "slices": {"tpu-vm.sh", "skypilot.yaml"},
+    "slices-of-pairs": {"jobset.yaml", "xpk.sh"},
+    "slices-of-four": {"tpu-vm.sh", "jobset.yaml", "xpk.sh"},
+    "ironwood": {"jobset.yaml", "xpk.sh"},
+    "v4": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
+    "local": {"tpu-vm.sh"},
+    "full": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
+    "bucket-model": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
+    "everything": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml"},
+    "reserved": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
+}
+
+
+SCRIPTS = {"slices", "slices-of-four", "ironwood", "local", "everything", "reserved"}
+"""Shapes whose scripts have between them every line of the templates."""
+
+
+@pytest.fixture(scope="module")
+def launches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The files of launch/ by their names, and README.md, of a recipe of each shape."""
+    found = {}
+    for shape, sets in SHAPES.items():
+        program = program_of(tmp_path_factory.mktemp(shape), [*BASE, *sets])
+        files = {path.removeprefix("launch/"): text for path, text in emit_launch(program).items()}
+        found[shape] = files | {"README.md": emit_readme(program)}
+    return found
+
+
+def jobset_of(text: str) -> dict[str, Any]:
+    account, jobset = YAML(typ="safe").load_all(text)
+    assert account["kind"] == "ServiceAccount" and jobset["kind"] == "JobSet"
+    return dict(jobset)
+
+
+def pod_of(jobset: dict[str, Any]) -> dict[str, Any]:
+    (slices,) = jobset["spec"]["replicatedJobs"]
+    return dict(slices["template"]["spec"]["template"]["spec"])
+
+
+def test_a_recipe_gets_the_launchers_that_fit(launches: dict[str, dict[str, str]]) -> None:
+    for shape, files in FILES.items():
+        assert set(launches[shape]) == files | {"host.sh", "README.md"}, shape
+
+
+def test_a_recipe_of_a_cpu_gets_none(tmp_path: Path) -> None:
+    sets = [*BASE, "mesh={accelerator: cpu-8, axes: {fsdp: 8}}", "train.global_batch_size=8"]
+    assert emit_launch(program_of(tmp_path, sets)) == {}
+
+
+def test_scripts_pass_shellcheck(launches: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    scripts, readmes = [], []
+    for shape, files in launches.items():
+        for name, text in files.items():
+            assert "\n\n\n" not in text and text.endswith("\n") and not text.endswith("\n\n"), (shape, name)
+            assert not re.search(r"[ \t]+$", text, re.MULTILINE), (shape, name)
+            if name.endswith(".sh") and shape in SCRIPTS:
+                (tmp_path / f"{shape}-{name}").write_text(text)
+                scripts.append(tmp_path / f"{shape}-{name}")
+        blocks = re.findall(r"^```sh\n(.*?)^```$", files["README.md"], re.MULTILINE | re.DOTALL)
+        readmes += blocks
+    (tmp_path / "readme.sh").write_text("set -e\n" + "\n".join(dict.fromkeys(readmes)))
+    assert tool("shellcheck", "--severity=style", "--shell=bash", *scripts, tmp_path / "readme.sh") == ""
+
+
+def test_jobsets_are_what_the_cluster_knows(launches: dict[str, dict[str, str]]) -> None:
+    """By the fields of JobSet, and each Job and pod by Kubernetes' own schema."""
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
+    for shape, files in launches.items():
+        if "jobset.yaml" not in files:
+            continue
+        jobset = jobset_of(files["jobset.yaml"])
+        read = JobsetV1alpha2JobSet.from_dict(copy.deepcopy(jobset))
+        assert read is not None and without_none(read.to_dict()) == jobset, shape
+        (slices,) = jobset["spec"]["replicatedJobs"]
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}}
+        validate(job | {"spec": slices["template"]["spec"]}, "1.34", strict=True)
+        # JobSet takes no more; and neither name may be a longer label than 63 characters.
+        assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+        assert len(f"{jobset['metadata']['name']}-slice-99-999-abcde") <= 63
+    broken = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "x"}, "spec": {"templates": {}}}
+    with pytest.raises(ValidationError):
+        validate(broken, "1.34", strict=True)
+
+
+def without_none(value: Any) -> Any:
+    """A tree without its keys of nothing, which stand for what was not given."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("shape", "slices", "hosts", "chips"),
+    [
+        ("one-host", 1, 1, 4),
+        ("four-hosts", 1, 4, 4),
+        ("eight-chips", 1, 1, 8),
+        ("pairs", 1, 2, 4),
+        ("slices-of-pairs", 2, 2, 4),
+        ("slices-of-four", 2, 4, 4),
+        ("ironwood", 1, 2, 4),
+    ],
+)
+def test_pods_are_the_hosts_of_the_slices(
+    shape: str, slices: int, hosts: int, chips: int, launches: dict[str, dict[str, str]]
+) -> None:
+    jobset = jobset_of(launches[shape]["jobset.yaml"])
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec, pod = job["template"]["spec"], pod_of(jobset)
+    assert (job["replicas"], spec["parallelism"], spec["completions"]) == (slices, hosts, hosts)
+    (train,) = pod["containers"]
+    assert train["resources"]["limits"] == train["resources"]["requests"] == {"google.com/tpu": chips}
+    count = pod["nodeSelector"].get("cloud.google.com/gke-accelerator-count")
+    assert count == (str(chips) if shape in ("eight-chips", "pairs", "slices-of-pairs") else None)
+    assert pod.get("hostNetwork", False) == (slices > 1)
+    exclusive = jobset["metadata"].get("annotations", {})
+    assert bool(exclusive) == (hosts > 1)
+
+
+def test_a_jobset_ends_at_errors_and_restarts_at_everything_else(launches: dict[str, dict[str, str]]) -> None:
+    jobset = jobset_of(launches["everything"]["jobset.yaml"])
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec, pod = job["template"]["spec"], pod_of(jobset)
+    assert jobset["spec"]["failurePolicy"]["maxRestarts"] == 3 and spec["backoffLimit"] == 0
+    (rule,) = spec["podFailurePolicy"]["rules"]
+    assert rule["onExitCodes"] == {"containerName": "train", "operator": "In", "values": [1, 2]}
+    (fails,) = jobset["spec"]["failurePolicy"]["rules"]
+    assert (fails["action"], fails["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert pod["restartPolicy"] == "Never" and pod["terminationGracePeriodSeconds"] >= 240
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+    (train,) = pod["containers"]
+    assert train["image"] == "registry.example.com/train:1"
+    secrets = {env["name"]: env["valueFrom"]["secretKeyRef"] for env in train["env"] if "valueFrom" in env}
+    assert {name: ref["optional"] for name, ref in secrets.items()} == {
+        "HF_TOKEN": True,
+        "WANDB_API_KEY": True,
+    }
+    assert "gs://others/artifacts/sample.tar.gz" in pod["initContainers"][0]["command"][2]
+    assert "gs://my-bucket and gs://others" in launches["everything"]["jobset.yaml"]
+
+
+def test_the_recipe_reaches_the_commands(launches: dict[str, dict[str, str]]) -> None:
+    vm = launches["everything"]["tpu-vm.sh"]
+    assert "where=(--zone=us-east5-a --project=a-project)" in vm
+    for flag in (
+        *("--spot", "--network=net", "--subnetwork=sub", "--service-account=a@b.iam.gserviceaccount.com"),
+        *("--valid-until-duration=12h", "--runtime-version=v2-alpha-x", "--accelerator-type=v5litepod-8"),
+    ):
+        assert f" {flag}" in vm
+    assert "tpu-vm create" not in vm and "--queue" not in vm.partition("queued-resources create")[0]
+    assert "HF_TOKEN and WANDB_API_KEY of this machine's environment" in vm
+    assert "--revision main" in launches["everything"]["host.sh"]
+    reserved = launches["reserved"]
+    assert (
+        "alpha_tpus tpu-vm create" in reserved["tpu-vm.sh"] and "--reservation=mine" in reserved["tpu-vm.sh"]
+    )
+    assert '--zone="a\'b \\$c"' in reserved["tpu-vm.sh"]
+    assert "--reservation=mine" in reserved["xpk.sh"]
+    selector = pod_of(jobset_of(reserved["jobset.yaml"]))["nodeSelector"]
+    assert selector["cloud.google.com/reservation-name"] == "mine"
+    assert "--tpu-type=tpu7x-2x2x2" in launches["ironwood"]["xpk.sh"]
+    assert len(jobset_of(launches["bucket-model"]["jobset.yaml"])["metadata"]["name"]) <= JOBSET_NAME
+    assert LONG.startswith(re.findall(r"^name=(.*)$", launches["bucket-model"]["xpk.sh"], re.MULTILINE)[0])
+
+
+def test_only_what_a_host_is_asked_for_is_in_its_script(launches: dict[str, dict[str, str]]) -> None:
+    assert "attend()" in launches["local"]["host.sh"]
+    for word in ("attend", "train.lock", "secrets.env", "merge"):
+        assert word not in launches["pairs"]["host.sh"]
+
+
+def test_uv_is_the_development_environments(root: Path) -> None:
+    import tomllib
+
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (requirement,) = (r for r in map(Requirement, project["optional-dependencies"]["dev"]) if r.name == "uv")
+    assert requirement.specifier.contains(UV)
+
+
+def run_script(script: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script in the folder above launch/'s artifact, with the commands of its folder bin."""
+    environment = {"PATH": f"{script.parent / 'bin'}:/usr/bin:/bin", "HOME": str(script.parent), **environ}
+    command = ["bash", str(script), *arguments]
+    return subprocess.run(
+        command, cwd=script.parent, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_managed_job_tells_the_slices_of_each_other(
+    launches: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    task = YAML(typ="safe").load(launches["slices"]["skypilot.yaml"])
+    assert task["num_nodes"] == 2 and task["resources"]["accelerators"] == "tpu-v5litepod-8"
+    (tmp_path / "run.sh").write_text(task["run"])
+    host = tmp_path / "sample" / "launch" / "host.sh"
+    host.parent.mkdir(parents=True)
+    host.write_text('echo "$1 $MEGASCALE_NUM_SLICES $MEGASCALE_SLICE_ID $MEGASCALE_COORDINATOR_ADDRESS"')
+    ran = run_script(tmp_path / "run.sh", SKYPILOT_NODE_RANK="1", SKYPILOT_NODE_IPS="10.0.0.7\n10.0.0.9")
+    assert ran.stdout == "train 2 1 10.0.0.7\n", ran.stderr
+    single = YAML(typ="safe").load(launches["everything"]["skypilot.yaml"])
+    assert "num_nodes" not in single and "MEGASCALE" not in single["run"]
+    assert single["resources"]["infra"] == "gcp/us-east5/us-east5-a"
+    assert single["resources"]["use_spot"] and single["resources"]["accelerator_args"]["gcp_queued_resource"]
+
+
+def test_xpk_is_handed_the_archive_and_deletes_by_name_alone(
+    launches: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "xpk.sh").write_text(launches["slices-of-pairs"]["xpk.sh"])
+    xpk = tmp_path / "bin" / "xpk"
+    xpk.parent.mkdir()
+    xpk.write_text(
+        '#!/bin/bash\nprintf "%s\\n" "$@"\nfor word; do case "$word" in --script-dir=*) ls "${word#*=}" ;; '
+        '--env-file=*) cat "${word#*=}" ;; esac; done\n'
+    )
+    xpk.chmod(0o755)
+    places = {"CLUSTER": "c", "ZONE": "z", "HF_TOKEN": "a-secret", "TMPDIR": str(tmp_path / "tmp")}
+    (tmp_path / "tmp").mkdir()
+    assert "recipe pack sample" in run_script(tmp_path / "xpk.sh", "create", **places).stderr
+    (tmp_path / "train.py").touch()
+    subprocess.run(["tar", "czf", "sample.tar.gz", "train.py"], cwd=tmp_path, check=True)
+    words = run_script(tmp_path / "xpk.sh", "--dry-run", "create", **places).stdout.splitlines()
+    assert {"--dry-run", "--workload=sample", "--cluster=c", "--zone=z", "--num-slices=2"} <= set(words)
+    assert {"train.py", "HF_TOKEN", "--tpu-type=v5litepod-2x4"} <= set(words) and "a-secret" not in words
+    assert not list((tmp_path / "tmp").iterdir())
+    for wrong in (["delete"], ["delete", "simple"], ["fly"], []):
+        ran = run_script(tmp_path / "xpk.sh", *wrong, **places)
+        assert ran.returncode == 1 and ran.stderr.startswith("error: ") and not ran.stdout
+    deleted = run_script(tmp_path / "xpk.sh", "delete", "sample", **places).stdout
+    assert "--workload=sample" in deleted and "--no-dry-run" in deleted
+    assert "no cluster is named" in run_script(tmp_path / "xpk.sh", "create", ZONE="z").stderr
+
+
+def findings(folder: Path, *sets: str) -> list[Diagnostic]:
+    program_of(folder, BASE)  # writes the recipe
+    found = lower(load(folder / "recipe.yaml", [*BASE, *sets])).diagnostics
+    return [d for d in found if d.code[1:3] == "13"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "expected"),
+    [
+        (
+            [*SHAPES["four-hosts"], "checkpoint.directory=out"],
+            [("E1301", "checkpoint.directory")],
+        ),
+        (["launch.spot=true", "checkpoint.directory=out"], [("W1303", "checkpoint.directory")]),
+        (["launch={spot: true, reservation: mine}"], [("E1304", "launch.reservation")]),
+        (["launch.kind=[xpk]", *SHAPES["eight-chips"]], [("E1302", "launch.kind[0]")]),
+        (["launch.kind=[gke, tpu-vm]", *SHAPES["slices"]], [("E1302", "launch.kind[0]")]),
+        (["launch.kind=[skypilot]", *SHAPES["slices-of-four"]], [("E1302", "launch.kind[0]")]),
+        (["launch.kind=[tpu-vm]", *SHAPES["pairs"]], [("E1302", "launch.kind[0]")]),
+        (["launch.kind=[gke, tpu-vm]", *SHAPES["ironwood"]], [("E1302", "launch.kind[1]")]),
+        (["launch.kind=[gke]", "checkpoint.directory=out"], [("E1302", "launch.kind[0]")]),
+        (["launch={kind: [gke], queue_for: 1h}"], [("N1305", "launch.queue_for")]),
+        (["launch={kind: [gke], network: n}"], [("N1305", "launch.network")]),
+        (["launch.queue_for=1h"], [("N1305", "launch.queue_for")]),
+        (["launch={queue_for: 1h, queued: true}"], []),
+        (
+            ["mesh={accelerator: cpu-8, axes: {fsdp: 8}}", "launch={kind: [gke], zone: z}"],
+            [("E1302", "launch.kind[0]")],
+        ),
+        (
+            ["mesh={accelerator: cpu-8, axes: {fsdp: 8}}", "launch={zone: z, image: i}"],
+            [("N1305", "launch.zone"), ("N1305", "launch.image")],
+        ),
+        (["launch={zone: z, spot: true, max_restarts: 0}"], []),
+    ],
+)
+def test_what_cannot_be_launched_is_said(
+    sets: list[str], expected: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    found = findings(tmp_path, *sets)
+    assert [(d.code, d.path) for d in found] == expected
+    assert all(d.help for d in found if d.code[0] != "N")

@@ -1,0 +1,285 @@
+"""launch/tpu-vm.sh and host.sh, run for real against a cloud in a folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from clouds import Cloud
+from emitting import program_of
+
+from compiler.emit import emit
+
+NAME = "sample"
+FOUR_HOSTS = [
+    "serve=null",
+    "model.id=meta-llama/Llama-3.2-1B-Instruct",
+    "mesh={accelerator: v5p-32, axes: {fsdp: 16, tp: 1}}",
+    "train.global_batch_size=16",
+    "checkpoint.directory=gs://my-bucket/sample",
+]
+SPOT = [*FOUR_HOSTS, "launch.spot=true"]
+TWO_SLICES = [
+    *FOUR_HOSTS[:2],
+    "mesh={accelerator: v5e-8, axes: {dcn: 2, fsdp: 8, tp: 1}}",
+    *FOUR_HOSTS[3:],
+]
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mapping[str, bytes]]:
+    """Artifacts without what a launch does not need."""
+    found = {}
+    for kind, sets in {"four": FOUR_HOSTS, "spot": SPOT, "slices": TWO_SLICES}.items():
+        files = emit(program_of(tmp_path_factory.mktemp(kind), sets))
+        wanted = ("launch/host.sh", "launch/tpu-vm.sh", "requirements-train.txt")
+        found[kind] = {path: files[path] for path in wanted}
+    return found
+
+
+@pytest.fixture
+def clouds(tmp_path: Path, artifacts: dict[str, Mapping[str, bytes]]) -> Iterator[Callable[..., Cloud]]:
+    made: list[Cloud] = []
+
+    def make(kind: str = "four", hosts: int = 4) -> Cloud:
+        folder = tmp_path / f"cloud-{len(made)}"
+        folder.mkdir()
+        made.append(Cloud(folder, artifacts[kind], NAME, hosts))
+        return made[-1]
+
+    yield make
+    for cloud in made:
+        cloud.end()
+
+
+def until(true: Callable[[], object], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+
+
+def prepared(cloud: Cloud) -> None:
+    for command in ("up", "push", "setup", "stage"):
+        ran = cloud.run(command)
+        assert ran.status == 0, ran.err
+
+
+def test_every_step_sees_what_is_done(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    prepared(cloud)
+    prepared(cloud)
+    assert len(cloud.calls("tpu-vm create")) == 1
+    (create,) = cloud.calls("tpu-vm create")
+    assert create.split()[4:] == [
+        *("sample", "--accelerator-type=v5p-32", "--version=v2-alpha-tpuv5", "--zone=a-zone"),
+    ]
+    # Four hosts, once each.
+    assert sum("-m uv venv" in line for line in cloud.lines("python3")) == 4
+    assert sorted(line.split()[0] for line in cloud.lines("hf")) == [f"sample-{i}" for i in range(4)]
+    ran = cloud.run("train")
+    assert ran.status == 0 and "The training is done." in ran.err
+    assert sorted(cloud.lines("trainings")) == [
+        f"sample-{i} sample/train.py --model weights --resume" for i in range(4)
+    ]
+    assert cloud.run("status").out.count("ended 0") == 4
+    assert cloud.run("merge").status == 0
+    merges = [line for line in cloud.lines("trainings") if "merge.py" in line]
+    assert merges == ["sample-0 sample/merge.py --model weights"]
+    assert cloud.run("fetch").status == 0
+    logs = cloud.laptop / "results" / NAME / "logs"
+    assert "step 1 on sample-3" in (logs / "host-3.log").read_text()
+    assert (logs / "process-2.log").read_text() == "process of sample-2\n"
+
+
+def test_what_was_cut_off_is_started_again_and_an_error_is_not(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    prepared(cloud)
+    for host, statuses in enumerate([(75, 137, 0), (75, 75, 0), (143, 75, 0), (137, 75, 0)]):
+        cloud.plan(f"sample-{host}", *statuses)
+    ran = cloud.run("train")
+    assert ran.status == 0, ran.err
+    assert len(cloud.lines("trainings")) == 12
+    assert ran.err.count("starting it again") == 2
+    cloud.plan("sample-2", 1)
+    ran = cloud.run("train")
+    assert ran.status == 1 and "error: the training ended with an error" in ran.err
+    assert len(cloud.lines("trainings")) == 16
+
+
+def test_a_run_that_is_cut_off_for_ever_ends(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds(hosts=4)
+    script = cloud.laptop / "generated/sample/launch/tpu-vm.sh"
+    script.write_text(script.read_text().replace("max_restarts=20", "max_restarts=2"))
+    prepared(cloud)
+    cloud.plan("sample-0", *[137] * 9)
+    ran = cloud.run("train")
+    assert ran.status == 1 and "cut off 2 times" in ran.err
+    assert len([line for line in cloud.lines("trainings") if line.startswith("sample-0")]) == 3
+
+
+def test_a_queued_resource_is_waited_for(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    ran = cloud.run("--queue", "up")
+    assert ran.status == 0, ran.err
+    assert "sample: WAITING_FOR_RESOURCES" in ran.err and "sample: PROVISIONING" in ran.err
+    (create,) = cloud.calls("queued-resources create")
+    assert "--node-id=sample" in create and "--runtime-version=v2-alpha-tpuv5" in create
+    assert not cloud.calls("tpu-vm create")
+    assert cloud.run("down", "sample").status == 0
+    (delete,) = cloud.calls("delete")
+    assert delete == "compute tpus queued-resources delete sample --force --quiet --zone=a-zone"
+
+
+def test_spot_capacity_that_is_taken_away_is_replaced(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds("spot")
+    for host in range(4):
+        cloud.plan(f"sample-{host}", "wait", "0")
+    process = cloud.start("run", "sample")
+    until(lambda: len(cloud.lines("trainings")) == 4)
+    (cloud.folder / "full").touch()  # nothing to be had at the first try
+    cloud.preempt()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert "sample is PREEMPTED" in err and "The training is done." in err
+    assert len(cloud.calls("tpu-vm create", "--spot")) == 3 and len(cloud.calls("tpu-vm delete")) == 1
+    assert len(cloud.lines("trainings")) == 8
+    assert all(line.endswith("--resume") for line in cloud.lines("trainings"))
+
+
+def test_nothing_is_replaced_where_no_name_was_typed(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds("spot")
+    for host in range(4):
+        cloud.plan(f"sample-{host}", "wait")
+    process = cloud.start("run")
+    until(lambda: len(cloud.lines("trainings")) == 4)
+    cloud.preempt()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "error: sample is PREEMPTED" in err and "run sample replaces it" in err
+    assert not cloud.calls("delete")
+    assert cloud.run("run", "another").status == 1
+
+
+def test_a_host_that_fails_is_asked_again(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    prepared(cloud)
+    (cloud.folder / "fault-2").write_text("x\n")
+    ran = cloud.run("setup")
+    assert ran.status == 0 and "a host failed; once more" in ran.err
+    (cloud.folder / "fault-2").write_text("x\n" * 3)
+    assert cloud.run("setup").status == 1
+    # While it is watched, a host that does not answer is waited for.
+    (cloud.folder / "fault-2").write_text("")
+    cloud.plan("sample-0", "wait")
+    process = cloud.start("train")
+    until(lambda: len(cloud.lines("trainings")) == 4)
+    (cloud.folder / "fault-2").write_text("x\n" * 2)
+    (cloud.folder / "go").touch()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0 and "not every host answers" in err
+
+
+def test_weights_that_do_not_fit_are_not_begun_with(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    (cloud.folder / "free").write_text("100\n")
+    for command in ("up", "push", "setup"):
+        assert cloud.run(command).status == 0
+    ran = cloud.run("stage")
+    assert ran.status == 1 and "the weights take 2.47 GB" in ran.err and "in WEIGHTS" in ran.err
+    assert not cloud.lines("hf")
+
+
+def test_a_dry_run_shows_the_commands_and_runs_nothing(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    before = sorted(cloud.folder.rglob("*"))
+    for command in (["up"], ["push"], ["run", "sample"], ["fetch"], ["stop"], ["merge"], ["down", "sample"]):
+        ran = cloud.run("--dry-run", *command, HF_TOKEN="a-secret")
+        assert ran.status == 0, ran.err
+        assert ran.out.startswith(("gcloud compute tpus", "mkdir")) and "a-secret" not in ran.out
+    assert "tpu-vm create sample" in cloud.run("--dry-run", "run", "sample").out
+    assert sorted(cloud.folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [["down"], ["down", "simple"], ["run", "simple"], ["fly"], ["--now", "up"]]
+)
+def test_what_is_not_meant_is_refused(arguments: list[str], clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    ran = cloud.run(*arguments)
+    assert ran.status == 1 and ran.err.startswith("error: ") and "= help: " in ran.err
+    assert not cloud.lines("calls")
+
+
+def test_down_deletes_what_was_named(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    assert cloud.run("up").status == 0
+    assert cloud.run("down", "sample").status == 0
+    assert not (cloud.folder / "vms" / "sample").exists()
+    assert "sample is not there" in cloud.run("down", "sample").err
+
+
+def test_ctrl_c_leaves_it_training_and_stop_saves(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    prepared(cloud)
+    for host in range(4):
+        cloud.plan(f"sample-{host}", "wait")
+    process = cloud.start("train")
+    until(lambda: len(cloud.lines("trainings")) == 4)
+    until(lambda: cloud.calls("host.sh follow"))
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 130 and "goes on without this terminal" in err
+    assert cloud.run("status").out.count("running") == 4
+    watching = cloud.start("train")  # sees that it runs, and starts nothing
+    until(lambda: len(cloud.calls("host.sh follow")) > 1)
+    assert cloud.run("push").status == 1  # not under a training's feet
+    assert cloud.run("stop").status == 0
+    _, err = watching.communicate(timeout=20)
+    assert watching.returncode == 0 and "The training was stopped" in err
+    assert len(cloud.lines("trainings")) == 4
+    for host in range(4):
+        assert (cloud.home(host) / "train.status").read_text() == "143\n"
+        assert "saved at a signal" in (cloud.home(host) / "train.log").read_text()
+
+
+def test_secrets_go_in_a_file_of_ones_own(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    secret = 'it\'s $a "secret"'
+    for command in ("up", "push", "setup", "stage"):
+        assert cloud.run(command, HF_TOKEN=secret).status == 0
+    assert not any("secret\\" in line or secret in line for line in cloud.lines("calls"))
+    assert (cloud.home(3) / "secrets.env").stat().st_mode & 0o777 == 0o600
+    assert all(line.endswith(f"token={secret}") for line in cloud.lines("hf"))
+
+
+def test_a_pods_process_takes_the_signal_itself(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds(hosts=1)
+    cloud.plan("pod", "wait")
+    subprocess.run(["tar", "xzf", "sample.tar.gz"], cwd=cloud.laptop, check=True)
+    command, environment = ["bash", "sample/launch/host.sh"], cloud.environment(HOST="pod")
+    subprocess.run([*command, "setup", "stage"], cwd=cloud.laptop, env=environment, check=True)
+    pod = subprocess.Popen([*command, "train"], cwd=cloud.laptop, env=environment, stdout=subprocess.PIPE)
+    until(lambda: cloud.lines("trainings"))
+    pod.terminate()
+    out, _ = pod.communicate(timeout=20)
+    assert pod.returncode == 143 and b"saved at a signal" in out
+
+
+def test_slices_are_asked_for_together_and_started_together(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds("slices", hosts=1)
+    prepared(cloud)
+    (create,) = cloud.calls("queued-resources create")
+    assert "--node-count=2 --node-prefix=sample" in create and "--accelerator-type=v5litepod-8" in create
+    ran = cloud.run("train")
+    assert ran.status == 0, ran.err
+    assert sorted(line.split()[0] for line in cloud.lines("trainings")) == ["sample-0-0", "sample-1-0"]
+    assert cloud.run("fetch").status == 0
+    logs = sorted(path.name for path in (cloud.laptop / "results/sample/logs").iterdir())
+    assert logs == ["process-0.log", "sample-0-0.log", "sample-1-0.log"]
+    assert cloud.run("down", "sample").status == 0 and cloud.calls("queued-resources delete sample")

@@ -1,0 +1,69 @@
+"""A bucket for each test, on a server of this machine that fails when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from tests.remote.gcs import Gcs, serving
+
+
+@dataclass
+class Bucket:
+    """An empty bucket.
+
+    Attributes:
+        server: on which it lies.
+        name: of it.
+        waits: seconds that gcsfs has waited between its tries; here it does not wait.
+    """
+
+    server: Gcs
+    name: str
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self.name}"
+
+    def put(self, name: str, data: bytes | str) -> None:
+        self.server.put(self.name, name, data.encode() if isinstance(data, str) else data)
+
+    def read(self, name: str) -> bytes:
+        return self.server.buckets[self.name][name].data
+
+    def names(self, prefix: str = "") -> list[str]:
+        return self.server.names(self.name, prefix)
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[Gcs]:
+    """The server, to which the clients in this process go."""
+    import fsspec
+    from fsspec.config import conf
+
+    with serving() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        patch.setitem(conf, "gs", {"token": "anon"})
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+        yield server
+        fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+@pytest.fixture
+def bucket(gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    bucket = Bucket(gcs, f"bucket-{len(gcs.buckets)}")
+    gcs.buckets[bucket.name] = {}
+
+    async def wait(seconds: float) -> None:
+        bucket.waits.append(seconds)
+
+    monkeypatch.setattr("gcsfs.retry.asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": wait}))
+    yield bucket
+    gcs.faults.clear()
+    gcs.page = 1000

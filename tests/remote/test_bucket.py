@@ -1,0 +1,378 @@
+"""Runs in a bucket: what is whole there, what a killed save leaves, and what a busy store does to them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from typer.testing import CliRunner
+
+from compiler import catalog
+from compiler.artifact import ArtifactError
+from compiler.cli import app
+from compiler.miniature import write_checkpoint
+from compiler.miniature_config import complete
+from runtime import merge, record, remote_metrics, run_facts, saving
+from runtime.adapters import build_adapters, lora_settings
+from runtime.addresses import path_of
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.export.folder import output_folder
+from runtime.locate import locate_model
+from runtime.settings import ModelSettings
+from runtime.trained import choose_step, load_trained, saved_steps, step_folders, unfinished
+from tests.remote.conftest import Bucket
+from tests.runtime import runs
+
+SAVED = ("_CHECKPOINT_METADATA", "model_params/d/data", "model_params/SHA256SUMS", "optimizer_state/d/data")
+
+
+def write_steps(bucket: Bucket, whole: tuple[int, ...], begun: tuple[int, ...]) -> None:
+    """Folders of steps as Orbax leaves them: the marker comes last."""
+    for step in (*whole, *begun):
+        for name in SAVED:
+            bucket.put(f"run/{step}/{name}", "x")
+    for step in whole:
+        bucket.put(f"run/{step}/commit_success.txt", "x")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> BaseCheckpoint:
+    """A model of two layers."""
+    config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
+    config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    folder = tmp_path_factory.mktemp("base") / "model"
+    write_checkpoint(folder, config)
+    return BaseCheckpoint.open(folder)
+
+
+def save(directory: str, steps: Mapping[int, Mapping[Any, Any]]) -> None:
+    """Saves trees of parameters as a run does."""
+    manager = saving.manager(directory, keep=5)
+    for step, tree in steps.items():
+        items = {
+            name: ocp.args.PyTreeSave(item=item)
+            for name, item in ((saving.ITEM, tree), (saving.OPTIMIZER, {"count": np.ones(2)}))
+        }
+        save_it = partial(
+            manager.save,
+            step,
+            args=ocp.args.Composite(**items),
+            custom_metadata={saving.DATA: {}, saving.CHECK: saving.digest({})},
+            force=True,
+        )
+        saving.begin_save(directory, save_it)
+    manager.wait_until_finished()
+    manager.close()
+
+
+def refusal(action: Callable[[], object]) -> UserError:
+    with pytest.raises(UserError) as caught:
+        action()
+    return caught.value
+
+
+def test_a_step_without_its_marker_is_nowhere_a_checkpoint(bucket: Bucket) -> None:
+    write_steps(bucket, (2, 10), (12,))
+    bucket.put("run/14/_CHECKPOINT_METADATA", "{}")
+    run = f"{bucket.url}/run"
+    assert step_folders(run) == saved_steps(run) == [2, 10]
+    assert unfinished(run) == [12, 14]
+    assert choose_step(run, "latest") == 10
+    assert refusal(lambda: choose_step(run, "12")).help == "there are 2, 10"
+    assert "step 10" in saving.kept(run)
+
+
+def test_where_no_save_has_ended_the_run_begins_anew(bucket: Bucket) -> None:
+    write_steps(bucket, (), (2,))
+    run = f"{bucket.url}/run"
+    assert saving.find(run) == saving.Found()
+    assert (
+        f"{run}: no checkpoint; the save of step 2 has not ended"
+        in refusal(lambda: choose_step(run, "latest")).message
+    )
+
+
+def test_orbax_removes_nothing_in_a_bucket_that_is_not_its_own(
+    bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(bucket, (2,), (4,))
+    others = ["run/data/train.jsonl", "run/merged/config.json", "run/corrupt-1/x", "run/2024/train.jsonl"]
+    for name in others:
+        bucket.put(name, "x")
+    save(f"{bucket.url}/run", {6: {"a": np.ones(3)}})
+    assert set(others) <= set(bucket.names())
+    assert not bucket.names("run/4/") and bucket.names("run/2/")
+    assert step_folders(f"{bucket.url}/run") == [2, 6]
+    assert "the save of step 4 had not ended: it is removed" in capsys.readouterr().err
+
+
+def test_a_damaged_step_is_set_aside_file_by_file(bucket: Bucket, capsys: pytest.CaptureFixture[str]) -> None:
+    run = f"{bucket.url}/run"
+    save(run, {2: {"a": np.ones(3)}, 4: {"a": np.ones(3)}})
+    damaged = next(name for name in bucket.names("run/4/model_params/") if "/d/" in name)
+    bucket.put(damaged, b"other")
+    before = bucket.names("run/4/")
+    found = saving.find(run)
+    assert found.step == 2 and [step for step, _ in found.damaged] == [4]
+    saving.set_aside(run, found)
+    assert not bucket.names("run/4/")
+    assert bucket.names("run/corrupt-4/") == [name.replace("run/4/", "run/corrupt-4/") for name in before]
+    assert step_folders(run) == [2] and "it is now corrupt-4" in capsys.readouterr().err
+    saving.manager(run, 2).close()
+    assert bucket.names("run/corrupt-4/")
+
+
+def test_a_save_that_a_busy_store_fails_is_given_up_for_the_next_one(
+    bucket: Bucket, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, tree = f"{bucket.url}/run", {"a": np.ones(3)}
+    # One more failure than gcsfs has patience for.
+    fault = bucket.server.fail("run/4/model_params/SHA256SUMS", 503, times=6)
+    save(run, {2: tree, 4: tree, 6: tree})
+    assert fault.times == 0 and len(bucket.waits) == 5
+    assert saved_steps(run) == [2, 6] and unfinished(run) == [4]
+    assert "503; kept: the checkpoint of step 2" in capsys.readouterr().err
+    assert saving.find(run).step == 6
+    bucket.server.fail("run/8/model_params/.*ocdbt", 403, times=100)
+    error = refusal(lambda: save(run, {8: tree, 10: tree}))
+    assert "PERMISSION_DENIED" in error.message and "kept: the checkpoint of step 6" in error.message
+    assert "GOOGLE_APPLICATION_CREDENTIALS" in str(error.help) and "--resume" in str(error.help)
+
+
+@pytest.mark.parametrize("fault", [503, "reset", "lost", 410])
+def test_a_large_file_is_there_whole_or_not_at_all(
+    bucket: Bucket, fault: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runtime.export.folder.PART", 1 << 20)
+    data = bytes(range(256)) * (5 << 12)
+    folder = output_folder(f"{bucket.url}/merged")
+    failing = bucket.server.fail(f"{bucket.name}.*upload_id", fault, after=1)
+
+    def write() -> None:
+        with folder.create("model.safetensors") as file:
+            for start in range(0, len(data), 1 << 20):
+                file.write(data[start : start + (1 << 20)])
+                assert folder.names() == []
+
+    if fault == 410:  # the store has forgotten the upload
+        with pytest.raises(OSError, match="410"):
+            write()
+        assert folder.names() == []
+    write()
+    assert failing.times == 0
+    assert folder.names() == ["model.safetensors"] and bucket.read("merged/model.safetensors") == data
+
+
+def test_who_lists_while_others_save_sees_whole_steps(bucket: Bucket) -> None:
+    run, steps = f"{bucket.url}/run", tuple(range(2, 42, 2))
+    seen: list[list[int]] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            seen.append(saved_steps(run))
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for step in steps:
+        write_steps(bucket, (step,), ())
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert saved_steps(run) == list(steps) and all(set(found) <= set(steps) for found in seen)
+    for found in seen:
+        for step in found:
+            assert f"run/{step}/commit_success.txt" in bucket.names()
+
+
+def test_lists_of_many_pages_are_read_to_their_end(bucket: Bucket) -> None:
+    bucket.server.page = 2
+    write_steps(bucket, tuple(range(2, 14, 2)), (14,))
+    run = f"{bucket.url}/run"
+    assert saved_steps(run) == [2, 4, 6, 8, 10, 12] and unfinished(run) == [14]
+    (path_of(run) / "2").rmtree()
+    assert not bucket.names("run/2/")
+
+
+def test_what_another_host_writes_is_seen(bucket: Bucket) -> None:
+    write_steps(bucket, (2,), ())
+    run = f"{bucket.url}/run"
+    assert saved_steps(run) == [2]
+    write_steps(bucket, (4,), ())
+    assert saved_steps(run) == [2, 4]
+
+
+@pytest.mark.parametrize("fault", [503, 429, "reset", "lost", 0.2])
+def test_a_store_that_is_busy_for_a_while_is_waited_for(
+    bucket: Bucket, tmp_path: Path, base: BaseCheckpoint, fault: int | str | float
+) -> None:
+    runs.write_lock(tmp_path, base, None)
+    bucket.server.fail(f"upload.*{bucket.name}", fault, times=3)
+    run = f"{bucket.url}/run"
+    record.write_record(run, tmp_path)
+    bucket.server.fail(f"GET .*{bucket.name}", "cut" if fault == "reset" else fault, times=3)
+    assert record.read_record(run)["name"] == "tiny"
+    # aiohttp itself repeats what was asked on a connection that had been idle.
+    assert (not bucket.waits) if fault == 0.2 else len(bucket.waits) >= 4
+    assert bucket.names() == ["run/recipe.lock.json"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "way_out"),
+    [(503, "503", "try again in a while"), (403, "Forbidden", "GOOGLE_APPLICATION_CREDENTIALS")],
+)
+def test_a_store_that_goes_on_refusing_is_one_sentence(
+    bucket: Bucket, tmp_path: Path, base: BaseCheckpoint, fault: int, words: str, way_out: str
+) -> None:
+    run = f"{bucket.url}/run"
+    runs.write_lock(tmp_path / "artifact", base, None)
+    write_steps(bucket, (2,), ())
+    bucket.server.fail(bucket.name, fault, times=10_000)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    for action in (
+        lambda: step_folders(run),
+        lambda: saving.find(run),
+        lambda: record.read_record(run),
+        lambda: record.write_record(run, tmp_path / "artifact"),
+        lambda: choose_step(run, "best"),
+        lambda: load_trained(run, "latest", base),
+        lambda: remote_metrics.fetch(tmp_path / "metrics.jsonl", run),
+        lambda: saving.manager(run, 2),
+        lambda: locate_model(ModelSettings(id=run, family="gemma4", dtype="float32", remat="none")),
+    ):
+        bucket.waits.clear()
+        error = refusal(action)
+        assert words in error.message and run in error.message and "\n" not in error.message
+        assert way_out in str(error.help)
+        # Six tries of a request, and 15 to 20 s between the first and the last... of each.
+        assert not bucket.waits if fault == 403 else len(bucket.waits) >= 5
+
+
+def test_watch_and_report_read_a_bucket_or_say_why_not(
+    bucket: Bucket, base: BaseCheckpoint, tmp_path: Path
+) -> None:
+    write_steps(bucket, (2, 4), (6,))
+    run, page = f"{bucket.url}/run", tmp_path / "report.html"
+    runs.write_lock(tmp_path, base, None)
+    record.write_record(run, tmp_path)
+    bucket.put("run/metrics.jsonl", "".join(f'{{"step": {step}, "loss": 1.5}}\n' for step in range(1, 7)))
+    bucket.put("run/state.json", json.dumps({"state": "training", "total": 10, "until": 10, "pid": 1}))
+    watched = CliRunner().invoke(app, ["watch", run, "--once"])
+    assert "step 6/10" in watched.output and "checkpoint 4" in watched.output
+    assert CliRunner().invoke(app, ["report", run, "-o", str(page)]).exit_code == 0 and page.exists()
+    for after in (0, 2, 5, 10):
+        for status, words in ((503, "503"), (403, "Forbidden")):
+            for arguments in (["report", run, "-o", str(page)], ["watch", run, "--once"]):
+                bucket.server.faults.clear()
+                bucket.server.fail(f"{bucket.name}.*", status, times=1000, after=after)
+                ended = CliRunner().invoke(app, arguments)
+                # Here an ArtifactError passes, which `recipe` prints as watch prints its errors.
+                assert isinstance(ended.exception, (ArtifactError, SystemExit)) and ended.exit_code == 1
+                assert words in f"{ended.output}{ended.exception}", (after, arguments)
+
+
+def test_weights_are_copied_whole_and_anew_when_they_have_changed(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    url, first, second = f"{bucket.url}/model", bytes(range(256)) * 4096, b"other" + bytes(range(256)) * 4096
+    bucket.put("model/model.safetensors", first)
+    bucket.put("model/config.json", "{}")
+    bucket.server.fail(f"download.*{bucket.name}/o/model/model.safetensors", "cut")
+
+    def located() -> bytes:
+        model = ModelSettings(id=url, family="gemma4", dtype="float32", remat="none")
+        return (locate_model(model) / "model.safetensors").read_bytes()
+
+    assert located() == first
+    read = len(bucket.server.seen(f"download.*{bucket.name}"))
+    assert located() == first and len(bucket.server.seen(f"download.*{bucket.name}")) == read
+    bucket.put("model/model.safetensors", second[: len(first)])
+    assert located() == second[: len(first)]
+
+
+def test_a_bucket_that_is_not_there_is_told_before_anything_begins(bucket: Bucket, tmp_path: Path) -> None:
+    for action in (
+        lambda: step_folders("gs://none-such/run"),
+        lambda: saving.manager("gs://none-such/run", 2),
+    ):
+        assert refusal(action).message == (
+            "gs://none-such/run: cannot be read: no such file, folder or bucket"
+        )
+
+
+def test_metrics_that_cannot_be_copied_are_left_here(
+    bucket: Bucket, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, here = f"{bucket.url}/run", tmp_path / "metrics.jsonl"
+    here.write_text('{"step": 1}\n')
+    fault = bucket.server.fail(f"POST .*{bucket.name}", 403, times=2)
+    remote_metrics.publisher(run)(here)
+    assert capsys.readouterr().err == ""
+    remote_metrics.copy(here, run)
+    assert f"{here} has all of it" in capsys.readouterr().err and fault.times == 0
+    remote_metrics.publisher(run)(here)
+    assert bucket.read("run/metrics.jsonl") == here.read_bytes()
+    bucket.server.fail(f"POST .*{bucket.name}", 403, times=10)
+    run_facts.merged(run, {"step": 1, "folder": "x", "verified": None})
+    assert capsys.readouterr().err.startswith("note: ")
+
+
+def test_a_merge_from_a_bucket_to_a_bucket_is_that_of_folders(
+    bucket: Bucket, base: BaseCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = runs.lora_section(targets=["q_proj", "down_proj"])
+    adapters = build_adapters(base.family, base.architecture, lora_settings(section, 2))
+    trees: dict[int, dict[Any, Any]] = {}
+    for step in (2, 4, 6):
+        trees[step] = {}
+        for path, array in runs.random_arrays(adapters, seed=step).items():
+            node, *rest = trees[step], *path.split(".")
+            for folder in rest[:-1]:
+                node = node.setdefault(folder, {})
+            node[rest[-1]] = array
+    here, there = tmp_path / "run", f"{bucket.url}/run"
+    for directory in (str(here), there):
+        save(directory, trees)
+    runs.write_lock(here, base, section)
+    bucket.put("run/recipe.lock.json", (here / "recipe.lock.json").read_bytes())
+    # Of step 6 in the bucket, the save has not ended: the newest there is 4.
+    del bucket.server.buckets[bucket.name]["run/6/commit_success.txt"]
+    assert base.directory is not None
+    for path in base.directory.iterdir():
+        bucket.put(f"model/{path.name}", path.read_bytes())
+
+    def merged(directory: str, model: str, output: str, step: str) -> None:
+        arguments = ["--checkpoint", directory, "--model", model, "--output", output, "--step", step]
+        settings = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="bfloat16", remat="none")
+        assert not merge.main(
+            tmp_path,
+            settings,
+            checkpoint="c",
+            output="merged",
+            dtype="bfloat16",
+            adapter=True,
+            argv=arguments,
+        )
+
+    merged(str(here), str(base.directory), str(tmp_path), "4")
+    bucket.server.fail("upload_id", 503, times=3)
+    bucket.server.fail("alt=media", "cut", times=3)
+    merged(there, f"{bucket.url}/model", bucket.url, "latest")
+    assert f"{there}/6 holds no checkpoint; step 4 is taken" in capsys.readouterr().err
+    for kind in ("merged", "merged-adapter"):
+        names = sorted(path.name for path in (tmp_path / kind).iterdir())
+        assert names == [name.partition("/")[2] for name in bucket.names(f"{kind}/")]
+        for name in names:
+            if name.endswith((".safetensors", "index.json")):
+                assert bucket.read(f"{kind}/{name}") == (tmp_path / kind / name).read_bytes(), name
+    assert json.loads(bucket.read("run/merges.json"))[0]["step"] == 4

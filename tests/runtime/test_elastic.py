@@ -1,0 +1,250 @@
+"""Runs that go on on other meshes and in other micro-batches than they began with: the same numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.errors import UserError
+from runtime.record import check_record
+from tests.runtime.artifacts import saved, train, write_artifact
+from tests.runtime.lives import Lives
+
+PRELUDE = """
+from dataclasses import replace
+
+MESH = replace(MESH, axes={axes})
+TRAIN = replace(TRAIN, micro_batch_size={micro}, log_every=1)
+DATA = replace(DATA, eval=())
+{more}
+"""
+Mesh = tuple[dict[str, int], int]
+"""The axes, and rows of a device's micro-batch; a step has 8 rows."""
+LORA_HOPS: list[Mesh] = [
+    ({"fsdp": 4, "tp": 2}, 1),  # the same devices; two micro-batches
+    ({"dcn": 2, "fsdp": 2, "tp": 1}, 1),  # half as many; two
+    ({"fsdp": 4, "tp": 1}, 2),  # the second dimension of data parallelism is gone; one
+    ({"fsdp": 2, "tp": 1}, 1),  # four
+    ({"fsdp": 8, "tp": 1}, 1),
+]
+PREFERENCES = """
+TRAIN = replace(TRAIN, objective="dpo")
+DATA = replace(DATA, train=("preferences.jsonl",), format="preference", loss_on="completion")
+"""
+CASES: dict[str, tuple[str, list[Mesh]]] = {
+    "lora": ("", LORA_HOPS[:2]),
+    "lora, further": ("", LORA_HOPS[2:]),
+    "dpo": (PREFERENCES, LORA_HOPS[1:4]),
+    "full": ("LORA = None", LORA_HOPS[:2]),
+}
+
+
+def lock(axes: Mapping[str, int], micro: int, **train: Any) -> dict[str, Any]:
+    """A recipe's record with what a mesh has to do with."""
+    recipe = {"mesh": {"accelerator": f"cpu-{math.prod(axes.values())}", "axes": dict(axes)}}
+    recipe["train"] = {"micro_batch_size": micro, "global_batch_size": 8, **train}
+    return {"lock": 1, "name": "tiny", "recipe": recipe, "model": {}, "packages": {}, "runtime": "sha256:0"}
+
+
+def artifact(folder: Path, axes: dict[str, int], micro: int, more: str, last: int) -> None:
+    prelude = PRELUDE.format(axes=axes, micro=micro, more=more)
+    devices = math.prod(axes.values())
+    write_artifact(folder, devices=devices, rate=1e-3, steps=last, every=1, keep=9, prelude=prelude)
+    (folder / "recipe.lock.json").write_text(json.dumps(lock(axes, micro)))
+
+
+def write_preferences(path: Path) -> None:
+    choose, words = random.Random(1), ["one", "two", "three", "four", "five"]
+    for_each = [" ".join(choose.choices(words, k=3)) for _ in range(40)]
+    rows = [{"prompt": prompt, "chosen": "\nyes", "rejected": "\nno"} for prompt in for_each]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def losses(folder: Path) -> dict[int, float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.mark.parametrize(
+    "name", ["lora", *(pytest.param(name, marks=pytest.mark.e2e) for name in CASES if name != "lora")]
+)
+def test_goes_on_on_another_mesh(name: str, place: Path, lives: Lives) -> None:
+    """Losses and parameters are those of the run that stays; each step but the first is on another mesh."""
+    more, hops = CASES[name]
+    key = name.replace(", ", "-")
+    write_preferences(place / "preferences.jsonl")
+    first: Mesh = ({"fsdp": 8, "tp": 1}, 1)
+    last = 1 + len(hops)
+    artifact(place / f"{key}-1", *first, more, last)
+    life = train(lives, place, f"{key}-stays", artifact=f"{key}-1")
+    assert life.status == 0, life.stderr
+    shutil.copytree(place / f"{key}-stays", place / f"{key}-moves")
+    for step in range(2, last + 1):
+        shutil.rmtree(place / f"{key}-moves" / "checkpoints" / str(step))
+    for number, (axes, micro) in enumerate(hops, 2):
+        artifact(place / f"{key}-{number}", axes, micro, more, last)
+        options = ("--resume", "--steps", str(number))
+        life = train(lives, place, f"{key}-moves", *options, artifact=f"{key}-{number}")
+        assert life.status == 0, life.stderr
+        described = " x ".join(f"{axis} {size}" for axis, size in axes.items())
+        note = f"note: the run began on fsdp 8 x tp 1 of cpu-8 and goes on on {described} of cpu-"
+        assert (note in life.stderr) == ((axes, micro) != first)
+        assert f"continuing after step {number - 1} of {last}" in life.stderr
+    expected, found = (losses(place / f"{key}-{way}" / "checkpoints") for way in ("stays", "moves"))
+    assert found == pytest.approx(expected, abs=1e-5) and len(found) == last
+    assert len(set(expected.values())) == last
+    for item in ("model_params", "optimizer_state"):
+        one, other = (saved(place, f"{key}-{way}", last, item) for way in ("stays", "moves"))
+        assert one.keys() == other.keys(), "whatever the accumulation, the same state is kept"
+        for path, array in one.items():
+            assert np.allclose(array, other[path], atol=1e-5, rtol=1e-4), path
+    for path in place.glob(f"{key}-*"):
+        shutil.rmtree(path)
+
+
+def check(tmp_path: Path, began: dict[str, Any], now: dict[str, Any]) -> None:
+    for folder, content in (("run", began), ("artifact", now)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "recipe.lock.json").write_text(json.dumps(content))
+    check_record(tmp_path / "run", tmp_path / "artifact")
+
+
+WHOLE, HALF = {"fsdp": 8, "tp": 1}, {"dcn": 2, "fsdp": 2, "tp": 1}
+
+
+def test_what_changed_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    began, now = lock(WHOLE, 1), lock(HALF, 2)
+    now["recipe"] |= {"remat": {"policy": "none"}, "cache": {"directory": None}}
+    check(tmp_path, began, began)
+    assert capsys.readouterr().err == ""
+    check(tmp_path, began, now)
+    assert capsys.readouterr().err == (
+        "note: the run began on fsdp 8 x tp 1 of cpu-8 and goes on on dcn 2 x fsdp 2 x tp 1 of cpu-4; "
+        'remat was null, now {"policy": "none"}; train.micro_batch_size was 1, now 2\n'
+    )
+    assert json.loads((tmp_path / "run" / "recipe.lock.json").read_text()) == began
+
+
+@pytest.mark.parametrize(
+    ("train", "cause"),
+    [
+        ({"loss_normalization": "micro_batches"}, "train.loss_normalization: micro_batches"),
+        ({"objective": "orpo"}, "train.objective: orpo"),
+    ],
+)
+def test_a_loss_of_micro_batches_keeps_their_rows(tmp_path: Path, train: dict[str, str], cause: str) -> None:
+    check(tmp_path, lock(WHOLE, 1, **train), lock(HALF, 2, **train))
+    with pytest.raises(UserError) as caught:
+        check(tmp_path, lock(WHOLE, 1, **train), lock(HALF, 1, **train))
+    assert str(caught.value) == (
+        f"{tmp_path / 'run'}: with {cause} the loss hangs on the rows of a micro-batch; the run began with "
+        "8, and this artifact has 4"
+    )
+    assert caught.value.help == "choose train.micro_batch_size such that it x dcn x fsdp is 8 again"
+
+
+@pytest.mark.parametrize("change", [{"global_batch_size": 16}, {"seed": 1}, {"loss_normalization": "tokens"}])
+def test_what_touches_the_numbers_stays(tmp_path: Path, change: dict[str, Any]) -> None:
+    with pytest.raises(
+        UserError, match=f"holds a run of another artifact: recipe.train.{next(iter(change))} was"
+    ):
+        check(tmp_path, lock(WHOLE, 1), lock(HALF, 1, **change))
+
+
+def test_the_state_of_an_optimizer_for_any_accumulation() -> None:
+    """Of an optax state, as the TorchAX backend has it: kept after two micro-batches, taken up for one and
+    for four."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    from runtime.elastic import after_step, between_steps
+
+    parameters = {"w": jnp.arange(8.0)}
+    gradients = [{"w": jnp.cos(jnp.arange(8.0) * (i + 1))} for i in range(12)]
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def rule(accumulation: int) -> Any:
+        inner = optax.adam(0.1)
+        return optax.MultiSteps(inner, accumulation).gradient_transformation() if accumulation > 1 else inner
+
+    def shapes(accumulation: int) -> Any:
+        state = jax.eval_shape(rule(accumulation).init, parameters)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state)
+
+    @partial(jax.jit, static_argnums=0)
+    def part(accumulation: int, trained: Any, state: Any, gradient: Any) -> tuple[Any, Any]:
+        updates, state = rule(accumulation).update(gradient, state, trained)
+        return optax.apply_updates(trained, updates), state
+
+    def step(accumulation: int, trained: Any, state: Any, window: list[Any]) -> tuple[Any, Any]:
+        for gradient in window:
+            trained, state = part(accumulation, trained, state, gradient)
+        return trained, state
+
+    def mean(window: list[Any]) -> Any:
+        return jax.tree.map(lambda *arrays: sum(arrays) / len(arrays), *window)
+
+    first, second, third = gradients[:2], gradients[2:6], gradients[6:8]
+    trained, state = step(2, parameters, rule(2).init(parameters), first)
+    state = after_step(shapes(4), between_steps(state), 1)
+    assert int(state.gradient_step) == 1 and jax.tree.structure(state) == jax.tree.structure(shapes(4))
+    trained, state = step(4, trained, state, second)
+    trained, _ = step(1, trained, after_step(shapes(1), between_steps(state), 2), [mean(third)])
+
+    expected, other = parameters, rule(1).init(parameters)
+    for window in (first, second, third):
+        expected, other = step(1, expected, other, [mean(window)])
+    assert np.allclose(trained["w"], expected["w"], atol=1e-6)
+
+
+@pytest.mark.e2e
+def test_the_backends_drop_the_same(tmp_path: Path) -> None:
+    """A loss with dropout of train.py's model and of transformers' under torchax, with the same adapters."""
+    import jax
+    from flax import nnx
+
+    from runtime.settings import TrainSettings
+    from runtime.sharding import shard_rows
+    from runtime.step import micro_batch_loss
+    from tests import tiny
+    from tests.backends import torchax_models
+    from tests.runtime import training
+
+    axes, options = {"fsdp": 8, "tp": 1}, {"dropout": 0.4, "targets": ("q_proj", "down_proj")}
+    tiny.make_qwen3(tmp_path, num_hidden_layers=1)
+    theirs = torchax_models.build(tmp_path, axes, **options)
+    mesh, built = training.build(tmp_path, axes, **options)
+    state = nnx.state(built.model, nnx.LoRAParam)
+    flat = {".".join(map(str, path)): variable for path, variable in state.flat_state()}
+    for adapter in built.adapters:
+        (part,) = adapter.projections
+        for letter, path, shape in (
+            ("A", adapter.a_path, adapter.a_shape),
+            ("B", adapter.b_path, adapter.b_shape),
+        ):
+            values = np.asarray(theirs.trained[f"{part.name}.lora_{letter}"]).T.reshape(shape)
+            flat[path].set_value(jax.device_put(values, flat[path].get_value().sharding))
+    nnx.update(built.model, state)
+    one = dict(torchax_models.packed_batch(), index=np.asarray(3, np.int32))
+    settings = TrainSettings(None, 1, 8, 1)
+
+    @jax.jit
+    def ours(model: Any, inputs: Any) -> Any:
+        with built.provider.training(0, inputs["index"], len(inputs["tokens"])):
+            return micro_batch_loss(built, settings, model, inputs)[0]
+
+    with mesh:
+        loss = float(ours(built.model, shard_rows(one, mesh)))
+        other = float(ours(built.model, shard_rows(dict(one, index=np.asarray(4, np.int32)), mesh)))
+    assert theirs.gradients(one)[0] == pytest.approx(loss, abs=1e-5)
+    assert abs(loss - other) > 1e-3

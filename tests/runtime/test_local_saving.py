@@ -1,0 +1,172 @@
+"""Checkpoints on a host's own disk between the shared ones: what a run that is killed goes on from."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.hosts.crews import kill_all, start
+from tests.runtime.artifacts import (
+    STEPS,
+    assert_equal,
+    entries,
+    saved,
+    script,
+    steps,
+    train,
+    write_artifact,
+)
+from tests.runtime.lives import Lives
+
+PRELUDE = """
+import time
+from dataclasses import replace
+
+from runtime import trainer
+from runtime.settings import LocalCheckpointSettings
+
+CHECKPOINT = replace(CHECKPOINT, every_steps=4, local=LocalCheckpointSettings({directory!r}, 1))
+quick = trainer.Trainer._step
+
+
+def slow(self, *arguments):
+    time.sleep(600 if self._train_steps == 7 and "--resume" not in sys.argv else 0)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = slow
+"""
+"""Code of an artifact that saves every fourth step, and every other one locally; step 8 does not end."""
+
+
+def test_a_killed_run_goes_on_from_its_own_disk(
+    place: Path, lives: Lives, whole: object, tmp_path: Path
+) -> None:
+    """From the newest whole one; from the shared ones where the disk is new; a new run takes none of them."""
+    local = tmp_path / "disk"
+    write_artifact(place / "saves-locally", prelude=PRELUDE.format(directory=str(local)))
+    life = lives.begin(*script(place, "local", artifact="saves-locally"))
+
+    def newest() -> list[int]:
+        return steps(next(local.glob("*/process-0"), local))
+
+    assert life.until(lambda: newest() == [6, 7])
+    life.send(signal.SIGKILL)
+    assert life.wait() == -signal.SIGKILL
+    folder = place / "local" / "checkpoints"
+    assert steps(folder) == [4]
+    shutil.copytree(place / "local", place / "moved")
+    (own,) = local.glob("*/process-0")
+    torn = max((own / "7" / "model_params").rglob("d/*"), key=lambda path: path.stat().st_size)
+    torn.write_bytes(torn.read_bytes()[:-7])
+
+    last = train(lives, place, "local", "--resume", artifact="saves-locally")
+    assert last.status == 0, last.stderr
+    note = f"note: the run goes on from step 6 of {own}; the newest of the shared checkpoints is of step 4\n"
+    assert note in last.stderr and "continuing after step 6 of 10" in last.stderr
+    assert_equal(place, "whole", "local", STEPS)
+    assert entries(folder) == entries(place / "whole" / "checkpoints")
+    assert steps(own) == [7, 9], "what was torn is saved again; where a shared one is saved, none is"
+
+    # The key of another output is another: its disk is empty.
+    other = train(lives, place, "moved", "--resume", "--steps", "5", artifact="saves-locally")
+    assert other.status == 0 and "continuing after step 4 of 10" in other.stderr, other.stderr
+
+    shutil.rmtree(place / "local")
+    new = train(lives, place, "local", "--resume", "--steps", "1", artifact="saves-locally")
+    assert new.status == 0, new.stderr
+    assert "note: the run goes on" not in new.stderr and "continuing" not in new.stderr
+    assert steps(own) == []
+
+
+def test_a_local_disk_that_is_full_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import errno
+
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from runtime import manifest
+    from runtime.local_saving import LocalCheckpoints
+    from runtime.saving import Found
+    from runtime.settings import LocalCheckpointSettings
+
+    mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
+    settings = LocalCheckpointSettings(str(tmp_path), 2)
+    model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+    placed = jax.device_put(jnp.arange(8.0).reshape(4, 2), NamedSharding(mesh, PartitionSpec("fsdp")))
+    model.kernel = nnx.LoRAParam(placed)
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.LoRAParam)
+    local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=True)
+    local.write(2, model, optimizer, True, {"rows": 2})
+    local.finish()
+
+    def full(folder: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "write", full)
+        for step in (4, 6, 8):
+            local.write(step, model, optimizer, True, {"rows": step})
+        local.finish()
+    assert capsys.readouterr().err == (
+        f"note: {local.directory} cannot be written (No space left on device): no more are saved locally\n"
+    )
+
+    def found(record: str, shared: int) -> Found:
+        again = LocalCheckpoints(settings, "gs://bucket/run", mesh, record, begins=False)
+        return again.newer(Found(shared, {"rows": shared}))
+
+    assert found("another", 1).step == 1, "of a run with another record"
+    assert (
+        LocalCheckpoints(settings, "gs://bucket/other", mesh, "a", begins=False).newer(Found()).step is None
+    )
+    local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=False)
+    local.write(2, model, optimizer, True, {"rows": 2})
+    local.finish()
+    assert (found("a", 1).step, found("a", 1).data) == (2, {"rows": 2})
+    assert found("a", 2).step == 2 and found("a", 2).data == {"rows": 2}
+    model.kernel.set_value(placed * 0)
+    local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=False)
+    assert local.newer(Found()).step == 2 == local.chosen
+    local.restore(2, model, optimizer, True)
+    assert np.array_equal(model.kernel.get_value(), placed)
+    assert model.kernel.get_value().sharding == placed.sharding
+    assert LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=True).newer(Found()).step is None
+
+
+@pytest.mark.e2e
+def test_two_hosts_go_on_from_their_own_disks(place: Path, lives: Lives, tmp_path: Path) -> None:
+    """From the newest step that is whole on both, each from its own shards."""
+    local = tmp_path / "disks"
+    mesh = '\nMESH = replace(MESH, axes={"dcn": 2, "fsdp": 2, "tp": 1})\n'
+    prelude = PRELUDE.format(directory=str(local)) + mesh
+    write_artifact(place / "both", devices=4, prelude=prelude)
+    crew = start(lives, place, "both-ran", 2, artifact="both")
+
+    def newest() -> list[list[int]]:
+        return [steps(folder) for folder in sorted(local.glob("*/process-*"))]
+
+    crew.until(lambda: newest() == [[6, 7], [6, 7]])
+    kill_all(crew)
+    own = sorted(local.glob("*/process-*"))
+    shutil.rmtree(own[1] / "7" / "optimizer_state")
+    crew = start(lives, place, "both-ran", 2, "--resume", artifact="both")
+    assert crew.wait() == [0, 0], crew.said()
+    for number in (0, 1):
+        log = (place / "both-ran" / "logs" / f"process-{number}.log").read_text()
+        assert f"the run goes on from step 6 of {own[number]}" in crew[number].stderr + log
+    alone = train(lives, place, "both-alone", "--resume", artifact="both")
+    assert alone.status == 0, alone.stderr
+    for item in ("model_params", "optimizer_state"):
+        one, other = (saved(place, f"both-{name}", STEPS, item) for name in ("ran", "alone"))
+        for path, array in one.items():
+            assert np.allclose(array, other[path], atol=1e-5), path

@@ -1,0 +1,253 @@
+"""Notices of Google Cloud's metadata server, from a stand-in for it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+
+from runtime import maintenance
+from runtime.interrupts import Interrupted, Interrupts
+from tests.runtime.artifacts import assert_equal, script, steps, train, write_artifact
+from tests.runtime.lives import Lives
+
+TERMINATE = "TERMINATE_ON_HOST_MAINTENANCE"
+HELD = """
+from runtime import trainer
+
+quick = trainer.Trainer._step
+
+
+def slow(self, *arguments):
+    if 2 <= self._train_steps < 9 and "--resume" not in sys.argv:
+        time.sleep(0.4)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = slow
+"""
+"""Code of an artifact whose steps take their time, but for the first two and those of a resumed run."""
+
+PACED = """
+import time
+
+from runtime import trainer
+
+quick = trainer.Trainer._step
+
+
+def paced(self, *arguments):
+    time.sleep(0.05)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = paced
+"""
+
+
+class Metadata:
+    """A metadata server: holds an answer back until its value changes, as Google's does."""
+
+    def __init__(self) -> None:
+        self.values = {"maintenance-event": "NONE", "preempted": "FALSE"}
+        self.refuses = 0
+        self.asked: list[str] = []
+        self.changed = threading.Condition()
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                owner.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, address: object) -> None:
+                pass  # who asked has ended
+
+        self.server = Server(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        address = urlparse(handler.path)
+        query = {name: values[0] for name, values in parse_qs(address.query).items()}
+        prefix, _, key = address.path.rpartition("/")
+        with self.changed:
+            self.asked.append(handler.path)
+            refused, self.refuses = self.refuses > 0, max(0, self.refuses - 1)
+            if query.get("wait_for_change") == "true" and not refused:
+                self.changed.wait_for(
+                    lambda: self.values[key] != query["last_etag"], float(query["timeout_sec"])
+                )
+            value = self.values.get(key, "")
+        found = prefix == "/computeMetadata/v1/instance" and key in self.values
+        allowed = handler.headers.get("Metadata-Flavor") == "Google"
+        handler.send_response(503 if refused else 404 if not found else 200 if allowed else 403)
+        handler.send_header("Metadata-Flavor", "Google")
+        handler.send_header("ETag", value)
+        handler.end_headers()
+        handler.wfile.write(value.encode())
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.values[key] = value
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        self.set("maintenance-event", "")
+        self.set("preempted", "")
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
+    server = Metadata()
+    monkeypatch.setenv("GCE_METADATA_HOST", server.host)
+    monkeypatch.setattr(maintenance, "PAUSE", 0.05)
+    yield server
+    server.close()
+
+
+@contextmanager
+def deferred() -> Iterator[Interrupts]:
+    with Interrupts() as interrupts:
+        interrupts.deferred = True
+        yield interrupts
+
+
+def until(condition: object, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("maintenance-event", TERMINATE, "this machine will be stopped for maintenance"),
+        ("preempted", "TRUE", "this machine is being preempted"),
+    ],
+)
+def test_a_notice_is_one_sigterm(
+    metadata: Metadata, capfd: pytest.CaptureFixture[str], key: str, value: str, line: str
+) -> None:
+    """Those that follow are none, and neither is the system's own signal a second one."""
+    with deferred() as interrupts, maintenance.watching(interrupts, "tpu"):
+        until(lambda: sum("wait_for_change" in path for path in metadata.asked) == 2)
+        metadata.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
+        time.sleep(0.2)
+        assert interrupts.requested is None, "a migration leaves the machine running"
+        metadata.set(key, value)
+        until(lambda: interrupts.requested is not None)
+        assert interrupts.requested == signal.SIGTERM
+        interrupts.requested = None
+        metadata.set("preempted", "TRUE")
+        metadata.set("maintenance-event", TERMINATE)
+        time.sleep(0.2)
+        assert interrupts.requested is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: interrupts.requested == signal.SIGTERM)
+    error = capfd.readouterr().err
+    assert error.count("notice from Google Cloud") == 1 and f"notice from Google Cloud: {line}\n" in error
+
+
+def test_a_notice_that_is_there_before_the_run(metadata: Metadata) -> None:
+    metadata.set("preempted", "TRUE")
+    with Interrupts() as interrupts, pytest.raises(Interrupted), maintenance.watching(interrupts, "tpu"):
+        time.sleep(10)
+
+
+def test_a_server_that_is_away_for_a_while(metadata: Metadata) -> None:
+    with deferred() as interrupts, maintenance.watching(interrupts, "cpu"):
+        until(lambda: sum("wait_for_change" in path for path in metadata.asked) == 2)
+        metadata.refuses = 6
+        metadata.set("maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE")
+        until(lambda: metadata.refuses == 0)
+        metadata.set("maintenance-event", TERMINATE)
+        until(lambda: interrupts.requested is not None)
+
+
+def test_without_a_metadata_server(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and no thread that goes on; on a CPU nobody asks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setattr(maintenance, "PAUSE", 0.02)
+    monkeypatch.setattr(maintenance, "DEFAULT", host)
+    monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
+
+    def watchers() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("notices of")]
+
+    with deferred() as interrupts, maintenance.watching(interrupts, "cpu"):
+        assert not watchers()
+    with deferred() as interrupts, maintenance.watching(interrupts, "tpu"):
+        until(lambda: not watchers())
+        assert interrupts.requested is None
+    assert (
+        capfd.readouterr().err == f"note: {host} does not answer: maintenance notices are not watched for\n"
+    )
+
+
+def test_a_run_stops_at_a_notice_and_goes_on_as_if_it_had_not(
+    place: Path, lives: Lives, metadata: Metadata, whole: object
+) -> None:
+    """The machine's SIGTERM comes while it saves, as a machine that shuts down sends it."""
+    prelude = f"import os\nimport time\n\nos.environ['GCE_METADATA_HOST'] = {metadata.host!r}\n{HELD}"
+    write_artifact(place / "noticed", every=100, prelude=prelude)
+    life = lives.begin(*script(place, "noticed", artifact="noticed"))
+    assert life.until(lambda: "step 2/10: loss" in life.stderr)
+    metadata.set("maintenance-event", TERMINATE)
+    assert life.until(lambda: "stopping after this step" in life.stderr)
+    life.send(signal.SIGTERM)
+    assert life.wait() == 143, life.stderr
+    folder = place / "noticed" / "checkpoints"
+    assert "notice from Google Cloud: this machine will be stopped for maintenance\n" in life.stderr
+    (step,) = steps(folder)
+    assert 2 < step < 10
+    assert life.stderr.splitlines()[-1] == (
+        f"stopped by SIGTERM; kept: the checkpoint of step {step} in {folder}; --resume continues from it"
+    )
+    metadata.set("maintenance-event", "NONE")
+    assert train(lives, place, "noticed", "--resume", artifact="noticed").status == 0
+    assert_equal(place, "whole", "noticed", 10)
+
+
+@pytest.mark.e2e
+def test_taken_away_again_and_again(place: Path, lives: Lives) -> None:
+    """SIGTERM at random steps; every other machine is gone a moment later, whether or not it has saved."""
+    last, choose = 40, random.Random(5)
+    write_artifact(place / "spot", steps=last, every=100, prelude=PACED)
+    assert train(lives, place, "spot-stays", artifact="spot").status == 0
+    ends = []
+    for number in range(8):
+        life = lives.begin(*script(place, "spot-moves", "--resume", artifact="spot"))
+        life.until(lambda life=life: ": loss" in life.stderr)  # type: ignore[misc]
+        time.sleep(choose.uniform(0.0, 0.1))
+        life.send(signal.SIGTERM)
+        if number % 2:
+            time.sleep(choose.uniform(0.0, 0.1))
+            life.send(signal.SIGKILL)
+        ends.append(life.wait())
+        assert "Traceback" not in life.stderr and "damaged" not in life.stderr
+    assert set(ends) == {143, -signal.SIGKILL}
+    assert train(lives, place, "spot-moves", "--resume", artifact="spot").status == 0
+    assert_equal(place, "spot-stays", "spot-moves", last)
