@@ -189,6 +189,10 @@ class Checkpoints(CheckpointManager):
         directory: local and absolute, or gs://; it is created.
         keep: newest steps that are kept.
 
+    Attributes:
+        on_failure: called, in another thread, when this process could not write its part of a step: where
+            others wait for that, nothing else would end the waiting. None for a single process.
+
     Raises:
         UserError: when the directory cannot be created.
     """
@@ -196,7 +200,8 @@ class Checkpoints(CheckpointManager):
     def __init__(self, directory: str, keep: int) -> None:
         super().__init__(None)
         self.directory = directory
-        self._checkpoint_manager = manager(directory, keep)
+        self.on_failure: Callable[[UserError], None] | None = None
+        self._checkpoint_manager = manager(directory, keep, self._failed)
 
     def write(
         self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool, data: Mapping[str, Any]
@@ -215,7 +220,7 @@ class Checkpoints(CheckpointManager):
             lambda: self.save(
                 step,
                 model,
-                Kept(optimizer),
+                optimizer and Kept(optimizer),
                 save_only_lora_params=lora_only,
                 force=True,
                 custom_metadata={DATA: state, CHECK: digest(state)},
@@ -250,6 +255,10 @@ class Checkpoints(CheckpointManager):
                 "make room or give the directory's rights, and import them again",
             ) from error
 
+    def _failed(self, error: Exception) -> None:
+        if self.on_failure is not None:
+            self.on_failure(not_written(self.directory, error))
+
     def finish(self) -> None:
         """Waits for what is being written.
 
@@ -278,11 +287,14 @@ class Checkpoints(CheckpointManager):
             ) from error
 
 
-def manager(directory: str, keep: int) -> ocp.CheckpointManager:
+def manager(
+    directory: str, keep: int, failed: Callable[[Exception], None] | None = None
+) -> ocp.CheckpointManager:
     """Orbax's manager of a run's checkpoints: what is trained and the optimizer's state, each with checksums.
 
     Args:
         keep: newest steps that are kept.
+        failed: called, in another thread, with what keeps this process from writing its part of a step.
 
     Raises:
         UserError: when the directory cannot be created.
@@ -295,7 +307,7 @@ def manager(directory: str, keep: int) -> ocp.CheckpointManager:
         with reached(directory, "written"):
             return ocp.CheckpointManager(
                 directory,
-                item_handlers={ITEM: summed(), OPTIMIZER: summed()},
+                item_handlers={ITEM: summed(failed), OPTIMIZER: summed(failed)},
                 options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=not bucket),
             )
     except OSError as error:
@@ -385,16 +397,41 @@ def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
     return nnx.State.from_flat_path(leaves)
 
 
-def summed(**options: Any) -> ocp.PyTreeCheckpointHandler:
+@dataclass(frozen=True)
+class _Watched:
+    """A write of Orbax's whose failure is told when it is seen."""
+
+    write: Any
+    failed: Callable[[Exception], None]
+
+    def result(self, timeout: float | None = None) -> Any:
+        try:
+            return self.write.result(timeout)
+        except Exception as error:
+            self.failed(error)
+            raise
+
+    def cancel(self) -> Any:
+        return self.write.cancel()
+
+
+def summed(failed: Callable[[Exception], None] | None = None, **options: Any) -> ocp.PyTreeCheckpointHandler:
     """A handler that writes checksums when the files of its tree are complete.
 
-    Orbax looks handlers up by their exact class, so that one method of an instance is replaced.
+    Orbax looks handlers up by their exact class, so that methods of an instance are replaced.
 
     Args:
+        failed: called with what keeps this process from writing its part.
         options: of Orbax's handler.
     """
     handler = ocp.PyTreeCheckpointHandler(**options)
-    finalize = handler.finalize
+    finalize, save = handler.finalize, handler.async_save
+
+    async def watched_save(*arguments: Any, **named: Any) -> Any:
+        writes = await save(*arguments, **named)
+        return [_Watched(write, failed) for write in writes or ()] if failed else writes
+
+    handler.async_save = watched_save
 
     def finalize_and_sum(directory: epath.Path) -> None:
         finalize(directory)

@@ -273,7 +273,7 @@ def start_mesh(record: Mapping[str, Any]) -> Mesh:
 
     section = _section(record, "mesh")
     axes = dict(section["axes"])
-    hosts = section.get("hosts") or 1
+    hosts = record.get("hosts", 1)
     if hosts > 1:
         print(f"note: verifying on the CPU: the run's mesh spans {hosts} hosts", file=sys.stderr)
     elif not (section.get("accelerator") or "").startswith("cpu"):

@@ -41,6 +41,8 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         "runtime": runtime_digest(),
         "files": {path: digest(content) for path, content in files.items()},
     }
+    if program.accelerator.hosts > 1:
+        lock["hosts"] = program.accelerator.hosts
     if backends:
         lock["backends"] = other_backends.packages(program, backends)
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
@@ -56,7 +58,6 @@ def _packages(program: Program) -> dict[str, dict[str, str]]:
 def resolved(program: Program) -> dict[str, Any]:
     """The recipe with all its defaults, as JSON values; `extends` has been applied and is left out."""
     values: dict[str, Any] = program.recipe.model_dump(mode="json", exclude={"extends"})
-    values["mesh"]["hosts"] = program.accelerator.hosts
     lora = values["lora"] or {}
     for name in ("rank_pattern", "alpha_pattern"):
         if lora.get(name):

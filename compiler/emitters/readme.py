@@ -95,7 +95,7 @@ def _figures(program: Program) -> list[tuple[str, str]]:
     axes = mesh_axes(recipe.mesh.axes)
     filling = "packed with several samples" if recipe.data.packing else "one sample, padded"
     figures = [
-        ("Devices", f"{program.accelerator.devices}, mesh {axes}"),
+        ("Devices", f"{program.accelerator.devices}, mesh {axes}{_hosts(program)}"),
         ("Data-parallel size", str(program.data_parallel)),
         (
             "Rows per optimizer step",
@@ -126,6 +126,11 @@ def _figures(program: Program) -> list[tuple[str, str]]:
     figures += [("Optimizer", _optimizer(program)), ("Checkpoints", _checkpoints(program))]
     price = _price(program)
     return [*figures, ("Price", price)] if price else figures
+
+
+def _hosts(program: Program) -> str:
+    hosts = program.accelerator.hosts
+    return f", on {plural(hosts, 'host')}" if hosts > 1 else ""
 
 
 def _optimizer(program: Program) -> str:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from runtime.adapters import LoraSettings
 from runtime.cache import cache_directory, keep_compiled
-from runtime.errors import UserError, guarded, report
-from runtime.hosts import ALONE, LOST, Alone, Crew, join
+from runtime.errors import PASSING, UserError, guarded
+from runtime.hosts import ALONE, Alone, Crew, join
 from runtime.hosts.wire import peer_timeout
 from runtime.interrupts import Interrupted, Interrupts, name_of
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
@@ -229,7 +229,7 @@ def attended(directory: str, hosts: int, work: Callable[[Interrupts, Alone | Cre
     Returns:
         The work's own status, 1 after an error that was printed, 128 + the signal's number after one. Of
         several processes, one that fails ends at once, and with it the others: with 1 after an error that a
-        person has to mend, with runtime.hosts.LOST where another process is gone.
+        person has to mend, with runtime.errors.PASSING where another process is gone.
     """
     with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
         try:
@@ -253,14 +253,12 @@ def _joined(hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, Alon
         raise
     except UserError as error:
         others.wait_for_news(NEWS)
-        sys.stderr = sys.__stderr__
-        report(UserError(f"{others.name(others.number)}: {error.message}", error.help))
-        others.fail(error.exit_status, error.message)
+        others.give_up(error)
     except Exception as error:
         others.wait_for_news(peer_timeout() + NEWS)
         traceback.print_exc(file=sys.__stderr__)
         broken = type(error).__name__ == "JaxRuntimeError"  # a connection between devices, mostly
-        others.fail(LOST if broken else 1, f"{type(error).__name__}: {error}".splitlines()[0])
+        others.fail(PASSING if broken else 1, f"{type(error).__name__}: {error}".splitlines()[0])
     others.end()
     return status
 
@@ -361,6 +359,7 @@ def begin(
     )
     if hosts.first:
         saving.set_aside(directory, found)
+    hosts.same("steps", arguments.steps, "was given other --steps", "start all processes alike")
     hosts.barrier("begin")
     return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local)
 

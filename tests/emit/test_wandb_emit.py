@@ -27,7 +27,7 @@ def test_only_an_artifact_that_asks_has_it(tmp_path: Path) -> None:
     without, asked = files_of(tmp_path / "a"), files_of(tmp_path / "b", ASKED)
     assert without.keys() == asked.keys()
     changed = {path for path in without if without[path] != asked[path]} - {"recipe.yaml", "recipe.lock.json"}
-    assert changed == {"train.py", "requirements-train.txt", "README.md"}
+    assert changed == {"train.py", "requirements-train.txt", "README.md", "launch/tpu-vm.sh"}
     assert lines(asked["train.py"]) - lines(without["train.py"]) == {'    wandb_project="support",'}
     more = lines(asked["requirements-train.txt"]) - lines(without["requirements-train.txt"])
     assert more == {f"{name}=={version}" for name, version in pins.sets()["wandb"]["direct"].items()} | {

@@ -14,6 +14,7 @@ from compiler.artifact import ArtifactError
 from compiler.lower import Lowered, lower
 from compiler.miniature_config import shrink
 from compiler.plan import calibration
+from compiler.plan.results import Plan
 from compiler.program import Program
 from scripts import recipes
 from scripts.recipe_pages import Planned, Record, estimates_of, head, page, with_head
@@ -277,10 +278,10 @@ def test_a_plan_compiles_what_changed_alone(
     )
     recipes._keep(Record({**current.recipes, "gone": planned}, {}))
 
-    def compiles(of: Program) -> Planned:
+    def compiles(of: Program) -> Plan:
         raise ArtifactError(f"{of.name} would be compiled", "do not")
 
-    monkeypatch.setattr(recipes, "planned", compiles)
+    monkeypatch.setattr(recipes, "plan", compiles)
     assert recipes.main(["plan"]) == 0
     assert recipes.read() == current  # nothing compiled, and what is gone left out
 
@@ -303,13 +304,13 @@ def test_an_interrupted_plan_keeps_what_it_has(
     monkeypatch.setattr(recipes, "RECORD", tmp_path / "estimates.json")
     done: list[str] = []
 
-    def compiles(of: Program) -> Planned:
+    def compiles(of: Program) -> None:
         if done:
             raise KeyboardInterrupt
         done.append(of.name)
-        return planned
 
-    monkeypatch.setattr(recipes, "planned", compiles)
+    monkeypatch.setattr(recipes, "plan", compiles)
+    monkeypatch.setattr(recipes, "planned", lambda of, made: planned)
     assert recipes.main(["plan"]) == 130
     assert recipes.read() == Record({done[0]: planned}, {})
     assert [path.name for path in tmp_path.iterdir()] == ["estimates.json"]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runtime.errors import UserError, printable
+from runtime.errors import PASSING, UserError, printable
 from runtime.hosts import service, wire
 from runtime.hosts.log import ProcessLog
 from runtime.hosts.wire import BEAT, ENDED, STRANGE, Message, broken, packed, processes, unpacked
@@ -20,9 +20,7 @@ from runtime.hosts.wire import BEAT, ENDED, STRANGE, Message, broken, packed, pr
 if TYPE_CHECKING:
     from runtime.hosts.leader import Leader
 
-LOST = 75
-"""The exit status of a process that stops because another one is gone: EX_TEMPFAIL of sysexits.h. What
-started it may start all of them again."""
+
 END = "end"
 """The barrier that all come to when the work is done."""
 LAST_WORDS = 15.0
@@ -199,6 +197,14 @@ class Crew:
         _flush()
         os._exit(status)
 
+    def give_up(self, error: UserError) -> NoReturn:
+        """Says what went wrong on this process, and ends it."""
+        out = sys.__stderr__
+        print(f"error: {self.name(self.number)}: {printable(error.message)}", file=out)
+        if error.help:
+            print(f"  = help: {printable(error.help)}", file=out)
+        self.fail(error.exit_status, error.message)
+
     def end(self) -> None:
         """Leaves a run that all processes are done with."""
         self.barrier(END)
@@ -287,7 +293,7 @@ class Crew:
         if self._closed:
             return
         self._closed = True
-        ends = 1 if status in (1, 2) else LOST if status is None or status < 128 else status
+        ends = 1 if status in (1, 2) else PASSING if status is None or status < 128 else status
         _end_at_last(ends)
         what = "is gone" if status is None else "has stopped"
         line = f"{self.name(number)} {what}: {printable(reason)}"
@@ -297,7 +303,7 @@ class Crew:
             print(f"error: {self.name(self.number)}: {line}", file=out)
             for tell in self.at_loss:
                 tell(line)
-            if ends == LOST:
+            if ends == PASSING:
                 print("  = help: start all processes again with --resume", file=out)
         finally:
             _flush()

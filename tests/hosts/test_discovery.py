@@ -1,0 +1,116 @@
+"""Which process this is, from what started it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from runtime.errors import UserError
+from runtime.hosts.discovery import PORT, Place, discover
+
+
+def explicit(address: str, count: str, number: str) -> dict[str, str]:
+    return {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": count, "JAX_PROCESS_ID": number}
+
+
+def gke(names: str, worker: str, **megascale: str) -> dict[str, str]:
+    more = {f"MEGASCALE_{key}": value for key, value in megascale.items()}
+    return {"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": worker, **more}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "environment", "place"),
+    [
+        (1, {}, None),
+        (1, explicit("host-a:1234", "2", "1"), Place("host-a", 1234, 2, 1)),
+        (4, explicit("host-a", "2", "0"), Place("host-a", PORT, 2, 0)),
+        (1, explicit("10.0.0.2:99", "1", "0"), None),
+        (2, explicit("[fd00::1]:99", "2", "0"), Place("fd00::1", 99, 2, 0)),
+        (2, explicit("[fd00::1]", "2", "0"), Place("fd00::1", PORT, 2, 0)),
+        (2, explicit("fd00::1", "2", "0"), Place("fd00::1", PORT, 2, 0)),
+        (1, gke("a,b,c", "2"), Place("a", PORT, 3, 2)),
+        (1, gke("a, b", "1"), Place("a", PORT, 2, 1)),
+        (1, gke("a", "0"), None),
+        (1, gke("a", "0", NUM_SLICES="1", SLICE_ID="0"), None),
+        (
+            4,
+            gke("b0,b1", "1", NUM_SLICES="2", SLICE_ID="1", COORDINATOR_ADDRESS="a0.svc:8080"),
+            Place("a0.svc", PORT, 4, 3),
+        ),
+        (
+            2,
+            gke("b0", "0", NUM_SLICES="2", SLICE_ID="1", COORDINATOR_ADDRESS="a0.svc"),
+            Place("a0.svc", PORT, 2, 1),
+        ),
+        # What is said explicitly goes before what a platform sets.
+        (4, explicit("h:1", "2", "1") | gke("a,b,c,d", "3"), Place("h", 1, 2, 1)),
+    ],
+)
+def test_what_the_environment_says(hosts: int, environment: Mapping[str, str], place: Place | None) -> None:
+    assert discover(hosts, environment) == place
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {"JAX_COORDINATOR_ADDRESS": "a:1"},
+            "JAX_COORDINATOR_ADDRESS is set, and JAX_NUM_PROCESSES and JAX_PROCESS_ID are not",
+        ),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_PROCESS_ID": "0", "JAX_NUM_PROCESSES": ""},
+            "JAX_COORDINATOR_ADDRESS and JAX_PROCESS_ID are set, and JAX_NUM_PROCESSES is not",
+        ),
+        (explicit("a:1", "2", "2"), "JAX_PROCESS_ID is 2, and JAX_NUM_PROCESSES is 2"),
+        (explicit("a:1", "0", "0"), "JAX_PROCESS_ID is 0, and JAX_NUM_PROCESSES is 0"),
+        (explicit("a:1", "two", "0"), "JAX_NUM_PROCESSES is 'two', which is no whole number"),
+        (explicit("a:1", "2", "-1"), "JAX_PROCESS_ID is '-1', which is no whole number"),
+        (explicit("a:1", "2", "²"), "JAX_PROCESS_ID is '²', which is no whole number"),
+        (explicit("a:port", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'a:port', which is no HOST:PORT"),
+        (explicit("a:65536", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'a:65536', which is no HOST:PORT"),
+        (explicit(":1", "2", "0"), "JAX_COORDINATOR_ADDRESS is ':1', which is no HOST:PORT"),
+        (explicit("a:", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'a:', which is no HOST:PORT"),
+        (explicit("[::1", "2", "0"), "JAX_COORDINATOR_ADDRESS is '[::1', which is no HOST:PORT"),
+        (explicit("[::1]99", "2", "0"), "JAX_COORDINATOR_ADDRESS is '[::1]99', which is no HOST:PORT"),
+        (explicit("http://a:1", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'http://a:1', which is no HOST:PORT"),
+        (gke("a,b", "x"), "TPU_WORKER_ID is 'x', which is no whole number"),
+        (gke("a,b", "2"), "TPU_WORKER_ID is 2, and TPU_WORKER_HOSTNAMES names 2 hosts"),
+        (gke("a", "0", NUM_SLICES="many"), "MEGASCALE_NUM_SLICES is 'many', which is no whole number"),
+        (
+            gke("a", "0", NUM_SLICES="2", SLICE_ID="2"),
+            "MEGASCALE_SLICE_ID is 2, and MEGASCALE_NUM_SLICES is 2",
+        ),
+        (
+            gke("a", "0", NUM_SLICES="2", SLICE_ID="1"),
+            "MEGASCALE_COORDINATOR_ADDRESS is not set, and MEGASCALE_NUM_SLICES is 2",
+        ),
+    ],
+)
+def test_what_is_not_whole(environment: Mapping[str, str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        discover(2, environment)
+    assert caught.value.message == message
+    assert caught.value.help
+
+
+def test_several_hosts_and_nothing_that_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jax._src.clusters import ClusterEnv
+
+    def nothing(*arguments: object) -> tuple[None, None, None, None]:
+        return None, None, None, None
+
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no metadata\nat all")
+
+    for found, why in ((nothing, "this is"), (broken, "this is (no metadata)")):
+        monkeypatch.setattr(ClusterEnv, "auto_detect_unset_distributed_params", found)
+        with pytest.raises(UserError) as caught:
+            discover(4, {})
+        assert caught.value.message == (
+            f"the recipe's mesh spans 4 hosts, and nothing here says which of them {why}"
+        )
+        assert "JAX_NUM_PROCESSES=4" in (caught.value.help or "")
+    found_out = lambda *arguments: ("t1v-n-0:8476", 4, 3, None)  # noqa: E731
+    monkeypatch.setattr(ClusterEnv, "auto_detect_unset_distributed_params", found_out)
+    assert discover(4, {}) == Place("t1v-n-0", PORT, 4, 3)

@@ -1,0 +1,67 @@
+"""runtime/hosts/local.py: a script as several processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runtime.hosts import local
+from runtime.hosts.discovery import discover
+
+SCRIPT = Path(local.__file__)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Writes what it is told into a file of its own, then waits or leaves as it is asked to."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "names = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')\n"
+        "def leave(signum, frame): sys.exit(128 + signum)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "number = os.environ['JAX_PROCESS_ID']\n"
+        "text = '\\n'.join([*(os.environ[name] for name in names), *sys.argv[1:]])\n"
+        "pathlib.Path(__file__).with_name(number).write_text(text)\n"
+        "if 'wait' in sys.argv: time.sleep(60)\n"
+        "sys.exit(75 if 'fail' in sys.argv and number == '1' else 0)\n"
+    )
+    return path
+
+
+def test_each_process_knows_its_place_and_its_arguments(script: Path) -> None:
+    done = subprocess.run([sys.executable, SCRIPT, "3", script, "--resume", "--steps", "4"], timeout=60)
+    assert done.returncode == 0
+    told = [(script.parent / str(number)).read_text().split("\n") for number in range(3)]
+    assert len({lines[0] for lines in told}) == 1
+    for number, lines in enumerate(told):
+        names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+        place = discover(1, dict(zip(names, lines[:3], strict=True)))
+        assert place is not None and (place.count, place.number) == (3, number)
+        assert lines[3:] == ["--resume", "--steps", "4"]
+
+
+def test_the_first_failure_is_the_exit_status(script: Path) -> None:
+    assert subprocess.run([sys.executable, SCRIPT, "2", script, "fail"], timeout=60).returncode == 75
+
+
+def test_a_signal_reaches_every_process(script: Path) -> None:
+    process = subprocess.Popen([sys.executable, SCRIPT, "2", script, "wait"])
+    deadline = time.monotonic() + 30
+    while not all((script.parent / name).exists() for name in ("0", "1")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("argv", [[], ["2"], ["two", "train.py"], ["0", "train.py"]])
+def test_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert local.main(argv) == 2
+    assert capsys.readouterr().err == f"{local.USAGE}\n"

@@ -1,0 +1,69 @@
+"""Which rows of a micro-batch a process has, on every layout of 8 devices among processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from runtime.sharding import Rows, _row_sharding
+from runtime.specs import data_parallel
+
+LAYOUTS = [
+    {"fsdp": 8, "tp": 1},
+    {"fsdp": 4, "tp": 2},
+    {"fsdp": 1, "tp": 8},
+    {"dcn": 2, "fsdp": 4, "tp": 1},
+    {"dcn": 2, "fsdp": 2, "tp": 2},
+    {"dcn": 4, "fsdp": 1, "tp": 2},
+    {"dcn": 2, "fsdp": 1, "tp": 4},
+]
+
+
+@pytest.mark.parametrize("axes", LAYOUTS, ids=str)
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+def test_the_rows_of_all_processes_are_the_micro_batch(
+    axes: Mapping[str, int], processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row is with all processes that need it and no other, and lies where its devices look for it."""
+    import jax
+    from jax.sharding import NamedSharding
+
+    from runtime.mesh import arrange
+
+    mesh = arrange(axes, jax.devices())
+    total = 2 * data_parallel(axes)
+    per = 8 // processes
+    whole = _row_sharding(mesh, total).devices_indices_map((total,))
+    found: Counter[int] = Counter()
+    for process in range(processes):
+        devices = jax.devices()[process * per : (process + 1) * per]
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                NamedSharding,
+                "addressable_devices_indices_map",
+                lambda self, shape, devices=devices: {device: whole[device] for device in devices},
+            )
+            rows = Rows.of(mesh, total)
+        needed = {row for device in devices for row in range(total)[whole[device][0]]}
+        assert rows.here == tuple(sorted(needed))
+        values = np.asarray(rows.here)
+        for device in devices:
+            assert list(rows._part(values, whole[device])) == list(range(total)[whole[device][0]])
+        found.update(rows.here)
+    assert sorted(found) == list(range(total))
+    if processes <= data_parallel(axes):
+        assert set(found.values()) == {1}, "nobody reads what another one reads"
+    else:
+        assert set(found.values()) == {processes // data_parallel(axes)}
+
+
+def test_rows_that_do_not_split_are_refused() -> None:
+    import jax
+
+    from runtime.mesh import arrange
+
+    with pytest.raises(ValueError, match="6 rows do not split"):
+        Rows.of(arrange({"dcn": 2, "fsdp": 2, "tp": 2}, jax.devices()), 6)
