@@ -184,6 +184,7 @@ def test_who_goes_while_it_waits_may_come_again(members: Any) -> None:
     assert first.communicate()[1] == f"note: {gone}\n"
 
 
+@pytest.mark.e2e
 def test_who_waits_for_long_is_alive(members: Any) -> None:
     """No sign of life is due before all have come."""
     run = members(peer=2)
@@ -192,6 +193,7 @@ def test_who_waits_for_long_is_alive(members: Any) -> None:
     assert [ends(member) for member in (first, second, run.start(2, 3, "barrier"))] == [(0, "")] * 3
 
 
+@pytest.mark.e2e
 def test_the_same_number_twice_and_other_counts(members: Any) -> None:
     run = members(start=6)
     first, second = run.start(0, 3), run.start(1, 3)
@@ -280,7 +282,7 @@ def in_one_process(count: int, monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
 def test_all_stop_after_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever one of four is told to stop, or two at once, none has begun a step beyond the last."""
     choose = random.Random(5)
-    for round_ in range(40):
+    for round_ in range(20):
         crews = in_one_process(4, monkeypatch)
         told = choose.sample(range(4), choose.choice((1, 1, 2, 4)))
         when = choose.uniform(0, 0.03)

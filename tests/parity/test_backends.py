@@ -127,7 +127,9 @@ def test_the_cases_are_what_they_say() -> None:
     }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.e2e if name == "gemma3" else ()) for name in CASES]
+)
 def test_the_backends_are_one_run(name: str, place: Callable[[str], Place]) -> None:
     here = place(name)
     traces = {backend: here.train(backend, backend.value) for backend in BACKENDS}

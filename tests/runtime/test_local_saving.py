@@ -43,6 +43,7 @@ trainer.Trainer._step = slow
 """Code of an artifact that saves every fourth step, and every other one locally; step 8 does not end."""
 
 
+@pytest.mark.e2e
 def test_a_killed_run_goes_on_from_its_own_disk(
     place: Path, lives: Lives, whole: object, tmp_path: Path
 ) -> None:
