@@ -333,6 +333,8 @@ def test_over_a_network(slow: Path, lives: Lives, machines: tuple[str, str]) -> 
         (error,) = errors
         assert f"process {1 - number} of 2" in error and " is gone: " in error
     clean(crew)
+
+
 def test_a_disk_of_one_takes_no_more(slow: Path, lives: Lives) -> None:
     crew = start(lives, slow, "cramped", 2, artifact="slow")
     folder = slow / "cramped" / "checkpoints"
@@ -346,5 +348,3 @@ def test_a_disk_of_one_takes_no_more(slow: Path, lives: Lives) -> None:
     before = steps(folder)
     assert before[-1] < STEPS
     resumed(lives, slow, "cramped")
-
-
