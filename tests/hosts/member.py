@@ -55,7 +55,7 @@ def main(number: str, count: str, port: str, *what: str) -> int:
         crew.end()
     except UserError as error:
         report(error)
-        return 1
+        return error.exit_status
     return 0
 
 

@@ -161,7 +161,7 @@ def test_nobody_listens(members: Any) -> None:
     run = members(start=2)
     status, text = ends(run.start(1, 2))
     assert (status, text) == (
-        1,
+        75,
         f"process 1 of 2 cannot reach process 0 at 127.0.0.1:{run.port}: Connection refused, for 2 s",
     )
 
@@ -169,7 +169,7 @@ def test_nobody_listens(members: Any) -> None:
 def test_one_never_comes(members: Any) -> None:
     run = members(start=3)
     found = [ends(member) for member in (run.start(0, 4), run.start(2, 4))]
-    assert found == [(1, "processes 1 and 3 of 4 did not come within 3 s")] * 2
+    assert found == [(75, "processes 1 and 3 of 4 did not come within 3 s")] * 2
 
 
 def test_who_goes_while_it_waits_may_come_again(members: Any) -> None:
@@ -204,7 +204,7 @@ def test_the_same_number_twice_and_other_counts(members: Any) -> None:
     assert text == f"{refused} 1 of 3: process 1 is there already: HOST, pid N"
     status, text = ends(run.start(1, 2))
     assert (status, text) == (1, f"{refused} 1 of 2: it counts 2 processes, and process 0 counts 3")
-    late = [(1, "process 2 of 3 did not come within 6 s")] * 2
+    late = [(75, "process 2 of 3 did not come within 6 s")] * 2
     assert [ends(first), ends(second)] == late
 
 

@@ -12,7 +12,7 @@ from runtime.errors import UserError
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 """The variables that say it explicitly."""
 PORT = 8476
-"""Where process 0 listens unless its address names a port."""
+"""Where process 0 listens unless its address, or the variable JAX_COORDINATOR_PORT, names a port."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def discover(hosts: int, environment: Mapping[str, str] | None = None) -> Place 
     elif _on_gke(variables):
         place = _gke(variables)
     elif hosts > 1:
-        place = _detected(hosts)
+        place = _detected(hosts, variables)
     else:
         return None
     return place if place.count > 1 else None
@@ -99,10 +99,10 @@ def _gke(variables: Mapping[str, str]) -> Place:
         )
     # Its port is the one of libtpu's own transport.
     host, _ = _address(first or workers[0], "MEGASCALE_COORDINATOR_ADDRESS")
-    return Place(host, PORT, slices * len(workers), slice_ * len(workers) + worker)
+    return Place(host, _port(variables), slices * len(workers), slice_ * len(workers) + worker)
 
 
-def _detected(hosts: int) -> Place:
+def _detected(hosts: int, variables: Mapping[str, str]) -> Place:
     """What JAX finds out: on Cloud TPU VMs from their metadata, under Slurm and MPI from variables."""
     from jax._src.clusters import ClusterEnv
 
@@ -115,7 +115,7 @@ def _detected(hosts: int) -> Place:
         raise _unknown(hosts, f" ({why})") from None
     if address is None or count is None or number is None:
         raise _unknown(hosts)
-    return Place(_address(address, ADDRESS)[0], PORT, int(count), int(number))
+    return Place(_address(address, ADDRESS)[0], _port(variables), int(count), int(number))
 
 
 def _unknown(hosts: int, why: str = "") -> UserError:
@@ -124,6 +124,10 @@ def _unknown(hosts: int, why: str = "") -> UserError:
         f"start the script on each host, with {ADDRESS}=HOST:PORT of the first, {COUNT}={hosts} and "
         f"{NUMBER}=0 to {hosts - 1}; on Cloud TPU VMs and GKE no variables are needed",
     )
+
+
+def _port(variables: Mapping[str, str]) -> int:
+    return _address(f"localhost:{variables.get('JAX_COORDINATOR_PORT') or PORT}", "JAX_COORDINATOR_PORT")[1]
 
 
 def _whole(variables: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-from runtime.errors import UserError
+from runtime.errors import PASSING, UserError
 from runtime.hosts import service, wire
 from runtime.hosts.crew import ALONE, Alone, Crew
 from runtime.hosts.discovery import ADDRESS, Place, discover
@@ -82,6 +82,7 @@ def _reach(place: Place, deadline: float, limit: float) -> socket.socket:
                 f"process {place.number} of {place.count} cannot reach process 0 at {place.coordinator}:"
                 f"{place.port}: {error.strerror or error}, for {limit:.0f} s",
                 f"start process 0; check {ADDRESS}, and that nothing between the hosts blocks the port",
+                PASSING,
             ) from None
 
 
@@ -104,6 +105,7 @@ def _welcome(place: Place, sock: socket.socket, limit: float) -> tuple[Message, 
                 raise UserError(
                     f"{here} lost process 0 at {there} while it waited for the others: {why}",
                     "see the log of process 0",
+                    PASSING,
                 )
             if not data:
                 raise stranger
@@ -116,6 +118,7 @@ def _welcome(place: Place, sock: socket.socket, limit: float) -> tuple[Message, 
             raise UserError(
                 f"{processes(message['absent'], place.count)} did not come within {limit:.0f} s",
                 "start the script on every host; RECIPEC_START_TIMEOUT gives more seconds",
+                PASSING,
             )
         if "refused" in message:
             raise UserError(
