@@ -22,8 +22,9 @@ TIMES = 0.02
 @pytest.mark.parametrize("name", NAMES)
 def test_what_was_compiled_is_compiled_again(name: str, tmp_path: Path) -> None:
     kept = recipes.read().recipes[name]
+    program = recipes.program(recipes.FOLDER / f"{name}.yaml")
     with compiler(tmp_path):
-        found = recipes.planned(recipes.program(recipes.FOLDER / f"{name}.yaml"))
+        found = recipes.planned(program, recipes.plan(program))
     wanted = identity.versions() | {
         "libtpu": pins.sets()["train-tpu"]["transitive"]["libtpu"]
     }  # the workers'
