@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 PASSING = 75
 """The exit status where nothing has to be mended, and what started the script may start it again: EX_TEMPFAIL
@@ -28,9 +29,20 @@ class UserError(Exception):
 
 def report(error: UserError) -> None:
     """Writes an error to stderr, in the form of the compiler's diagnostics."""
-    print(f"error: {printable(error.message)}", file=sys.stderr)
+    say(f"error: {printable(error.message)}")
     if error.help:
-        print(f"  = help: {printable(error.help)}", file=sys.stderr)
+        say(f"  = help: {printable(error.help)}")
+
+
+def say(text: str, out: TextIO | None = None) -> None:
+    """Writes a line to stderr, or to `out`, in one piece.
+
+    print() writes the line's end by itself, and what another thread says may come between.
+    """
+    stream = out or sys.stderr
+    if stream is not None:
+        stream.write(f"{text}\n")
+        stream.flush()
 
 
 def printable(text: str) -> str:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from runtime.errors import say
+
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -88,14 +90,14 @@ class Interrupts:
                 continue
             seen += 1
             if seen == 1 and self.deferred:
-                print("\nstopping after this step; once more to stop at once", file=sys.stderr, flush=True)
+                say("\nstopping after this step; once more to stop at once")
             elif seen > 1 + self.announced:
                 self._leave(data[0])
 
     def _leave(self, signum: int) -> None:
         try:
             line = self._farewell(signum) if self._farewell else f"stopped by {name_of(signum)}"
-            print(f"\n{line}", file=sys.stderr, flush=True)
+            say(f"\n{line}")
             sys.stdout.flush()
         finally:
             os._exit(128 + signum)

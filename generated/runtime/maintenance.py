@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from runtime.errors import say
 from runtime.interrupts import Interrupts
 
 HOST = "GCE_METADATA_HOST"
@@ -93,7 +93,7 @@ class _Watch:
             if self.ended.is_set():
                 return
             self.ended.set()
-        print(f"\n{line}", file=sys.stderr, flush=True)
+        say(f"\n{line}")
         self.interrupts.announced = True
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -101,7 +101,7 @@ class _Watch:
         with self.lock:
             said, self.said = self.said, True
         if not said:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
 
 def _ask(host: str, key: str, etag: str | None) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from runtime.errors import say
 from runtime.metrics import Metrics, Nowhere
 from runtime.progress import duration
 
@@ -176,7 +177,7 @@ class Report:
         if self._bar is not None:
             self._bar.write(line, file=sys.stderr)
         else:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -25,6 +25,7 @@ from runtime.hosts.discovery import Place
 from tests.hosts.crews import free_port
 
 MEMBER = Path(__file__).with_name("member.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Members:
@@ -170,6 +171,19 @@ def test_one_never_comes(members: Any) -> None:
     run = members(start=3)
     found = [ends(member) for member in (run.start(0, 4), run.start(2, 4))]
     assert found == [(75, "processes 1 and 3 of 4 did not come within 3 s")] * 2
+
+
+def test_lines_of_several_threads_are_whole() -> None:
+    """Process 0's threads share its terminal; a torn line would hide an error from what looks for it."""
+    script = (
+        "import sys, threading; sys.setswitchinterval(1e-6); from runtime.errors import say\n"
+        "def lines(): [say(f'note: {n} waits') for n in range(3000)]\n"
+        "threads = [threading.Thread(target=lines) for _ in range(4)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    said = [f"note: {n} waits" for n in range(3000)] * 4
+    assert sorted(run.stderr.splitlines()) == sorted(said)
 
 
 def test_who_goes_while_it_waits_may_come_again(members: Any) -> None:

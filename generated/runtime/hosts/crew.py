@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runtime.errors import PASSING, UserError, printable
+from runtime.errors import PASSING, UserError, printable, say
 from runtime.hosts import service, wire
 from runtime.hosts.log import ProcessLog
 from runtime.hosts.wire import BEAT, ENDED, STRANGE, Message, broken, packed, processes, unpacked
@@ -200,9 +200,9 @@ class Crew:
     def give_up(self, error: UserError) -> NoReturn:
         """Says what went wrong on this process, and ends it."""
         out = sys.__stderr__
-        print(f"error: {self.name(self.number)}: {printable(error.message)}", file=out)
+        say(f"error: {self.name(self.number)}: {printable(error.message)}", out)
         if error.help:
-            print(f"  = help: {printable(error.help)}", file=out)
+            say(f"  = help: {printable(error.help)}", out)
         self.fail(error.exit_status, error.message)
 
     def end(self) -> None:
@@ -300,11 +300,11 @@ class Crew:
         try:
             self.log(f"{line}; ends with status {ends}")
             out = sys.__stderr__
-            print(f"error: {self.name(self.number)}: {line}", file=out)
+            say(f"error: {self.name(self.number)}: {line}", out)
             for tell in self.at_loss:
                 tell(line)
             if ends == PASSING:
-                print("  = help: start all processes again with --resume", file=out)
+                say("  = help: start all processes again with --resume", out)
         finally:
             _flush()
             if self._leader is not None:

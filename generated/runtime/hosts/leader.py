@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.errors import say
 from runtime.hosts import wire
 from runtime.hosts.wire import BEAT, ENDED, STRANGE, Message, broken, packed, processes, unpacked
 
@@ -58,7 +58,7 @@ class Leader:
         self._at: dict[int, int] = {}
         self._behind: tuple[int, int, float] = (-1, -1, 0.0)
         self._connected: set[int] = set()
-        self._roster_told = False
+        self._roster_told = self._given_up = False
         self._loop = asyncio.new_event_loop()
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
@@ -108,6 +108,7 @@ class Leader:
             await asyncio.sleep(BEAT / 4)
             now = time.monotonic()
             if now - begun > wire.start_timeout():
+                self._given_up = True
                 self._tell_all({"absent": self._absent()})
                 return
             self._tell_all({"waiting": self._absent()})
@@ -148,7 +149,8 @@ class Leader:
         self._connected.discard(number)
         if not self._roster_told:
             del self._members[number]  # it may come again
-            _say(f"process {number} of {self._count} ({member.host}, pid {member.pid}) came, and is gone")
+            if not self._given_up:
+                _say(f"process {number} of {self._count} ({member.host}, pid {member.pid}) came, and is gone")
         elif not self._end.is_set():
             self._gone(number, None, reason)
 
@@ -246,7 +248,7 @@ class Leader:
 
 
 def _say(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    say(f"note: {text}")
 
 
 def listen(port: int) -> socket.socket:
