@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -37,6 +38,7 @@ pytestmark = pytest.mark.e2e
 place, lives = shared.place, shared.lives
 
 STEPS = 4
+MANY, KILLS = 24, 6
 PAIR = {"fsdp": 2, "tp": 1}
 
 AHEAD = """
@@ -59,6 +61,23 @@ DATA = dataclasses.replace(
 )
 TRAIN = dataclasses.replace(TRAIN, objective="dpo")
 """
+
+PACED = """
+import time
+
+from runtime import trainer
+
+quick = trainer.Trainer._step
+
+
+def paced(self, *arguments):
+    time.sleep(0.4)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = paced
+"""
+"""Code of an artifact of which most of a run's time are its steps."""
 
 WAITS = """
 import os
@@ -199,6 +218,47 @@ def test_process_0_is_killed(slow: Path, lives: Lives) -> None:
     while _status(service) and time.monotonic() - killed < 20:
         time.sleep(0.1)
     assert time.monotonic() - killed < 20, "JAX's service stays behind"
+
+
+def test_process_0_goes_with_its_service(slow: Path, lives: Lives) -> None:
+    """As where a machine or a container ends: JAX's service is no longer there to outlive it."""
+    crew = start(lives, slow, "beheaded", 2, artifact="slow")
+    crew.until(lambda: steps(slow / "beheaded" / "checkpoints") != [])
+    (service,) = services(crew[0].pid)
+    for pid in (service, crew[0].pid):
+        os.kill(pid, signal.SIGKILL)
+    assert crew.wait() == [-9, 75], crew.said()
+    (error,) = crew.errors()[1]
+    assert re.search(rf"process 0 of 2 \(.*, pid {crew[0].pid}\) is gone: it ended without a word$", error)
+    clean(crew)
+    resumed(lives, slow, "beheaded", crew.port)
+
+
+def test_killed_at_random_moments(place: Path, lives: Lives) -> None:
+    """Now one process, now two; one of them is killed wherever it may be, and others go on from there."""
+    seed = random.randrange(10_000)
+    choose = random.Random(seed)
+    print(f"seed {seed}")
+    write_artifact(place / "paced", prelude=light(PAIR, more=PACED), steps=MANY, every=1)
+    begun_at = time.monotonic()
+    assert train(lives, place, "paced-whole", artifact="paced").status == 0
+    whole = time.monotonic() - begun_at
+    folder = place / "random" / "checkpoints"
+    for number in range(KILLS):
+        count = choose.choice((1, 2, 2))
+        who, wait = choose.randrange(count), choose.uniform(0.1, 0.3) * whole
+        crew = start(lives, place, "random", count, *["--resume"] * (number > 0), artifact="paced")
+        time.sleep(wait)
+        crew[who].send(signal.SIGKILL)
+        statuses = crew.wait()
+        print(f"process {who} of {count} killed after {wait:.1f} s: {statuses}, steps {steps(folder)}")
+        assert statuses[who] in (-9, 0), crew.said()
+        assert [status for n, status in enumerate(statuses) if n != who] in ([], [75], [0]), crew.said()
+        clean(crew)
+    again = start(lives, place, "random", 2, "--resume", artifact="paced")
+    assert again.wait() == [0, 0], again.said()
+    assert losses(folder) == losses(place / "paced-whole" / "checkpoints")
+    assert_equal(place, "paced-whole", "random", MANY)
 
 
 @pytest.mark.parametrize("who", [0, 1])

@@ -1,0 +1,99 @@
+"""Two processes whose checkpoints lie in a bucket, as those of several hosts do."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.trained import _restore, saved_steps, unfinished
+from tests.hosts.crews import CrewOfLives, free_port, light, place_of
+from tests.remote.conftest import gcs
+from tests.remote.gcs import Gcs
+from tests.runtime import artifacts
+from tests.runtime.lives import Lives
+
+__all__ = ["gcs"]
+pytestmark = pytest.mark.e2e
+
+RUN = "gs://bucket/run"
+STEPS = 8
+STUCK = 600.0
+CHECKPOINT = f'CHECKPOINT = CheckpointSettings(directory="{RUN}", every_steps=2, keep=2)\n'
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, gcs: Gcs) -> Path:
+    """A folder with an artifact that saves to the bucket, and one that saves to the disk."""
+    place = tmp_path_factory.mktemp("hosts-bucket")
+    artifacts.write_place(place)
+    gcs.buckets["bucket"] = {}
+    prelude = light({"fsdp": 2, "tp": 1})
+    artifacts.write_artifact(place / "remote", prelude=prelude + CHECKPOINT, steps=STEPS)
+    artifacts.write_artifact(place / "here", prelude=prelude, steps=STEPS)
+    return place
+
+
+@pytest.fixture(scope="module")
+def lives(place: Path, gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
+    own = gcs.environment | {"XDG_CACHE_HOME": str(place / "cache")}
+    lives = Lives(dict(artifacts.environment(place)) | own, tmp_path_factory.mktemp("lives"))
+    yield lives
+    lives.close()
+
+
+def start(lives: Lives, place: Path, *options: str) -> CrewOfLives:
+    port = free_port()
+    argv = artifacts.script(place, "remote-out", *options, artifact="remote")
+    return CrewOfLives([lives.begin(*argv, environment=place_of(n, 2, port)) for n in range(2)], port)
+
+
+def killed_at(gcs: Gcs, crew: CrewOfLives, who: int, request: str) -> None:
+    """Kills a process while a request of the run is under way; the other one ends by itself and says why."""
+    fault = gcs.fail(request, STUCK)
+    crew.until(lambda: fault.times == 0)
+    crew[who].send(signal.SIGKILL)
+    statuses = crew.wait()
+    gcs.faults.remove(fault)
+    assert statuses == [-9 if n == who else 75 for n in range(2)], crew.said()
+    (error,) = crew.errors()[1 - who]
+    assert f"process {who} of 2" in error and "is gone" in error
+    assert "Traceback" not in crew.said(), crew.said()
+
+
+def test_killed_within_saves_then_resumed(place: Path, gcs: Gcs, lives: Lives) -> None:
+    """A shard of one process that never arrives, then the marker of the whole step: neither step is one."""
+    killed_at(gcs, start(lives, place), 1, r"POST .*run/4/model_params/ocdbt\.process_1/")
+    assert saved_steps(RUN) == [2] and unfinished(RUN) == [4]
+    killed_at(gcs, start(lives, place, "--resume"), 0, r"POST .*name=run/6/commit_success\.txt")
+    assert saved_steps(RUN) == [2, 4] and unfinished(RUN) == [6]
+
+    for request, fault in (("/o[?]", 503), ("upload_id", 429), ("POST", "reset")):
+        gcs.fail(f"{request}.*", fault, after=5)
+    crew = start(lives, place, "--resume")
+    assert crew.wait() == [0, 0], crew.said()
+    assert "continuing after step 4 of 8" in crew[0].stderr
+    assert crew.said().count("the save of step 6 had not ended: it is removed") == 1
+    assert saved_steps(RUN) == [6, 8] and unfinished(RUN) == []
+
+    whole = artifacts.train(lives, place, "whole", artifact="here")
+    assert whole.status == 0, whole.stderr
+    for item in ("model_params", "optimizer_state"):
+        expected, found = artifacts.saved(place, "whole", STEPS, item), _restore(f"{RUN}/{STEPS}/{item}")
+        assert expected.keys() == found.keys()
+        for path in expected:
+            np.testing.assert_array_equal(found[path], expected[path])
+    assert logged(gcs) == [
+        (entry["step"], entry["loss"])
+        for entry in artifacts.entries(place / "whole" / "checkpoints")
+        if "loss" in entry
+    ]
+
+
+def logged(gcs: Gcs) -> list[tuple[int, float]]:
+    lines = gcs.buckets["bucket"]["run/metrics.jsonl"].data.splitlines()
+    return [(entry["step"], entry["loss"]) for entry in map(json.loads, lines) if "loss" in entry]
