@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ def later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, half a minute after its last line."""
     for name, seconds in (("100", 75), ("metrics.jsonl", 30)):
         os.utime(folder / name, (NOW - seconds, NOW - seconds))
-    monkeypatch.setattr(places.time, "time", lambda: NOW)
+    monkeypatch.setattr(places, "time", SimpleNamespace(time=lambda: NOW))
     return folder
 
 
@@ -238,10 +239,10 @@ def test_what_looks_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     ]
     assert math.isnan(run.series.losses[-1]) and "loss nan" in words.line(run)
     changed = (folder / "metrics.jsonl").stat().st_mtime
-    monkeypatch.setattr(places.time, "time", lambda: changed + 100)
+    monkeypatch.setattr(places, "time", SimpleNamespace(time=lambda: changed + 100))
     run.update()
     assert run.warnings[-1] == "no line for 1 min 40 s; 10 steps take 15 s"
-    monkeypatch.setattr(places.time, "time", lambda: changed + 59)
+    monkeypatch.setattr(places, "time", SimpleNamespace(time=lambda: changed + 59))
     run.update()
     assert not any("no line" in text for text in run.warnings)
 
@@ -293,7 +294,7 @@ def test_lines_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         slept.append(seconds)
         happenings.pop(0)()
 
-    monkeypatch.setattr(loop.time, "sleep", sleep)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=sleep))  # threads of other tests sleep too
     found = watch(folder, "--interval", "0.5")
     assert found.exit_code == 0 and not happenings and set(slept) == {0.5}
     told = [line.partition(", loss")[0] for line in found.stdout.splitlines()]
