@@ -6,13 +6,16 @@ import os
 import signal
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import IO
 
 GCLOUD = r"""#!/usr/bin/env bash
 # $CLOUD: vms/NAME/state, vms/NAME/host-N/ (a home folder each), queue/NAME (states yet to come, a line each).
+trap 'exit 130' INT # where bash waits for a command that has ended well, a Ctrl-C is lost without
 printf '%s\n' "$*" >> "$CLOUD/calls"
 [[ "$1" == storage ]] && exit 0
 [[ "$1" == alpha ]] && shift
@@ -136,6 +139,31 @@ class Ran:
     err: str
 
 
+@dataclass
+class Started:
+    """A script that runs.
+
+    What it says goes into files: a pipe would stay open for as long as a machine of the cloud has a process
+    that was started over the script's connection.
+    """
+
+    process: subprocess.Popen[bytes]
+    out: IO[str]
+    err: IO[str]
+
+    def interrupt(self) -> None:
+        """A Ctrl-C in its terminal."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def ends(self) -> Ran:
+        """Waits for its end."""
+        status = self.process.wait(60)
+        with self.out, self.err:
+            self.out.seek(0)
+            self.err.seek(0)
+            return Ran(status, self.out.read(), self.err.read())
+
+
 class Cloud:
     """A folder with a fake gcloud, a laptop's folder with an artifact's launch/, and what has been called.
 
@@ -171,23 +199,22 @@ class Cloud:
         own = {"PATH": path, "HOME": str(self.laptop), "CLOUD": str(self.folder), "ZONE": "a-zone"}
         return own | {"POLL_SECONDS": "0.1", "WEIGHTS": "weights"} | more
 
-    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, **environ: str) -> Started:
         command = ["bash", f"generated/{self.name}/launch/tpu-vm.sh", *arguments]
-        return subprocess.Popen(
+        said = [tempfile.TemporaryFile("w+") for _ in range(2)]  # noqa: SIM115 (closed with the script's end)
+        process = subprocess.Popen(
             command,
             cwd=self.laptop,
             env=self.environment(**environ),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            stdout=said[0],
+            stderr=said[1],
             start_new_session=True,
         )
+        return Started(process, *said)
 
     def run(self, *arguments: str, **environ: str) -> Ran:
-        process = self.start(*arguments, **environ)
-        out, err = process.communicate(timeout=60)
-        return Ran(process.returncode, out, err)
+        return self.start(*arguments, **environ).ends()
 
     def plan(self, host: str, *statuses: object) -> None:
         """What the trainings of a host come to, one after the other; without a plan it is 0."""
