@@ -62,16 +62,16 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=None,
-    steps=24,
-    global_batch_size=2,
-    micro_batch_size=2,
+    steps=20,
+    global_batch_size=4,
+    micro_batch_size=4,
     loss_normalization="tokens",
-    eval_every=24,
+    eval_every=10,
     seed=0,
     log_every=5,
     tensorboard=True,
 )
-CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=12, keep=2)
+CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps=10, keep=2)
 CACHE = "cache"
 
 LEARNING_RATE = 5e-4

@@ -33,7 +33,6 @@ def install(requirements: str) -> Path:
         command = [str(FOLDER / "bin" / "python"), "-m", "pip", "install", "--quiet"]
         command += [
             "--disable-pip-version-check",
-            "--no-compile",
             "--no-cache-dir",
             "-r",
             str(FOLDER / "requirements-eval.txt"),

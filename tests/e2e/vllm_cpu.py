@@ -81,7 +81,7 @@ def install() -> Path:
 
 def _pip(python: Path, *arguments: str) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-compile", "--no-cache-dir", *arguments]
+    command += ["--no-cache-dir", *arguments]
     done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-4000:]}"
 
