@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from tests.runtime.artifacts import script
 from tests.runtime.lives import Life, Lives
+from tests.serving.fake_docker import free_port
 
 PEER = 6
 """RECIPEC_PEER_TIMEOUT, seconds."""
@@ -52,11 +52,6 @@ def light(axes: Mapping[str, int], dropout: float = 0.1, more: str = "") -> str:
     for size in axes.values():
         devices *= size
     return LIGHT.format(dropout=dropout, axes=dict(axes), devices=devices) + more
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -127,7 +127,7 @@ def test_who_is_killed_is_named(members: Any, who: int) -> None:
 def test_who_hangs_is_named(members: Any, who: int) -> None:
     crew = members(peer=2).run(*("barrier hang" if n == who else "barrier wait" for n in range(2)))
     status, text = ends(crew[1 - who])
-    gone = rf"process {who} of 2 \(HOST, pid N\) is gone: nothing was heard of it for \d s"
+    gone = rf"process {who} of 2 \(HOST, pid N\) is gone: nothing was heard of it for \d+ s"
     assert status == 75 and re.fullmatch(rf"process {1 - who} of 2 \(HOST, pid N\): {gone}", text), text
 
 
@@ -290,11 +290,11 @@ def in_one_process(count: int, monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
     monkeypatch.setattr(service, "start", lambda count: 1)
     monkeypatch.setattr(service, "connect", lambda *arguments: None)
     monkeypatch.setattr(service, "disconnect", lambda: None)
+    monkeypatch.setattr(joining, "discover", None)
     port = free_port()
     crews: dict[int, Crew] = {}
 
     def come(number: int) -> None:
-        monkeypatch.setattr(joining, "discover", None)
         place = Place("127.0.0.1", port, count, number)
         head = joining._lead(place) if number == 0 else None
         sock = joining._reach(place, time.monotonic() + 20, 20)

@@ -20,7 +20,7 @@ from runtime.serving.bench import _left
 from runtime.serving.bench_points import Point, parse_rate
 from runtime.serving.bench_runner import Processes
 from runtime.serving.bench_sweep import parsed
-from tests.serving.benching import Bench
+from tests.serving.benching import Bench, gone
 from tests.serving.fake_vllm import FakeVllm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -329,9 +329,7 @@ def test_a_signal_ends_the_client_and_keeps_what_is_measured(number: int, bench:
         LAST: "not measured",
     }
     bench.plan({})
-    for call in bench.calls():
-        with pytest.raises(ProcessLookupError):
-            os.kill(call["pid"], 0)
+    assert all(gone(call["pid"]) for call in bench.calls())
     assert bench.run() == 0 and bench.measured() == [THIRD, LAST]
 
 
@@ -379,18 +377,6 @@ def test_the_client_of_the_container_is_ended(
     # On a busy machine it may have been ended before its first line.
     for call in bench.calls():
         assert gone(call["pid"])
-
-
-def gone(pid: int) -> bool:
-    """Whether a process ends within the time that a busy machine takes to bury it."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_a_client_that_is_about_to_start_does_not(bench: Bench, tmp_path: Path) -> None:

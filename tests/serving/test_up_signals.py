@@ -56,7 +56,7 @@ def test_a_signal(stage: str, artifact: Path, docker: FakeDocker) -> None:
     up.signal(signum)
     started = time.monotonic()
     assert up.ended() == 128 + signum
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # and not the 150 s of a stop
     said = up.text.splitlines()
     assert said[said.index(next(line for line in said if words in line)) + 1 :] == [
         *expected,
