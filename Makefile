@@ -1,8 +1,10 @@
 PYTHON ?= $(or $(firstword $(foreach p,python3.11 python3.12 python3,$(shell $(p) -c 'print("$(p)")' 2>/dev/null))),python3)
 BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+# On all cores, where pip would take one. Some packages carry files that do not compile: templates, other versions'.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' .venv/lib || true
 
-.PHONY: help .venv quickstart test lint e2e bench generated docs docs-serve dist clean
+.PHONY: help .venv compiled quickstart test style lint e2e bench generated docs docs-serve dist clean
 
 help:
 	@echo "make quickstart  build, train, resume, merge and verify a small model on this machine"
@@ -19,29 +21,44 @@ help:
 .venv/.train: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) --editable '.[train]'
+	$(COMPILE)
 	touch $@
 
 .venv/.dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) --editable '.[train,serve,report,lsp,docs,dev]'
+	$(COMPILE)
 	touch .venv/.train $@
+
+# Where Python may not write byte code, every script would compile what it imports of the repository anew.
+compiled: .venv/.dev
+	$(BIN)/python -m compileall -qq spec compiler runtime templates
 
 quickstart: .venv/.train
 	$(BIN)/python -m compiler.quickstart
 
-lint: .venv/.dev
+style: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/recipe build recipes/*.yaml --check
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(PYTEST)
+# mypy runs beside the rest, whose two workers wait for processes now and then, and says at the end what it found.
+test: compiled style
+	@mkdir -p build
+	@$(BIN)/mypy > build/mypy.txt 2>&1 & types=$$!; \
+	trap 'kill $$types' INT TERM; \
+	$(BIN)/recipe build recipes/*.yaml --check && \
+	$(BIN)/python -m pytest -n 2 -p tests.groups --ignore=tests/e2e --durations=10 $(PYTEST); tests=$$?; \
+	wait $$types; types=$$?; \
+	echo "$(BIN)/mypy"; cat build/mypy.txt; \
+	exit $$((tests ? tests : types))
 
-e2e: .venv/.dev
+e2e: compiled
 	$(BIN)/python -m pytest -m e2e -p tests.e2e.two_workers -n 2 -o timeout=1800 --durations=20 $(PYTEST)
 
-bench: .venv/.dev
+bench: compiled
 	$(BIN)/python -m tests.bench
 
 generated: .venv/.train

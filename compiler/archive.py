@@ -15,7 +15,6 @@ from compiler.artifact import (
     LOCK,
     RUNTIME,
     SCHEMA,
-    ArtifactError,
     artifacts_in,
     backends_of,
     digest,
@@ -25,6 +24,8 @@ from compiler.artifact import (
     schema_file,
     tree_digest,
 )
+from compiler.errors import ArtifactError
+from compiler.sources import IMPORTABLE, escapes, leads_out
 from compiler.writing import demand_writable, replacing
 from runtime.progress import Progress
 
@@ -134,7 +135,10 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
     if program is None:
         raise ArtifactError(f"{recipe} has errors", f"see them with: recipe check {recipe}")
     if program.name != folder.name:
-        raise ArtifactError(f"{recipe} is the recipe of `{program.name}`, not of `{folder.name}`")
+        raise ArtifactError(
+            f"{recipe} is the recipe of `{program.name}`, not of `{folder.name}`",
+            f"build it again: recipe build {recipe}",
+        )
     for path, content in emit(program, others(backends_of(folder))).items():
         if not (folder / path).is_file() or (folder / path).read_bytes() != content:
             raise ArtifactError(
@@ -155,12 +159,32 @@ def _find_data(path: str, folder: Path, recipe: Path | None) -> Path:
     places = [folder] if recipe is None else [recipe.parent, folder]
     for place in places:
         if (place / path).exists():
+            _refuse_elsewhere(place, path)
             return place / path
     where = " nor in ".join(str(place) for place in places)
     raise ArtifactError(
         f"the data file {path} is not in {where}",
         "put it there, or name the recipe that it lies beside with --recipe",
     )
+
+
+def _refuse_elsewhere(place: Path, path: str) -> None:
+    """Data that is packed lies below the recipe, and holds no code that the scripts would import.
+
+    What a link leads to is another's: an archive is handed on.
+    """
+    top = place / path
+    files = [file for file in top.rglob("*") if not file.is_dir()] if top.is_dir() else [top]
+    for file in [top, *files]:
+        inside = file.relative_to(place).as_posix()
+        if escapes(path) or leads_out(place, inside):
+            raise ArtifactError(
+                f"{file} lies outside of {place}, and would be packed", f"put a copy of it into {place}"
+            )
+        if inside.lower().endswith(IMPORTABLE):
+            raise ArtifactError(
+                f"{file} is code, which would lie beside train.py", "keep it out of the data's folder"
+            )
 
 
 def _write(target: Path, members: Mapping[str, Path]) -> None:

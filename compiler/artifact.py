@@ -18,9 +18,13 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import runtime
+from compiler.errors import ArtifactError
 from compiler.terminal import uninterrupted
+from compiler.writing import umask
 
 LOCK = "recipe.lock.json"
+LOCK_VERSION = 1
+"""Of the lock's own layout."""
 RUNTIME = "runtime"
 SCHEMA = "recipe.schema.json"
 """The language's JSON Schema, for the editors of those who read an artifact's recipe.yaml. No lock records
@@ -30,21 +34,9 @@ Files = Mapping[str, bytes]
 """Contents by path relative to the artifact's folder, with forward slashes."""
 
 
-class ArtifactError(Exception):
-    """A folder that cannot be written, read or packed as asked.
-
-    Attributes:
-        help: what to do about it.
-    """
-
-    def __init__(self, message: str, help: str | None = None) -> None:
-        super().__init__(message)
-        self.help = help
-
-
 @functools.cache
 def runtime_files() -> Files:
-    """The modules of runtime/ by path relative to it."""
+    """The modules and scripts of runtime/ by path relative to it."""
     folder = Path(runtime.__file__).parent
     return {path: (folder / path).read_bytes() for path in modules(folder)}
 
@@ -95,12 +87,15 @@ def write(out_dir: Path, artifacts: Mapping[str, Files]) -> list[str]:
     ):
         old_runtime = _runtime_on_disk(out_dir)
         staging = Path(temporary)
-        _stage(staging / RUNTIME, runtime_files())
+        runtime_is_there = old_runtime == runtime_files()
+        if not runtime_is_there:
+            _stage(staging / RUNTIME, runtime_files())
         (staging / SCHEMA).write_bytes(schema_file())
         for name, files in artifacts.items():
             _stage(staging / name, files)
         moving.enter_context(uninterrupted())
-        _install(staging / RUNTIME, out_dir / RUNTIME, runtime_files(), set(old_runtime))
+        if not runtime_is_there:
+            _install(staging / RUNTIME, out_dir / RUNTIME, runtime_files(), set(old_runtime))
         os.replace(staging / SCHEMA, out_dir / SCHEMA)
         for name, files in artifacts.items():
             notes += _describe_leftovers(out_dir / name, files)
@@ -137,12 +132,12 @@ def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
     as differences; other files in the folders do not.
     """
     parts = list(_differences(out_dir / RUNTIME, _runtime_on_disk(out_dir), runtime_files()))
-    schema = {SCHEMA: (out_dir / SCHEMA).read_bytes()} if (out_dir / SCHEMA).is_file() else {}
+    schema = {SCHEMA: _content(out_dir, SCHEMA)} if (out_dir / SCHEMA).is_file() else {}
     parts += _differences(out_dir, schema, {SCHEMA: schema_file()})
     for name in sorted(artifacts):
         folder, files = out_dir / name, artifacts[name]
         on_disk = {
-            path: (folder / path).read_bytes()
+            path: _content(folder, path)
             for path in {*files, *locked_files(folder)}
             if (folder / path).is_file()
         }
@@ -154,7 +149,21 @@ def locked_files(folder: Path) -> list[str]:
     """The files of the artifact in a folder, by its lock, the lock included; none when there is no lock."""
     files = _lock_of(folder).get("files")
     paths = [path for path in files if _is_inside(path)] if isinstance(files, dict) else []
-    return sorted([*paths, LOCK]) if (folder / LOCK).is_file() else []
+    # Behind a link lie files of somebody else's, which no lock may have removed.
+    own = [path for path in paths if _linked_folder(folder, path) is None]
+    return sorted([*own, LOCK]) if (folder / LOCK).is_file() else []
+
+
+def _content(folder: Path, path: str) -> bytes:
+    """What a file of an artifact holds; of a link where it leads, and not what is there."""
+    link = _linked_folder(folder, path) or (folder / path)
+    return f"a link to {os.readlink(link)}\n".encode() if link.is_symlink() else link.read_bytes()
+
+
+def _linked_folder(folder: Path, path: str) -> Path | None:
+    """The first of the folders on the way to a file of an artifact that is a link, the artifact's own too."""
+    parents = [folder / parent for parent in reversed(PurePosixPath(path).parents)]
+    return next((parent for parent in parents if parent.is_symlink()), None)
 
 
 def backends_of(folder: Path) -> list[str]:
@@ -177,16 +186,18 @@ def difference(before: bytes | None, after: bytes | None, before_name: str, afte
 
 
 def modules(folder: Path) -> list[str]:
-    """Python files below a folder, relative to it, sorted."""
-    if not folder.is_dir():
-        return []
-    paths = (path.relative_to(folder) for path in folder.rglob("*.py"))
-    return sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts)
+    """Python modules and shell scripts below a folder, relative to it, sorted."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        within = PurePosixPath(Path(place).relative_to(folder).as_posix())
+        found += [str(within / name) for name in names if name.endswith((".py", ".sh"))]
+    return sorted(found)
 
 
 def _runtime_on_disk(out_dir: Path) -> dict[str, bytes]:
     folder = out_dir / RUNTIME
-    return {path: (folder / path).read_bytes() for path in modules(folder)}
+    return {path: _content(folder, path) for path in modules(folder)}
 
 
 def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
@@ -200,7 +211,7 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
     present = modules(out_dir / RUNTIME)
     if present and "families/base.py" not in present:
         raise ArtifactError(
-            f"{out_dir / RUNTIME} holds other Python modules, where the runtime would go",
+            f"{out_dir / RUNTIME} holds other modules or scripts, where the runtime would go",
             "choose another folder with -o",
         )
     _refuse_another_schema(out_dir / SCHEMA)
@@ -212,6 +223,15 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
                 raise ArtifactError(f"{blocked[0]} is in the way: it is not a folder", "remove it")
             if target.is_dir():
                 raise ArtifactError(f"{target} is in the way: it is a folder", "remove it")
+            _refuse_link(out_dir / name, file)
+    for file in runtime_files():
+        _refuse_link(out_dir / RUNTIME, file)
+
+
+def _refuse_link(folder: Path, file: str) -> None:
+    """Nothing is written through a link: what it leads to is no part of the artifact."""
+    if (link := _linked_folder(folder, file)) is not None:
+        raise ArtifactError(f"{link} is a link to another folder, where files would be replaced", "remove it")
 
 
 def _refuse_another_schema(path: Path) -> None:
@@ -312,10 +332,3 @@ def _is_inside(path: str) -> bool:
     """Whether a path that a lock names stays in the artifact's folder."""
     pure = PurePosixPath(path)
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path
-
-
-def umask() -> int:
-    """The permissions that new files are made without."""
-    current = os.umask(0o022)
-    os.umask(current)
-    return current

@@ -52,7 +52,7 @@ def support(backend: Backend) -> Support | None:
     return None
 
 
-def findings(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
+def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
     """What the backends cannot do of a recipe, or do otherwise; without places in its file."""
     return [found for backend in backends if (how := support(backend)) for found in how.check(program)]
 

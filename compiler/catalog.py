@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
-from runtime.families.base import text_config
 
 DATA = Path(__file__).parent / "data" / "models.json"
 
-
-MOST_LAYERS = 1000
-"""A config.json with more is no model's, and would take minutes to look at."""
+MAX_CONFIG = 1 << 22
+"""Bytes of a config.json; a few thousand are usual."""
 
 
 FAMILY_TITLES = {
@@ -134,9 +132,6 @@ def title(model_id: str) -> str:
 def _local(model_id: str, folder: Path) -> Model:
     config = _read_config(model_id, folder)
     family = family_of(config)
-    layers = text_config(config).get("num_hidden_layers")
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise UnsupportedCheckpoint(f"config.json: num_hidden_layers is {layers:,}", "num_hidden_layers")
     try:
         architecture = family.architecture(config)
         sizes = {n for parameter in family.parameters(architecture) for n in parameter.shape}
@@ -156,6 +151,10 @@ def _read_config(model_id: str, folder: Path) -> dict[str, Any]:
         path = folder / Path(model_id).expanduser() / "config.json"
         if not folder.is_dir():  # of a recipe that is yet to be written: there is no way back out of it
             path = Path(os.path.normpath(path))
+        if path.is_file() and path.stat().st_size > MAX_CONFIG:
+            raise ValueError(f"it has more than {MAX_CONFIG:,} bytes")
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no regular file")
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UnknownModel(

@@ -1,4 +1,4 @@
-"""What the commands of `recipe` share: their arguments, a recipe's checks, and how findings are shown."""
+"""What the commands of `recipe` share: their arguments, a recipe's checks, and how diagnostics are shown."""
 
 from __future__ import annotations
 
@@ -63,6 +63,10 @@ Shown = Annotated[
 Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of artifacts.")]
 
 
+CHECK_SECONDS = 60.0
+"""That reading and checking one recipe may take; a second or two is usual."""
+
+
 def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tuple[Loaded, Lowered]:
     """A recipe, loaded and lowered.
 
@@ -70,19 +74,40 @@ def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tupl
         planning: whether what only a plan can do is let through.
     """
     from compiler.lower import lower
+    from runtime.limit import TooLong, limit
     from spec.load import load
 
-    with doing(f"reading {path}"):
-        loaded = load(path, sets or ())
-    with doing(f"checking {path}"):
-        lowered = lower(loaded, planning)
+    try:
+        with limit(CHECK_SECONDS):
+            with doing(f"reading {path}"):
+                loaded = load(path, sets or ())
+            with doing(f"checking {path}"):
+                lowered = lower(loaded, planning)
+    except TooLong:
+        loaded, lowered = _unending(path)
     if manner.verbose:
         _detail(loaded, lowered)
     return loaded, lowered
 
 
+def _unending(path: Path) -> tuple[Loaded, Lowered]:
+    """What is known of a recipe that cannot be checked in its time."""
+    from compiler.lower import Lowered
+    from spec.diagnostics import Diagnostic
+    from spec.load import Loaded, display
+    from spec.secrets import Concealer
+    from spec.sources import Sources
+
+    found = Diagnostic(
+        "E0042",
+        f"the checks of {display(path)} have not ended within {CHECK_SECONDS:g} s",
+        help="look for a regular expression with repetitions within repetitions, such as (a+)+b",
+    )
+    return Loaded(path, None, [found], Sources(None, Concealer(None))), Lowered(None, [found])
+
+
 def show(diagnostics: Sequence[Diagnostic], format: Format) -> None:
-    """Prints findings: as text on stderr, or as JSON on stdout."""
+    """Prints diagnostics: as text on stderr, or as JSON on stdout."""
     if format is Format.JSON:
         from spec.diagnostics import json_text, render_json
 

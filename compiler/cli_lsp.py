@@ -27,7 +27,7 @@ def lsp(
     """
     from importlib.util import find_spec
 
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
 
     if find_spec("pygls") is None:
         raise ArtifactError(

@@ -125,7 +125,8 @@ def new(
 
     asking = ask.possible()
     _demand(asking, model, accelerator)
-    recipe.check_name(name)
+    if refused := recipe.refusal_of_name(name):
+        raise typer.BadParameter(refused, param_hint="NAME")
     kind = None if method is None else method.value
     source = _source(data, format) if data is not None or not asking else None
     if source is not None:
@@ -167,7 +168,7 @@ def _source(data: str | None, format: DataFormat | None) -> Source:
     Raises:
         ArtifactError: there is no such file, or it cannot be used.
     """
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
     from compiler.new.source import PLACEHOLDER, Source, look
 
     said = None if format is None else format.value
@@ -188,7 +189,7 @@ def _target(name: str, output: Path | None, source: Source) -> Path:
     Raises:
         ArtifactError: it cannot, or something is there.
     """
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
     from compiler.new.files import refuse_existing
 
     folders = [FOLDER, Path()] if output is None else [output]
@@ -264,7 +265,7 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
 
 
 def _read(path: Path) -> str:
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
 
     try:
         return path.read_text(encoding="utf-8")

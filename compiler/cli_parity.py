@@ -61,6 +61,8 @@ def parity(
     if compare:
         if keep or backends or sets:
             raise typer.BadParameter("--keep, --backend and --set do not go with it", param_hint="--compare")
+        if len(paths) < 2:
+            raise typer.BadParameter("name two traces or more: A.npz B.npz", param_hint="--compare")
         raise typer.Exit(_compare(paths, limits, as_json, console))
     if len(paths) > 1:
         raise typer.BadParameter("one at a time; traces are compared with --compare", param_hint="RECIPE")

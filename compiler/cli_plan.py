@@ -127,12 +127,12 @@ def plan(
 
 def _refuse_backend(loaded: Loaded, program: Program, backend: Backend, format: Format) -> None:
     """Ends the command where nothing can be compiled, or the backend cannot train the recipe."""
-    from compiler.backends import findings
+    from compiler.backends import diagnosed
     from compiler.plan.planner import check_target
     from spec.load import locate
 
     check_target(program, backend)
-    found = locate(findings(program, (backend,)), loaded.sources)
+    found = locate(diagnosed(program, (backend,)), loaded.sources)
     if has_errors(found):
         show(found, format)
         raise typer.Exit(FAILED)
@@ -144,7 +144,7 @@ def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
     Raises:
         ArtifactError: the server to be planned is none, or the page cannot be written.
     """
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
     from compiler.writing import demand_writable
 
     if serve and program.recipe.serve is None:

@@ -186,11 +186,11 @@ def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: 
 
 
 def _accelerator(name: str) -> Accelerator | list[Diagnostic]:
-    from compiler.hardware import UnknownAccelerator, from_name, from_topology
+    from compiler.hardware import UnknownAccelerator, from_text
     from spec.diagnostics import Diagnostic
 
     try:
-        return from_topology(name) if ":" in name else from_name(name)
+        return from_text(name)
     except UnknownAccelerator as error:
         return [Diagnostic("E0201", str(error), help=error.help)]
 
@@ -218,7 +218,7 @@ def _plan(made: Ported, asked: Asked) -> None:
 
 
 def _strict(made: Ported) -> Diagnostic | None:
-    """What --strict fails on, as one finding at the first such key."""
+    """What --strict fails on, as one diagnostic at the first such key."""
     from compiler.wording import plural
     from spec.diagnostics import Diagnostic
 

@@ -123,7 +123,7 @@ def _plan(run: Run, file: Path | None) -> tuple[Reality | None, str]:
 
 
 def _sweep_page(places: Sequence[Place]) -> tuple[str, str]:
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
     from compiler.report.document import sweep_page
     from compiler.report.run import labels
     from compiler.report.sweep import read_sweep
@@ -152,7 +152,7 @@ def write(file: Path, page: str) -> None:
     import os
     import tempfile
 
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
     from compiler.report.document import GENERATOR
 
     if file.exists() and not file.is_file():

@@ -78,7 +78,7 @@ def _show_difference(file: File) -> None:
 
 def _write(files: Sequence[File]) -> None:
     """Writes the files, unless one has been changed since it was read."""
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
     from compiler.new.files import write
     from spec.load import display
 

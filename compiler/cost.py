@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from compiler.artifact import ArtifactError
 from compiler.duration import Hours, check_hours
+from compiler.errors import ArtifactError
 from compiler.wording import plural, table
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.wording import plural
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ that need it are passed over.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from compiler import catalog, hardware
 from compiler.hardware import Accelerator
 from compiler.wording import listing
-from runtime.adapters import LoraSettings, parse_layers
+from runtime.adapters import LoraSettings, lora_settings, parse_layers
 from runtime.families import UnsupportedCheckpoint
 from runtime.families.base import Parameter, Site, Spec
 from runtime.specs import apply_rules, data_parallel
@@ -80,20 +81,7 @@ class Facts:
         section = self.recipe.lora
         if section is None or self.layers is None or self.model is None:
             return None
-        return LoraSettings(
-            rank=section.rank,
-            alpha=float(section.rank if section.alpha is None else section.alpha),
-            dropout=section.dropout,
-            targets=tuple(section.targets),
-            layers=None if section.layers == "all" else self.layers,
-            init=section.init,
-            dtype=section.dtype,
-            kv=section.kv,
-            rslora=section.rslora,
-            rank_pattern=section.rank_pattern,
-            alpha_pattern=section.alpha_pattern,
-            quantize=section.quantize,
-        )
+        return lora_settings(section.model_dump(), self.model.architecture.num_layers)
 
     @cached_property
     def defaults(self) -> tuple[Parameter, ...]:
@@ -166,7 +154,7 @@ def _serve_accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator |
         return None
     name = recipe.serve.accelerator
     try:
-        accelerator = hardware.from_topology(name) if ":" in name else hardware.from_name(name)
+        accelerator = hardware.from_text(name)
     except hardware.UnknownAccelerator as error:
         found.append(Diagnostic("E0601", str(error), "serve.accelerator", error.help))
         return None
@@ -176,11 +164,17 @@ def _serve_accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator |
                 "E0601",
                 f"vllm-tpu does not serve on `{name}`",
                 "serve.accelerator",
-                "name a TPU, for example v6e-8, or leave the serve section out",
+                "accelerator: v6e-8, or leave the serve section out",
             )
         )
         return None
     return accelerator
+
+
+def _outside(layers: str | Sequence[int], count: int) -> str:
+    """The place of the first layer that a model of so many does not have."""
+    index = next((i for i, layer in enumerate(layers) if isinstance(layer, int) and layer >= count), None)
+    return "lora.layers" if index is None else f"lora.layers[{index}]"
 
 
 def _layers(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]) -> tuple[int, ...] | None:
@@ -193,9 +187,8 @@ def _layers(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]
             Diagnostic(
                 "E0304",
                 f"lora.layers: {error}",
-                "lora.layers",
-                f"write all, a range such as 0-{model.architecture.num_layers - 1}, or a list of layer "
-                "numbers",
+                _outside(recipe.lora.layers, model.architecture.num_layers),
+                f"layers: all, a range such as 0-{model.architecture.num_layers - 1}, or a list of numbers",
             )
         )
         return None

@@ -11,6 +11,7 @@ import errno
 import io
 import json
 import os
+import re
 import select
 import signal
 import sys
@@ -28,6 +29,16 @@ UNREAD = 128 + signal.SIGPIPE
 
 PATHLIB = ("Symlink loop", "Could not determine home directory", "Can't determine home directory")
 """What pathlib says of paths that lead nowhere, as a RuntimeError."""
+
+
+PLAINLY = {
+    r"Value error, ": "",
+    r"Input should be greater than or equal to (\S+)": r"it must be at least \1",
+    r"Input should be less than or equal to (\S+)": r"it must be at most \1",
+    r"Input should be a valid integer.*": "it must be a whole number",
+    r"Input should be a valid number.*": "it must be a number",
+}
+"""Pydantic's wording of a wrong value on the command line, and ours."""
 
 
 def guarded(command: Callable[[], object]) -> NoReturn:
@@ -87,7 +98,7 @@ def _of_exit(code: object) -> int:
 
 
 def _demand_folder() -> None:
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
 
     try:
         os.getcwd()
@@ -99,7 +110,7 @@ def _demand_folder() -> None:
 
 def _failed(error: Exception) -> int:
     """Says what failed, and gives the exit status; a fault of the compiler's own is said to be one."""
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
     from compiler.writing import WAYS_OUT
     from runtime.errors import UserError
 
@@ -107,7 +118,7 @@ def _failed(error: Exception) -> int:
     if callable(shown) and isinstance(status := getattr(error, "exit_code", None), int):
         text = io.StringIO()
         shown(file=text)
-        _tell(text.getvalue().rstrip("\n"))
+        _tell(_plainly(text.getvalue().rstrip("\n")))
         return status
     if isinstance(error, ArtifactError | UserError):
         _tell(f"error: {error}", error.help)
@@ -125,6 +136,13 @@ def _failed(error: Exception) -> int:
     else:
         _own_fault(error)
     return FAILED
+
+
+def _plainly(text: str) -> str:
+    """What typer says of a wrong argument, without the wording of pydantic, which reads its values."""
+    for pattern, words in PLAINLY.items():
+        text = re.sub(pattern, words, text)
+    return text
 
 
 def _own_fault(error: Exception) -> None:

@@ -188,6 +188,15 @@ def host_counts(mesh: MeshSection) -> list[int]:
     return sorted({found.hosts * count, max(found.hosts, quarters) * count})
 
 
+def from_text(text: str) -> Accelerator:
+    """An accelerator by its name, "v6e-8", or by its topology, "v6e:2x4".
+
+    Raises:
+        UnknownAccelerator: when there is none such.
+    """
+    return from_topology(text) if ":" in text else from_name(text)
+
+
 def from_name(name: str) -> Accelerator:
     """The hardware of a name such as "v5p-8", "v5litepod-8", "v6e-8", "tpu7x-8" or "cpu-8".
 

@@ -116,13 +116,13 @@ def _gke_obstacle(kind: str, accelerator: Accelerator) -> Obstacle | None:
     if kind == "xpk" and made.chips_per_host > 4:
         return Obstacle(
             f"xpk makes {accelerator.name} of machines with 4 chips",
-            f"mesh.hosts: {pairs}, or leave xpk out",
+            f"mesh: {{hosts: {pairs}}}, or kind: [tpu-vm, gke]",
         )
     if made.slices > 1 and made.hosts_per_slice == 1:
         possible = accelerator.chips // accelerator.slices > 4
         return Obstacle(
             "GKE joins slices of several machines alone, and each of these is one machine",
-            f"mesh.hosts: {pairs}" if possible else "kind: [tpu-vm]",
+            f"mesh: {{hosts: {pairs}}}" if possible else "kind: [tpu-vm]",
         )
     return None
 

@@ -15,7 +15,7 @@ from spec.diagnostics import Diagnostic, has_errors, in_order
 from spec.load import Loaded, locate
 
 LASTING_GROUPS = ("02", "03", "06", "08")
-"""Groups of codes whose findings are the same on every machine, whatever data lies beside the recipe."""
+"""Groups of codes whose diagnostics are the same on every machine, whatever data lies beside the recipe."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from compiler import catalog
 from compiler import meaning_train as training
-from compiler.checks.mesh import BYTES
-from compiler.checks.serve import weight_size
+from compiler.serving.memory import weight_size
+from compiler.sizes import BYTES
 from compiler.steps import held_out, run_length
 from compiler.wording import grouped, listing, plural, quantity, ranges, split_layer, table, which_layers
 from runtime.adapters import Adapter, Projection
-from runtime.families.base import Spec
+from runtime.families.base import FULL, SLIDING, Spec
 from runtime.specs import DATA
 from spec.paths import Part
 
@@ -41,7 +41,7 @@ def detail(parts: Sequence[Part], program: Program) -> list[str]:
 
 def _model(program: Program) -> list[str]:
     a, recipe = program.architecture, program.recipe
-    kinds = {"local": "sliding_attention", "global": "full_attention"}
+    kinds = {"local": SLIDING, "global": FULL}
     layers = {
         name: [i for i, kind in enumerate(a.layer_types) if kind == value] for name, value in kinds.items()
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from compiler.emitters.optimizer import needs_master_weights
+from compiler.sizes import needs_master_weights
 from compiler.steps import held_out, run_length, warmup_steps
 from compiler.wording import plural, quantity
 from runtime.specs import DATA
@@ -93,7 +93,7 @@ def _chain(program: Program) -> list[str]:
     if o.max_grad_norm is not None:
         links.append(f"optax.clip_by_global_norm({o.max_grad_norm:g})")
     links.append(_rule(o))
-    if needs_master_weights(program):
+    if needs_master_weights(program.recipe):
         links.append("added to a float32 copy of the weights, which is rounded to bfloat16")
     out = [", then ".join([f"optimizer: the mean gradient of {_micro_batches(program)}", *links])]
     if o.max_grad_norm is None:

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 
 if TYPE_CHECKING:
     from compiler.program import Program
@@ -156,7 +156,7 @@ def preview(
 
 def data_settings(program: Program) -> DataSettings:
     """The `data` section as the runtime takes it, with files of the recipe's folder found from anywhere."""
-    from compiler.checks.data import is_inline
+    from compiler.sources import is_inline
     from runtime.settings import DataSettings, Source
 
     data, folder = program.recipe.data, program.source.parent

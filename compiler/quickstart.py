@@ -13,22 +13,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from compiler import catalog
-from compiler.artifact import ArtifactError, write
+from compiler.artifact import write
+from compiler.artifact_run import Run, claim
 from compiler.emit import emit
+from compiler.errors import ArtifactError
 from compiler.lower import lower
 from compiler.miniature import write_checkpoint
 from compiler.miniature_config import complete
-from compiler.pipeline import (
-    Pipeline,
-    Run,
-    StepFailed,
-    claim,
-    new_console,
-    readable,
-    report_failure,
-    require_packages,
-    say,
-)
+from compiler.packages import require_packages
+from compiler.pipeline import Pipeline, StepFailed, new_console, readable, report_failure, say
 from compiler.program import Program
 from compiler.rehearse import EXPECTED
 from spec.diagnostics import render_text
@@ -75,8 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(output: Path, pipeline: Pipeline) -> None:
     generated = output / "generated"
-    program = _program()
-    pipeline.step("model", lambda: _write_model(output / "model", program))
+    program = compiled()
+    pipeline.step("model", lambda: write_model(output / "model", program))
     pipeline.step("build", lambda: _build(generated, program, pipeline))
     run = Run(
         pipeline,
@@ -97,14 +90,14 @@ def _run(output: Path, pipeline: Pipeline) -> None:
     pipeline.step("verify", run.verify)
 
 
-def _program() -> Program:
+def compiled() -> Program:
     lowered = lower(load(RECIPE))
     if lowered.program is None:
         raise StepFailed(f"{RECIPE.name} does not compile", render_text(lowered.diagnostics))
     return lowered.program
 
 
-def _write_model(directory: Path, program: Program) -> str:
+def write_model(directory: Path, program: Program) -> str:
     """Writes the checkpoint that the recipe names; its tokenizer learns from the recipe's own data."""
     config = complete(catalog.entries()[program.recipe.model.id]["config"])
     files = [RECIPE.parent / source.path for source in program.recipe.data.train]

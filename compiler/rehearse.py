@@ -16,22 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from compiler import catalog
 from compiler.artifact import write
+from compiler.artifact_run import Run, claim
 from compiler.emit import emit
 from compiler.lower import lower
 from compiler.miniature import write_checkpoint
 from compiler.miniature_config import shrink
 from compiler.miniature_recipe import Replacement, derive, processes, scale_axes
-from compiler.pipeline import (
-    Pipeline,
-    Run,
-    StepFailed,
-    claim,
-    new_console,
-    report_failure,
-    require_packages,
-    say,
-    tell,
-)
+from compiler.packages import require_packages
+from compiler.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
 from compiler.program import Program
 from compiler.rehearsal_data import conversations, row_of
 from compiler.wording import mesh_axes

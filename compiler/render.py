@@ -64,9 +64,16 @@ def _yaml_character(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def code_span(text: str) -> str:
+    """Text as code in Markdown, in a table too, whatever backticks and bars it holds."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence, blank = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{blank}{text}{blank}{fence}".replace("|", "\\|")
+
+
 def shell_word(text: str) -> str:
     """A word of a shell command, in double quotes where it must be."""
-    if re.fullmatch(r"[A-Za-z0-9_@%+=:,./-]+", text):
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:./-]+", text):
         return text
     return f'"{within_quotes(text)}"'
 
@@ -82,8 +89,11 @@ def within_quotes(text: str) -> str:
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+    from compiler.compiled_templates import CompiledTemplates
+
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
+        bytecode_cache=CompiledTemplates(FOLDER),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -94,6 +104,7 @@ def _environment() -> Environment:
         docker=docker_value,
         exec_form=exec_form,
         yaml=yaml_string,
+        code=code_span,
         compose=compose_string,
         kubernetes=kubernetes_string,
         shell=shell_word,

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from runtime.families.base import FULL, SLIDING
+
 
 def listing(items: Iterable[object], last: str = "and") -> str:
     """ "1", "1 and 2", "1, 2 and 4"."""
@@ -20,6 +22,17 @@ def listing(items: Iterable[object], last: str = "and") -> str:
 def plural(count: int, noun: str) -> str:
     """ "1 chip", "4 chips", "1,244 steps"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def line(path: str, value: object, place: str) -> str:
+    """A key with its value, as a help: "keep: 3" in the key's section, "checkpoint: {keep: 3}" elsewhere.
+
+    Args:
+        path: of the key: a section and its name.
+        value: as it is to be written.
+    """
+    section, _, key = path.partition(".")
+    return f"{key}: {value}" if place.startswith(f"{section}.") else f"{section}: {{{key}: {value}}}"
 
 
 def ranges(numbers: Iterable[int]) -> str:
@@ -42,7 +55,7 @@ def which_layers(types: Sequence[str], layers: Sequence[int]) -> str:
     """
     if len(layers) == len(types):
         return f"all {len(types)}"
-    for kind, name in (("full_attention", "global"), ("sliding_attention", "local")):
+    for kind, name in ((FULL, "global"), (SLIDING, "local")):
         if list(layers) == [i for i, k in enumerate(types) if k == kind]:
             return f"{len(layers)} {name}"
     return ranges(layers)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from compiler.artifact import ArtifactError, umask
+from compiler.errors import ArtifactError
 
 WAYS_OUT = {
     errno.ENOSPC: "make room there, or name another place",
@@ -99,3 +99,10 @@ def cannot_be_written(target: Path, error: OSError | ValueError) -> ArtifactErro
     return ArtifactError(
         f"{target} cannot be written: {reason}", WAYS_OUT.get(getattr(error, "errno", 0) or 0)
     )
+
+
+def umask() -> int:
+    """The permissions that new files are made without."""
+    current = os.umask(0o022)
+    os.umask(current)
+    return current

@@ -9,6 +9,7 @@ in that slot; the other entries stay zero.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -201,11 +202,17 @@ def matches(target: str, module: str) -> bool:
     """
     if f".{module}".endswith(f".{target}"):
         return True
+    pattern = _pattern(target)
+    return pattern is not None and any(pattern.fullmatch(spelling) for spelling in _spellings(module))
+
+
+@functools.cache
+def _pattern(target: str) -> re.Pattern[str] | None:
+    """A target as a regular expression, None where it is none."""
     try:
-        pattern = re.compile(target)
+        return re.compile(target)
     except re.error:
-        return False
-    return any(pattern.fullmatch(spelling) for spelling in _spellings(module))
+        return None
 
 
 def by_pattern(patterns: Mapping[str, Value], module: str, default: Value) -> Value:
@@ -308,7 +315,9 @@ def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...
             if match is None:
                 raise ValueError(f"{part.strip()!r} is neither a layer nor a range such as 20-59")
             first = int(match[1])
-            chosen += range(first, int(match[2] or first) + 1)
+            last = int(match[2] or first)
+            # A range of more would be made before it is refused.
+            chosen += range(first, min(last, first + num_layers) + 1)
     else:
         chosen = list(layers)
     outside = [i for i in chosen if not 0 <= i < num_layers]

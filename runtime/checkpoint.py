@@ -7,7 +7,8 @@ their files on this machine, by ranges from an address. Nothing here imports jax
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -28,6 +29,8 @@ CONFIG = "config.json"
 EMBEDDING = "embed_tokens.weight"
 """The text tensor that every family has; what stands before it is the checkpoint's prefix."""
 HEAD = "lm_head.weight"
+MAX_JSON = 1 << 26
+"""Bytes of config.json and of the index; a megabyte or two are usual."""
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
@@ -74,6 +77,8 @@ class BaseCheckpoint:
             architecture = family.architecture(config)
         except UnsupportedCheckpoint as error:
             raise UserError(f"{store.name}: {error}") from error
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise UserError(f"{store.path(CONFIG)}: a value is of the wrong type: {error}", _AGAIN) from error
         names, index = _weight_files(store)
         headers = {name: read_header(store, name) for name in names}
         tensors: dict[str, Tensor] = {}
@@ -94,6 +99,7 @@ class BaseCheckpoint:
                 f"{family.name!r} that its config.json names",
             )
         side_files = _side_files(store)
+        _refuse_links(store, side_files)
         for name in side_files:
             if name.endswith(".json"):
                 check_kind(store.path(name), store.read(name, 0, min(KIND, store.sizes[name])))
@@ -309,12 +315,32 @@ def _side_files(store: Files) -> tuple[str, ...]:
     return tuple(sorted(filter(keep, store.sizes)))
 
 
+def _refuse_links(store: Files, names: Iterable[str]) -> None:
+    """What is copied beside merged weights is the checkpoint's own: a link may lead to any file.
+
+    The hub's cache is made of links, to blobs in the same cache.
+    """
+    if store.folder is None:
+        return
+    root = Path(os.path.realpath(store.folder))
+    home = root.parents[2] if root.parent.name == "snapshots" and len(root.parents) > 2 else root
+    for name in names:
+        real = Path(os.path.realpath(store.folder / name))
+        if not real.is_relative_to(home):
+            raise UserError(
+                f"{store.path(name)}: is a link to {real}, which is no part of the checkpoint",
+                "put a copy of the file there: it would come to lie beside the merged weights",
+            )
+
+
 def _read_json(store: Files, name: str) -> dict[str, Any]:
+    if store.sizes[name] > MAX_JSON:
+        raise UserError(f"{store.path(name)}: has {store.sizes[name]:,} bytes, at most {MAX_JSON:,}", _AGAIN)
     content = store.read(name)
     check_kind(store.path(name), content)
     try:
         value = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{store.path(name)}: not JSON ({error})", _AGAIN) from error
     if not isinstance(value, dict):
         raise UserError(f"{store.path(name)}: not a JSON object", _AGAIN)

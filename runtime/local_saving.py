@@ -30,7 +30,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from runtime.elastic import Kept
 from runtime.errors import UserError
-from runtime.saving import CHECK, DATA, OPTIMIZER, Found, cause, digest, examine, first_line, summed
+from runtime.resuming import CHECK, DATA, OPTIMIZER, Found, digest, examine
+from runtime.saving import cause, first_line, summed
 from runtime.settings import LocalCheckpointSettings
 from runtime.trained import ITEM, step_folders
 

@@ -115,7 +115,7 @@ def parse_config(content: bytes, path: str) -> PeftConfig:
     """
     try:
         fields = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})", AGAIN) from error
     if not isinstance(fields, dict):
         raise UserError(f"{path}: not a JSON object", AGAIN)

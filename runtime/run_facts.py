@@ -34,7 +34,7 @@ from runtime.addresses import path_of, write_whole
 from runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from runtime.data import PreparedData
+    from runtime.data.prepare import PreparedData
 
 FILE = "run.json"
 MERGES = "merges.json"

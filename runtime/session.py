@@ -1,4 +1,4 @@
-"""What the scripts that train with jax do before and after their loops, whichever model they train."""
+"""What the scripts that train with jax do around their loops, whichever model they train."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,26 +14,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.adapters import LoraSettings
+from runtime.addresses import check_uploads
 from runtime.cache import cache_directory, keep_compiled
-from runtime.errors import PASSING, UserError, guarded
-from runtime.hosts import ALONE, Alone, Crew, join
-from runtime.hosts.wire import peer_timeout
-from runtime.interrupts import Interrupted, Interrupts, name_of
+from runtime.ending import out_of_memory
+from runtime.errors import UserError
+from runtime.hosts import ALONE, Alone, Crew
+from runtime.interrupts import Interrupted, Interrupts
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from runtime.checkpoint import BaseCheckpoint
-    from runtime.data import PreparedData
+    from runtime.data.prepare import PreparedData
     from runtime.local_saving import LocalCheckpoints
     from runtime.metrics import Metrics, Nowhere
-    from runtime.saving import Found
+    from runtime.resuming import Found
     from runtime.trainer import Outcome
-
-
-NEWS = 2.0
-"""Seconds in which it is known that another process has ended."""
 
 
 class Paths(Protocol):
@@ -147,7 +143,7 @@ class Session:
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
         if not self.hosts.first:
-            with _out_of_memory():
+            with out_of_memory():
                 yield Nowhere(folder / FILE)
             close()
             return
@@ -165,7 +161,7 @@ class Session:
             # After an error here the others do not come to where they would wait for each other's saves.
             waits = self.hosts.count == 1
             try:
-                with _out_of_memory():
+                with out_of_memory():
                     yield metrics
                 metrics.ends(0)
                 waits = True
@@ -203,66 +199,6 @@ class Session:
         return 0
 
 
-@contextmanager
-def _out_of_memory() -> Iterator[None]:
-    """Within it, what the devices say when their memory does not suffice is an error with a way out."""
-    import jax
-
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        raise UserError(
-            f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
-            "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
-        ) from error
-
-
-def attended(directory: str, hosts: int, work: Callable[[Interrupts, Alone | Crew], int]) -> int:
-    """Does the work of a script; errors and signals become a sentence and an exit status.
-
-    Args:
-        directory: of the checkpoints, of which a signal's sentence tells.
-        hosts: machines that the recipe's mesh spans.
-
-    Returns:
-        The work's own status, 1 after an error that was printed, 128 + the signal's number after one. Of
-        several processes, one that fails ends at once, and with it the others: with 1 after an error that a
-        person has to mend, with runtime.errors.PASSING where another process is gone.
-    """
-    with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
-        try:
-            return guarded(lambda: _joined(hosts, interrupts, work))
-        except Interrupted as interrupted:
-            print(f"\n{farewell(interrupted.signum, directory)}", file=sys.stderr)
-            return 128 + interrupted.signum
-
-
-def _joined(hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, Alone | Crew], int]) -> int:
-    """Does the work as one of the run's processes."""
-    others = join(hosts)
-    if isinstance(others, Alone):
-        return work(interrupts, others)
-    try:
-        status = work(interrupts, others)
-    except Interrupted as interrupted:
-        if others.stopped_by is None:  # the others do not know yet, and may wait for this one
-            others.fail(128 + interrupted.signum, f"it was stopped by {name_of(interrupted.signum)}")
-        others.end()
-        raise
-    except UserError as error:
-        others.wait_for_news(NEWS)
-        others.give_up(error)
-    except Exception as error:
-        others.wait_for_news(peer_timeout() + NEWS)
-        traceback.print_exc(file=sys.__stderr__)
-        broken = type(error).__name__ == "JaxRuntimeError"  # a connection between devices, mostly
-        others.fail(PASSING if broken else 1, f"{type(error).__name__}: {error}".splitlines()[0])
-    others.end()
-    return status
-
-
 def begin(
     artifact: Path,
     arguments: Paths,
@@ -283,6 +219,7 @@ def begin(
         UserError: when anything of it is not as the recipe needs it.
     """
     caches = cache_directory(cache, arguments.output)
+    check_uploads(directory, caches)
     hosts.keep_log(arguments.output)
     if hosts.first:
         check_directory(directory, artifact, arguments.resume)
@@ -298,9 +235,10 @@ def begin(
     import jax
 
     from runtime import mesh as meshes
-    from runtime import saving
+    from runtime import resuming
     from runtime.checkpoint import BaseCheckpoint
-    from runtime.data import load_tokenizer, prepare
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
     from runtime.locate import locate_model
     from runtime.record import LOCK, record_digest
 
@@ -316,8 +254,10 @@ def begin(
     base_folder = locate_model(settings.model, arguments.model)
     base = BaseCheckpoint.open(base_folder)
     base.verify()
-    found = saving.Found(
-        **hosts.agree("found", lambda: asdict(saving.find(directory) if arguments.resume else saving.Found()))
+    found = resuming.Found(
+        **hosts.agree(
+            "found", lambda: asdict(resuming.find(directory) if arguments.resume else resuming.Found())
+        )
     )
     local = None
     if settings.checkpoint.local is not None:
@@ -344,7 +284,7 @@ def begin(
             file=sys.stderr,
         )
     elif found.step is not None:
-        saving.check_data(directory, found, prepared.state(found.step))
+        resuming.check_data(directory, found, prepared.state(found.step))
     hosts.same(
         "artifact",
         hashlib.sha256((artifact / LOCK).read_bytes()).hexdigest() if (artifact / LOCK).exists() else None,
@@ -358,7 +298,7 @@ def begin(
         "put the same files on every host, or at an address that all of them read",
     )
     if hosts.first:
-        saving.set_aside(directory, found)
+        resuming.set_aside(directory, found)
     hosts.same("steps", arguments.steps, "was given other --steps", "start all processes alike")
     hosts.barrier("begin")
     return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local)
@@ -388,22 +328,6 @@ def check_directory(directory: str, artifact: Path, resume: bool) -> None:
         check_record(directory, artifact)
     if resume and not steps:
         print(f"{directory} holds no checkpoint yet: starting from the beginning", file=sys.stderr)
-
-
-def farewell(signum: int, directory: str) -> str:
-    """What to say of a run that a signal ends, and of what it leaves."""
-    from runtime.trained import saved_steps
-
-    try:
-        steps = saved_steps(directory)
-    except UserError:
-        return f"stopped by {name_of(signum)}; what was saved before is kept"
-    if not steps:
-        return f"stopped by {name_of(signum)}; no checkpoint was saved yet"
-    return (
-        f"stopped by {name_of(signum)}; kept: the checkpoint of step {steps[-1]} in {directory}; "
-        "--resume continues from it"
-    )
 
 
 def quiet() -> None:

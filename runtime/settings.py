@@ -114,7 +114,7 @@ class DataSettings:
     shuffle_seed: int | None = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainSettings:
     """The `train` section of a recipe, without its optimizer, which the generated script builds.
 
@@ -134,8 +134,8 @@ class TrainSettings:
         wandb_project: of Weights & Biases, where they go as well; None for nowhere.
     """
 
-    epochs: int | None
-    steps: int | None
+    epochs: int | None = None
+    steps: int | None = None
     global_batch_size: int
     micro_batch_size: int
     loss_normalization: str = "tokens"

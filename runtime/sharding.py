@@ -89,7 +89,7 @@ class Rows:
         """
         if total % data_parallel(mesh.shape):
             raise ValueError(f"{total} rows do not split over {dict(mesh.shape)}")
-        indices = _row_sharding(mesh, total).addressable_devices_indices_map((total,)).values()
+        indices = row_sharding(mesh, total).addressable_devices_indices_map((total,)).values()
         here = {row for index in indices for row in range(*index[0].indices(total))}
         return cls(mesh, total, tuple(sorted(here)))
 
@@ -106,7 +106,7 @@ class Rows:
                 continue
             shape = (self.total, *value.shape[1:])
             out[name] = jax.make_array_from_callback(
-                shape, _row_sharding(self.mesh, self.total), functools.partial(self._part, value)
+                shape, row_sharding(self.mesh, self.total), functools.partial(self._part, value)
             )
         return out
 
@@ -117,7 +117,7 @@ class Rows:
         return value[first : first + stop - start]
 
 
-def _row_sharding(mesh: Mesh, rows: int) -> NamedSharding:
+def row_sharding(mesh: Mesh, rows: int) -> NamedSharding:
     axes = row_axes(rows, mesh.shape) if data_parallel(mesh.shape) > 1 else None
     return NamedSharding(mesh, PartitionSpec(axes))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from runtime.adapters import Adapter, LoraSettings, build_adapters, lora_setting
 from runtime.addresses import failed, is_address, open_address, passing, path_of, reached, read_by_orbax
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
-from runtime.full import TrainedWeights, load_weights
+from runtime.full import TrainedWeights, leaf_path, load_weights
+from runtime.limit import TooLong, limit
 from runtime.record import read_record
 
 LATEST = "latest"
@@ -29,6 +30,8 @@ ITEM = "model_params"
 """Name under which Tunix's CheckpointManager stores the parameters of a step."""
 METRICS = "metrics.jsonl"
 LOCK = "recipe.lock.json"
+MATCH_SECONDS = 60.0
+"""That the record's expressions may take on the names of the model's projections."""
 
 
 @dataclass(frozen=True)
@@ -118,21 +121,25 @@ def _load(directory: str, which: str, base: BaseCheckpoint) -> TrainedAdapters |
     if settings is None:
         lock = (path_of(directory) / LOCK).read_bytes()
         return load_weights(directory, step, ITEM, record, lock, base)
-    adapters = build_adapters(base.family, base.architecture, settings)
-    leaves = _restore(f"{directory}/{step}/{ITEM}")
+    adapters = _recorded_adapters(base, settings)
     where = f"{directory}, step {step}"
     expected = {a.a_path: a.a_shape for a in adapters} | {a.b_path: a.b_shape for a in adapters}
-    for path in sorted(expected.keys() | leaves.keys()):
-        if path not in leaves:
-            raise UserError(f"{where}: no {path}, which the run's record promises", _OTHER_RUN)
-        if path not in expected:
-            raise UserError(f"{where}: holds {path}, which the run's record does not know", _OTHER_RUN)
-        if leaves[path].shape != expected[path]:
-            raise UserError(
-                f"{where}: {path} has shape {list(leaves[path].shape)}, expected {list(expected[path])} "
-                "from the run's record",
-                _OTHER_RUN,
-            )
+
+    def check(shapes: Mapping[str, tuple[int, ...]]) -> None:
+        for path in sorted(expected.keys() | shapes.keys()):
+            if path not in shapes:
+                raise UserError(f"{where}: no {path}, which the run's record promises", _OTHER_RUN)
+            if path not in expected:
+                raise UserError(f"{where}: holds {path}, which the run's record does not know", _OTHER_RUN)
+            if shapes[path] != expected[path]:
+                raise UserError(
+                    f"{where}: {path} has shape {list(shapes[path])}, expected {list(expected[path])} "
+                    "from the run's record",
+                    _OTHER_RUN,
+                )
+
+    leaves = restore_tree(f"{directory}/{step}/{ITEM}", check)
+    for path in sorted(leaves):
         if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
             raise UserError(f"{where}: {path} holds values that are not finite", "take an earlier --step")
     arrays = {a.site.weight: (leaves[a.a_path], leaves[a.b_path]) for a in adapters}
@@ -166,7 +173,24 @@ def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettin
         return None
     try:
         return lora_settings(section, base.architecture.num_layers)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"the lora section of the run's record is not whole ({error})", _OTHER_RUN) from error
+
+
+def _recorded_adapters(base: BaseCheckpoint, settings: LoraSettings) -> list[Adapter]:
+    """The layout of a run's adapters, as its record has it, which may hold anything.
+
+    Raises:
+        UserError: when the record's targets are no expressions, or take for ever to match.
+    """
+    try:
+        with limit(MATCH_SECONDS):
+            return build_adapters(base.family, base.architecture, settings)
+    except TooLong:
+        raise UserError(
+            f"the targets of the run's record have not been matched within {MATCH_SECONDS:g} s", _OTHER_RUN
+        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"the lora section of the run's record is not whole ({error})", _OTHER_RUN) from error
 
 
@@ -256,7 +280,7 @@ def choose_step(directory: str | Path, which: str) -> int:
     if which == BEST:
         return _best_step(directory, steps)
     if not which.isdigit():
-        raise UserError(f"--step {which}: neither latest, best nor a number")
+        raise UserError(f"--step {which}: neither latest, best nor a number", "--step latest")
     if int(which) not in steps:
         raise UserError(
             f"{directory}: no checkpoint of step {which}", f"there are {', '.join(map(str, steps))}"
@@ -333,8 +357,15 @@ def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def _restore(path: str) -> dict[str, np.ndarray]:
-    """All leaves below a saved tree, by their paths in the Tunix model."""
+def restore_tree(
+    path: str, check: Callable[[Mapping[str, tuple[int, ...]]], None] = lambda shapes: None
+) -> dict[str, np.ndarray]:
+    """All leaves below a saved tree, by their paths in the Tunix model.
+
+    Args:
+        check: is asked about the leaves' shapes before anything is read: a shape takes a few bytes in a file,
+            and its array all the memory there is.
+    """
     import jax
     import orbax.checkpoint as ocp
 
@@ -343,18 +374,19 @@ def _restore(path: str) -> dict[str, np.ndarray]:
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
+            found, _ = jax.tree_util.tree_flatten_with_path(tree)
+            check({leaf_path(keys): tuple(leaf.shape) for keys, leaf in found})
             arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             restored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=arguments))
+    except UserError:
+        raise
     except Exception as error:  # tensorstore and orbax raise many kinds, all of which mean a damaged file
         if is_address(path) and passing(error):
             raise failed(path, "read", error) from error
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise UserError(f"{path}: cannot be read ({reason})", "take an earlier --step") from error
-    leaves = {}
-    for keys, leaf in jax.tree_util.tree_flatten_with_path(restored)[0]:
-        names = [str(getattr(key, "key", getattr(key, "idx", key))) for key in keys]
-        leaves[".".join(names[:-1] if names[-1] == "value" else names)] = np.asarray(leaf)
-    return leaves
+    leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
+    return {leaf_path(keys): np.asarray(leaf) for keys, leaf in leaves}
 
 
 def _short(value: Any) -> str:

@@ -37,7 +37,7 @@ PARTS = 4
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 LAYERS = 18
-CONTROL, USER_DEFINED, BYTE = 3, 4, 6
+CONTROL, USER_DEFINED = 3, 4
 """Kinds of pieces in a GGUF file; a sentencepiece model numbers them the same."""
 
 CONFIG = {

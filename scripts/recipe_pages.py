@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -260,9 +259,3 @@ def thousands(number: float) -> str:
     """To three digits: "21,500"."""
     digits = len(str(int(number)))
     return f"{round(number, 3 - digits) if digits > 3 else number:,.0f}"
-
-
-def estimates_of(text: str) -> str:
-    """The paragraph of estimates in a recipe's head, "" without one."""
-    found = re.search(rf"^{MARK}.*?(?=^[^#])", text, re.M | re.S)
-    return found[0] if found else ""

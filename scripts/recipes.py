@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.lower import lower
 from compiler.plan import calibration, identity, store
 from compiler.plan.bound import bound, rows

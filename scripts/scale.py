@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.hardware import arranged, from_name
 from compiler.plan.planner import plan
 from compiler.program import Program

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.hardware import from_name
 from compiler.plan.links import received
 from compiler.plan.results import Collective

@@ -130,7 +130,8 @@ FILES: dict[str, Code] = {
     ),
     "E0020": Code(
         "`extends` is not a relative path",
-        "`extends` names one YAML file relative to the folder of the file that says it.",
+        "`extends` names one YAML file, NAME.yaml or NAME.yml, relative to the folder of the file that "
+        "says it, and in no hidden folder: lines of other files have no place in a diagnostic.",
         "Write for example `extends: base.yaml`.",
     ),
     "E0021": Code(
@@ -140,7 +141,7 @@ FILES: dict[str, Code] = {
     ),
     "E0022": Code(
         "`extends` goes round in a circle",
-        "Following `extends` from file to file leads back to a file already read.",
+        "Following `extends` from file to file leads back to a file already read, or through more than 16.",
         "Remove one link of the circle that the message shows.",
     ),
     "E0030": Code(
@@ -173,6 +174,12 @@ FILES: dict[str, Code] = {
         "no such path",
         "The path that `recipe explain` was asked for is no section or key of the language.",
         "Use the path that the message suggests; without a path the whole recipe is shown.",
+    ),
+    "E0042": Code(
+        "check that does not end",
+        "The checks of a recipe have a minute. A regular expression that tries every way to match, such as "
+        "`(a+)+b`, takes for ever: in lora.targets, rank_pattern, sharding.rules or evaluate.prompts.",
+        "Write the expression without repetitions within repetitions.",
     ),
     "E0041": Code(
         "two recipes of one name",
@@ -462,8 +469,8 @@ DATA: dict[str, Code] = {
     "W0408": Code(
         "loss on every token",
         "With `loss_on: all` the prompts are learnt as well, and the loss is not comparable with a run on "
-        "the assistant's tokens.",
-        "`loss_on: assistant`.",
+        "the answers' tokens.",
+        "`loss_on: assistant`, or `completion` where the format has prompts.",
     ),
     "W0409": Code(
         "trained and evaluated on the same file",
@@ -512,18 +519,18 @@ DATA: dict[str, Code] = {
     ),
     "E0420": Code(
         "two sources of evaluation data",
-        "`data.eval` names rows to evaluate on, and `data.eval_fraction` holds out others.",
+        "`data.eval` names samples to evaluate on, and `data.eval_fraction` holds out others.",
         "Remove one of the two.",
     ),
     "W0421": Code(
         "eval_seed without effect",
-        "It decides which rows `data.eval_fraction` holds out, and none are.",
+        "It decides which samples `data.eval_fraction` holds out, and none are.",
         "Remove the line, or give `data.eval_fraction`.",
     ),
     "E0422": Code(
-        "no row left to train on",
-        "`data.eval_fraction` holds out that share of the rows, rounded up: here all of them.",
-        "A smaller share, or more rows.",
+        "no sample left to train on",
+        "`data.eval_fraction` holds out that share of the samples, rounded up: here all of them.",
+        "A smaller share, or more samples.",
     ),
 }
 
@@ -561,8 +568,8 @@ TRAIN: dict[str, Code] = {
     ),
     "W0507": Code(
         "very high learning rate",
-        "AdamW on adapters diverges at such a peak.",
-        "1.0e-5 to 1.0e-3.",
+        "AdamW's and Lion's steps are as long as the rate, and at such a peak training diverges.",
+        "`learning_rate: 1.0e-4`; 1.0e-5 to 1.0e-3 are usual.",
     ),
     "W0508": Code(
         "final_ratio has no effect",
@@ -744,16 +751,12 @@ SERVE: dict[str, Code] = {
         "last without a word.",
         "One of them.",
     ),
-    "E0628": Code(
-        "secret in a flag",
-        "The flag's value is a secret: it would stand in the artifact, in the image and in the list of "
-        "processes.",
-        "The environment variable that the message names, set where the server runs.",
-    ),
     "E0629": Code(
         "untrusted model code",
-        "trust_remote_code runs whatever code comes with the weights.",
-        "Leave it out.",
+        "The flag or variable has the server run code that is no part of vLLM: what comes with the weights "
+        "(trust_remote_code), a plugin, a class by its name, or a library that is loaded first; or it has "
+        "the server hand its token to another address than the hub's.",
+        "Leave it out; code of your own belongs into an image of your own, which serve.image names.",
     ),
     "E0630": Code(
         "flag that the artifact does not go with",
@@ -765,7 +768,7 @@ SERVE: dict[str, Code] = {
         "The pinned vLLM has registered no tool-call or reasoning parser of that name. It starts all the "
         "same, "
         "and fails or finds nothing when it is asked.",
-        "The name that the message suggests; or a plugin that registers it (tool_parser_plugin).",
+        "The name that the message suggests.",
     ),
     "W0632": Code(
         "unknown environment variable of the server",
@@ -927,6 +930,12 @@ SERVE: dict[str, Code] = {
         "given answers. tpu-inference raises an error in its engine then if the model is multimodal.",
         "Tasks that generate their answers.",
     ),
+    "W0659": Code(
+        "requests that may do more",
+        "The flag or variable lets whoever reaches the server do more than ask the model: read files of the "
+        "machine, have it fetch addresses, change the chat template, or use routes that ask for no key.",
+        "Leave it out, or see that nobody but you reaches the server.",
+    ),
 }
 
 PATHS: dict[str, Code] = {
@@ -945,9 +954,10 @@ PATHS: dict[str, Code] = {
     ),
     "E0703": Code(
         "variable that holds a secret",
-        "A variable of `serve.env` is named like a secret (token, password, secret, key). Its value would be "
-        "written into the artifact.",
-        "Remove it and set the variable where the server runs.",
+        "A variable of `serve.env` or a flag of `serve.extra_args` is named like a secret (token, password, "
+        "secret, key). Its value would be written into the artifact, and a flag's be seen in the list of "
+        "processes.",
+        "Remove it, and set the variable that the message names where the server runs.",
     ),
     "E0704": Code(
         "path leaves the recipe's folder",
@@ -965,6 +975,25 @@ PATHS: dict[str, Code] = {
         "output over the artifact's files",
         "checkpoint.directory or merge.output is the artifact's folder itself or a file or folder of it.",
         "A folder of another name.",
+    ),
+    "E0707": Code(
+        "character that would be read as something else",
+        "A path, name or address holds a line break, another control character or a mark that turns the "
+        "direction of writing: it would end the comment or the command that it is written into, or look like "
+        "another. An output's folder is also read by the shell of the machine that it is fetched from.",
+        "Write it without that character; rename the file.",
+    ),
+    "E0708": Code(
+        "link out of the recipe's folder",
+        "A file that the artifact takes along is a symbolic link, or lies behind one, to a place outside of "
+        "the recipe's folder. What is there would be copied into the artifact, whatever it is.",
+        "Put a copy of the file below the recipe's folder.",
+    ),
+    "E0709": Code(
+        "name that Python would import",
+        "The file lies in the artifact, beside train.py, under the name of a module that the scripts import: "
+        "Python would run it in the module's place, also where the recipe names it as text or as data.",
+        "Another name, or a folder of another name.",
     ),
 }
 
@@ -1015,11 +1044,6 @@ UNAVAILABLE: dict[str, Code] = {
         "The serving accelerator spans several machines.",
         "A slice of one host.",
     ),
-    "E0932": Code(
-        "shared A with TorchAX",
-        "PEFT, whose adapters the TorchAX backend trains, gives each projection an A of its own.",
-        "`kv: independent`, or the backend tunix.",
-    ),
     "E0933": Code(
         "experts with TorchAX",
         "transformers' expert layers choose their rows by the data, which jax does not compile.",
@@ -1055,10 +1079,10 @@ UNAVAILABLE: dict[str, Code] = {
         "`name: adamw`, or build without `--backend trl`.",
     ),
     "E0922": Code(
-        "shared A with TRL",
-        "The recipe is built for TRL; PEFT gives each projection an A of its own, and `kv: shared` has one "
-        "for key and value.",
-        "`kv: independent`, or build without `--backend trl`.",
+        "shared A with PEFT",
+        "The recipe is built for TRL or TorchAX, which train PEFT's adapters; PEFT gives each projection an "
+        "A of its own, and `kv: shared` has one for key and value.",
+        "`kv: independent`, or build without that `--backend`.",
     ),
     "E0923": Code(
         "int8 with TRL",
@@ -1226,18 +1250,20 @@ PORT: dict[str, Code] = {
     ),
     "E1143": Code(
         "data set that cannot be read here",
-        "A ported file names no data set, or one that lies where a recipe cannot read it.",
-        "Copy it to a file or to the Hugging Face hub, and name that.",
+        "A ported file names no data set, one of a kind that is not known here, or one that lies where a "
+        "recipe cannot read it.",
+        "Copy it to a file or to the Hugging Face hub, and name that, in the file or with `--set` under the "
+        "source's own key.",
     ),
     "E1144": Code(
         "key missing from a config",
-        "A key that the ported tool has no default for is missing, or its value means nothing to the tool.",
+        "A key that the ported tool has no default for is missing: the model, the optimizer, a rank.",
         "Add the key, as the message says.",
     ),
     "E1145": Code(
         "keys that exclude each other",
-        "The ported tool itself refuses these keys together, or one without the other.",
-        "Keep one of them, or add the other.",
+        "The ported tool itself stops on these keys together, or on one without the other.",
+        "Keep one of them, or change the other as the help says.",
     ),
     "E1146": Code(
         "quantised base without adapters",
@@ -1252,7 +1278,7 @@ PORT: dict[str, Code] = {
     ),
     "E1148": Code(
         "no targets for adapters",
-        "The ported file trains adapters, and does not say of what.",
+        "The ported file trains adapters, and does not say of what, and PEFT has no choice of its own.",
         "Name the target modules.",
     ),
     "E1149": Code(
@@ -1274,7 +1300,8 @@ PORT: dict[str, Code] = {
     ),
     "E1160": Code(
         "value that the tool does not take",
-        "A key of the source has a value of another type than its tool reads, or a word unknown to it.",
+        "A key of the source has a value of another type or range than its tool reads, or a word unknown to "
+        "it.",
         "Correct the value, or remove the key: its default then holds.",
     ),
     "E1161": Code(
@@ -1290,7 +1317,7 @@ PORT: dict[str, Code] = {
     ),
     "E1163": Code(
         "algorithm without a counterpart",
-        "The source asks for an optimizer, a schedule, a loss or a kind of training that is not among the "
+        "The source asks for an optimizer, a schedule, a loss or a style of prompts that is not among the "
         "recipe's, and that no other comes near.",
         "Choose one of those that the message or the help names.",
     ),
@@ -1300,38 +1327,10 @@ PORT: dict[str, Code] = {
         "told without knowing the model.",
         "Name the model's projections, or all-linear.",
     ),
-    "E1165": Code(
-        "no model that is known",
-        "The source names no model, or one of which neither the catalogue nor a config.json at hand tells "
-        "the sizes.",
-        "Give another one with `--set` under the source's own key.",
-    ),
-    "E1166": Code(
-        "full fine-tuning with quantised base",
-        "The source quantises the base and trains all weights, which are then no numbers that a gradient "
-        "can change.",
-        "Train adapters, or remove the quantisation.",
-    ),
-    "E1167": Code(
-        "no data set that can be read",
-        "The source names no data set, one whose place a recipe cannot name, or one of a kind that is not "
-        "known here.",
-        "Name a file or a data set of the hub with `--set` under the source's own key.",
-    ),
     "W1168": Code(
         "format of the data guessed",
         "The tool tells by the columns of the data set what its rows are, and the data set is not at hand.",
         "Look at the data set, and set `data.format` and `data.loss_on` in the recipe.",
-    ),
-    "E1169": Code(
-        "keys at odds",
-        "Two keys of the source ask for what cannot be had together; the tool stops on it too.",
-        "Keep one of them.",
-    ),
-    "E1170": Code(
-        "beyond text",
-        "The source trains on images or sound, or a model for them; a recipe trains on text alone.",
-        "Port the configuration of a text model.",
     ),
 }
 
@@ -1406,8 +1405,9 @@ LAUNCH: dict[str, Code] = {
 RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
     *("E0911", "E0912", "N0916", "E0917", "N0918"),
+    *("E0628", "E0932", "E1165", "E1166", "E1167", "E1169", "E1170"),
 )
-"""Codes of earlier versions, of what is available now; none is used again."""
+"""Codes of earlier versions, of what is available now or what another code says; none is used again."""
 
 CODES: dict[str, Code] = {
     **FILES,

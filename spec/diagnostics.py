@@ -36,7 +36,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One finding.
+    """What is said of one fault.
 
     Attributes:
         code: one of spec.codes; its letter is the severity.
@@ -44,6 +44,7 @@ class Diagnostic:
         path: the recipe path it is about, e.g. "data.train[0].path"; "" for the file as a whole.
         help: what to write instead; may have several lines.
         span: where; None until `spec.load.locate` has found it, or when there is no place.
+        at_key: whether the path's key is at fault, which has to go or to be renamed, rather than its value.
 
     Raises:
         ValueError: for a code that spec.codes does not list.
@@ -54,6 +55,7 @@ class Diagnostic:
     path: str = ""
     help: str | None = None
     span: Span | None = None
+    at_key: bool = False
 
     def __post_init__(self) -> None:
         if self.code not in CODES:
@@ -117,7 +119,7 @@ def json_text(values: Any) -> str:
     """Values as JSON to be printed: letters as they are, and escaped what could steer a terminal."""
     text = json.dumps(values, indent=2, ensure_ascii=False)
     return "".join(
-        c if c == "\n" or unicodedata.category(c) not in _UNSHOWN else json.dumps(c)[1:-1] for c in text
+        c if c == "\n" or unicodedata.category(c) not in UNSHOWN else json.dumps(c)[1:-1] for c in text
     )
 
 
@@ -168,7 +170,8 @@ def _columns(character: str) -> int:
 
 def printable(text: str) -> str:
     """The text with control characters and lone surrogates replaced, so that it cannot steer a terminal."""
-    return "".join("\ufffd" if c not in "\n\t" and unicodedata.category(c) in _UNSHOWN else c for c in text)
+    return "".join("\ufffd" if c not in "\n\t" and unicodedata.category(c) in UNSHOWN else c for c in text)
 
 
-_UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+UNSHOWN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Categories of the characters that end lines, steer terminals or cannot be seen."""

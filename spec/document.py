@@ -32,6 +32,9 @@ from spec.yaml_errors import explain
 
 MAX_DEPTH = 32
 
+MOST_FAULTS = 100
+"""Faults of one file that are told; each keeps its line, which may be the whole file."""
+
 LINE_BREAK = re.compile(r"\r\n|[\n\r]")
 """What ends a line in YAML 1.2; the other line breaks of Unicode are letters to it."""
 
@@ -236,6 +239,8 @@ class _Reader:
         return self.refused(found.code, found.message, found.help, self.span(found.line, found.column))
 
     def report(self, code: str, message: str, help: str | None, span: Span) -> None:
+        if len(self.diagnostics) >= MOST_FAULTS:
+            raise self.refused(code, message, help, span)
         self.diagnostics.append(Diagnostic(code, message, help=help, span=span))
 
     def refused(self, code: str, message: str, help: str | None, span: Span) -> Refused:

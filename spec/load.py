@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 MAX_BYTES = 256 << 10
 """The largest file that is read, well above any recipe: reading it takes seconds."""
 
+MOST_EXTENDED = 16
+"""Files that extend one another, one after the other."""
+
+ENDINGS = (".yaml", ".yml")
+"""Of files that can be extended: of another file a diagnostic would show lines that are none of a recipe."""
+
 
 @dataclass
 class Loaded:
@@ -112,7 +118,7 @@ def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: li
     reported = {d.path for d in earlier if d.path}
     reported |= {join(where) for where, _, node in walk(root) if isinstance(node, Scalar) and node.unread}
     kept = [
-        replace(d, span=sources.span(d.path, key=d.path in verdict.at_key))
+        replace(d, span=sources.span(d.path, d.at_key))
         for d in verdict.diagnostics
         if d.path not in reported and not (incomplete and d.code in ("E0102", "E0110"))
     ]
@@ -208,11 +214,17 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
         return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
     target = Path(os.path.normpath(path.parent / name))
     real = os.path.realpath(target)  # unlike Path.resolve, it takes links that go round in a circle
+    if not _may_be_extended(name, real, path):
+        message = f"`{name}` is no recipe: `extends` takes a {' or '.join(ENDINGS)} file, in no hidden folder"
+        return None, [Diagnostic("E0020", message, "extends", "extends: base.yaml", span)]
     followed_real = [os.path.realpath(file) for file in followed]
     if real in followed_real:
         circle = [*followed[followed_real.index(real) :], target]
         message = f"`extends` goes round in a circle: {' -> '.join(map(display, circle))}"
         return None, [Diagnostic("E0022", message, "extends", "remove one of these `extends`", span)]
+    if len(followed) >= MOST_EXTENDED:
+        message = f"more than {MOST_EXTENDED} files extend one another"
+        return None, [Diagnostic("E0022", message, "extends", "put what they share into one file", span)]
     if not os.path.isfile(target):  # unlike Path.is_file, whatever the name is
         what = "is a folder" if os.path.isdir(target) else "does not exist"
         message = f"the extended file {display(target)} {what}"
@@ -220,6 +232,17 @@ def extended(root: Mapping, followed: tuple[Path, ...]) -> tuple[Path | None, li
             Diagnostic("E0021", message, "extends", "the path is relative to this file's folder", span)
         ]
     return target, []
+
+
+def _may_be_extended(name: str, real: str, path: Path) -> bool:
+    """Whether a file may be a recipe by its name, and by where it really lies.
+
+    Hidden folders hold other tools' settings, and often their passwords.
+    """
+    own = {part for part in Path(os.path.realpath(path)).parts if part.startswith(".")}
+    parts = [part for part in (*Path(name).parts, *Path(real).parts) if part not in ("..", ".")]
+    hidden = any(part.startswith(".") and part not in own for part in parts)
+    return not hidden and name.endswith(ENDINGS) and real.endswith(ENDINGS)
 
 
 def read_text(

@@ -9,7 +9,7 @@ from itertools import pairwise
 from spec import paths
 from spec.diagnostics import Diagnostic
 from spec.paths import Part
-from spec.tree import Mapping, Scalar, walk
+from spec.tree import Mapping, Node, Scalar, walk
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.)?env:[^}]*\}?")
 
@@ -26,6 +26,12 @@ _TOKENS: dict[str, str] = {
 }
 _ANY_TOKEN = re.compile("|".join(_TOKENS.values()))
 
+WANDB_KEY = re.compile(r"(?:\w+-)?(?=[A-Za-z]*\d)[A-Za-z0-9]{40,}|wandb_v\d+_\w{20,}")
+"""A key of Weights & Biases: 40 letters and digits or more, behind a prefix for a server of one's own. As
+many letters and digits are other things elsewhere, so that only its own place is searched for one."""
+
+_WANDB_PROJECT = ("train", "log", "wandb_project")
+
 _SECRET_WORDS = {
     "token",
     "password",
@@ -39,18 +45,25 @@ _SECRET_WORDS = {
 }
 _SECRET_PAIRS = {("api", "key"), ("access", "key"), ("private", "key"), ("secret", "key")}
 _HARMLESS_ENDS = {"path", "file", "dir", "parallelism", "threshold", "adaptive", "ids"}
+_COUNTS = {"id", "index", "num", "budgets", "bucket"}
+"""What a token is counted or numbered by, in names such as eos_token_id."""
+
+_VARIABLES = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
+"""By flag, the environment variable that the server reads its secret from."""
 
 
 def find(root: Mapping) -> Iterator[Diagnostic]:
     """Every reference to the environment and every likely secret in the tree."""
     for where, key, node in walk(root):
-        if _holds_secret(where) and isinstance(node, Scalar) and key is not None:
+        if _holds_secret(where) and not _is_switch(node) and key is not None:
+            variable = _VARIABLES.get(str(where[-1]).replace("_", "-"), "it")
             yield Diagnostic(
                 "E0703",
                 f"`{where[-1]}` is named like a secret, and its value would be written into the artifact",
                 paths.join(where),
-                "remove it, and set it in the environment where the server runs",
+                f"remove it, and set {variable} in the environment where the server runs",
                 key.span,
+                at_key=True,
             )
         texts = [(key.span, where[-1])] if key is not None else []
         if isinstance(node, Scalar) and isinstance(node.value, str):
@@ -77,6 +90,16 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
                     )
 
 
+def _is_switch(node: Node) -> bool:
+    """Whether a value only switches something, such as --allow-credentials."""
+    return isinstance(node, Scalar) and isinstance(node.value, bool)
+
+
+def _within_secret(where: tuple[Part, ...]) -> bool:
+    """Whether a value, or a list or mapping that it is in, is named like a secret."""
+    return any(_holds_secret(where[:end]) for end in range(3, len(where) + 1))
+
+
 def _holds_secret(where: tuple[Part, ...]) -> bool:
     if (
         len(where) < 3
@@ -86,7 +109,7 @@ def _holds_secret(where: tuple[Part, ...]) -> bool:
     ):
         return False
     words = [word for word in re.split(r"[^a-z0-9]+", where[-1].lower()) if word]
-    if not words or words[-1] in _HARMLESS_ENDS:
+    if not words or words[-1] in _HARMLESS_ENDS or ("token" in words and words[-1] in _COUNTS):
         return False
     return bool(_SECRET_WORDS & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
 
@@ -95,14 +118,26 @@ class Concealer:
     """Replaces what looks like a secret by stars, in texts that are shown."""
 
     def __init__(self, root: Mapping | None) -> None:
-        self.values: list[str] = []
+        self.values: set[str] = set()
         for where, _, node in walk(root) if root is not None else ():
-            if _holds_secret(where) and isinstance(node, Scalar) and node.value is not None:
-                self.values.append(str(node.value))
+            if isinstance(node, Scalar) and not _is_switch(node) and _is_secret(where, node):
+                # As it is spelt in the file, and as it is read: with escapes, 007 and 7, true and True.
+                span = node.place.span
+                spelt = span.text[span.column - 1 : span.column - 1 + span.length]
+                self.values |= {spelt.strip("\"'"), *str(node.value).splitlines()}
 
     def __call__(self, text: str) -> str:
         text = _ANY_TOKEN.sub(lambda match: "*" * len(match[0]), text)
-        for value in self.values:
+        for value in sorted(self.values, key=len, reverse=True):
             if len(value) >= 4:
                 text = text.replace(value, "*" * len(value))
         return text
+
+
+def _is_secret(where: tuple[Part, ...], node: Scalar) -> bool:
+    """Whether a value is a secret by its name, or lies in a list or a mapping that is."""
+    if node.value is None:
+        return False
+    if where == _WANDB_PROJECT:
+        return WANDB_KEY.fullmatch(str(node.value)) is not None
+    return _within_secret(where)

@@ -98,4 +98,4 @@ class Sources:
 
 def locate(diagnostics: Iterable[Diagnostic], sources: Sources) -> list[Diagnostic]:
     """The same diagnostics, with the places that their paths lead to."""
-    return [d if d.span is not None else replace(d, span=sources.span(d.path)) for d in diagnostics]
+    return [d if d.span is not None else replace(d, span=sources.span(d.path, d.at_key)) for d in diagnostics]

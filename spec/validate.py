@@ -5,13 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import re
-import types
-import typing
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
-from typing import Annotated, Any, Literal, Union
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -21,6 +17,7 @@ from spec.core_schema import flow, scalar
 from spec.diagnostics import Diagnostic
 from spec.language import Recipe, Section
 from spec.paths import Part
+from spec.structure import choices_of, field_at, paths_of_keys, section_at, sections
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,6 @@ class Verdict:
     Attributes:
         recipe: None when there are diagnostics.
         diagnostics: without places.
-        at_key: the paths of which the key, rather than the value, is at fault.
         tentative: when there are diagnostics: the recipe without what is at fault, as far as the rest
             can be understood without it; else None.
         doubtful: the paths whose values the tentative recipe made up.
@@ -38,43 +34,38 @@ class Verdict:
 
     recipe: Recipe | None
     diagnostics: list[Diagnostic]
-    at_key: frozenset[str] = frozenset()
     tentative: Recipe | None = None
     doubtful: frozenset[str] = frozenset()
 
 
 def validate(raw: dict[str, Any]) -> Verdict:
     """Builds the Recipe, or says everything that is wrong with the mapping."""
-    recipe, diagnostics, at_key = _attempt(raw)
+    recipe, diagnostics = _attempt(raw)
     if not diagnostics:
         return Verdict(recipe, [])
     rest, doubtful = _without_faults(raw, diagnostics)
-    tentative, more, _ = _attempt(rest) if rest is not None else (None, [], at_key)
-    return Verdict(None, diagnostics, frozenset(at_key), None if more else tentative, frozenset(doubtful))
+    tentative, more = _attempt(rest) if rest is not None else (None, [])
+    return Verdict(None, diagnostics, None if more else tentative, frozenset(doubtful))
 
 
-def _attempt(raw: dict[str, Any]) -> tuple[Recipe | None, list[Diagnostic], set[str]]:
-    """The recipe, the diagnostics, and the paths whose key is at fault."""
+def _attempt(raw: dict[str, Any]) -> tuple[Recipe | None, list[Diagnostic]]:
+    """The recipe, and the diagnostics."""
     recipe = None
     diagnostics: list[Diagnostic] = []
-    at_key: set[str] = set()
     try:
         recipe = Recipe.model_validate(raw)
     except ValidationError as errors:
         for error in errors.errors(include_url=False):
             if error["type"] == "default_factory_not_called":
                 continue
-            diagnostic = _diagnostic(dict(error))
-            diagnostics.append(diagnostic)
-            if diagnostic.code == "E0101":
-                at_key.add(diagnostic.path)
-    for where, section, given in _sections(Recipe, raw, ()):
+            diagnostics.append(_diagnostic(dict(error)))
+    for where, section, given in sections(Recipe, raw, ()):
         for problem in section.crosscheck(given):
             path = paths.join((*where, *problem.key))
-            diagnostics.append(Diagnostic(problem.code, problem.message, path, problem.help))
-            if problem.at_key:
-                at_key.add(path)
-    return recipe, diagnostics, at_key
+            diagnostics.append(
+                Diagnostic(problem.code, problem.message, path, problem.help, at_key=problem.at_key)
+            )
+    return recipe, diagnostics
 
 
 def _without_faults(
@@ -102,7 +93,7 @@ def _without_faults(
         if not isinstance(parent, dict) or where[-1] not in parent:
             continue
         value = parent.pop(where[-1])
-        meant = _near(str(where[-1]), section_at(where[:-1])) if diagnostic.code == "E0101" else None
+        meant = _near(str(where[-1]), where[:-1]) if diagnostic.code == "E0101" else None
         if meant is not None and meant not in parent:
             parent[meant] = value
     if "recipe" in doubtful:
@@ -110,60 +101,6 @@ def _without_faults(
     if "name" in doubtful:
         rest["name"] = "unnamed"
     return rest, doubtful
-
-
-def _sections(
-    kind: type[Section], given: Any, where: tuple[Part, ...]
-) -> Iterator[tuple[tuple[Part, ...], type[Section], Mapping[str, Any]]]:
-    """Every section of the language that the raw mapping gives, with its path."""
-    if not isinstance(given, dict):
-        return
-    yield where, kind, given
-    for name, info in kind.model_fields.items():
-        inner, is_list = _section_of(info.annotation)
-        value = given.get(name)
-        if inner is None:
-            continue
-        if not is_list:
-            yield from _sections(inner, value, (*where, name))
-        elif isinstance(value, list):
-            for index, item in enumerate(value):
-                yield from _sections(inner, item, (*where, name, index))
-
-
-def _section_of(annotation: Any) -> tuple[type[Section] | None, bool]:
-    """The Section that an annotation holds, and whether in a list."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation, False
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return _section_of(arguments[0])
-    if origin is list:
-        return _section_of(arguments[0])[0], True
-    if origin in (Union, types.UnionType):
-        found = [pair for pair in map(_section_of, arguments) if pair[0]]
-        return found[0] if found else (None, False)
-    return None, False
-
-
-def section_at(parts: tuple[Part, ...]) -> type[Section] | None:
-    """The language's section at a path, or None when the path leads to no section."""
-    kind: type[Section] | None = Recipe
-    for part in parts:
-        if isinstance(part, int):
-            continue
-        info = kind.model_fields.get(part) if kind else None
-        kind = _section_of(info.annotation)[0] if info else None
-    return kind
-
-
-def field_at(parts: tuple[Part, ...]) -> FieldInfo | None:
-    """The language's field at a path, or None; the field of the list for one of its items."""
-    names = [part for part in parts if isinstance(part, str)]
-    if not names:
-        return None
-    kind = section_at(tuple(names[:-1]))
-    return kind.model_fields.get(names[-1]) if kind else None
 
 
 def _diagnostic(error: dict[str, Any]) -> Diagnostic:
@@ -176,8 +113,8 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
         message, help = context["message"], context["help"]
         return Diagnostic(kind, message, path + context["at"], help)
     if kind == "extra_forbidden":
-        message, help = _unknown(where)
-        return Diagnostic("E0101", message, path, help)
+        message, help = _unknown(where, value)
+        return Diagnostic("E0101", message, path, help, at_key=True)
     if kind == "missing":
         parent = f"`{paths.join(where[:-1])}`" if len(where) > 1 else "the recipe"
         example = flow(info.examples[0]) if info and info.examples else "..."
@@ -201,7 +138,7 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
             f"`{path}` must be {form}, not {shown(value)}" if form else f"`{path}` cannot be {shown(value)}"
         )
         return Diagnostic("E0106", message, path, _example(where, info))
-    nullable = info is not None and isinstance(where[-1], str) and _choices(info.annotation)[1]
+    nullable = info is not None and isinstance(where[-1], str) and choices_of(info.annotation)[1]
     wanted = _WANTED.get(kind, "of another kind") + (" or null" if nullable else "")
     if nullable and str(value).lower() in _NULL_WORDS:
         return Diagnostic("E0103", f"`{path}` must be {wanted}, not {sort(value)}", path, _null(where))
@@ -324,7 +261,7 @@ def _number_in(text: str) -> Any:
 
 
 def _choice(where: tuple[Part, ...], path: str, value: Any, info: FieldInfo | None) -> Diagnostic:
-    choices, nullable = _choices(info.annotation if info else None)
+    choices, nullable = choices_of(info.annotation if info else None)
     words = [*choices, *(["null"] if nullable else [])]
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
     message = f"`{path}` must be {listed}, not {shown(value)}"
@@ -338,47 +275,46 @@ def _choice(where: tuple[Part, ...], path: str, value: Any, info: FieldInfo | No
     return Diagnostic("E0104", message, path, help)
 
 
-def _choices(annotation: Any) -> tuple[list[str], bool]:
-    """The words of the Literal within an annotation, and whether null is one of the choices."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Literal:
-        return [str(word) for word in arguments], False
-    if origin in (Annotated, list):
-        return _choices(arguments[0])
-    if origin in (Union, types.UnionType):
-        words = [word for argument in arguments for word in _choices(argument)[0]]
-        return words, type(None) in arguments or any(_choices(argument)[1] for argument in arguments)
-    return [], False
-
-
-def _unknown(where: tuple[Part, ...]) -> tuple[str, str | None]:
-    """Message and help for an unknown key."""
+def _unknown(where: tuple[Part, ...], value: Any) -> tuple[str, str | None]:
+    """Message and help for an unknown key with its value."""
     name = str(where[-1])
     section = section_at(where[:-1])
     place = f" in `{paths.join(where[:-1])}`" if len(where) > 1 else ""
     message = f"unknown key {shown(name)}{place}"
     known = list(section.model_fields) if section else []
     lowered = name.lower().replace("-", "_")
-    near = _near(name, section)
+    near = _near(name, where[:-1])
     if near:
         return message, f"did you mean `{near}`?"
-    elsewhere = _paths_of_keys().get(lowered, [])
+    elsewhere = paths_of_keys().get(lowered, [])
+    if lowered in _ELSEWHERE:
+        return message, f"here it is `{_nested(_ELSEWHERE[lowered], value)}`"
     if len(elsewhere) == 1:
         section_name = elsewhere[0].rpartition(".")[0]
-        owner = f"`{section_name}`: `{elsewhere[0]}`" if section_name else "the recipe, not to a section"
-        return message, f"`{lowered}` belongs to {owner}"
-    if lowered in _ELSEWHERE:
-        return message, f"here it is called `{_ELSEWHERE[lowered]}`"
+        owner = f"`{section_name}`" if section_name else "the recipe, not to a section"
+        return message, f"`{lowered}` belongs to {owner}: `{_nested(elsewhere[0], value)}`"
     loosely = get_close_matches(lowered, known, 1, 0.5)
     if loosely:
         return message, f"did you mean `{loosely[0]}`?"
     return message, f"its keys are {', '.join(known)}" if section else None
 
 
-def _near(name: str, section: type[Section] | None) -> str | None:
-    """The key of a section that a misspelt one surely means."""
+def _nested(path: str, value: Any) -> str:
+    """The lines of a key and of the sections that it lies in, as one: "train: {optimizer: {eps: 1.0e-6}}"."""
+    first, *rest = path.split(".")
+    for name in reversed(rest):
+        value = {name: value}
+    return f"{first}: {flow(value)}"
+
+
+def _near(name: str, place: tuple[Part, ...]) -> str | None:
+    """The key of the section at a place that a misspelt one surely means."""
+    section = section_at(place)
     known = list(section.model_fields) if section else []
     lowered = name.lower().replace("-", "_")
+    here, _, meant = _ELSEWHERE.get(lowered, "").rpartition(".")
+    if meant:
+        return meant if here == paths.join(place) else None
     near = [lowered] if lowered in known else get_close_matches(lowered, known, 1, 0.75)
     return near[0] if near else None
 
@@ -399,21 +335,3 @@ _ELSEWHERE = {
     "num_slices": "mesh.axes.dcn",
 }
 """What other tools call a key, and its path here."""
-
-
-@cache
-def _paths_of_keys() -> dict[str, list[str]]:
-    """The paths at which the language has each key."""
-    out: dict[str, list[str]] = {}
-    for path in _all_paths():
-        out.setdefault(path.rpartition(".")[2], []).append(path)
-    return out
-
-
-def _all_paths(kind: type[Section] = Recipe, where: str = "") -> Iterator[str]:
-    for name, info in kind.model_fields.items():
-        path = f"{where}.{name}" if where else name
-        inner, is_list = _section_of(info.annotation)
-        yield path
-        if inner is not None and not is_list:
-            yield from _all_paths(inner, path)

@@ -13,7 +13,9 @@ VERSION = 1
 KEY = "recipe"
 """The key that says a file's version, in every version of the language."""
 
-UPDATE = "update recipec: `pip install --upgrade recipec`, or `upgrade recipec` of pipx or `uv tool`"
+UPDATE = (
+    "update recipec: `git pull` and `make .venv` in its clone, or `pipx install --force` of a newer wheel"
+)
 """The help for a file that only a later compiler reads."""
 
 

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.pipeline import QUICK_TO_COMPILE
+from compiler.artifact_run import QUICK_TO_COMPILE
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What is tested are programs that run for a moment: XLA's and LLVM's optimisations of them would take most of
-# the time.
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_TO_COMPILE}"
+# the time, and so would cutting each into parts that threads compile.
+IN_ONE_PIECE = "--xla_cpu_parallel_codegen_split_count=1"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICK_TO_COMPILE} {IN_ONE_PIECE}"
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # A shell's background job ignores SIGINT, nohup's SIGHUP, and so would the scripts that tests interrupt.
@@ -63,3 +64,25 @@ def temporary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """The id of a case: what a list, a tuple or a mapping holds, where pytest would number it."""
+    if not isinstance(val, list | tuple | dict) or (text := _written(val)) is None:
+        return None
+    text = text.encode("unicode_escape").decode("ascii")
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _written(value: object) -> str | None:
+    """A value as a recipe would have it; None where a part of it is no plain value, whose text may be another
+    in another process."""
+    if isinstance(value, dict):
+        parts = [(_written(key), _written(part)) for key, part in value.items()]
+        if any(None in pair for pair in parts):
+            return None
+        return "{" + ", ".join(f"{key}: {part}" for key, part in parts) + "}"
+    if isinstance(value, list | tuple):
+        items = [_written(part) for part in value]
+        return None if None in items else f"[{', '.join(str(item) for item in items)}]"
+    return str(value) if value is None or isinstance(value, str | int | float) else None

@@ -1,4 +1,4 @@
-"""The semantic checks: one module per section of the recipe, each a function from facts to findings."""
+"""The semantic checks: one module per section of the recipe, each a function from facts to diagnostics."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CHECKS = (
 
 
 def run_checks(facts: Facts) -> list[Diagnostic]:
-    """Every finding of every check, in the order of the sections."""
+    """Every diagnostic of every check, in the order of the sections."""
     return [diagnostic for check in CHECKS for diagnostic in check(facts)]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from compiler import catalog
 from compiler.catalog import FAMILY_TITLES
-from compiler.checks.formats import is_dataset, is_known
-from compiler.checks.paths import escapes, is_inline
+from compiler.checks.formats import LOSS_ON, is_known
 from compiler.facts import Facts
+from compiler.sources import escapes, is_dataset, is_inline, leads_out
 from compiler.steps import held_out, read_local
 from compiler.wording import listing, plural
 from runtime.families import FAMILIES
@@ -36,13 +36,15 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _tokenizer(facts)
     yield from _template(facts)
     yield from _length(facts)
-    if facts.recipe.data.loss_on == "all" and facts.recipe.data.format != "text":
+    first, *others = LOSS_ON[facts.recipe.data.format]
+    if facts.recipe.data.loss_on == "all" and "all" in others:
+        answers = "the assistant's tokens" if first == "assistant" else "the completions' tokens"
         yield Diagnostic(
             "W0408",
-            "every token carries loss, the user's too: the model also learns to write the prompts, and its "
-            "loss is not comparable with a run on the assistant's tokens alone",
+            "every token carries loss, the prompts' too: the model also learns to write these, and its loss "
+            f"is not comparable with a run on {answers} alone",
             "data.loss_on",
-            "loss_on: assistant",
+            f"loss_on: {first}",
         )
 
 
@@ -60,7 +62,7 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                     f"`{path}` is trained on and evaluated on: the evaluation's loss says nothing about "
                     "new samples",
                     where,
-                    "hold some samples out, in a file or split of their own",
+                    "eval_fraction: 0.05 in place of eval, which holds samples out, or a file of others",
                 )
             elif _is_local(facts, path) and not (facts.folder / path).exists():
                 yield Diagnostic(
@@ -77,26 +79,28 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
         if "eval_seed" in data.model_fields_set:
             yield Diagnostic(
                 "W0421",
-                "eval_seed has no effect: without eval_fraction no rows are held out",
+                "eval_seed has no effect: without eval_fraction no samples are held out",
                 "data.eval_seed",
-                "remove the line, or give data.eval_fraction",
+                "remove the line, or add eval_fraction: 0.05",
+                at_key=True,
             )
         return
     if data.eval:
         yield Diagnostic(
             "E0420",
-            "data.eval names rows to evaluate on, and eval_fraction holds out others",
-            facts.first_given("data.eval_fraction", "data.eval"),
-            "remove one of the two",
+            "data.eval names samples to evaluate on, and eval_fraction holds out others",
+            "data.eval_fraction",
+            "remove the line, or data.eval",
+            at_key=True,
         )
     local = None if _leaves(facts) else read_local(facts.folder, data.train)
     if local is not None and local.rows and held_out(data.eval_fraction, local.rows) == local.rows:
         yield Diagnostic(
             "E0422",
-            f"eval_fraction {data.eval_fraction:g} of the {plural(local.rows, 'row')} of data.train, rounded "
-            "up, leaves none to train on",
+            f"eval_fraction {data.eval_fraction:g} of the {plural(local.rows, 'sample')} of data.train, "
+            "rounded up, leaves none to train on",
             "data.eval_fraction",
-            "a smaller share, or more rows",
+            "eval_fraction: 0.1" if local.rows > 1 else "remove the line, or give more samples",
         )
 
 
@@ -138,13 +142,13 @@ def _template(facts: Facts) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "E0405",
                 f"`{model.id}` is not tuned for chat, and its tokenizer has no chat template",
-                "data.format",
-                f"{_tuned(model.id)}give data.chat_template",
+                facts.first_given("data.format", "model.id"),
+                f"{_tuned(model.id)}data: {{chat_template: chat.jinja}} with a template of your own",
             )
         return
     text = data.chat_template
     if not is_inline(text):
-        if escapes(text):
+        if escapes(text) or leads_out(facts.folder, text):
             return
         try:
             file = facts.folder / text
@@ -194,7 +198,7 @@ def _tuned(model_id: str) -> str:
     plain = model_id.removesuffix("-pt").removesuffix("-Base")
     names = (f"{plain}{ending}" for ending in ("-it", "-Instruct", ""))
     known = next((name for name in names if name != model_id and name in catalog.entries()), None)
-    return f"train `{known}`, or " if known else ""
+    return f"model: {{id: {known}}}, or " if known else ""
 
 
 def _length(facts: Facts) -> Iterator[Diagnostic]:
@@ -207,6 +211,7 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
             f"max_length {data.max_length} is no multiple of {LANES}, the width of the TPU's registers: "
             f"{up} costs the same",
             "data.max_length",
+            f"max_length: {up}",
         )
     if data.packing or data.format == "preference":
         return

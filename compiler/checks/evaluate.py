@@ -7,17 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from compiler import catalog, pins
-from compiler.checks.paths import escapes
 from compiler.facts import Facts
+from compiler.sources import asks_chats, escapes, leads_out
+from compiler.wording import line
 from runtime.serving.evaluate_prompts import parse
 from spec.diagnostics import Diagnostic
 from spec.paths import join
 
 if TYPE_CHECKING:
-    from spec.language import Recipe
-
-TEXT_FORMATS = ("text", "prompt_completion")
-"""Formats of data that know no turns."""
+    pass
 
 CODES = {"file": "E0650", "line": "E0651", "regex": "E0652"}
 """By kind of fault in a file of prompts."""
@@ -40,12 +38,13 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
                 "serve: {accelerator: v6e-8}",
             )
     elif evaluate.max_tokens >= serve.max_model_len and (evaluate.prompts or evaluate.tasks):
+        place = facts.first_given("evaluate.max_tokens", "serve.max_model_len")
         yield Diagnostic(
             "E0655",
             f"max_tokens {evaluate.max_tokens:,} leaves no room for a prompt: the server takes "
             f"{serve.max_model_len:,} tokens of prompt and answer (serve.max_model_len)",
-            facts.first_given("evaluate.max_tokens", "serve.max_model_len"),
-            f"max_tokens: {max(1, serve.max_model_len // 2)}, or a longer max_model_len",
+            place,
+            line("evaluate.max_tokens", max(1, serve.max_model_len // 2), place),
         )
     if evaluate.samples > 1 and evaluate.temperature == 0:
         yield Diagnostic(
@@ -56,11 +55,6 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     yield from _tasks(facts)
     yield from _prompts(facts)
-
-
-def asks_chats(recipe: Recipe) -> bool:
-    """Whether a prompt is a user's turn; else it is text to go on with."""
-    return recipe.data.format not in TEXT_FORMATS
 
 
 def _tasks(facts: Facts) -> Iterator[Diagnostic]:
@@ -91,7 +85,7 @@ def _is_multimodal(facts: Facts) -> bool:
 def _prompts(facts: Facts) -> Iterator[Diagnostic]:
     path = facts.recipe.evaluate.prompts
     where = "evaluate.prompts"
-    if path is None or escapes(path):
+    if path is None or escapes(path) or leads_out(facts.folder, path):
         return
     if "://" in path:
         yield Diagnostic(
@@ -105,7 +99,7 @@ def _prompts(facts: Facts) -> Iterator[Diagnostic]:
     for fault in faults[:SHOWN]:
         place = path if fault.line is None else f"{path}:{fault.line}"
         help = fault.help
-        if fault.line is None and help is None:
+        if not (facts.folder / path).exists():
             help = "the path is relative to the recipe's folder"
         yield Diagnostic(CODES[fault.kind], f"{place}: {fault.message}", where, help)
     if len(faults) > SHOWN:

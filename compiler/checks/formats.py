@@ -8,34 +8,14 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
-from compiler.checks.paths import escapes
 from compiler.facts import Facts
+from compiler.sources import COMPRESSIBLE, ENDINGS, escapes, is_dataset, leads_out
 from compiler.wording import listing
+from runtime.data.formats import FIELDS, LOSS_ON
 from spec.diagnostics import Diagnostic
 from spec.paths import join
 
-FIELDS = {
-    "chat": ("messages", "tools", "role", "content"),
-    "instruction": ("instruction", "input", "output", "system", "history"),
-    "prompt_completion": ("prompt", "completion", "tools", "role", "content"),
-    "text": ("text",),
-    "preference": ("prompt", "chosen", "rejected", "tools", "role", "content"),
-}
-"""What `data.fields` can rename in each format, as in runtime.data.formats, which brings numpy."""
-
-LOSS_ON = {
-    "chat": ("assistant", "last_assistant", "all"),
-    "instruction": ("completion", "assistant", "last_assistant", "all"),
-    "prompt_completion": ("completion", "all"),
-    "text": ("all",),
-    "preference": ("completion",),
-}
-"""Which tokens of each format can carry loss."""
-
-COMPRESSIBLE = (".jsonl", ".json", ".csv")
-ENDINGS = (*COMPRESSIBLE, ".parquet", ".arrow", ".array_record", ".arrayrecord")
-FILE = re.compile(r"\.((jsonl|json|csv)(\.(gz|zst))?|parquet|arrow|array_?record(-\d+-of-\d+)?)", re.I)
-"""The ending of a file's name that is read."""
+LARGEST_TRANSFORM = 2**20
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -50,13 +30,19 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
     data, objective = facts.recipe.data, facts.recipe.train.objective
     if (objective == "sft") != (data.format != "preference"):
         wanted = "preference" if objective != "sft" else "chat"
-        learnt = "sft" if data.format != "preference" else "dpo or orpo"
+        learnt = "sft" if data.format != "preference" else "dpo"
         what = "pairs of answers" if objective != "sft" else "samples to write"
+        place = facts.first_given("train.objective", "data.format")
+        ways = (
+            [f"objective: {learnt}", f"data: {{format: {wanted}}}"]
+            if place == "train.objective"
+            else [f"format: {wanted}", f"train: {{objective: {learnt}}}"]
+        )
         yield Diagnostic(
             "E0414",
             f"train.objective {objective} learns from {what}, and data.format is {data.format}",
-            facts.first_given("train.objective", "data.format"),
-            f"data.format: {wanted}, or train.objective: {learnt}",
+            place,
+            listing(ways, "or"),
         )
     if objective == "dpo" and facts.recipe.lora is None:
         yield Diagnostic(
@@ -64,8 +50,7 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
             "dpo compares the model with the one that training started from, which full fine-tuning does not "
             "keep in this version",
             "train.objective",
-            "add a lora section, without whose adapters the model is the one to compare with, or write "
-            "objective: orpo",
+            "objective: orpo, or lora: {rank: 16}, whose base model is then the one to compare with",
         )
     if data.format == "preference" and data.packing:
         yield Diagnostic(
@@ -96,7 +81,7 @@ def _fields(facts: Facts) -> Iterator[Diagnostic]:
         close = get_close_matches(name, known, n=1, cutoff=0.5)
         turned = data.fields[name] if data.fields[name] in known else None
         if turned:
-            way = f"the key is the format's name and the value the source's: {turned}: {name}"
+            way = f"{turned}: {name}, since the key is the format's name and the value the source's"
         else:
             hint = f"did you mean `{close[0]}`? " if close else ""
             way = f"{hint}the key is the format's name, the value the source's, as in {known[0]}: my_column"
@@ -105,6 +90,7 @@ def _fields(facts: Facts) -> Iterator[Diagnostic]:
             f"{data.format} data has no field `{name}`: it has {listing(known)}",
             join(("data", "fields", name)),
             way,
+            at_key=True,
         )
 
 
@@ -130,6 +116,7 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
                     f"`{source.path}` is a file, and only Hugging Face data sets have a split",
                     f"{where}.split",
                     "remove it, or name the data set, as hf://OWNER/NAME or as its folder",
+                    at_key=True,
                 )
             if source.config is not None and not (folder and source.path.startswith("hf://")):
                 yield Diagnostic(
@@ -137,12 +124,8 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
                     f"`{source.path}` has no configurations: only data sets of the Hugging Face hub do",
                     f"{where}.config",
                     "remove it, or name the data set as hf://OWNER/NAME",
+                    at_key=True,
                 )
-
-
-def is_dataset(path: str) -> bool:
-    """Whether a source is a Hugging Face data set, on the hub or a folder, by its name."""
-    return re.search(rf"{FILE.pattern}$", path, re.I) is None
 
 
 def is_known(path: str, folder: Path) -> bool:
@@ -165,10 +148,15 @@ def _transform(facts: Facts) -> Iterator[Diagnostic]:
     if transform is None:
         return
     path, _, name = transform.partition(":")
-    if escapes(path):
+    if escapes(path) or leads_out(facts.folder, path):
         return
     try:
-        module = ast.parse((facts.folder / path).read_bytes(), filename=path)
+        file = facts.folder / path
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise ValueError("it is no regular file")
+        if file.stat().st_size > LARGEST_TRANSFORM:
+            raise ValueError(f"it has more than {LARGEST_TRANSFORM:,} bytes")
+        module = ast.parse(file.read_bytes(), filename=path)
     except OSError:
         yield Diagnostic(
             "E0416",
@@ -177,7 +165,7 @@ def _transform(facts: Facts) -> Iterator[Diagnostic]:
             "the path is relative to the recipe's folder",
         )
         return
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)
         yield Diagnostic(
@@ -187,7 +175,7 @@ def _transform(facts: Facts) -> Iterator[Diagnostic]:
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if name not in functions:
         close = get_close_matches(name, functions, n=1, cutoff=0.5)
-        hint = f"did you mean `{close[0]}`? " if close else ""
+        hint = f"did you mean `{path}:{close[0]}`? " if close else ""
         has = f"it has {listing(f'`{f}`' for f in functions)}" if functions else "it has none"
         yield Diagnostic(
             "E0416", f"`{path}` has no function `{name}`", "data.transform", f"{hint}{has} at its top level"

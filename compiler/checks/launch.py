@@ -37,8 +37,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E1304",
             "spot capacity is what nobody has reserved, and `reservation` names what is",
-            facts.first_given("launch.reservation", "launch.spot"),
-            "keep one of the two",
+            "launch.reservation",
+            "remove the line, or write spot: false",
+            at_key=True,
         )
     yield from _unread(facts, launch.kind if named else launchers(facts.recipe, accelerator))
 
@@ -79,6 +80,8 @@ def _unread(facts: Facts, kinds: Sequence[str]) -> Iterator[Diagnostic]:
                 "N1305",
                 f"launch.{key} is for {names}, which this recipe is not launched with",
                 f"launch.{key}",
+                "remove the line",
+                at_key=True,
             )
     if launch.queue_for and "tpu-vm" in kinds and not launch.queued and "dcn" not in facts.axes:
         yield Diagnostic(

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from compiler.facts import Facts
-from compiler.wording import in_layers, listing, plural, ranges
+from compiler.wording import flow, in_layers, listing, plural, ranges
 from runtime.adapters import by_pattern, matches
 from spec.diagnostics import Diagnostic
 from spec.paths import join
@@ -55,7 +55,7 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
                 "E0303",
                 f"the target `{target}` is not a regular expression: {error}",
                 path,
-                r"name a projection such as q_proj, or write for example '.*\.[0-9]\.self_attn\.q_proj'",
+                r"q_proj, another projection, or an expression such as '.*\.[0-9]\.self_attn\.q_proj'",
             )
             return
     if facts.model is None or facts.layers is None:
@@ -78,7 +78,7 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
             f"none of the chosen layers has `{target}`: {facts.model.title} has it in "
             f"{in_layers(facts.model.architecture.layer_types, sorted(everywhere))}",
             path,
-            "choose other layers (lora.layers), or remove the target",
+            "remove the target, or write layers: all",
         )
     elif missing and plain:
         yield Diagnostic("N0307", *_missing_message(facts, section, target, missing, path))
@@ -108,7 +108,7 @@ def _missing_message(
         f"{layers} {'has' if len(missing) == 1 else 'have'} no v_proj: keys serve as values there, and "
         "without the target k_proj neither gets an adapter",
         path,
-        "add k_proj to the targets",
+        f"targets: {flow([*section.targets, 'k_proj'])}",
     )
 
 
@@ -159,7 +159,7 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             f"nothing would be trained: {facts.model.title} has the targets in "
             f"{in_layers(facts.model.architecture.layer_types, everywhere)}, and lora.layers chooses others",
             facts.first_given("lora.layers", "lora.targets"),
-            "choose other layers or other targets",
+            "layers: all",
         )
 
 
@@ -197,7 +197,11 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 re.compile(pattern)
             except re.error as error:
                 yield Diagnostic(
-                    "E0303", f"`{pattern}` is not a regular expression: {error}", where, "name a projection"
+                    "E0303",
+                    f"the pattern `{pattern}` is not a regular expression: {error}",
+                    where,
+                    "name a projection, for example q_proj: 8",
+                    at_key=True,
                 )
                 continue
             if not any(by_pattern({pattern: 1}, name, 0) for names in adapted for name in names):
@@ -205,9 +209,10 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 hint = f"did you mean `{close[0]}`? " if close else ""
                 yield Diagnostic(
                     "E0313",
-                    f"`{pattern}` matches no projection that has an adapter",
+                    f"the pattern `{pattern}` matches no projection that has an adapter",
                     where,
                     f"{hint}adapted are {listing(projections)}",
+                    at_key=True,
                 )
     if section.kv != "shared":
         return
@@ -257,17 +262,17 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "A starts uniform within sqrt(6 / fan_in), 2.4 times PEFT's bound of 1 / sqrt(fan_in): runs "
             "are not comparable with PEFT's at the same learning rate",
             "lora.init",
+            "init: peft",
         )
+    usual = round(section.rank**0.5) if section.rslora else section.rank
     scale = section.alpha / (section.rank**0.5 if section.rslora else section.rank)
     if scale > SENSIBLE_SCALE:
         yield Diagnostic(
             "W0311",
             f"alpha / {'sqrt(rank)' if section.rslora else 'rank'} is {scale:g}: the adapters' product is "
             "multiplied by it",
-            "lora.alpha",
-            "usual is a factor of 1 or 2"
-            if section.rslora
-            else f"usual is alpha = rank ({section.rank}) or twice that",
+            facts.first_given("lora.alpha", "lora.rslora"),
+            f"alpha: {usual:g} or {2 * usual:g}, for a factor of 1 or 2",
         )
     if facts.model is not None:
         narrowest = min(
@@ -284,7 +289,7 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 f"rank {section.rank} is above the width {narrowest} of a projection of "
                 f"{facts.model.title}: more numbers than the weight itself",
                 "lora.rank",
-                f"a rank of at most {narrowest}",
+                f"rank: {narrowest}",
             )
 
 
@@ -294,7 +299,7 @@ def _nearest(facts: Facts, target: str) -> str:
     if re.fullmatch(r"\w+", target) is None:
         if any(re.search(target, module) for module in whole):
             wider = f'".*{target.strip("^$")}.*"'
-            return f"an expression has to match the whole module name, such as {whole[0]}: write {wider}"
+            return f"{wider}, since it has to match the whole module name, such as {whole[0]}"
         return f"module names are such as {whole[0]} and {whole[-1]}"
     close = get_close_matches(target, names, n=1, cutoff=0.5)
     hint = f"did you mean `{close[0]}`? " if close else ""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from compiler.facts import Facts
-from compiler.hardware import arranged, host_counts
+from compiler.hardware import arranged, from_name, host_counts, known_names
+from compiler.sizes import BYTES, optimizer_bytes
 from compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
 from runtime.families import Architecture
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from spec.language import Recipe
-
-BYTES = {"bfloat16": 2, "float32": 4}
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -55,13 +54,11 @@ def _product(facts: Facts) -> Iterator[Diagnostic]:
     reason = ""
     if accelerator.name_counts == "tensorcores" and facts.recipe.mesh.accelerator:
         reason = f": the number in its name counts TensorCores, {accelerator.tensorcores_per_chip} to a chip"
-    each = accelerator.devices // slices
-    choices = [flow(arranged(slices, each // tp, tp)) for tp in _tensor_parallel_sizes(facts)]
     yield Diagnostic(
         "E0202",
         f"the mesh {spelled} needs {plural(product, 'device')}, and {of}`{named}` {have} {has}{reason}",
         "mesh.axes",
-        f"axes: {listing(choices, 'or')}",
+        _arrangements(facts),
     )
 
 
@@ -113,11 +110,11 @@ def _heads(facts: Facts) -> Iterator[Diagnostic]:
                     f"{has}, which tp={tp} does not divide: their weights are kept whole on each of the "
                     f"{tp} devices",
                     "mesh.axes.tp",
-                    _tp_help(facts),
+                    _arrangements(facts),
                 )
             else:
                 yield Diagnostic(
-                    "E0203", f"tp={tp} does not divide the heads: {has}", "mesh.axes.tp", _tp_help(facts)
+                    "E0203", f"tp={tp} does not divide the heads: {has}", "mesh.axes.tp", _arrangements(facts)
                 )
 
 
@@ -135,7 +132,7 @@ def _micro_batch(facts: Facts) -> Iterator[Diagnostic]:
         f"the {devices} devices share one sample at a time, and exchange activations in every layer: with "
         f"the weights split over fsdp instead, {most} samples are computed at once",
         "mesh.axes",
-        f"axes: {{fsdp: {most}, tp: {devices // most}}}",
+        f"axes: {flow(arranged(1, most, devices // most))}",
     )
 
 
@@ -159,8 +156,7 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
                 f"{recipe.train.optimizer.name} take {gib:.1f} GiB of each chip under this mesh, and a "
                 f"{accelerator.name} chip has {accelerator.hbm_gib:g} GiB",
                 "mesh.axes",
-                "train adapters (add a lora section), or split the weights over more devices: a larger "
-                "slice, or axes whose product is all of its devices",
+                f"lora: {{rank: 16}} trains adapters; {_wider(facts, size + state)}",
             )
         return
     gib = weight_gib(facts, size) * accelerator.devices_per_chip
@@ -170,39 +166,51 @@ def _memory(facts: Facts) -> Iterator[Diagnostic]:
             f"the base weights of {facts.model.title} in {facts.recipe.model.dtype} take {gib:.1f} GiB of "
             f"each chip under this mesh, and a {accelerator.name} chip has {accelerator.hbm_gib:g} GiB",
             "mesh.axes",
-            "split the weights over more devices: a larger slice, or axes whose product is all of its "
-            "devices",
+            _wider(facts, size),
         )
 
 
-MOMENTS = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}
-"""Arrays as large as the weights that each optimizer keeps, without sgd's momentum."""
+def _wider(facts: Facts, bytes_per_number: int) -> str:
+    """The smallest slice of the generation that holds the weights and takes the batch, as a help."""
+    accelerator, train = facts.accelerator, facts.recipe.train
+    assert accelerator is not None and accelerator.hbm_gib is not None
+    for name in known_names():
+        other = from_name(name)
+        if other.generation != accelerator.generation:
+            continue
+        for tp in _tensor_parallel_sizes(facts, other.devices):
+            sizes = arranged(1, other.devices // tp, tp)
+            whole = train.global_batch_size % (train.micro_batch_size * sizes["fsdp"]) == 0
+            gib = weight_gib(facts, bytes_per_number, sizes) * other.devices_per_chip
+            if whole and gib <= accelerator.hbm_gib:
+                return f"mesh: {{accelerator: {name}, axes: {flow(sizes)}}} holds them"
+    return "a mesh that splits the weights over more devices, with a global_batch_size for them"
 
 
 def state_bytes(recipe: Recipe) -> int:
     """Bytes for each weight of its gradient, float32 copy and optimizer state; 0 with adapters."""
     if recipe.lora is not None:
         return 0
-    optimizer, size = recipe.train.optimizer, BYTES[recipe.model.dtype]
-    master = recipe.model.dtype == "bfloat16" and optimizer.master_weights
-    moments = MOMENTS[optimizer.name] + (optimizer.name == "sgd" and optimizer.momentum > 0)
-    return size + (4 + moments * 4 if master else moments * size)
+    size = BYTES[recipe.model.dtype]
+    return size + optimizer_bytes(recipe, size)
 
 
-def weight_gib(facts: Facts, bytes_per_number: int) -> float:
-    """GiB of base weights on one device under the recipe's shardings."""
+def weight_gib(facts: Facts, bytes_per_number: int, axes: Mapping[str, int] | None = None) -> float:
+    """GiB of base weights on one device under the recipe's shardings.
+
+    Args:
+        axes: sizes of the mesh's axes; None for the recipe's.
+    """
+    sizes = facts.axes if axes is None else axes
     numbers = sum(
-        math.prod(parameter.shape)
-        / math.prod(facts.axes[axis] for axis in parameter.spec if axis is not None)
+        math.prod(parameter.shape) / math.prod(sizes[axis] for axis in parameter.spec if axis is not None)
         for parameter in facts.ruled
     )
     return numbers * bytes_per_number / 2**30
 
 
-def _tensor_parallel_sizes(facts: Facts) -> list[int]:
-    """The sizes of tp that divide every head count of the model, among the devices' divisors."""
-    accelerator = facts.accelerator
-    devices = accelerator.devices // accelerator.slices if accelerator else math.prod(facts.axes.values())
+def _tensor_parallel_sizes(facts: Facts, devices: int) -> list[int]:
+    """The sizes of tp that divide every head count of the model, among the divisors of a slice's devices."""
     sizes = divisors(devices)
     if facts.model is None:
         return sizes
@@ -211,9 +219,13 @@ def _tensor_parallel_sizes(facts: Facts) -> list[int]:
     return [tp for tp in sizes if all(count % tp == 0 for count in counts)]
 
 
-def _tp_help(facts: Facts) -> str:
-    sizes = _tensor_parallel_sizes(facts)
-    return f"tp can be {listing(sizes, 'or')} here; put the remaining devices on fsdp"
+def _arrangements(facts: Facts) -> str:
+    """The axes that fit the devices and the heads, as the recipe's line."""
+    accelerator = facts.accelerator
+    slices = accelerator.slices if accelerator else facts.axes.get("dcn", 1)
+    each = (accelerator.devices if accelerator else math.prod(facts.axes.values())) // slices
+    choices = [flow(arranged(slices, each // tp, tp)) for tp in _tensor_parallel_sizes(facts, each)]
+    return f"axes: {listing(choices, 'or')}"
 
 
 def _by_count(architecture: Architecture, of: str) -> dict[int, list[int]]:

@@ -1,13 +1,19 @@
-"""Paths: what a recipe names lies below its own folder, and outputs below the run's."""
+"""Paths: what a recipe names lies below its own folder, and outputs below the run's; and no name, path or
+address can be read as anything else where it is written to."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+import unicodedata
+from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
 from compiler.facts import Facts
-from spec.diagnostics import Diagnostic
+from compiler.sources import IMPORTABLE, escapes, is_inline, leads_out
+from spec.diagnostics import UNSHOWN, Diagnostic
+from spec.paths import Part, join
 
 ARTIFACT_FILES = (
     "README.md",
@@ -22,19 +28,45 @@ ARTIFACT_FILES = (
 )
 """What an artifact's folder holds already."""
 
+TEXTS = (
+    ("data", "chat_template"),
+    ("data", "fields"),  # columns of a file's own, whatever they are called
+    ("serve", "smoke_prompts"),
+    ("serve", "extra_args"),
+    ("serve", "env"),  # has a code of its own
+)
+"""Keys whose values may hold anything: each of their emitters quotes them."""
+
+RUN_BY_SHELLS = re.compile(r"\$\(|[`<>|&;]")
+"""What has a shell run something, or write it elsewhere."""
+
+
+IMPORTED = frozenset(
+    {
+        *sys.stdlib_module_names,
+        *("runtime", "jax", "jaxlib", "libtpu", "optax", "orbax", "flax", "tunix", "qwix", "grain", "numpy"),
+        *("safetensors", "transformers", "tokenizers", "huggingface_hub", "datasets", "pyarrow", "pandas"),
+        *("torch", "torchax", "peft", "trl", "accelerate", "ml_dtypes", "jinja2", "fsspec", "gcsfs", "wandb"),
+        *("tensorboardX", "tensorboard", "etils", "chex", "absl", "google", "yaml", "tqdm", "rich"),
+    }
+)
+"""Modules that an artifact's scripts import, whose place a file or folder beside them would take."""
+
+
+INSTEAD = {"checkpoint.directory": "checkpoints", "merge.output": "merged", "cache.directory": "cache"}
+"""A place for each output."""
+
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
+    yield from _characters(facts)
     recipe = facts.recipe
-    inputs = [(f"data.train[{i}].path", source.path) for i, source in enumerate(recipe.data.train)]
-    inputs += [(f"data.eval[{i}].path", source.path) for i, source in enumerate(recipe.data.eval)]
-    template = recipe.data.chat_template
-    if template is not None and not is_inline(template):
-        inputs.append(("data.chat_template", template))
-    if recipe.data.transform is not None:
-        inputs.append(("data.transform", recipe.data.transform.partition(":")[0]))
-    if recipe.evaluate.prompts is not None:
-        inputs.append(("evaluate.prompts", recipe.evaluate.prompts))
-    for where, path in inputs:
+    data = [(f"data.train[{i}].path", source.path) for i, source in enumerate(recipe.data.train)]
+    data += [(f"data.eval[{i}].path", source.path) for i, source in enumerate(recipe.data.eval)]
+    copied = _copied(facts)
+    yield from _shadowing([*data, *copied])
+    for where, path in copied:
+        yield from _linked(facts, where, path)
+    for where, path in [*data, *copied]:
         if escapes(path):
             yield Diagnostic(
                 "E0704",
@@ -45,24 +77,75 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _outputs(facts)
 
 
-def is_inline(template: str) -> bool:
-    """Whether `data.chat_template` is the template itself rather than a file's path."""
-    return "{%" in template or "{{" in template or "\n" in template
+def _copied(facts: Facts) -> list[tuple[str, str]]:
+    """The files beside the recipe that its artifact takes along, with the places of their names."""
+    data, prompts = facts.recipe.data, facts.recipe.evaluate.prompts
+    files = []
+    if data.chat_template is not None and not is_inline(data.chat_template):
+        files.append(("data.chat_template", data.chat_template))
+    if data.transform is not None:
+        files.append(("data.transform", data.transform.partition(":")[0]))
+    if prompts is not None:
+        files.append(("evaluate.prompts", prompts))
+    return files
 
 
-def escapes(path: str) -> bool:
-    """Whether a path of a recipe leads out of the recipe's folder."""
-    if "://" in path:
-        return False
-    parts = PurePosixPath(path.replace("\\", "/")).parts
-    if parts and (parts[0] == "/" or parts[0].startswith("~") or re.fullmatch("[A-Za-z]:", parts[0])):
-        return True
-    depth = 0
-    for part in parts:
-        depth += -1 if part == ".." else 1
-        if depth < 0:
-            return True
-    return False
+def _characters(facts: Facts) -> Iterator[Diagnostic]:
+    """Values that would end the line that they are written into, or that look like others."""
+    given = facts.recipe.model_dump(exclude_unset=True)
+    for where, text in _strings(given, ()):
+        bad = next((c for c in text if unicodedata.category(c) in UNSHOWN), None)
+        if bad is not None and where[:2] not in TEXTS:
+            yield Diagnostic(
+                "E0707",
+                f"`{join(where)}` holds the character U+{ord(bad):04X}, which ends a line or cannot be seen",
+                join(where),
+                "remove it",
+            )
+
+
+def _strings(value: Any, where: tuple[Part, ...]) -> Iterator[tuple[tuple[Part, ...], str]]:
+    """Every text in a value, keys too, with its path."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, str):
+                yield (*where, key), key
+                yield from _strings(item, (*where, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _strings(item, (*where, index))
+
+
+def _shadowing(files: list[tuple[str, str]]) -> Iterator[Diagnostic]:
+    """Files that Python would run, beside train.py, where no code of a recipe's is expected."""
+    for where, path in files:
+        parts = PurePosixPath(path.replace("\\", "/")).parts
+        if "://" in path or not parts:
+            continue
+        module = parts[0].partition(".")[0]
+        if where != "data.transform" and path.lower().endswith(IMPORTABLE):
+            said = "is a file that Python imports"
+        elif where == "data.transform" and module in IMPORTED:
+            said = f"is where Python looks for its module `{module}`"
+        else:
+            continue
+        yield Diagnostic(
+            "E0709", f"`{path}` {said}: it would run with every script", where, "give it another name"
+        )
+
+
+def _linked(facts: Facts, where: str, path: str) -> Iterator[Diagnostic]:
+    """A file of the artifact that lies elsewhere."""
+    if "://" not in path and not escapes(path) and leads_out(facts.folder, path):
+        yield Diagnostic(
+            "E0708",
+            f"`{path}` leads out of the recipe's folder by a link: what is there would be copied into the "
+            "artifact",
+            where,
+            "put a copy of the file there",
+        )
 
 
 def _outputs(facts: Facts) -> Iterator[Diagnostic]:
@@ -78,15 +161,22 @@ def _outputs(facts: Facts) -> Iterator[Diagnostic]:
                 "E0705",
                 f"`{path}` does not lie below the run's output folder",
                 where,
-                "write a relative folder or a gs:// address; train.py and merge.py take the folder it is "
-                "relative to with --output",
+                f"{where.partition('.')[2]}: {INSTEAD[where]}, or a gs:// address; train.py and merge.py "
+                "take the folder that it is relative to with --output",
+            )
+        elif sign := RUN_BY_SHELLS.search(path):
+            yield Diagnostic(
+                "E0707",
+                f"`{path}` holds `{sign[0]}`, which the shell that it is fetched by would run",
+                where,
+                "name a folder of letters, digits, `.`, `_` and `-`",
             )
         elif (first := (PurePosixPath(path).parts or (".",))[0]) in (*ARTIFACT_FILES, "."):
             yield Diagnostic(
                 "E0706",
                 f"`{path}` would write over the artifact's own {'folder' if first == '.' else first}",
                 where,
-                "choose a folder of another name",
+                f"{where.partition('.')[2]}: {INSTEAD[where]}",
             )
     directory, output = (_plain(path) for _, path in outputs[:2])
     if directory == output or directory in output.parents or output in directory.parents:
@@ -95,7 +185,7 @@ def _outputs(facts: Facts) -> Iterator[Diagnostic]:
             f"checkpoint.directory `{recipe.checkpoint.directory}` and merge.output "
             f"`{recipe.merge.output}` lie in one another: a merge would mix its files with the checkpoints",
             "merge.output",
-            "choose two folders side by side, for example checkpoints and merged",
+            f"output: {recipe.checkpoint.directory.rstrip('/')}-merged",
         )
 
 

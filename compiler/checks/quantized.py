@@ -28,7 +28,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             f"the merged weights are {kind} already: vLLM refuses --quantization {serve.quantization} with "
             "them",
             "serve.quantization",
-            "quantization: null in one of serve and merge",
+            "quantization: null",
         )
     if kind == "fp8" and accelerator is not None and not accelerator.fp8_matmul:
         yield Diagnostic(
@@ -36,7 +36,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             f"quantization fp8: {accelerator.generation} has no fp8, and vllm-tpu does not run fp8 weights "
             "on it",
             where,
-            "quantization: null, or serve on v6e or tpu7x",
+            "quantization: null, or serve: {accelerator: v6e-8}",
         )
     if facts.model is None:
         return
@@ -56,5 +56,5 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "E0621",
             f"vllm-tpu's own model of {title} does not run {kind} weights",
             where,
-            f"{ways[0]}; or MODEL_IMPL_TYPE: vllm in serve.env, by which vLLM's own model is run, untried",
+            f"{ways[0]}; or serve: {{env: {{MODEL_IMPL_TYPE: vllm}}}} for vLLM's own model, untried",
         )

@@ -7,15 +7,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from compiler.errors import ArtifactError
 from compiler.facts import Facts
 from compiler.hardware import Accelerator
 from compiler.serving.container import FAMILY_FLAGS
-from compiler.serving.flags import dashed, version
-from compiler.wording import divisors, listing, plural
+from compiler.serving.flags import by_flag, version
+from compiler.serving.memory import DEFAULT_SHARE, memory_share, weight_size
+from compiler.wording import divisors, plural
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from spec.language import Recipe, Serve
+    from spec.language import Serve
 
 MEDIA_TOKENS = {"gemma4": 32 * (70 + 2 + 6)}
 """The longest medium: a video's frames, each with its borders and its time (vLLM 0.32, gemma4_mm.py)."""
@@ -26,8 +28,8 @@ EXPERIMENTAL = ("v4", "v5p")
 WITHOUT_KERNEL = ("v4",)
 """Generations for which tpu-inference's ragged paged attention raises NotImplementedError."""
 
-MEMORY_SHARE = 0.92
-"""vLLM 0.32's default for --gpu-memory-utilization."""
+TESTED = ("v6e-1", "v6e-4", "v6e-8")
+"""Slices of one host, of a generation that vLLM-TPU is tested on, by the number of their devices."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -53,36 +55,47 @@ def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
         has += f" ({plural(accelerator.chips, 'chip')})"
     other = [size for size in divisors(accelerator.devices) if size <= tp]
     better = f"tensor_parallel_size: {other[-1]}, data_parallel_size: {accelerator.devices // other[-1]}"
+    sizes = ("tensor_parallel_size", "data_parallel_size", "accelerator")
+    place = f"serve.{next((name for name in sizes if name in serve.model_fields_set), sizes[0])}"
     if need > accelerator.devices:
-        yield Diagnostic("E0602", f"{product}, and {has}", "serve.tensor_parallel_size", better)
+        yield Diagnostic("E0602", f"{product}, and {has}", place, better)
     elif need < accelerator.devices:
-        yield Diagnostic(
-            "W0602", f"{product}, and {has}: the rest stay idle", "serve.tensor_parallel_size", better
-        )
+        yield Diagnostic("W0602", f"{product}, and {has}: the rest stay idle", place, better)
     if accelerator.hosts > 1:
         yield Diagnostic(
             "E0915",
             f"{accelerator.name} is {accelerator.hosts} hosts, and serving over several hosts is not in "
             "this version",
             "serve.accelerator",
-            "choose a slice of one host, for example v6e-8",
+            _one_host(serve),
         )
-    if accelerator.generation in EXPERIMENTAL:
+    if accelerator.generation in EXPERIMENTAL and accelerator.generation not in WITHOUT_KERNEL:
         yield Diagnostic(
             "N0609",
             f"vllm-tpu calls {accelerator.generation} experimental; v5e, v6e and tpu7x are the ones it is "
             "tested on",
             "serve.accelerator",
+            _one_host(serve),
         )
     if accelerator.generation in WITHOUT_KERNEL:
         yield Diagnostic(
             "W0609",
             f"tpu-inference {version()} has no sizes of its attention kernel for {accelerator.generation}: "
-            "by its "
-            "sources the server ends with the first compilation",
+            "by its sources the server ends with the first compilation",
             "serve.accelerator",
-            "serve on v5e, v6e or tpu7x",
+            _one_host(serve),
         )
+
+
+def _one_host(serve: Serve) -> str:
+    """A slice of one host that has as many devices as the server takes, as a help."""
+    need = serve.tensor_parallel_size * serve.data_parallel_size
+    sizes = [int(name.partition("-")[2]) for name in TESTED]
+    if need <= sizes[-1]:
+        return f"accelerator: {next(name for name, size in zip(TESTED, sizes, strict=True) if size >= need)}"
+    tp = max(size for size in divisors(sizes[-1]) if size <= serve.tensor_parallel_size)
+    replicas = sizes[-1] // tp
+    return f"accelerator: {TESTED[-1]}, tensor_parallel_size: {tp}, data_parallel_size: {replicas}"
 
 
 def _types(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
@@ -93,14 +106,14 @@ def _types(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
             f"kv_cache_dtype {serve.kv_cache_dtype}: {where}; vllm-tpu accepts the flag there and keeps "
             "the cache in bfloat16, at twice the size that was planned with",
             "serve.kv_cache_dtype",
-            "kv_cache_dtype: auto, or serve on v6e or tpu7x",
+            "kv_cache_dtype: auto, or accelerator: v6e-8",
         )
     if serve.quantization == "fp8" and not accelerator.fp8_matmul:
         yield Diagnostic(
             "E0604",
             f"quantization fp8: {where}, and vllm-tpu does not run fp8 weights on it",
             "serve.quantization",
-            "quantization: null, or serve on v6e or tpu7x",
+            "quantization: null, or accelerator: v6e-8",
         )
 
 
@@ -110,25 +123,44 @@ def _heads(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     architecture, title, tp = facts.model.architecture, facts.model.title, serve.tensor_parallel_size
     heads = architecture.num_heads
     if heads % tp:
-        fits = [size for size in divisors(heads) if size <= tp]
         yield Diagnostic(
             "E0606",
             f"tensor_parallel_size {tp} does not divide the {heads} attention heads of {title}: vLLM "
             "refuses it",
             "serve.tensor_parallel_size",
-            f"tensor_parallel_size can be {listing(fits, 'or')}",
+            _split(facts, tp),
         )
         return
     for count in sorted({architecture.kv_heads(i) for i in range(architecture.num_layers)}):
         if max(count, tp) % min(count, tp):
-            fits = [n for n in divisors(heads) if n <= tp and not max(count, n) % min(count, n)]
             yield Diagnostic(
                 "E0606",
                 f"{title} has {plural(count, 'key/value head')}, which tensor_parallel_size {tp} can neither "
                 "split nor copy evenly: tpu-inference refuses it",
                 "serve.tensor_parallel_size",
-                f"tensor_parallel_size can be {listing(fits, 'or')}",
+                _split(facts, tp),
             )
+
+
+def _possible_sizes(facts: Facts) -> list[int]:
+    """The sizes of tensor_parallel_size that the model's heads and the accelerator's devices take."""
+    assert facts.model is not None
+    architecture, accelerator = facts.model.architecture, facts.serve_accelerator
+    counts = {architecture.kv_heads(i) for i in range(architecture.num_layers)}
+    return [
+        n
+        for n in divisors(architecture.num_heads)
+        if (accelerator is None or accelerator.devices % n == 0)
+        and not any(max(count, n) % min(count, n) for count in counts)
+    ]
+
+
+def _split(facts: Facts, most: int) -> str:
+    """The largest size that is possible and not above another, with the replicas that it leaves room for."""
+    size = max(n for n in _possible_sizes(facts) if n <= most)
+    accelerator = facts.serve_accelerator
+    replicas = f", data_parallel_size: {accelerator.devices // size}" if accelerator else ""
+    return f"tensor_parallel_size: {size}{replicas}"
 
 
 def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
@@ -139,10 +171,10 @@ def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "E0608",
             f"the weights of {facts.model.title} take {sizes[0]:.1f} GiB of each device at "
             f"tensor_parallel_size {serve.tensor_parallel_size}, and vLLM uses {sizes[1]:.1f} GiB "
-            f"({MEMORY_SHARE:.0%}) of a {facts.serve_accelerator.generation} device, with no room for a "
+            f"({_share(serve):.0%}) of a {facts.serve_accelerator.generation} device, with no room for a "
             "key/value cache",
             "serve.tensor_parallel_size",
-            "a larger tensor_parallel_size, a larger accelerator, or quantization: fp8 where it has fp8",
+            _fitting(facts, serve),
         )
 
 
@@ -153,14 +185,29 @@ def _weight_gib(facts: Facts) -> tuple[float, float] | None:
         return None
     numbers = sum(math.prod(p.shape) for p in facts.defaults if p.sources)
     gib = numbers * weight_size(facts.recipe) / serve.tensor_parallel_size / 2**30
-    return gib, accelerator.hbm_gib / accelerator.devices_per_chip * MEMORY_SHARE
+    return gib, accelerator.hbm_gib / accelerator.devices_per_chip * _share(serve)
 
 
-def weight_size(recipe: Recipe) -> int:
-    """Bytes of each of the served weights' numbers; the few that are never quantised are counted alike."""
-    assert recipe.serve is not None
-    merged = recipe.merge.quantization if recipe.serve.weights == "merged" else None
-    return 1 if recipe.serve.quantization or merged else 2
+def _fitting(facts: Facts, serve: Serve) -> str:
+    """The smallest tensor_parallel_size that the weights fit, or what else makes them fit."""
+    accelerator, sizes = facts.serve_accelerator, _weight_gib(facts)
+    assert facts.model is not None and accelerator is not None and sizes is not None
+    whole, most = sizes[0] * serve.tensor_parallel_size, sizes[1]
+    possible = _possible_sizes(facts)
+    for size in possible:
+        if whole / size <= most:
+            return _split(facts, size)
+    if weight_size(facts.recipe) == 2 and accelerator.fp8_matmul and whole / 2 / possible[-1] <= most:
+        return f"tensor_parallel_size: {possible[-1]}, quantization: fp8"
+    return "an accelerator with more memory, or a smaller model"
+
+
+def _share(serve: Serve) -> float:
+    """Of the device's memory, for weights: vLLM's default, or more where the recipe gives it more."""
+    try:
+        return max(DEFAULT_SHARE, memory_share(serve.extra_args))
+    except ArtifactError:
+        return DEFAULT_SHARE
 
 
 def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
@@ -172,7 +219,7 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             "serve.max_num_batched_tokens",
             f"max_num_batched_tokens: {max(2048, serve.max_num_seqs)}",
         )
-    given = {dashed(name): value for name, value in serve.extra_args.items()}
+    given = by_flag(serve.extra_args)
     whole = given.get("no-enable-chunked-prefill") is True or given.get("enable-chunked-prefill") is False
     if whole and serve.max_num_batched_tokens < serve.max_model_len:
         yield Diagnostic(
@@ -181,7 +228,7 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             f"{serve.max_num_batched_tokens} is below max_model_len {serve.max_model_len}, and vLLM "
             "refuses it",
             "serve.max_num_batched_tokens",
-            f"max_num_batched_tokens: {serve.max_model_len}, or leave chunked prefill on",
+            f"max_num_batched_tokens: {serve.max_model_len}, or extra_args without the flag",
         )
     yield from _media(facts, serve, given)
     if serve.max_num_batched_tokens > serve.max_model_len * serve.max_num_seqs:
@@ -198,7 +245,7 @@ def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             f"it is trained on up to {facts.recipe.data.max_length:,} tokens and serves "
             f"{serve.max_model_len:,}: longer requests are refused",
             "serve.max_model_len",
-            f"max_model_len: {facts.recipe.data.max_length} or more",
+            f"max_model_len: {facts.recipe.data.max_length}",
         )
 
 
@@ -215,7 +262,7 @@ def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Dia
             f"{facts.model.title} is served with media in one piece, a video in {tokens:,} tokens: "
             f"max_num_batched_tokens {serve.max_num_batched_tokens:,} is below, and vLLM refuses it",
             "serve.max_num_batched_tokens",
-            f"max_num_batched_tokens: {tokens} or more, or extra_args: {{limit_mm_per_prompt: {{video: 0}}}}",
+            f"max_num_batched_tokens: {tokens}, or extra_args: {{limit_mm_per_prompt: {{video: 0}}}}",
         )
 
 
@@ -226,7 +273,7 @@ def _image(serve: Serve) -> Iterator[Diagnostic]:
                 "E0612",
                 f"`{serve.image}` does not end in a digest of 64 hexadecimal digits",
                 "serve.image",
-                "write name@sha256: and the digest that the registry shows",
+                _pinned(serve.image.partition("@")[0]),
             )
         return
     tag = serve.image.rpartition("/")[2].partition(":")[2]
@@ -236,11 +283,17 @@ def _image(serve: Serve) -> Iterator[Diagnostic]:
             "W0613",
             f"the image `{serve.image}` is another one tomorrow: {moving}",
             "serve.image",
-            f"pin it by digest: {serve.image.removesuffix(f':{tag}')}@sha256:...",
+            _pinned(serve.image),
         )
     else:
         yield Diagnostic(
             "N0614",
             f"the image's tag `{tag}` may be moved by its publisher; a digest pins it",
             "serve.image",
+            _pinned(serve.image),
         )
+
+
+def _pinned(image: str) -> str:
+    """How an image is pinned to what its registry has now."""
+    return f"image: {image}@sha256:..., as `docker buildx imagetools inspect {image}` shows it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from compiler.facts import Facts
 from compiler.serving import blocks, features
 from compiler.serving import flags as vllm
+from compiler.serving.flag_problems import abbreviated, problems
 from compiler.wording import listing
 from spec.diagnostics import Diagnostic
-from spec.paths import join
+from spec.paths import join, split
 
 if TYPE_CHECKING:
     from spec.language import Serve
@@ -40,9 +42,6 @@ KEYS = {
 }
 """Flags of `vllm serve` that a key of the recipe sets."""
 
-SECRETS = {"api-key": "VLLM_API_KEY", "hf-token": "HF_TOKEN"}
-"""Flags that hold a secret, and the environment variable that the server reads it from."""
-
 MISPLACED = {
     "config": "a file of further flags would be read that is not part of the artifact",
     "headless": "a server without an endpoint answers no health check",
@@ -53,6 +52,71 @@ MISPLACED = {
     "root-path": "the health check and the client scripts ask for /health and /v1",
 }
 """Flags that the rest of the artifact does not go with, and why."""
+
+CODE = {
+    "code-revision": "names a revision of code that comes with the weights",
+    "distributed-executor-backend": "imports a class by its name",
+    "io-processor-plugin": "loads a plugin",
+    "log-config-file": "reads a file that names classes to import",
+    "logits-processors": "imports classes by their names",
+    "middleware": "imports a class by its name, which sees every request",
+    "model-class-overrides": "imports classes by their names",
+    "reasoning-parser-plugin": "runs a Python file",
+    "scheduler-cls": "imports a class by its name",
+    "tool-parser-plugin": "runs a Python file",
+    "trust-remote-code": "runs code that came with the weights: untrusted model code is off",
+    "worker-cls": "imports a class by its name",
+    "worker-extension-cls": "imports a class by its name",
+}
+"""Flags by which the server runs code that is not vLLM's."""
+
+KNOWN_EXECUTORS = ("ray", "mp", "uni", "external_launcher")
+"""Values of --distributed-executor-backend that are no class's."""
+
+CODE_KEYS = (
+    *("auto_map", "ec_connector_module_path", "inductor_passes", "kv_connector_module_path"),
+    *("reasoning_parser_plugin", "trust_remote_code"),
+)
+"""Keys of configurations, at any depth, that name code."""
+
+CODE_VARIABLES = re.compile(
+    r"PYTHON.*|LD_.*|DYLD_.*|BASH_ENV|ENV|BASH_FUNC.*|SHELLOPTS|BASHOPTS|IFS|PATH|GCONV_PATH|GLIBC_TUNABLES|"
+    r"NODE_OPTIONS|TPU_LIBRARY_PATH|PJRT_.*LIBRARY_PATH|VLLM_PLUGINS|VLLM_ALLOW_INSECURE_SERIALIZATION|"
+    r"VLLM_CUDART_SO_PATH|VLLM_NCCL_SO_PATH|VLLM_RUST_FRONTEND_PATH|VLLM_LOGGING_CONFIG_PATH|"
+    r"VLLM_MODEL_REDIRECT_PATH|HF_MODULES_CACHE|TRUST_REMOTE_CODE"
+)
+"""Environment variables by which a process of the server runs other code, or takes it from elsewhere."""
+
+TOKEN_VARIABLES = frozenset(
+    {"HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+)
+"""Environment variables by which HF_TOKEN goes to another address than the hub's, or is read on the way."""
+
+OPEN_FLAGS = {
+    "allowed-local-media-path": "lets a request read the files below that folder of the server",
+    "allowed-media-domains": "lets a request have the server fetch from those addresses",
+    "enable-log-requests": "writes every prompt into the log",
+    "enable-log-outputs": "writes every answer into the log",
+    "enable-prompt-embeds": "lets a request bring tensors, which are unpickled with checks alone",
+    "enable-mm-embeds": "lets a request bring tensors, which are unpickled with checks alone",
+    "enable-tokenizer-info-endpoint": "adds a route that asks for no key",
+    "enable-sleep-mode": "lets the server's own routes put it to sleep",
+    "kv-events-config": "publishes on a port of its own, which asks for no key",
+    "otlp-traces-endpoint": "sends traces of requests to that address",
+    "profiler-config": "adds /start_profile, which asks for no key and writes to the server's disk",
+    "tool-server": "lets answers call the tools of other servers",
+    "trust-request-chat-template": "lets a request bring a chat template, which is a program",
+    "trust-request-mm-kwargs": "lets a request set how its media are processed",
+}
+"""Flags by which whoever reaches the server may do more than ask the model."""
+
+OPEN_VARIABLES = {
+    "VLLM_SERVER_DEV_MODE": "adds routes that ask for no key and call any method of the engine",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "lets a request load adapters from the server's disk",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "writes every answer into the log",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "lets an address that a request names lead to another",
+}
+"""Environment variables of the same kind, where they are set to more than 0."""
 
 NEEDED: dict[str, dict[str, str]] = {
     "gemma4": {
@@ -94,6 +158,7 @@ def _flags(serve: Serve, family: str) -> Iterator[Diagnostic]:
                 f"`{name}` is not the name of a flag: names have no leading dashes and are in lower case",
                 where,
                 f"did you mean `{plain}`?" if plain else "write for example disable_chunked_mm_input: true",
+                at_key=True,
             )
             continue
         known = vllm.find(flag.partition(".")[0])
@@ -103,30 +168,24 @@ def _flags(serve: Serve, family: str) -> Iterator[Diagnostic]:
                 "E0616",
                 f"`{name}` is what {key} sets: the flag would be given twice",
                 where,
-                f"set {key}",
+                f"remove it, and set {key}",
+                at_key=True,
             )
-        elif own in SECRETS:
-            # Plain values have been refused by their name, while the recipe was read.
-            if isinstance(value, list | dict):
-                yield Diagnostic(
-                    "E0628",
-                    f"`{name}` holds a secret, which would be written into the artifact and be seen in the "
-                    "list of processes",
-                    where,
-                    f"remove it, and set {SECRETS[own]} in the environment where the server runs",
-                )
-        elif own == "trust-remote-code" and value is True and flag == own:
+        elif runs := _runs_code(own, flag, value):
             yield Diagnostic(
                 "E0629",
-                f"`{name}` runs code that came with the weights: untrusted model code is off",
+                f"`{name}` {runs}",
                 where,
-                "leave it out: vLLM has code of its own for the models that can be fine-tuned here",
+                "remove it: vLLM has code of its own for the models that can be fine-tuned here",
+                at_key=True,
             )
         elif own in NEEDED.get(family, {}) and (value is False or flag != own):
-            yield Diagnostic("E0630", f"`{name}`: {NEEDED[family][own]}", where, "leave it out")
+            yield Diagnostic("E0630", f"`{name}`: {NEEDED[family][own]}", where, "remove it", at_key=True)
         elif own in MISPLACED and value not in (None, False):
-            yield Diagnostic("E0630", f"`{name}`: {MISPLACED[own]}", where, "leave it out")
+            yield Diagnostic("E0630", f"`{name}`: {MISPLACED[own]}", where, "remove it", at_key=True)
         else:
+            if own in OPEN_FLAGS and flag != f"no-{own}" and value not in (None, False, ""):
+                yield Diagnostic("W0659", f"`{name}` {OPEN_FLAGS[own]}", where, "remove it", at_key=True)
             yield from _checked(name, value, where)
         whole = own + flag.removeprefix(flag.partition(".")[0])
         again = next((other for path, other in seen.items() if _overlap(path, whole)), None)
@@ -135,16 +194,47 @@ def _flags(serve: Serve, family: str) -> Iterator[Diagnostic]:
                 "E0627",
                 f"`{name}` and `{again}` set the same, and vLLM takes one of them alone",
                 where,
-                "keep one of the two",
+                "remove one of the two",
+                at_key=True,
             )
         seen.setdefault(whole, name)
+
+
+def _runs_code(own: str, flag: str, value: Any) -> str | None:
+    """What code a flag has the server run, None where it has none."""
+    if value in (None, False, "") or flag == f"no-{own}":
+        return None
+    if own == "distributed-executor-backend" and value in KNOWN_EXECUTORS:
+        return None
+    if own in CODE:
+        return CODE[own]
+    keys = {*_keys(value), *flag.split(".")[1:]}
+    if named := next((key for key in CODE_KEYS if key in keys), None):
+        return f"names code by `{named}`"
+    given = value.get("backend") if isinstance(value, dict) else value if flag.endswith(".backend") else None
+    if own == "compilation-config" and isinstance(given, str) and "." in given:
+        return f"imports `{given}`"
+    return None
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """The keys of a configuration at any depth, in text that is JSON too."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return
+    if isinstance(value, dict):
+        yield from value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(item)
 
 
 def _set_by_key(flag: str, own: str) -> str | None:
     """The key that sets a flag, also where vLLM would take the flag's name for the beginning of it."""
     if flag in KEYS or own in KEYS:
         return KEYS.get(flag) or KEYS[own]
-    stands_for = vllm.abbreviated(flag)
+    stands_for = abbreviated(flag)
     return KEYS.get(stands_for[0].name) if len(stands_for) == 1 else None
 
 
@@ -154,8 +244,9 @@ def _overlap(one: str, other: str) -> bool:
 
 
 def _checked(name: str, value: Any, where: str) -> Iterator[Diagnostic]:
-    for problem in vllm.problems(name, value):
-        yield Diagnostic(CODES[problem.kind], problem.message, where, problem.help)
+    for problem in problems(name, value):
+        inner = join((*split(where), *problem.keys))
+        yield Diagnostic(CODES[problem.kind], problem.message, inner, problem.help, at_key=problem.at_key)
 
 
 def _environment(serve: Serve) -> Iterator[Diagnostic]:
@@ -167,6 +258,7 @@ def _environment(serve: Serve) -> Iterator[Diagnostic]:
                 f"`{name}` is not the name of an environment variable",
                 where,
                 "use letters, digits and underscores",
+                at_key=True,
             )
         elif not value.isprintable():
             yield Diagnostic(
@@ -175,15 +267,32 @@ def _environment(serve: Serve) -> Iterator[Diagnostic]:
                 where,
                 "write it on one line",
             )
+        elif CODE_VARIABLES.fullmatch(name.upper()):
+            yield Diagnostic(
+                "E0629",
+                f"`{name}` decides what code the server's processes run, or where it comes from",
+                where,
+                "leave it out; an image of your own (serve.image) may set it",
+            )
+        elif name.upper() in TOKEN_VARIABLES:
+            yield Diagnostic(
+                "E0629",
+                f"`{name}` decides where the server sends HF_TOKEN",
+                where,
+                "leave it out; an image of your own (serve.image) may set it",
+            )
+        elif name in OPEN_VARIABLES and value not in ("", "0", "false", "False"):
+            yield Diagnostic("W0659", f"`{name}` {OPEN_VARIABLES[name]}", where, "leave it out")
         elif name == blocks.VARIABLE and serve.decode_block_sizes is not None:
             yield Diagnostic(
                 "E0638",
                 f"`{name}` is what serve.decode_block_sizes sets: it would be given twice",
                 where,
-                "keep serve.decode_block_sizes",
+                "remove it",
+                at_key=True,
             )
         elif said := _misspelt(name):
-            yield Diagnostic("W0632", *said[:1], where, said[1])
+            yield Diagnostic("W0632", said[0], where, said[1], at_key=True)
 
 
 def _misspelt(name: str) -> tuple[str, str | None] | None:
@@ -200,15 +309,14 @@ def _misspelt(name: str) -> tuple[str, str | None] | None:
 
 
 def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
-    given = {vllm.dashed(name): value for name, value in serve.extra_args.items()}
+    given = vllm.by_flag(serve.extra_args)
     reasoning = given.get("reasoning-parser")
     asked = [
-        ("tool-call", "tool_parsers", serve.tool_call_parser, "serve.tool_call_parser", "tool-parser-plugin"),
-        ("reasoning", "reasoning_parsers", reasoning, _argument(serve, "reasoning-parser"), None),
+        ("tool-call", "tool_parsers", serve.tool_call_parser, "serve.tool_call_parser"),
+        ("reasoning", "reasoning_parsers", reasoning, _argument(serve, "reasoning-parser")),
     ]
-    for what, registered, parser, where, plugin in asked:
-        plugins = (plugin or "reasoning-parser-plugin",)
-        if not isinstance(parser, str) or parser.lower() in ("", "none") or any(map(given.get, plugins)):
+    for what, registered, parser, where in asked:
+        if not isinstance(parser, str) or parser.lower() in ("", "none"):
             continue
         known = vllm.catalogue()[registered]
         if parser not in known:
@@ -244,16 +352,18 @@ def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
                 f"{option} is for the {listing(backends, 'or')} backend of structured outputs, and the "
                 f"backend is {backend}: vLLM refuses it",
                 places[option],
-                f"structured-outputs-config.backend: {backends[0]}",
+                f"backend: {backends[0]}"
+                if split(places[option])[-1] == option
+                else f"structured-outputs-config.backend: {backends[0]}",
             )
     if given and features.replicas_in_one_process(serve):
         yield Diagnostic(
             "W0648",
             f"{features.ONE_PROCESS}: 0 runs the replicas in one process, where tpu-inference "
-            f"{vllm.version()} "
-            "does not support structured outputs",
-            next(iter(places.values())),
-            f"remove {features.ONE_PROCESS} from serve.env",
+            f"{vllm.version()} does not support structured outputs",
+            f"serve.env.{features.ONE_PROCESS}",
+            "remove it",
+            at_key=True,
         )
 
 
@@ -266,7 +376,9 @@ def _configuration(serve: Serve, flag: str) -> tuple[dict[str, Any], dict[str, s
         if head == flag:
             found = value if not key and isinstance(value, dict) else {key: value} if key else {}
             values |= found
-            places |= dict.fromkeys(found, join(("serve", "extra_args", name)))
+            inside = () if key else ((option,) for option in found)
+            places |= {option: join(("serve", "extra_args", name)) for option in found}
+            places |= {one: join(("serve", "extra_args", name, one)) for (one,) in inside}
     return values, places
 
 

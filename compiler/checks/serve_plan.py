@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from compiler.artifact import ArtifactError
 from compiler.checks import serve as hardware
+from compiler.errors import ArtifactError
 from compiler.facts import Facts
 from compiler.program import Program
 from compiler.serving import blocks
 from compiler.serving import flags as vllm
-from compiler.wording import divisors, listing, plural
+from compiler.serving.memory import memory_share
+from compiler.wording import divisors, line, listing, plural
 from spec.diagnostics import Diagnostic, has_errors
 from spec.paths import join
 
@@ -52,14 +53,18 @@ def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     recipe, most = facts.recipe, serve.max_model_len
     output = recipe.benchmark.output_length
     refused = [n for n in recipe.benchmark.input_lengths if n + output > most]
+    fits = [n for n in recipe.benchmark.input_lengths if n not in refused]
     given = "benchmark" in recipe.model_fields_set
+    place = facts.first_given("benchmark.input_lengths", "benchmark.output_length", "serve.max_model_len")
     if refused and (given or len(refused) == len(recipe.benchmark.input_lengths)):
         yield Diagnostic(
             "W0640",
             f"{listing(f'{n:,}' for n in refused)} tokens in and {output:,} out are more than max_model_len "
             f"{most:,}: vLLM refuses such requests",
-            facts.first_given("benchmark.input_lengths", "benchmark.output_length", "serve.max_model_len"),
-            f"input_lengths of at most {most - output}" if most > output else f"max_model_len above {output}",
+            place,
+            line("benchmark.input_lengths", fits or [most - output], place)
+            if most > output
+            else line("serve.max_model_len", max(recipe.benchmark.input_lengths) + output, place),
         )
 
 
@@ -131,7 +136,6 @@ def _room(program: Program) -> Room:
     """
     from compiler.plan.paper.cache import caches, sequence_bytes, windows_bound
     from compiler.plan.paper.roofline import server_of
-    from compiler.plan.paper.server import memory_share
 
     serve, accelerator = program.recipe.serve, program.serve_accelerator
     assert serve is not None and accelerator is not None
@@ -152,13 +156,13 @@ def _cache(room: Room, serve: Serve) -> Iterator[Diagnostic]:
 
     if any(vllm.dashed(str(name)) in SIZED_BY_HAND for name in serve.extra_args):
         return
-    more = "a larger tensor_parallel_size, or a larger accelerator"
+    more = "a larger tensor_parallel_size or a larger accelerator"
     if room.sequences == 0:
         yield Diagnostic(
             "E0634",
             none_fits(serve.max_model_len, room.tokens),
             "serve.max_model_len",
-            f"max_model_len: {room.tokens} at most, {more}" if room.tokens else more,
+            f"max_model_len: {room.tokens}, {more}" if room.tokens else more,
         )
     elif room.sequences < serve.max_num_seqs:
         yield too_many(serve.max_num_seqs, serve.max_model_len, room.sequences)
@@ -188,7 +192,7 @@ def _heads(facts: Facts, room: Room, serve: Serve) -> Iterator[Diagnostic]:
         f"tensor_parallel_size {tp}: each device stores one{fp8}; a token takes {before / 1024:,.0f} KiB "
         f"of a replica's cache, and {after / 1024:,.0f} KiB at {size} (an estimate)",
         "serve.tensor_parallel_size",
-        f"tensor_parallel_size: {size} with data_parallel_size: {replicas}: each replica holds the "
+        f"tensor_parallel_size: {size}, data_parallel_size: {replicas}; each replica then holds the "
         f"weights, and all caches together {fits[1]:,} tokens instead of {fits[0]:,}"
         if fits[1] > 0
         else f"nothing: at {size} the weights leave a cache no room",
@@ -221,7 +225,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
             "E0636",
             f"{blocks.VARIABLE} is `{serve.env[blocks.VARIABLE]}`, which is not four positive whole numbers",
             where,
-            f"serve.decode_block_sizes: {recommended}",
+            f"remove it, and write decode_block_sizes: {recommended}",
         )
         return
     if sizes is None:
@@ -242,7 +246,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
             f"blocks of {tokens} and {tokens_at_once} tokens are not whole pages: the cache has pages of "
             f"{page}, and the decode kernel refuses it",
             where,
-            f"multiples of {page}, for example {recommended}",
+            f"decode_block_sizes: {recommended}, or other multiples of {page}",
         )
 
 
@@ -255,7 +259,8 @@ def _blocks(room: Room, serve: Serve) -> Iterator[Diagnostic]:
     if sizes is not None:
         if useless := _useless(serve, room, windowed, sizes[1]):
             named = "decode_block_sizes" if serve.decode_block_sizes else f"env.{blocks.VARIABLE}"
-            yield Diagnostic("W0637", useless, f"serve.{named}", "decode_block_sizes: null")
+            help = "decode_block_sizes: null" if serve.decode_block_sizes else "remove it"
+            yield Diagnostic("W0637", useless, f"serve.{named}", help)
         return
     if not windowed or blocks.batched_kernel(serve) or BLOCK % blocks.page_tokens(serve):
         return

@@ -14,6 +14,7 @@ from compiler.serving.weights import HUB_ID
 from compiler.wording import plural
 from runtime.serving.hosts import is_loopback
 from spec.diagnostics import Diagnostic
+from spec.paths import join
 
 if TYPE_CHECKING:
     from spec.language import Recipe, Serve
@@ -44,7 +45,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "E0639",
             f"min_replicas {scaling.min_replicas} is above max_replicas {scaling.max_replicas}",
             "serve.autoscaling.min_replicas",
-            f"max_replicas: {scaling.min_replicas}, or fewer min_replicas",
+            f"min_replicas: {scaling.max_replicas}, or max_replicas: {scaling.min_replicas}",
         )
 
 
@@ -63,7 +64,8 @@ def _malformed(model: str) -> Iterator[Diagnostic]:
                 "E0642",
                 f"`{model}` leaves the artifact's folder, which runs where it is copied to",
                 where,
-                "write an absolute folder, or name it by MODEL_DIR when the server is started",
+                "remove the line, and name the folder by MODEL_DIR when the server is started; or write an "
+                "absolute folder",
             )
         elif not FOLDER.fullmatch(model) or (model.startswith("~") and not model.startswith("~/")):
             yield Diagnostic(
@@ -124,23 +126,25 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
     """What vLLM refuses of `weights: adapter`, and what tpu-inference has no code for."""
     recipe, known, where = facts.recipe, features.features()["adapters"], "serve.weights"
     if recipe.lora is None or not recipe.merge.adapter:
-        missing = "a lora section" if recipe.lora is None else "merge.adapter: true"
+        added = "lora: {rank: 16}" if recipe.lora is None else "merge: {adapter: true}"
         yield Diagnostic(
             "E0644",
-            f"there is no adapter to serve: the recipe has no {missing}"
+            "there is no adapter to serve: the recipe has no lora section"
             if recipe.lora is None
             else "there is no adapter to serve: merge.adapter is false, and merging writes none",
             where,
-            f"add {missing}, or weights: merged",
+            f"weights: merged, or add {added}",
         )
         return
     if features.max_lora_rank(recipe) is None:
         rank, largest = features.adapter_rank(recipe), features.lora_ranks()[-1]
+        patterns = recipe.lora.rank_pattern
+        widest = next((pattern for pattern, its in patterns.items() if its == rank), None)
         yield Diagnostic(
             "E0646",
             f"the adapter has rank {rank}, and vLLM {vllm.version()} serves adapters up to rank {largest}",
-            "lora.rank" if recipe.lora.rank == rank else "lora.rank_pattern",
-            f"weights: merged, or ranks of at most {largest}",
+            join(("lora", "rank_pattern", widest)) if widest else "lora.rank",
+            f"{widest or 'rank'}: {largest}, or serve: {{weights: merged}}",
         )
     if features.replicas_in_one_process(serve):
         yield Diagnostic(
@@ -148,7 +152,8 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
             f"{features.ONE_PROCESS}: 0 runs {plural(serve.data_parallel_size, 'replica')} in one process, "
             "where tpu-inference refuses adapters",
             f"serve.env.{features.ONE_PROCESS}",
-            f"remove {features.ONE_PROCESS} from serve.env",
+            "remove it",
+            at_key=True,
         )
     if facts.model is None:
         return
@@ -164,11 +169,10 @@ def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
         yield Diagnostic(
             "E0645",
             f"tpu-inference {vllm.version()} runs {title} by a JAX model of its own, which takes no "
-            "adapters: "
-            "the server ends while it warms up",
+            "adapters: the server ends while it warms up",
             where,
-            "weights: merged; or MODEL_IMPL_TYPE: vllm in serve.env, by which vLLM's own model is run, which "
-            "takes them and is untried on TPUs",
+            "weights: merged; or env: {MODEL_IMPL_TYPE: vllm} for vLLM's own model, which takes them and is "
+            "untried on TPUs",
         )
     else:
         yield Diagnostic(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from compiler.facts import Facts
+from compiler.hardware import arranged
 from compiler.wording import divisors, flow, grouped, listing, split_layer
 from runtime.adapters import build_adapters
 from runtime.families.base import Spec
@@ -36,7 +37,7 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
                 "E0211",
                 f"the axis {axis} stands twice in the spec of `{match}`: it can split one dimension",
                 f"{where}.spec",
-                "write null for the dimension that stays whole",
+                f"spec: {flow(_once(spec))}, whose other dimensions stay whole",
             )
         pattern = re.compile(match)
         matched = [p for p in facts.defaults if pattern.fullmatch(p.path)]
@@ -54,7 +55,7 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
                 f"{listing(earlier)} (counted from 0) already match{'es' if len(earlier) == 1 else ''} all "
                 "of its parameters, and the first match wins",
                 f"{where}.match",
-                "move it up, or remove it",
+                "move it above those, or remove it",
             )
         for p in fresh:
             taken[p.path] = index
@@ -66,7 +67,7 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
                 f"{_names([p.path for p in wrong])} {'has' if len(wrong) == 1 else 'have'} "
                 f"{len(wrong[0].shape)} dimensions",
                 f"{where}.spec",
-                f"its default is {flow(list(wrong[0].spec))}",
+                f"spec: {flow(list(wrong[0].spec))} is its default",
             )
         elif fresh and all(tuple(p.spec) == tuple(spec) for p in fresh):
             yield Diagnostic(
@@ -78,7 +79,7 @@ def _rules(facts: Facts) -> Iterator[Diagnostic]:
 
 
 def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
-    """One finding for each length that an axis does not divide, whatever the number of arrays."""
+    """One diagnostic for each length that an axis does not divide, whatever the number of arrays."""
     misfits: dict[tuple[str, int, str], list[Indivisible]] = {}
     arrays = [(p.path, p.shape, p.spec) for p in facts.ruled]
     weights = {path for path, shape, spec in arrays if indivisible(path, shape, spec, facts.axes)}
@@ -111,8 +112,13 @@ def _divisibility(facts: Facts) -> Iterator[Diagnostic]:
             "E0204",
             sentence,
             where,
-            f"{_sizes(facts, axis)}write `on_indivisible: replicate` under sharding to keep it whole",
+            f"{_arrangements(facts)}sharding: {{on_indivisible: replicate}} keeps it whole",
         )
+
+
+def _once(spec: Spec) -> list[str | None]:
+    """A spec with each axis in its first place alone."""
+    return [axis if axis not in spec[:index] else None for index, axis in enumerate(spec)]
 
 
 def _rule_of(facts: Facts, path: str) -> str:
@@ -147,16 +153,19 @@ def _dimensions(facts: Facts, misfits: list[Indivisible]) -> str:
     return listing([*words[:NAMED], *rest])
 
 
-def _sizes(facts: Facts, axis: str) -> str:
-    """The sizes that an axis could have, as the start of a help."""
-    devices = facts.accelerator.devices if facts.accelerator else facts.axes[axis]
-    arrays = [(p.path, p.shape, p.spec) for p in facts.ruled]
+def _arrangements(facts: Facts) -> str:
+    """The axes that divide every dimension and take every device, as the start of a help."""
+    accelerator = facts.accelerator
+    if accelerator is None:
+        return ""
+    each = accelerator.devices // accelerator.slices
+    possible = (arranged(accelerator.slices, each // tp, tp) for tp in divisors(each))
     fits = [
-        size
-        for size in divisors(devices)
-        if not any(indivisible(path, shape, spec, {axis: size}) for path, shape, spec in arrays)
+        flow(axes)
+        for axes in possible
+        if not any(indivisible(p.path, p.shape, p.spec, axes) for p in facts.ruled)
     ]
-    return f"{axis} can be {listing(fits, 'or')} here; or " if fits else ""
+    return f"axes: {listing(fits, 'or')}; or " if fits else ""
 
 
 def _names(paths: list[str]) -> str:
@@ -169,8 +178,6 @@ def _names(paths: list[str]) -> str:
 def _near(facts: Facts, match: str) -> str:
     inside = [p.path for p in facts.defaults if re.search(match, p.path)]
     if inside:
-        return (
-            f'an expression has to match the whole path, such as {inside[0]}: write ".*{match.strip("^$")}.*"'
-        )
+        return f'match: ".*{match.strip("^$")}.*", since it has to match the whole path, such as {inside[0]}'
     paths = list(dict.fromkeys(split_layer(p.path)[0].replace("{}", "0") for p in facts.defaults))
     return f"paths are such as {listing(paths[:4])}; `recipe explain RECIPE mesh` lists them all"

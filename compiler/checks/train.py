@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.checks.paths import escapes
 from compiler.facts import Facts
+from compiler.sources import escapes
 from compiler.steps import run_length, warmup_steps
-from compiler.wording import plural
+from compiler.wording import line, listing, plural
+from runtime.specs import DATA
 from spec.diagnostics import Diagnostic
 
 HIGHEST_RATE = 1e-2
 """Above this peak, AdamW on adapters diverges in every published run."""
 
+BY_SIGN = ("adamw", "lion")
+"""Optimizers whose steps are as long as the rate, whatever the gradient's size."""
 
 SIZES = range(64, 0, -1)
 """Micro-batch sizes that are suggested, the largest first."""
@@ -24,19 +27,21 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _without_effect(facts)
     train = facts.recipe.train
     rate = train.optimizer.learning_rate
-    if rate > HIGHEST_RATE:
+    if rate > HIGHEST_RATE and train.optimizer.name in BY_SIGN:
         yield Diagnostic(
             "W0507",
-            f"a peak learning rate of {rate:g} is far above what AdamW bears: LoRA runs use 1e-5 to 1e-3",
+            f"a peak learning rate of {rate:g} is far above what {train.optimizer.name} bears: runs use 1e-5 "
+            "to 1e-3",
             "train.optimizer.learning_rate",
-            "1.0e-4 is a usual start",
+            "learning_rate: 1.0e-4",
         )
     if train.schedule.name == "constant" and train.schedule.final_ratio not in (0.0, 1.0):
         yield Diagnostic(
             "W0508",
             "final_ratio has no effect: the schedule is constant",
             "train.schedule.final_ratio",
-            "remove it, or choose cosine or linear",
+            "remove the line, or write name: cosine",
+            at_key=True,
         )
     if facts.recipe.merge.dtype == "float32" and facts.recipe.model.dtype == "bfloat16":
         yield Diagnostic(
@@ -44,6 +49,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "the merged checkpoint is written in float32: twice the base's size, and served in bfloat16 "
             "all the same",
             "merge.dtype",
+            "dtype: bfloat16",
         )
 
 
@@ -69,12 +75,20 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
             else "it belongs to full fine-tuning in bfloat16"
         )
         yield Diagnostic(
-            "W0510", f"{name} has no effect: {why}", f"train.optimizer.{name}", "remove the line"
+            "W0510",
+            f"{name} has no effect: {why}",
+            f"train.optimizer.{name}",
+            "remove the line",
+            at_key=True,
         )
     without = {"sft": ("beta", "label_smoothing"), "orpo": ("label_smoothing",), "dpo": ()}[train.objective]
     for name in sorted(set(without) & train.model_fields_set):
         yield Diagnostic(
-            "W0511", f"{name} has no effect on {train.objective}", f"train.{name}", "remove the line"
+            "W0511",
+            f"{name} has no effect on {train.objective}",
+            f"train.{name}",
+            "remove the line",
+            at_key=True,
         )
     if recipe.lora is None and recipe.merge.adapter and "adapter" in recipe.merge.model_fields_set:
         yield Diagnostic(
@@ -90,19 +104,26 @@ def _batches(facts: Facts) -> Iterator[Diagnostic]:
     rows = train.micro_batch_size * shards
     if train.global_batch_size % rows == 0:
         return
-    product = f"micro_batch_size {train.micro_batch_size} x fsdp {shards} = {rows}"
+    sizes = [("micro_batch_size", train.micro_batch_size)]
+    sizes += [(name, facts.axes[name]) for name in facts.axes if name in DATA]
+    product = f"{' x '.join(f'{name} {size}' for name, size in sizes)} = {rows}"
     below, above = train.global_batch_size // rows * rows, -(-train.global_batch_size // rows) * rows
-    choices = " or ".join(str(size) for size in (below, above) if size)
+    choices = [size for size in (below, above) if size]
     micro = next(
         (m for m in SIZES if m < train.micro_batch_size and train.global_batch_size % (m * shards) == 0), 0
     )
-    other = f"; or micro_batch_size: {micro}" if micro else ""
+    place = facts.first_given("train.global_batch_size", "train.micro_batch_size", "mesh.axes")
+    if place.startswith("train."):
+        ways = [f"global_batch_size: {listing(choices, 'or')}"]
+    else:
+        ways = [line("train.global_batch_size", size, place) for size in choices]
+    ways += [line("train.micro_batch_size", micro, place)] if micro else []
     yield Diagnostic(
         "E0501",
         f"global_batch_size {train.global_batch_size} is not a multiple of {product} rows, one micro-batch "
         "over all data-parallel devices",
-        facts.first_given("train.global_batch_size", "train.micro_batch_size", "mesh.axes"),
-        f"global_batch_size: {choices}{other}",
+        place,
+        "; or ".join(ways),
     )
 
 
@@ -120,36 +141,41 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
         "" if length.exact or length.data is None else f" ({plural(length.data.rows, 'row')} of data at hand)"
     )
     warmup = warmup_steps(recipe, steps)
-    key = "warmup_steps" if train.schedule.warmup_ratio is None else "warmup_ratio"
+    in_steps = train.schedule.warmup_ratio is None
+    given = f"train.schedule.{'warmup_steps' if in_steps else 'warmup_ratio'}"
+    shorter = f"warmup_steps: {steps // 20}" if in_steps else "warmup_ratio: 0.05"
     if warmup >= steps and warmup > 0:
         yield Diagnostic(
             "E0502",
             f"the warm-up takes {plural(warmup, 'step')}, and the run has {most}{source}: the learning "
             "rate never reaches its peak",
-            f"train.schedule.{key}",
-            "warmup_ratio: 0.05, or fewer warmup_steps",
+            given,
+            shorter,
         )
     elif warmup * 2 > steps:
         yield Diagnostic(
             "W0503",
             f"the warm-up takes {plural(warmup, 'step')}, more than half of the run's {most}{source}",
-            f"train.schedule.{key}",
-            "warmup_ratio: 0.05 is usual",
+            given,
+            shorter,
         )
+    place = facts.first_given("checkpoint.every_steps", "train.steps", "train.epochs", "data.train")
     if recipe.checkpoint.every_steps > steps:
         yield Diagnostic(
             "W0504",
             f"a checkpoint every {plural(recipe.checkpoint.every_steps, 'step')}, and the run has "
             f"{most}{source}: only the end is saved, and an interrupted run starts over",
-            facts.first_given("checkpoint.every_steps", "train.steps", "train.epochs", "data.train"),
-            f"every_steps: {max(1, steps // 10)}",
+            place,
+            line("checkpoint.every_steps", max(1, steps // 10), place),
         )
+    place = facts.first_given(
+        "train.eval_every", "train.steps", "train.epochs", "data.eval", "data.eval_fraction"
+    )
     if recipe.data.evaluates and train.eval_every > steps:
         yield Diagnostic(
             "N0506",
             f"an evaluation every {plural(train.eval_every, 'step')}, and the run has {most}{source}: it "
             "is evaluated at the end alone",
-            facts.first_given(
-                "train.eval_every", "train.steps", "train.epochs", "data.eval", "data.eval_fraction"
-            ),
+            place,
+            line("train.eval_every", max(1, steps // 10), place),
         )

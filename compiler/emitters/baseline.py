@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from compiler import pins
 from compiler.emitters.data_files import template_file
-from compiler.emitters.optimizer import needs_master_weights
-from compiler.emitters.python import Call, Name, Value, assignment, docstring, statement, string
 from compiler.emitters.settings import about, kind, lora_settings, model_settings
 from compiler.emitters.train import (
     data_settings,
@@ -16,7 +14,9 @@ from compiler.emitters.train import (
     settings_classes,
     train_settings,
 )
+from compiler.python_text import Call, Name, Value, assignment, docstring, statement, string
 from compiler.render import render
+from compiler.sizes import needs_master_weights
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def _constants(program: Program) -> dict[str, Value]:
     if program.lora is not None:
         out["LORA"] = lora_settings(program.lora)
     out |= {"DATA": data_settings(program), "TRAIN": train_settings(program)}
+    out["MICRO_BATCH_ROWS"] = program.micro_batch_rows
     directory = recipe.checkpoint.directory
     out["CHECKPOINT"] = Call(
         "CheckpointSettings",
@@ -185,12 +186,14 @@ def _schedule(program: Program) -> list[str]:
 
 def _run_arguments(program: Program) -> list[str]:
     """The arguments of runtime.backends.trl.run.run, in its order."""
-    lora = "None" if program.lora is None else "LORA"
-    names = ["ARTIFACT", "arguments", "MODEL", lora, "DATA", "TRAIN", "CHECKPOINT", "optimizer", "schedule"]
-    names.append(f"micro_batch_rows={program.micro_batch_rows}")
+    names = ["ARTIFACT", "arguments", "model=MODEL"]
+    names += ["lora=LORA"] if program.lora is not None else []
+    names += ["data=DATA", "train=TRAIN", "checkpoint=CHECKPOINT"]
+    names += ["optimizer=optimizer", "schedule=schedule"]
+    names.append("micro_batch_rows=MICRO_BATCH_ROWS")
     if program.recipe.train.optimizer.max_grad_norm is not None:
         names.append("max_grad_norm=MAX_GRAD_NORM")
-    if needs_master_weights(program):
+    if needs_master_weights(program.recipe):
         names.append("master_weights=True")
     if "CACHE" in _constants(program):
         names.append("cache=CACHE")
@@ -207,7 +210,7 @@ def _accelerate(program: Program) -> str:
         cpu=cpu,
         processes=count,
         rows=recipe.train.global_batch_size,
-        master_weights=needs_master_weights(program),
+        master_weights=needs_master_weights(program.recipe),
         bfloat16_base=recipe.model.dtype == "bfloat16" and program.lora is not None,
         layer=LAYERS[program.family.name],
         efficient="false" if _loads_everywhere(program) else "true",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.checks.data import is_inline
+from compiler.sources import is_inline
 
 if TYPE_CHECKING:
     from compiler.program import Program

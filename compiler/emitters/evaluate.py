@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compiler import catalog, pins
-from compiler.checks.evaluate import asks_chats
 from compiler.render import render, shell_word
 from compiler.serving.container import container
+from compiler.sources import asks_chats
 
 if TYPE_CHECKING:
     from compiler.program import Program

@@ -26,6 +26,8 @@ XLA_CACHE_GIB = 10
 ADAPTER_GIB = 10
 """More than any adapter; the smallest Hyperdisk has 4."""
 
+SUFFIX = "-serve"
+
 NAME_LENGTH = 52
 """The longest name of a stateful set: its pods carry it with 11 characters more, in a label of 63 at most."""
 
@@ -39,7 +41,7 @@ def emit_kubernetes(program: Program, server: Container) -> dict[str, str]:
     assert recipe.serve is not None and accelerator is not None
     if accelerator.gke_machine is None:
         return {}
-    app = pod_name(server.name)
+    app = serving_name(server.name)
     autoscaling = recipe.serve.autoscaling
     replicas = autoscaling.min_replicas if autoscaling else 1
     hyperdisk = accelerator.gke_disk != DEFAULT_DISK
@@ -48,6 +50,8 @@ def emit_kubernetes(program: Program, server: Container) -> dict[str, str]:
         "name": server.name,
         "app": app,
         "accelerator": accelerator,
+        "command": _command(server),
+        "everywhere": _everywhere(server),
         "storage_class": f"{app}-{accelerator.gke_disk}" if hyperdisk else None,
         "group": GROUP,
         "disks": _disks(program, server),
@@ -59,9 +63,24 @@ def emit_kubernetes(program: Program, server: Container) -> dict[str, str]:
     return {"serve/k8s.yaml": render("serve/k8s.yaml", **values)}
 
 
-def pod_name(name: str) -> str:
-    """What the objects of a recipe of this name are called."""
-    return name[:NAME_LENGTH].rstrip("-")
+def serving_name(name: str) -> str:
+    """What the objects, the node pool and the VM are called that serve a recipe of this name.
+
+    Its own name is that of what trains it: both are applied to one cluster.
+    """
+    return name[: NAME_LENGTH - len(SUFFIX)].rstrip("-") + SUFFIX
+
+
+def _command(server: Container) -> list[str]:
+    """What the pod runs: the image's words, listening where probes and the service reach it."""
+    words = list(server.entrypoint)
+    if not _everywhere(server):
+        words[words.index("--host") + 1] = "0.0.0.0"
+    return words
+
+
+def _everywhere(server: Container) -> bool:
+    return server.host in ("0.0.0.0", "::")
 
 
 def _disks(program: Program, server: Container) -> list[dict[str, Any]]:

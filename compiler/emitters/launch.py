@@ -1,15 +1,17 @@
 """launch/: what starts the run on its machines: Cloud TPU VMs, a JobSet, SkyPilot, xpk.
 
-host.sh is what they all run on each host; the others make the machines and call it there.
+host.sh is what they all run on each host; the others make the machines and call it there. The scripts hold
+values alone, and hand them to those of runtime/launch.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from compiler.emitters.places import in_words, is_hub_id, places
+from compiler.emitters.places import in_artifact, is_hub_id, places
 from compiler.launching import bucket_of, launchers, machines
 from compiler.render import render, shell_word
 from compiler.serving.container import CLOUD_SDK_IMAGE
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
     from compiler.program import Program
     from spec.language.launch import Launch
 
-UV = "0.13.9"
-"""The version of uv that makes the environment of a host."""
-
 VM_NAME = 60
 """The longest name of a VM (63 characters), less the number of a slice."""
 
 JOBSET_NAME = 44
 """The longest name of a JobSet: its pods are called NAME-slice-SLICE-HOST-abcde, in 63 characters."""
+
+XPK = "1.9.0"
+"""The version of xpk that its script was tested with."""
 
 XPK_NAME = 40
 """The longest name of a workload that xpk takes."""
@@ -49,24 +51,25 @@ def emit_launch(program: Program) -> dict[str, str]:
     kinds = launchers(program.recipe, program.accelerator)
     if not kinds:
         return {}
-    values = _values(program) | {"vm": "tpu-vm" in kinds}
-    files = {"launch/host.sh": render("launch/host.sh", **values)}
-    if "tpu-vm" in kinds:
-        files["launch/tpu-vm.sh"] = render("launch/tpu-vm.sh", **values, **_tpu_vm(program))
+    values = _values(program)
+    on_vms = "tpu-vm" in kinds
+    files = {"launch/host.sh": render("launch/host.sh", **values, words=_host(program, on_vms))}
+    if on_vms:
+        files["launch/tpu-vm.sh"] = render("launch/tpu-vm.sh", **values, words=_tpu_vm(program))
     if "gke" in kinds:
         app = _short(program.name, JOBSET_NAME)
         files["launch/jobset.yaml"] = render("launch/jobset.yaml", **values, **_jobset(program, app))
     if "skypilot" in kinds:
         files["launch/skypilot.yaml"] = render("launch/skypilot.yaml", **values, **_skypilot(program))
     if "xpk" in kinds:
-        app = _short(program.name, XPK_NAME)
-        files["launch/xpk.sh"] = render("launch/xpk.sh", **values, **_xpk(program), app=app)
+        files["launch/xpk.sh"] = render("launch/xpk.sh", **values, words=_xpk(program))
     return files
 
 
 def launch_section(program: Program) -> dict[str, Any]:
     """What the README says about launch/."""
     kinds = launchers(program.recipe, program.accelerator) if program.accelerator.platform == "tpu" else []
+    restarts = program.recipe.launch.max_restarts
     return {
         "launchers": kinds,
         "asks_for_zone": program.recipe.launch.zone is None,
@@ -74,6 +77,10 @@ def launch_section(program: Program) -> dict[str, Any]:
         "slices": program.accelerator.slices,
         "archive": _archive(program) if "gke" in kinds else None,
         "secret_flags": _secret_flags(program),
+        "tokens": _tokens(program),
+        "restarts": plural(restarts, "time") if restarts else None,
+        "jobset": _short(program.name, JOBSET_NAME),
+        "xpk": XPK,
     }
 
 
@@ -101,46 +108,50 @@ def grace_seconds(program: Program) -> int:
 
 def _values(program: Program) -> dict[str, Any]:
     """What several of the files say."""
-    recipe, accelerator, found = program.recipe, program.accelerator, places(program)
+    recipe, accelerator = program.recipe, program.accelerator
     launch, made = recipe.launch, machines(accelerator)
-    source = "hub" if is_hub_id(recipe.model.id) else "bucket" if "://" in recipe.model.id else "folder"
-    size = in_words(found.size)
-    stage = {
-        "hub": f"the base weights, {size}, into $WEIGHTS ({found.staging})",
-        "bucket": f"the base weights, {size}, from their bucket into $WEIGHTS ({found.staging})",
-        "folder": f"sees that the base weights, {size}, are in $WEIGHTS ({found.staging})",
-    }[source]
     return {
         "name": program.name,
         "vm_name": vm_name(program.name),
         "machines_line": _machines_line(accelerator),
-        "hosts": accelerator.hosts,
         "slices": made.slices,
         "hosts_per_slice": made.hosts_per_slice,
         "chips_per_host": made.chips_per_host,
         "spot": launch.spot,
         "reservation": launch.reservation,
-        "project": launch.project,
-        "zone": launch.zone,
         "service_account": launch.service_account,
         "image": launch.image,
         "max_restarts": launch.max_restarts,
         "grace": grace_seconds(program),
-        "model": recipe.model.id,
-        "revision": recipe.model.revision,
-        "source": source,
-        "stage_line": stage,
-        "copy_help": f"copy {recipe.model.id} there, on every host",
-        "staging": found.staging,
-        "weights": size,
-        "weights_mib": math.ceil(found.size / 2**20),
-        "merged": found.merged,
-        "merged_in_bucket": "://" in found.merged,
-        "merge_flags": found.merge_flags,
-        "adapter": recipe.merge.adapter and program.lora is not None,
         "tokens": _tokens(program),
-        "uv": UV,
     }
+
+
+def _host(program: Program, stopped: bool) -> list[str]:
+    """The words that the artifact's host.sh hands to the runtime's.
+
+    Args:
+        stopped: whether it is asked to stop and to merge, which pods and managed jobs are not.
+    """
+    recipe, found = program.recipe, places(program)
+    model, revision = recipe.model.id, recipe.model.revision
+    words = {"name": program.name}
+    if is_hub_id(model):
+        words |= {"hub": model} | ({"revision": revision} if revision else {})
+    else:
+        words["bucket" if "://" in model else "folder"] = model
+    words["weights"] = found.staging
+    if "folder" not in words:
+        words["weights-mib"] = str(math.ceil(found.size / 2**20))
+    if stopped:
+        words["stop-seconds"] = str(grace_seconds(program))
+        words |= {f"merge-{flag}": place for flag, place in found.merge_flags.items()}
+    return _words(words)
+
+
+def _words(values: Mapping[str, str]) -> list[str]:
+    """Words of a shell's array: --key=value."""
+    return [f"--{key}={shell_word(value)}" for key, value in values.items()]
 
 
 def _tokens(program: Program) -> list[str]:
@@ -159,46 +170,51 @@ def _machines_line(accelerator: Accelerator) -> str:
     return f"{made.slices} slices of {accelerator.name} ({hosts} each)"
 
 
-def _tpu_vm(program: Program) -> dict[str, Any]:
-    recipe, accelerator = program.recipe, program.accelerator
+def _tpu_vm(program: Program) -> list[str]:
+    """The words that the artifact's tpu-vm.sh hands to the runtime's."""
+    recipe, accelerator, found = program.recipe, program.accelerator, places(program)
     launch, several = recipe.launch, accelerator.slices > 1
-    version = shell_word(launch.runtime_version or accelerator.runtime_version or "")
-    kind = f"--accelerator-type={accelerator_type(accelerator.name)}"
-    extra = []
-    if launch.network:
-        extra.append(f"--network={shell_word(launch.network)}")
-    if launch.subnetwork:
-        extra.append(f"--subnetwork={shell_word(launch.subnetwork)}")
-    if launch.service_account:
-        extra.append(f"--service-account={shell_word(launch.service_account)}")
-    capacity = ["--spot"] if launch.spot else []
-    capacity += [f"--reservation={shell_word(launch.reservation)}"] if launch.reservation else []
-    nodes = [f"{vm_name(program.name)}-{i}" for i in range(accelerator.slices)] if several else []
-    ids = (
-        [f"--node-count={accelerator.slices}", '--node-prefix="$name"'] if several else ['--node-id="$name"']
-    )
-    wait = [f"--valid-until-duration={launch.queue_for}"] if launch.queue_for else []
-    return {
-        "nodes": nodes or ["$name"],
-        "first": "${nodes[0]}" if several else "$name",
-        "queued": launch.queued or several,
-        # A reservation by its name is the alpha commands' alone.
-        "alpha": launch.reservation is not None,
-        "create_flags": ['"$name"', f"{kind} --version={version}", *_line([*capacity, *extra])],
-        "queue_flags": [
-            '"$name"',
-            " ".join(ids),
-            f"{kind} --runtime-version={version}",
-            *_line([*capacity, *extra, *wait]),
-        ],
-        "tokens_given": "".join(f"${{{token}:-}}" for token in _tokens(program)),
-        "checkpoints": recipe.checkpoint.directory,
-        "checkpoints_in_bucket": "://" in recipe.checkpoint.directory,
+    where = {"project": launch.project} if launch.project else {}
+    machine = {
+        "accelerator-type": accelerator_type(accelerator.name),
+        "runtime-version": launch.runtime_version or accelerator.runtime_version or "",
     }
+    network = {
+        "network": launch.network,
+        "subnetwork": launch.subnetwork,
+        "service-account": launch.service_account,
+    }
+    results = {"checkpoints": in_artifact(program, recipe.checkpoint.directory), "merged": found.merged}
+    adapter = recipe.merge.adapter and program.lora is not None
+    return [
+        *_words({"name": program.name, "vm": vm_name(program.name)}),
+        _zone(launch),
+        *_words(where | machine),
+        *_words({"slices": str(accelerator.slices)} if several else {}),
+        *_words({"hosts": str(accelerator.hosts)}),
+        *_capacity(launch),
+        *_words({key: value for key, value in network.items() if value}),
+        *(["--queued"] if launch.queued or several else []),
+        *_words({"valid-until-duration": launch.queue_for} if launch.queue_for else {}),
+        *_words({"max-restarts": str(launch.max_restarts)}),
+        *_token_words(program),
+        *_words(results),
+        *(["--adapter"] if adapter else []),
+    ]
 
 
-def _line(flags: list[str]) -> list[str]:
-    return [" ".join(flags)] if flags else []
+def _zone(launch: Launch) -> str:
+    """The recipe's zone, or that of whoever launches."""
+    return f"--zone={shell_word(launch.zone)}" if launch.zone else '--zone="${ZONE:-}"'
+
+
+def _capacity(launch: Launch) -> list[str]:
+    words = ["--spot"] if launch.spot else []
+    return [*words, *_words({"reservation": launch.reservation} if launch.reservation else {})]
+
+
+def _token_words(program: Program) -> list[str]:
+    return [f"--token={token}" for token in _tokens(program)]
 
 
 def _jobset(program: Program, app: str) -> dict[str, Any]:
@@ -234,16 +250,22 @@ def _skypilot(program: Program) -> dict[str, Any]:
     }
 
 
-def _xpk(program: Program) -> dict[str, Any]:
+def _xpk(program: Program) -> list[str]:
+    """The words that the artifact's xpk.sh hands to the runtime's."""
     launch, accelerator = program.recipe.launch, program.accelerator
     generation = accelerator_type(f"{accelerator.generation}-")
-    capacity = " --spot" if launch.spot else ""
-    capacity += f" --reservation={shell_word(launch.reservation)}" if launch.reservation else ""
-    return {
-        "cluster": launch.cluster,
-        "tpu_type": f"{generation}{accelerator.topology}",
-        "capacity": f" \\\n        {capacity.strip()}" if capacity else "",
-    }
+    return [
+        *_words({"name": program.name, "workload": _short(program.name, XPK_NAME)}),
+        f"--cluster={shell_word(launch.cluster)}" if launch.cluster else '--cluster="${CLUSTER:-}"',
+        _zone(launch),
+        *_words({"project": launch.project} if launch.project else {}),
+        *_words({"tpu-type": f"{generation}{accelerator.topology}", "num-slices": str(accelerator.slices)}),
+        *_capacity(launch),
+        *_words({"image": launch.image}),
+        *_token_words(program),
+        *_words({"max-restarts": str(launch.max_restarts)}),
+        *_words({"termination-grace-period-seconds": str(grace_seconds(program))}),
+    ]
 
 
 def _archive(program: Program) -> str:

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from compiler import __version__, pins
 from compiler import backends as other_backends
-from compiler.artifact import digest, runtime_digest
+from compiler.artifact import LOCK_VERSION, digest, runtime_digest
+from compiler.recorded import to_record
 
 if TYPE_CHECKING:
     from compiler.backends import Backend
     from compiler.program import Program
-
-VERSION = 1
-"""Of the lock's own layout."""
 
 
 def compiler_name() -> str:
@@ -32,10 +30,10 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         backends: that it is built for beside Tunix.
     """
     lock: dict[str, Any] = {
-        "lock": VERSION,
+        "lock": LOCK_VERSION,
         "compiler": compiler_name(),
         "name": program.name,
-        "recipe": resolved(program),
+        "recipe": to_record(program.recipe),
         "model": {"family": program.family.name, "architecture": asdict(program.architecture)},
         "packages": _packages(program),
         "runtime": runtime_digest(),
@@ -53,14 +51,3 @@ def _packages(program: Program) -> dict[str, dict[str, str]]:
     alone, whole = pins.without_logging(program).all, pins.training(program).all
     logging = {name: version for name, version in whole.items() if name not in alone}
     return {"train": alone, "logging": logging} if logging else {"train": alone}
-
-
-def resolved(program: Program) -> dict[str, Any]:
-    """The recipe with all its defaults, as JSON values; `extends` has been applied and is left out."""
-    values: dict[str, Any] = program.recipe.model_dump(mode="json", exclude={"extends"})
-    lora = values["lora"] or {}
-    for name in ("rank_pattern", "alpha_pattern"):
-        if lora.get(name):
-            # As pairs: the first pattern that matches holds, and the lock's keys are sorted.
-            lora[name] = [list(pair) for pair in lora[name].items()]
-    return values

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compiler.emitters.data_files import template_file
-from compiler.emitters.python import Name, Value, assignment, docstring, string
-from compiler.emitters.settings import about, model_settings
+from compiler.emitters.settings import about, base_settings
+from compiler.python_text import Name, Value, assignment, docstring, string
 from compiler.render import render
 
 if TYPE_CHECKING:
@@ -17,13 +17,15 @@ def emit_merge(program: Program) -> str:
     """The text of merge.py."""
     recipe = program.recipe
     constants: dict[str, Value] = {
-        "MODEL": model_settings(program),
+        "MODEL": base_settings(program),
         "CHECKPOINT": recipe.checkpoint.directory,
         "OUTPUT": recipe.merge.output,
         "DTYPE": recipe.merge.dtype,
         "MAX_SHARD_SIZE": recipe.merge.max_shard_size,
-        "ADAPTER": recipe.merge.adapter and program.lora is not None,
     }
+    adapter = recipe.merge.adapter and program.lora is not None
+    if adapter:
+        constants["ADAPTER"] = True
     if recipe.merge.quantization is not None:
         constants["QUANTIZATION"] = recipe.merge.quantization
     template = template_file(program)
@@ -33,6 +35,7 @@ def emit_merge(program: Program) -> str:
         about=about(program),
         adapters=program.lora is not None,
         chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
+        adapter=adapter,
         quantization=recipe.merge.quantization,
         constants=[assignment(name, value) for name, value in constants.items()],
     )

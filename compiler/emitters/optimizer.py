@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.emitters.python import Call, Name, Value
+from compiler.python_text import Call, Name, Value
+from compiler.sizes import needs_master_weights
 
 if TYPE_CHECKING:
     from compiler.program import Program
@@ -27,12 +28,6 @@ def hyperparameters(optimizer: Optimizer) -> dict[str, Value]:
     return out
 
 
-def needs_master_weights(program: Program) -> bool:
-    """Whether a float32 copy of the weights is kept, which adapters do not need."""
-    recipe = program.recipe
-    return recipe.lora is None and recipe.model.dtype == "bfloat16" and recipe.train.optimizer.master_weights
-
-
 def optimizer(program: Program) -> Call:
     """The expression that train.py's `optimizer` returns."""
     settings = program.recipe.train.optimizer
@@ -44,7 +39,7 @@ def optimizer(program: Program) -> Call:
         links.append(Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")}))
     links += _adafactor(settings) if settings.name == "adafactor" else [_rule(settings)]
     chain = links[0] if len(links) == 1 else Call("optax.chain", {f"*{i}": x for i, x in enumerate(links)})
-    return Call("master_weights", {"*0": chain}) if needs_master_weights(program) else chain
+    return Call("master_weights", {"*0": chain}) if needs_master_weights(program.recipe) else chain
 
 
 def _adafactor(settings: Optimizer) -> list[Call]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.render import shell_word
 from compiler.serving.weights import OWN_MODELS
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ class Places:
         large: whether base and merged weights are too large for the boot disk: both go to the RAM disk then.
         staging: of the base's weights: a RAM disk's folder, named after the model.
         merged: of the merged model: a folder, or an address.
-        merge_flags: what merge.py is called with beside --model, for a shell, with a space before.
+        merge_flags: what merge.py is called with beside --model, by the flags' names.
     """
 
     size: int
     large: bool
     staging: str
     merged: str
-    merge_flags: str
+    merge_flags: Mapping[str, str]
 
 
 def places(program: Program) -> Places:
@@ -42,13 +42,20 @@ def places(program: Program) -> Places:
     large = size > LARGE_MODEL and program.accelerator.platform != "cpu"
     # Two copies of a large model go to the RAM disk: the base and the merged weights.
     work = f"/dev/shm/{program.name}" if large else program.name
-    merged = recipe.merge.output.rstrip("/")
-    if "://" not in merged:
-        merged = f"{work}/{merged}"
-    flags = f" --output {work}" if large else ""
+    merged = _below(work, recipe.merge.output.rstrip("/"))
+    flags = {"output": work} if large else {}
     if large and "://" not in recipe.checkpoint.directory:
-        flags += f" --checkpoint {shell_word(f'{program.name}/{recipe.checkpoint.directory}')}"
+        flags["checkpoint"] = in_artifact(program, recipe.checkpoint.directory)
     return Places(size, large, _staging(program), merged, flags)
+
+
+def in_artifact(program: Program, path: str) -> str:
+    """A folder of the recipe as seen from beside the artifact; absolute ones and addresses as they are."""
+    return _below(program.name, path)
+
+
+def _below(folder: str, path: str) -> str:
+    return path if "://" in path or path.startswith(("/", "~")) else f"{folder}/{path}"
 
 
 def in_words(size: int) -> str:

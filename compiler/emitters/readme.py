@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from compiler import pins
+from compiler.emitters.kubernetes import serving_name
 from compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from compiler.emitters.lock import compiler_name
 from compiler.emitters.places import in_words, is_hub_id, places
 from compiler.emitters.readme_serve import serve_section
 from compiler.emitters.settings import kind
-from compiler.render import render, shell_word
+from compiler.render import code_span, render, shell_word
 from compiler.wording import listing, mesh_axes, plural
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
     cpu = accelerator.platform == "cpu"
     serving = program.serve_accelerator
     serves_elsewhere = serving is not None and serving != accelerator
-    data = [f"`{s.path}`" for s in (*recipe.data.train, *recipe.data.eval) if "://" not in s.path]
+    data = [code_span(s.path) for s in (*recipe.data.train, *recipe.data.eval) if "://" not in s.path]
     return render(
         "README.md",
         name=program.name,
@@ -60,20 +61,27 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         bucket=recipe.model.id.startswith("gs://"),
         staging=staging,
         model_flag="" if cpu and is_hub_id(recipe.model.id) else f" --model {staging}",
-        merge_flags=found.merge_flags,
+        merge_flags=_flags(found.merge_flags),
         data=listing(data),
         checkpoints=recipe.checkpoint.directory,
         local_checkpoints="://" not in recipe.checkpoint.directory,
         merged=merged,
         adapter=recipe.merge.adapter and program.lora is not None,
+        best=recipe.data.evaluates,
         keep=large or serves_elsewhere,
         serve=recipe.serve,
         serve_accelerator=serving,
         serves_elsewhere=serves_elsewhere,
-        serve_create=create_command(f"{program.name}-serve", serving, recipe.launch) if serving else [],
+        serve_create=create_command(serving_name(program.name), serving, recipe.launch) if serving else [],
         **serve_section(program, merged, serves_elsewhere),
         vllm=pins.sets()["serve"]["vllm-tpu"],
     )
+
+
+def _flags(flags: Mapping[str, str]) -> str:
+    """Flags on a line of their own, for the end of a shell's command; "" for none."""
+    words = " ".join(f"--{name} {shell_word(value)}" for name, value in flags.items())
+    return f" \\\n    {words}" if words else ""
 
 
 def create_command(vm: str, accelerator: Accelerator, launch: Launch) -> list[str]:
@@ -153,9 +161,9 @@ def _optimizer(program: Program) -> str:
 def _checkpoints(program: Program) -> str:
     checkpoint = program.recipe.checkpoint
     every = plural(checkpoint.every_steps, "step")
-    out = f"every {every}, the newest {checkpoint.keep} kept, in `{checkpoint.directory}`"
+    out = f"every {every}, the newest {checkpoint.keep} kept, in {code_span(checkpoint.directory)}"
     if (local := checkpoint.local) is not None:
-        out += f"; every {plural(local.every_steps, 'step')} in `{local.directory}` on each host"
+        out += f"; every {plural(local.every_steps, 'step')} in {code_span(local.directory)} on each host"
     return out
 
 

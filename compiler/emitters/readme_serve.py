@@ -6,13 +6,16 @@ from pathlib import PurePosixPath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from compiler.emitters.kubernetes import emit_kubernetes, pod_name
-from compiler.render import shell_word
+from compiler.emitters.kubernetes import serving_name
+from compiler.render import code_span, shell_word
 from compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
 
 if TYPE_CHECKING:
     from compiler.program import Program
     from compiler.serving.weights import Weights
+
+POOL_NAME = 40
+"""The longest name of a node pool."""
 
 ANY_FOLDER = "WEIGHTS_DIR"
 """In commands, a folder that the recipe does not know."""
@@ -28,8 +31,8 @@ def serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, A
     recipe = program.recipe
     serve, accelerator = recipe.serve, program.serve_accelerator
     if serve is None or accelerator is None:
-        return {"server": None, "kept": merged}
-    server = container(recipe, program.family.name)
+        return {"server": None, "kept": merged, "kubernetes": False}
+    server, app = container(recipe, program.family.name), serving_name(program.name)
     # What merging wrote and the server reads, None where that is on no disk of the machine.
     kept = f"{merged}-adapter" if server.adapter else merged
     written = server.adapter or (server.model if serve.model is None else None)
@@ -39,15 +42,18 @@ def serve_section(program: Program, merged: str, elsewhere: bool) -> dict[str, A
         "server": server,
         "kept": kept,
         "taken": taken,
-        "taken_from": kept if "://" in kept else f"gs://BUCKET/{recipe.name}/{PurePosixPath(kept).name}",
+        "taken_from": kept
+        if "://" in kept
+        else f"gs://BUCKET/models/{recipe.name}/{PurePosixPath(kept).name}",
         "serve_weights": _weights(server, written is server.model),
         "exports": _exports(server, there if taken else None),
         "finish_seconds": server.stop_grace_seconds - SHUTDOWN_MARGIN_SECONDS,
         "url": f"http://{own_address(server.host)}:{server.port}",
         "evaluates": bool(recipe.evaluate.prompts or recipe.evaluate.tasks),
         "tasks": bool(recipe.evaluate.tasks),
-        "kubernetes": bool(emit_kubernetes(program, server)),
-        "app": pod_name(server.name),
+        "kubernetes": accelerator.gke_machine is not None,
+        "app": app,
+        "pool": app[:POOL_NAME].rstrip("-"),
         "zone": shell_word(recipe.launch.zone or "ZONE"),
         "buckets": _buckets(server),
         "by_hand": _by_hand(server, kept if taken else None),
@@ -62,16 +68,17 @@ def _weights(server: Container, merges: bool) -> str:
         sentences.append(f"It serves the adapter as `{server.name}` beside its base, `{server.name}-base`.")
     if model.kind == "hub":
         sentences.append(
-            f"vLLM downloads `{model.address}` from the Hugging Face hub; where its licence has to be "
-            "accepted, do that on its page and set `HF_TOKEN`."
+            f"vLLM downloads {code_span(model.address)} from the Hugging Face hub; where its licence has to "
+            "be accepted, do that on its page and set `HF_TOKEN`."
         )
     elif model.kind == "folder" and not merges:
-        folder = f"are in `{model.address}`; `MODEL_DIR` names another folder" if model.address else ""
+        place = f"are in {code_span(model.address)}; `MODEL_DIR` names another folder"
+        folder = place if model.address else ""
         sentences.append(f"Its weights {folder or 'are where `MODEL_DIR` says'}.")
     for weights in _copied(server):
         sentences.append(
-            f"What is in `{weights.address}` is copied before the server starts, by the account that the "
-            "machine runs as; what is there already is not copied again."
+            f"What is in {code_span(weights.address)} is copied before the server starts, by the account "
+            "that the machine runs as; what is there already is not copied again."
         )
     return fill(" ".join(sentences), width=118, break_long_words=False, break_on_hyphens=False)
 

@@ -34,7 +34,6 @@ def emit_serve(program: Program) -> dict[str, str]:
         "server": server,
         "name": server.name,
         "accelerator": accelerator.name,
-        "tpu": accelerator.platform == "tpu",
     }
     return {
         "serve/Dockerfile": render("serve/Dockerfile", **values),

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.emitters.python import WIDTH, Call, Name, Value
+from compiler.python_text import WIDTH, Call, Name, Value
 
 if TYPE_CHECKING:
     from compiler.program import Program
@@ -29,12 +29,26 @@ def kind(program: Program) -> str:
     return f"{size} fine-tuning" if objective == "sft" else f"{size} {objective.upper()} training"
 
 
+def devices(program: Program) -> str:
+    """What the run is on: "v5p-8", "2 slices of v5p-16"."""
+    accelerator = program.accelerator
+    name, slices = accelerator.name, accelerator.slices
+    return name if slices == 1 else f"{slices} slices of {name}"
+
+
+def base_settings(program: Program) -> Call:
+    """`ModelSettings(...)` that says which checkpoint it is, for a script that does not train."""
+    return Call("ModelSettings", _identity(program) | {"family": program.family.name})
+
+
+def _identity(program: Program) -> dict[str, Value]:
+    model = program.recipe.model
+    return {"id": model.id} if model.revision is None else {"id": model.id, "revision": model.revision}
+
+
 def model_settings(program: Program) -> Call:
     """`ModelSettings(...)` of the recipe."""
-    recipe = program.recipe
-    arguments: dict[str, Value] = {"id": recipe.model.id}
-    if recipe.model.revision is not None:
-        arguments["revision"] = recipe.model.revision
+    recipe, arguments = program.recipe, _identity(program)
     if recipe.model.tokenizer is not None:
         arguments["tokenizer"] = recipe.model.tokenizer
     arguments |= {

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from compiler import pins
-from compiler.checks.evaluate import asks_chats
 from compiler.emitters.folders import assignment
 from compiler.render import render
 from compiler.serving.container import container
 from compiler.serving.weights import model_weights
+from compiler.sources import asks_chats
 from runtime.serving.evaluate_prompts import parse
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from compiler import pins
-from compiler.emitters.python import docstring
-from compiler.emitters.settings import kind
+from compiler.emitters.settings import devices, kind
 from compiler.emitters.train import script
+from compiler.python_text import docstring
 from compiler.render import render
 from spec.diagnostics import Diagnostic
 
@@ -30,7 +30,7 @@ def emit_torchax(program: Program) -> Files:
 def emit_script(program: Program) -> str:
     """The text of train_torchax.py."""
     title = docstring(
-        f"{kind(program)} of {program.recipe.model.id} on {program.accelerator.name}, by transformers' model "
+        f"{kind(program)} of {program.recipe.model.id} on {devices(program)}, by transformers' model "
         "under torchax."
     )
     return render("train.py", title=title, torchax=True, **script(program))
@@ -46,8 +46,8 @@ def check(program: Program) -> Iterator[Diagnostic]:
     recipe = program.recipe
     if program.lora is not None and program.lora.kv == "shared":
         yield Diagnostic(
-            "E0932",
-            "PEFT has no A that projections share",
+            "E0922",
+            "--backend torchax: PEFT gives k_proj and v_proj an A each, and kv: shared has one for both",
             "lora.kv",
             f"kv: independent, or {USE_TUNIX}",
         )
@@ -55,7 +55,7 @@ def check(program: Program) -> Iterator[Diagnostic]:
     if experts:
         yield Diagnostic(
             "E0933",
-            f"transformers' layers of {experts} experts cannot be compiled by jax",
+            f"--backend torchax: jax does not compile transformers' layers of {experts} experts",
             "model.id",
             USE_TUNIX,
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from compiler.emitters.data_files import template_file
-from compiler.emitters.optimizer import hyperparameters, needs_master_weights, optimizer
-from compiler.emitters.python import Call, Name, Value, assignment, docstring, statement, string
-from compiler.emitters.settings import about, kind, lora_settings, model_settings
+from compiler.emitters.optimizer import hyperparameters, optimizer
+from compiler.emitters.settings import about, devices, kind, lora_settings, model_settings
+from compiler.python_text import Call, Name, Value, assignment, docstring, statement, string
 from compiler.render import render
+from compiler.sizes import needs_master_weights
 
 if TYPE_CHECKING:
     from compiler.program import Program
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def emit_train(program: Program) -> str:
     """The text of train.py."""
-    title = docstring(f"{kind(program)} of {program.recipe.model.id} on {program.accelerator.name}.")
+    title = docstring(f"{kind(program)} of {program.recipe.model.id} on {devices(program)}.")
     return render("train.py", title=title, torchax=False, **script(program))
 
 
@@ -34,9 +35,9 @@ def script(program: Program) -> dict[str, Any]:
             assignment(name, value) for name, value in hyperparameter_constants(program).items()
         ],
         "imports": settings_classes(program),
-        "master_weights": needs_master_weights(program),
+        "master_weights": needs_master_weights(program.recipe),
         "warmup": _warmup(program),
-        "schedule": statement("return ", _schedule(program), indent=4),
+        "schedule": statement("return ", schedule(program), indent=4),
         "optimizer": statement("return ", optimizer(program), indent=4),
         "run": _run_arguments(program),
     }
@@ -44,9 +45,10 @@ def script(program: Program) -> dict[str, Any]:
 
 def _run_arguments(program: Program) -> list[str]:
     """The arguments of runtime.train.run, in its order."""
-    lora = "None" if program.lora is None else "LORA"
-    names = ["ARTIFACT", "arguments", "MODEL", "MESH", lora, "DATA", "TRAIN", "CHECKPOINT"]
-    names += ["learning_rate", "optimizer"]
+    names = ["ARTIFACT", "arguments", "model=MODEL", "mesh=MESH"]
+    names += ["lora=LORA"] if program.lora is not None else []
+    names += ["data=DATA", "train=TRAIN", "checkpoint=CHECKPOINT"]
+    names += ["learning_rate=learning_rate", "optimizer=optimizer"]
     names += ["rules=SHARDING_RULES"] if program.rules else []
     return [*names, "cache=CACHE"] if program.recipe.cache.directory is not None else names
 
@@ -158,9 +160,9 @@ def train_settings(program: Program) -> Call:
         arguments |= {"objective": train.objective, "beta": train.beta}
     if train.objective == "dpo":
         arguments["label_smoothing"] = train.label_smoothing
+    length: Value = train.epochs if train.steps is None else train.steps
     arguments |= {
-        "epochs": train.epochs,
-        "steps": train.steps,
+        "epochs" if train.steps is None else "steps": length,
         "global_batch_size": train.global_batch_size,
         "micro_batch_size": train.micro_batch_size,
         "loss_normalization": train.loss_normalization,
@@ -197,7 +199,7 @@ def _warmup(program: Program) -> str:
     return "warmup = math.ceil(WARMUP_RATIO * steps)" if schedule.warmup_ratio is not None else ""
 
 
-def _schedule(program: Program) -> Call:
+def schedule(program: Program) -> Call:
     """The optax schedule, with the semantics of transformers' get_*_schedule_with_warmup."""
     train = program.recipe.train
     peak, final = Name("LEARNING_RATE"), Name("FINAL_RATIO * LEARNING_RATE")

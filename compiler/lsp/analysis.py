@@ -1,4 +1,4 @@
-"""What is said of a recipe whose text an editor holds: `recipe check`'s findings, `recipe explain`'s words.
+"""What is said of a recipe whose text an editor holds: `recipe check`'s diagnostics and `recipe explain`.
 
 It runs in the process of `worker.py`; everything taken and given is plain, so that it can be sent there.
 """
@@ -50,7 +50,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Finding:
+class PlacedDiagnostic:
     """A diagnostic with its place; None where it has none."""
 
     code: str
@@ -66,12 +66,12 @@ class Analysis:
     """What a check gave.
 
     Attributes:
-        findings: in the order of `recipe check`.
+        diagnostics: in the order of `recipe check`.
         raw: the recipe with what it extends, as plain values; {} when it cannot be read.
         bases: absolute paths of the files that it extends.
     """
 
-    findings: list[Finding]
+    diagnostics: list[PlacedDiagnostic]
     raw: dict[str, Any]
     bases: tuple[str, ...]
 
@@ -94,12 +94,12 @@ class Explanation:
 
 
 def check(document: Document) -> Analysis:
-    """The findings of `recipe check`, of the text that the editor holds."""
+    """The diagnostics of `recipe check`, of the text that the editor holds."""
     too_large = _too_large(document)
     if too_large is not None:
-        return Analysis([_finding(too_large)], {}, ())
+        return Analysis([_placed(too_large)], {}, ())
     loaded, lowered = _read(document)
-    return Analysis([_finding(d) for d in lowered.diagnostics], loaded.raw, tuple(_bases(document)))
+    return Analysis([_placed(d) for d in lowered.diagnostics], loaded.raw, tuple(_bases(document)))
 
 
 def explain(document: Document, path: str) -> Explanation | None:
@@ -195,12 +195,12 @@ def _too_large(document: Document) -> Diagnostic | None:
     return Diagnostic("E0003", message, help="is it a recipe?", span=Span(name, 1, 1, ""))
 
 
-def _finding(d: Diagnostic) -> Finding:
+def _placed(d: Diagnostic) -> PlacedDiagnostic:
     span = d.span
     place = None
     if span is not None:
         place = Place(os.path.abspath(span.file), span.line - 1, span.column - 1, span.length)
-    return Finding(d.code, d.severity, d.message, d.help, d.path, place)
+    return PlacedDiagnostic(d.code, d.severity, d.message, d.help, d.path, place)
 
 
 def _place_of(origin: Origin) -> Place | None:

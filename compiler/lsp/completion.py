@@ -15,7 +15,7 @@ from compiler.lsp.text import Text
 from compiler.lsp.values import Around, Choice, choices, keys
 from compiler.wording import flow
 from spec.language import Section
-from spec.validate import _section_of, field_at, section_at
+from spec.structure import field_at, section_at, section_of
 
 
 def complete(
@@ -57,7 +57,7 @@ def _in(raw: Any, path: tuple[Any, ...]) -> Any:
 def _is_list(path: RecipePath) -> bool:
     """Whether the path is of a list of sections, rather than of one of them."""
     info = field_at(path)
-    return bool(path) and isinstance(path[-1], str) and info is not None and _section_of(info.annotation)[1]
+    return bool(path) and isinstance(path[-1], str) and info is not None and section_of(info.annotation)[1]
 
 
 def _keys(
@@ -94,12 +94,12 @@ def _is_typed(key: str) -> bool:
 
 
 def _opens(info: FieldInfo) -> bool:
-    return _section_of(info.annotation)[0] is not None
+    return section_of(info.annotation)[0] is not None
 
 
 def _lead(info: FieldInfo, cursor: Cursor, text: Text) -> str:
     """What follows a key's colon: a blank, or the line of a section's first key."""
-    section, is_list = _section_of(info.annotation)
+    section, is_list = section_of(info.annotation)
     if section is None or cursor.flow:
         return " "
     start = text.source.rfind("\n", 0, cursor.start) + 1

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from lsprotocol import types
 from pygls.uris import from_fs_path
 
-from compiler.lsp import findings, hover, places
+from compiler.lsp import diagnostics, hover, places
 from compiler.lsp.analysis import Explanation, Place
 from compiler.lsp.completion import complete
 from compiler.lsp.pages import pages
@@ -109,11 +109,11 @@ async def _hover(server: Server, params: types.HoverParams) -> types.Hover | Non
         codes = [
             item.diagnostic.code for item in state.shown if _covers(item.diagnostic.range, params.position)
         ]
-        parts += [findings.described(str(code)) for code in dict.fromkeys(codes)]
+        parts += [diagnostics.described(str(code)) for code in dict.fromkeys(codes)]
     if not parts:
         return None
     content = types.MarkupContent(types.MarkupKind.Markdown, "\n\n---\n\n".join(parts))
-    return types.Hover(content, findings.range_of(text, *extent) if extent else None)
+    return types.Hover(content, diagnostics.range_of(text, *extent) if extent else None)
 
 
 async def _explained(server: Server, uri: str, path: str) -> Explanation | None:
@@ -152,9 +152,9 @@ async def _definition(server: Server, params: types.DefinitionParams) -> types.L
 def _location(server: Server, place: Place) -> types.Location:
     uri = next((uri for uri in server.states if to_path(uri) == place.file), None)
     if uri is None:
-        return types.Location(from_fs_path(place.file) or "", findings.range_in_file(place))
+        return types.Location(from_fs_path(place.file) or "", diagnostics.range_in_file(place))
     text = server.text(uri)
-    return types.Location(uri, findings.range_of(text, *findings.extent(place, text)))
+    return types.Location(uri, diagnostics.range_of(text, *diagnostics.extent(place, text)))
 
 
 async def _actions(server: Server, params: types.CodeActionParams) -> list[types.CodeAction]:
@@ -167,7 +167,7 @@ async def _actions(server: Server, params: types.CodeActionParams) -> list[types
         shown, fix = item.diagnostic.range, item.fix
         if fix is None or shown.end < params.range.start or params.range.end < shown.start:
             continue
-        edit = types.TextEdit(findings.range_of(text, fix.start, fix.end), fix.text)
+        edit = types.TextEdit(diagnostics.range_of(text, fix.start, fix.end), fix.text)
         out.append(
             types.CodeAction(
                 title=fix.title,

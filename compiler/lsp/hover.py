@@ -8,7 +8,7 @@ from compiler.lsp.analysis import Explanation
 from compiler.lsp.completion import about
 from compiler.lsp.outline import Outline, value_of
 from spec.paths import join
-from spec.validate import field_at
+from spec.structure import field_at
 
 MOST_LINES = 30
 """Lines of what a value turns into that are shown; `recipe explain` prints them all."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from lsprotocol import types
 
 from compiler import catalog
+from compiler.lsp.diagnostics import range_of
 from compiler.lsp.files import functions
-from compiler.lsp.findings import range_of
 from compiler.lsp.outline import Entry, Outline, value_of
 from compiler.lsp.text import Text
 

@@ -13,7 +13,7 @@ from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
-from compiler.lsp import findings
+from compiler.lsp import diagnostics
 from compiler.lsp.analysis import Analysis, Document
 from compiler.lsp.pages import Pages
 from compiler.lsp.process import Process, Unanswered
@@ -42,7 +42,7 @@ class State:
 
     checked: str | None = None
     analysis: Analysis = field(default_factory=lambda: Analysis([], {}, ()))
-    shown: list[findings.Shown] = field(default_factory=list)
+    shown: list[diagnostics.Shown] = field(default_factory=list)
     stale: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -110,9 +110,9 @@ class Server(LanguageServer):
                 made = await self.process.ask(CHECK_SECONDS, "check", document)
             if not made.raw:
                 # What was known of the recipe holds while it cannot be read.
-                made = Analysis(made.findings, state.analysis.raw, made.bases or state.analysis.bases)
+                made = Analysis(made.diagnostics, state.analysis.raw, made.bases or state.analysis.bases)
             related = _shows_related(self.client_capabilities)
-            shown = findings.show(made.findings, document.path, text, self.pages, related)
+            shown = diagnostics.show(made.diagnostics, document.path, text, self.pages, related)
         except Unanswered as reason:
             self.tell(f"{Path(document.path).name} could not be checked: {reason}")
             return

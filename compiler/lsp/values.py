@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from compiler import catalog, hardware
-from compiler.checks.formats import ENDINGS, FIELDS
 from compiler.lsp.files import beside, functions
+from compiler.sources import ENDINGS
 from compiler.wording import divisors, flow, plural
+from runtime.data.formats import FIELDS
 from runtime.families import UnsupportedCheckpoint
+from runtime.families.base import FULL
 from spec.language.mesh import AXES
-from spec.validate import field_at
+from spec.structure import field_at
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def _layers(around: Around) -> Iterator[Choice]:
     a = model.architecture
     yield Choice("all", plural(a.num_layers, "layer"))
     yield Choice(f"{a.num_layers // 2}-{a.num_layers - 1}", "the upper half")
-    kinds = [i for i, kind in enumerate(a.layer_types) if kind == "full_attention"]
+    kinds = [i for i, kind in enumerate(a.layer_types) if kind == FULL]
     if 0 < len(kinds) < a.num_layers:
         yield Choice(kinds, "the global layers")
 

@@ -12,12 +12,12 @@ from typing import Any
 import typer
 
 from compiler import catalog
-from compiler.artifact import ArtifactError
-from compiler.cli_base import console
+from compiler.errors import ArtifactError
 from compiler.hardware import Accelerator, UnknownAccelerator, from_name
 from compiler.new.machines import TITLES, Fit, fit, machines
 from compiler.new.memory import Probe
 from compiler.new.source import PLACEHOLDER
+from compiler.terminal import console
 
 NO_SERVER = "none"
 

@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from compiler.artifact import ArtifactError, umask
+from compiler.errors import ArtifactError
 from compiler.terminal import uninterrupted
+from compiler.writing import umask
 
 
 def refuse_existing(target: Path, help: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler import __version__
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.render import render
 
 WORKFLOW = Path(".github", "workflows", "recipes.yml")

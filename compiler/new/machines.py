@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.hardware import Accelerator, from_name, known_names
 from compiler.new.draft import drafts, smallest_need
 from compiler.new.memory import HEADROOM, Probe

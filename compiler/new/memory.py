@@ -10,11 +10,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from compiler.checks.mesh import BYTES
 from compiler.hardware import Accelerator
 from compiler.plan.bound import kept_bytes, rows, state_bytes
 from compiler.plan.shapes import Layer, Shapes, shapes
 from compiler.program import Program
+from compiler.sizes import BYTES
 from compiler.wording import split_layer
 
 KEPT: dict[str, float] = {"none": 2.3}

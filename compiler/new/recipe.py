@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler import catalog
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.hardware import Accelerator, UnknownAccelerator, from_name
 from compiler.lower import lower
 from compiler.new.draft import RANK, Draft, drafts
@@ -58,17 +58,11 @@ class Made:
     diagnostics: list[Diagnostic]
 
 
-def check_name(name: str) -> None:
-    """Refuses a name that the language does.
-
-    Raises:
-        ArtifactError: with the language's own sentence.
-    """
+def refusal_of_name(name: str) -> str | None:
+    """The language's own sentence on a name that it refuses."""
     values = {"recipe": VERSION, "name": name, "model": {"id": "model"}, "mesh": {}, "data": {"train": ["x"]}}
     found = load(Path("new.yaml"), text=to_yaml(values)).diagnostics
-    for problem in found:
-        if problem.path == "name":
-            raise ArtifactError(problem.message, problem.help)
+    return next((problem.message for problem in found if problem.path == "name"), None)
 
 
 def machine(name: str) -> Accelerator:

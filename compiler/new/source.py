@@ -14,10 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from compiler.artifact import ArtifactError
-from compiler.checks.formats import FIELDS, is_dataset
+from compiler.errors import ArtifactError
+from compiler.sources import is_dataset
 from compiler.steps import CHARACTERS_PER_TOKEN
 from compiler.wording import listing
+from runtime.data.formats import FIELDS
 
 LOOKED_AT = 200
 """Rows that are read."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.catalog import is_directory, title
-from compiler.checks.mesh import BYTES
 from compiler.hardware import Accelerator
 from compiler.new.draft import RANK, Draft, dtype
 from compiler.new.memory import Probe
 from compiler.new.source import LOOKED_AT, PLACEHOLDER, Source
 from compiler.port.ledger import Line
 from compiler.port.write import recipe_text
+from compiler.sizes import BYTES
 from compiler.wording import listing, plural, quantity, which_layers
 from runtime.families import Architecture
 from spec.language import VERSION
@@ -176,7 +176,7 @@ def _data(c: Contents) -> Lines:
         lines["data.fields"] = Line(dict(source.fields), "the format's names, and what the file calls them")
     if source.rows is None or source.rows >= ENOUGH_TO_HOLD_OUT:
         lines["data.eval_fraction"] = Line(
-            HELD_OUT, "share of the rows that is held out, to evaluate the loss on"
+            HELD_OUT, "share of the samples that is held out, to evaluate the loss on"
         )
     longer = "longer samples are left out, and counted"
     if source.longest is not None:

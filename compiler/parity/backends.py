@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compiler.backends import Backend, findings
-from compiler.pipeline import missing_packages
+from compiler.backends import Backend, diagnosed
+from compiler.packages import missing_packages
 from compiler.wording import listing
 from spec.diagnostics import Diagnostic, in_order
 from spec.load import locate
@@ -55,7 +55,7 @@ def choose(
     left_out: dict[str, str] = {}
     refusals: list[Diagnostic] = []
     for backend in (backend for backend in Backend if backend in wanted):
-        found = locate(findings(program, [backend]), loaded.sources)
+        found = locate(diagnosed(program, [backend]), loaded.sources)
         refused = [one for one in found if one.severity == "error"]
         missing = missing_packages(PACKAGES[backend])
         if refused:

@@ -11,24 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import ArtifactError, write
-from compiler.backends import Backend, findings, others
+from compiler.artifact import write
+from compiler.artifact_run import claim, done_line, script_environment
+from compiler.backends import Backend, diagnosed, others
 from compiler.emit import emit
+from compiler.errors import ArtifactError
 from compiler.lower import lower
+from compiler.packages import require_packages
 from compiler.parity.backends import SCRIPTS, Backends
 from compiler.parity.recipe import write_recipe
-from compiler.pipeline import (
-    Pipeline,
-    StepFailed,
-    claim,
-    done_line,
-    new_console,
-    report_failure,
-    require_packages,
-    say,
-    script_environment,
-    tell,
-)
+from compiler.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
 from compiler.program import Program
 from compiler.rehearse import RECIPE, write_miniature
 from compiler.wording import mesh_axes
@@ -179,7 +171,7 @@ def _compile(
 ) -> str:
     replaced = write_recipe(program, steps, work)
     lowered = lower(load(work / RECIPE))
-    refused = [] if lowered.program is None else findings(lowered.program, backends)
+    refused = [] if lowered.program is None else diagnosed(lowered.program, backends)
     errors = [found for found in [*lowered.diagnostics, *refused] if found.severity == "error"]
     if lowered.program is None or errors:
         raise StepFailed("the recipe does not compile in miniature", render_text(errors))

@@ -15,15 +15,12 @@ def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, li
     """A title, and every quantity of every two of the files.
 
     Args:
+        paths: two or more.
         limits: other tolerances than those of the traces' dtype, by quantity.
 
     Raises:
-        UserError: when there are not two, a file is no trace, or they are not of one recipe.
+        UserError: when a file is no trace, or they are not of one recipe.
     """
-    if len(paths) < 2:
-        raise UserError(
-            "one trace has nothing to be compared with", "name two or more: --compare A.npz B.npz"
-        )
     traces = [read_trace(path) for path in paths]
     for path, trace in zip(paths, traces, strict=True):
         if trace.recipe != traces[0].recipe:

@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import ArtifactError
 from compiler.catalog import is_directory
-from compiler.checks.paths import is_inline
+from compiler.errors import ArtifactError
 from compiler.preview import TOKENIZER_FILES, data_settings
+from compiler.sources import is_inline
 
 if TYPE_CHECKING:
     from compiler.program import Program

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.checks.mesh import BYTES, MOMENTS
 from compiler.plan.shapes import DOWN, OUTPUT, Layer, Shapes, shapes
 from compiler.program import Program
+from compiler.sizes import BYTES, optimizer_bytes
 
 FORWARD, BACKWARD = 2, 2
 """FLOPs for each weight and token: of the forward pass, and of the gradient of the activations. That of the
@@ -188,8 +188,5 @@ def state_bytes(program: Program) -> float:
 
 def _trained_bytes(program: Program, size: int) -> float:
     """Bytes of state for each number that is trained: moments, float32 copy, accumulated gradients."""
-    optimizer = program.recipe.train.optimizer
-    moments = MOMENTS[optimizer.name] + (optimizer.name == "sgd" and optimizer.momentum > 0)
-    accumulated = 1 if program.accumulation_steps > 1 else 0
-    master = program.lora is None and size == 2 and optimizer.master_weights
-    return float(4 + moments * 4 if master else moments * size) + accumulated * size
+    accumulated = size if program.accumulation_steps > 1 else 0
+    return float(optimizer_bytes(program.recipe, size) + accumulated)

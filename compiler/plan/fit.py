@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.backends import Backend, findings
+from compiler.backends import Backend, diagnosed
 from compiler.lower import lower
 from compiler.plan.results import Estimate, Memory, Temporary
 from compiler.plan.units import gib, percent
@@ -113,7 +113,7 @@ def hopeless(way: Way, estimate: Estimate) -> bool:
 
 def _accepted(program: Program, sets: Sequence[str], backend: Backend) -> bool:
     changed = lower(load(program.source, sets), planning=True).program
-    return changed is not None and all(d.severity != "error" for d in findings(changed, (backend,)))
+    return changed is not None and all(d.severity != "error" for d in diagnosed(changed, (backend,)))
 
 
 def _enough(estimate: Estimate) -> bool:

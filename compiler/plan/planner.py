@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from compiler.artifact import ArtifactError
 from compiler.backends import Backend
+from compiler.errors import ArtifactError
 from compiler.plan import calibration, identity
 from compiler.plan.depth import Depth, depths, whole
 from compiler.plan.estimate import extrapolate

@@ -19,9 +19,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from compiler.artifact import ArtifactError
 from compiler.backends import Backend
-from compiler.pipeline import require_packages
+from compiler.errors import ArtifactError
+from compiler.packages import require_packages
 from compiler.plan import identity, store
 from compiler.plan.job import FAILED, JOB, Failed, Job
 from compiler.plan.results import COMPILED, Compiled

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan.at_hand import AtHand, Unavailable, contents, look
 from compiler.plan.results import Estimate, RunLength
 from compiler.preview import PACKAGES
@@ -184,12 +184,13 @@ def _basis(program: Program, counted: Statistics | Unavailable) -> str:
 
 def _count(found: AtHand) -> Statistics:
     """Tokenises and packs as train.py does."""
-    from runtime.data import load_tokenizer, prepare
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
     from runtime.errors import UserError
     from runtime.settings import TrainSettings
 
     # Batches of one row: how many rows a batch has is no matter of the data.
-    alone = TrainSettings(epochs=1, steps=None, global_batch_size=1, micro_batch_size=1)
+    alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     try:
         tokenizer = load_tokenizer(found.model_dir, found.model, found.data, found.data_dir)
         prepared = prepare(found.data, alone, 1, tokenizer, found.data_dir, found.vocabulary)

@@ -1,4 +1,4 @@
-"""One `recipe plan`: the plan, what was asked for beside it, and the findings."""
+"""One `recipe plan`: the plan, what was asked for beside it, and the diagnostics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.backends import Backend, findings
+from compiler.backends import Backend, diagnosed
 from compiler.plan import budget, fit
 from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, plan_serving, promise
 from compiler.plan.planner import estimate_of, plan
@@ -82,7 +82,7 @@ def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | Non
 
     counted = statistics(program, asked.model, asked.data_dir)
     made = plan(program, asked.sets, asked.exact, asked.effort, counted, progress, asked.backend)
-    found = [*findings(program, (asked.backend,)), *_fit(program, asked, made.estimate, progress)]
+    found = [*diagnosed(program, (asked.backend,)), *_fit(program, asked, made.estimate, progress)]
     found += budget.check(program, made)
     tried = None
     if asked.search:
@@ -112,7 +112,7 @@ def plan_run(program: Program, asked: Asked, progress: Progress | None = None) -
 def _fit(
     program: Program, asked: Asked, estimate: Estimate, progress: Progress | None
 ) -> Sequence[Diagnostic]:
-    """The finding that a step does not fit, with a way out that was tried."""
+    """The diagnostic that a step does not fit, with a way out that was tried."""
     if estimate.memory.headroom >= 0:
         return []
 

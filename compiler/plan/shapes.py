@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from compiler.program import Program
 from compiler.wording import split_layer
+from runtime.families.base import FULL
 
 LOOKED_UP = ("embedder.input_embedding", "embedder.per_layer_input_embedding")
 """Embeddings, which are no matrix products; the first is the output head as well, where the model has no
@@ -86,7 +87,7 @@ def shapes(program: Program, row_length: int) -> Shapes:
         if site.slots == (OUTPUT,):
             layer.attended = float(inputs)
     for number, layer in enumerate(layers):
-        window = getattr(a, "sliding_window", None) if a.layer_types[number] != "full_attention" else None
+        window = getattr(a, "sliding_window", None) if a.layer_types[number] != FULL else None
         layer.pairs = causal_pairs(row_length, window)
     return Shapes(layers, head, outside, _first_trained(program))
 

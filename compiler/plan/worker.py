@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from compiler.plan.abstract import AbstractStep
     from compiler.program import Program
 
-CONSTANTS = ("MODEL", "TRAIN", "DATA", "MESH")
-"""What a generated script states, beside LORA and SHARDING_RULES, which not every recipe has."""
-
 
 def main() -> None:
     job = JOB.validate_json(sys.stdin.read())

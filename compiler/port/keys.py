@@ -10,6 +10,7 @@ from typing import Any
 from compiler.port.ledger import Ledger
 from compiler.port.source import MISSING, Source
 from compiler.wording import listing
+from spec.validate import shown
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
 """Switches as text: YAML 1.1's words in quotes, and those of accelerate's files."""
@@ -190,11 +191,12 @@ class Keys:
 
     def _wrong(self, key: str, what: str) -> Any:
         found = self.source.get(self.prefix + key)
-        shown = repr(found) if len(repr(found)) < 60 else "this"
         name = (self.prefix + key).rpartition(".")[2]
         default = self.defaults.get(key)
         way = f"{name}: {_plain(default)}" if default is not None else "correct the value, or remove the key"
-        self.refuse(key, "E1160", f"{shown} is not {what}, which {self.tool}'s {key} is", way)
+        self.refuse(
+            key, "E1160", f"`{self.prefix}{key}` must be {what} in {self.tool}, not {shown(found)}", way
+        )
         return default
 
 

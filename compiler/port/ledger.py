@@ -104,7 +104,7 @@ class Ledger:
             code: of spec.codes, E11..
         """
         self.unsupported(source, key, message)
-        self.diagnostics.append(Diagnostic(code, message, key, help, source.span(key)))
+        self.diagnostics.append(Diagnostic(code, message, key, help, source.place(key)))
 
     def defaulted(self, key: str, value: Any, sets: Mapping[str, Any], note: str) -> None:
         """A key that does not stand in any file: the tool's default, written out.

@@ -103,7 +103,7 @@ def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised 
             mains.append(file)
         elif role in roles:
             message = f"{file.file} is {ROLES[role].title}, and {roles[role].file} is one already"
-            return [Diagnostic("E1110", message, help="name one of the two", span=top(file))]
+            return [Diagnostic("E1110", message, help="name one of the two", span=file.top())]
         else:
             roles[role] = file
     if not mains:
@@ -122,11 +122,6 @@ def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised 
         return [_unclear(mains[0], fitting)]
     useless = list(_useless(fitting[0], roles))
     return useless or Recognised(fitting[0], Sources(mains[0], roles))
-
-
-def top(file: Source) -> Span:
-    """The file's first key, or its first line."""
-    return next(iter(file.keys.values()), None) or Span(file.file, 1, 1, "")
 
 
 def _role(file: Source) -> str | None:
@@ -155,7 +150,7 @@ def _dialects(file: Source) -> list[Module]:
 def _half(role: str, file: Source) -> Diagnostic:
     known = ROLES[role]
     message = f"{file.file} is {known.title}: {known.half}"
-    return Diagnostic("E1102", message, help=known.help.format(file=file.file), span=top(file))
+    return Diagnostic("E1102", message, help=known.help.format(file=file.file), span=file.top())
 
 
 def _unknown(file: Source) -> Diagnostic:
@@ -174,7 +169,7 @@ def _unknown(file: Source) -> Diagnostic:
             return _pipeline(file, f"`{key}` with {len(inner)} of them")
     message = f"{file.file} is in no dialect that is known here"
     return Diagnostic(
-        "E1101", message, help=f"looked for keys of\n{looked}\nor say whose it is by --from", span=top(file)
+        "E1101", message, help=f"looked for keys of\n{looked}\nor say whose it is by --from", span=file.top()
     )
 
 
@@ -195,7 +190,7 @@ def _pipeline(file: Source, what: str) -> Diagnostic:
     help = (
         "make a file of each stage, and port each: the next one's model.id is merge.output of the one before"
     )
-    return Diagnostic("E1110", message, help=help, span=top(file))
+    return Diagnostic("E1110", message, help=help, span=file.top())
 
 
 def _several(mains: Sequence[Source], known: Sequence[Sequence[Module]]) -> Diagnostic:
@@ -207,15 +202,15 @@ def _several(mains: Sequence[Source], known: Sequence[Sequence[Module]]) -> Diag
             f"port each alone: recipe port {first.file}; stages that follow each other pass merge.output on "
             "as model.id"
         )
-        return Diagnostic("E1110", message, help=help, span=top(second))
+        return Diagnostic("E1110", message, help=help, span=second.top())
     message = f"two dialects at once: {first.file} is of {names[0]}, {second.file} of {names[1]}"
-    return Diagnostic("E1103", message, help=f"port one of them: recipe port {first.file}", span=top(second))
+    return Diagnostic("E1103", message, help=f"port one of them: recipe port {first.file}", span=second.top())
 
 
 def _unclear(file: Source, fitting: Sequence[Module]) -> Diagnostic:
     message = f"{file.file} may be of {listing([dialect.TITLE for dialect in fitting], 'or')}"
     help = f"say whose it is: --from {fitting[0].NAME}"
-    return Diagnostic("E1103", message, help=help, span=top(file))
+    return Diagnostic("E1103", message, help=help, span=file.top())
 
 
 def _useless(dialect: Module, roles: dict[str, Source]) -> Iterator[Diagnostic]:
@@ -223,4 +218,4 @@ def _useless(dialect: Module, roles: dict[str, Source]) -> Iterator[Diagnostic]:
     for role, file in roles.items():
         if role not in known:
             message = f"{dialect.TITLE} has no use for {file.file}, which is {ROLES[role].title}"
-            yield Diagnostic("E1104", message, help="leave it out", span=top(file))
+            yield Diagnostic("E1104", message, help="leave it out", span=file.top())

@@ -58,6 +58,20 @@ class Source:
         """The place of a value; of a null that was left empty, its key's."""
         return self.spans.get(key) or self.keys.get(key)
 
+    def place(self, key: str) -> Span:
+        """The place of a value; of one that does not stand in the file, that of the section it belongs to."""
+        above = key
+        while above:
+            span = self.keys.get(above) if above != key else self.span(key)
+            if span is not None:
+                return span
+            above = above[: max(above.rfind("."), above.rfind("["), 0)]
+        return self.top()
+
+    def top(self) -> Span:
+        """The file's first key, or its first line."""
+        return next(iter(self.keys.values()), None) or Span(self.file, 1, 1, "")
+
     def leaves(self) -> list[str]:
         """Paths of all values, in the order of the file.
 

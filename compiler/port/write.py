@@ -11,6 +11,7 @@ from typing import Any
 
 from compiler.port.ledger import Line
 from compiler.recipe_text import LINE, block
+from spec.diagnostics import printable
 from spec.language.base import Section
 from spec.paths import split
 from spec.schema import modeline
@@ -132,7 +133,8 @@ def _plain(node: Tree) -> Tree | None:
 
 def _commented(given: Sequence[tuple[str, Line]], indent: int) -> Iterator[str]:
     """Lines of plain values with their comments: beside them in one column, or above where they are long."""
-    entries = list(_once(given))
+    # A comment quotes values, and ends at whatever a reader of YAML takes for a line break.
+    entries = [(key, replace(line, comment=printable(line.comment))) for key, line in _once(given)]
     texts = [_lines(key, line.value, indent) for key, line in entries]
     beside = [
         line.comment != "" and len(text) == 1 and len(text[0]) <= ALIGNED
@@ -145,7 +147,8 @@ def _commented(given: Sequence[tuple[str, Line]], indent: int) -> Iterator[str]:
         if is_beside and column + 2 + len(line.comment) <= WIDTH and "\n" not in line.comment:
             yield f"{text[0]:<{column}}# {line.comment}"
             continue
-        if line.comment and len(text) == 1 and len(text[0]) + 4 + len(line.comment) <= WIDTH:
+        one_line = len(text) == 1 and "\n" not in line.comment
+        if line.comment and one_line and len(text[0]) + 4 + len(line.comment) <= WIDTH:
             yield f"{text[0]}  # {line.comment}"
             continue
         yield from _comment(line.comment, indent) if line.comment else ()
@@ -177,7 +180,7 @@ def _comment(text: str, indent: int) -> list[str]:
     lead = " " * indent + "# "
     return [
         line
-        for part in text.split("\n")
+        for part in printable(text).split("\n")
         for line in textwrap.wrap(
             part,
             LINE,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.pages import environment, script_hash
 from compiler.report import curves, data, headline, recipe, sweep_charts
 from compiler.report.chart import Chart, Table, as_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan.page.numbers import gib, number
 from compiler.report.chart import Table
 from compiler.report.numbers import significant

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 
 LARGEST = 1 << 30
 """Bytes of the largest file that is read: of the metrics of a million steps it is a third."""

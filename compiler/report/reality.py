@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan.page.numbers import gib, hours, number
 from compiler.report.numbers import ratio, seconds
 from compiler.report.run import Run

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.explain import leaves
+from compiler.recorded import from_record
 from compiler.wording import flow
 from spec.paths import Part, join
 
@@ -66,7 +67,7 @@ def resolved(values: Mapping[str, Any], folder: str) -> Resolved:
     from compiler.lower import lower
     from spec.load import load
 
-    loaded = load(Path(folder) / "recipe.json", text=json.dumps(values))
+    loaded = load(Path(folder) / "recipe.json", text=json.dumps(from_record(values)))
     if loaded.recipe is None:
         reason = loaded.diagnostics[0].message if loaded.diagnostics else "nothing says why"
         return Resolved(None, None, f"This version does not take the recipe of recipe.lock.json: {reason}.")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import LOCK, ArtifactError
+from compiler.artifact import LOCK
+from compiler.errors import ArtifactError
 from compiler.report.metrics import Metrics, parse
 from compiler.report.place import Place, open_place
 from compiler.wording import plural

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import LOCK, ArtifactError, artifacts_in, digest, locked_files, runtime_digest
+from compiler.artifact import LOCK, LOCK_VERSION, artifacts_in, digest, locked_files, runtime_digest
+from compiler.errors import ArtifactError
+from compiler.recorded import from_record
 
 if TYPE_CHECKING:
     from compiler.hardware import Accelerator
@@ -70,8 +72,6 @@ def open_artifact(folder: Path) -> ServedArtifact:
 
 
 def _read_lock(folder: Path) -> Mapping[str, Any]:
-    from compiler.emitters.lock import VERSION
-
     path = folder / LOCK
     if not folder.exists():
         others = artifacts_in(folder.parent)
@@ -90,10 +90,10 @@ def _read_lock(folder: Path) -> Mapping[str, Any]:
         raise ArtifactError(f"{path} cannot be read ({error})", AGAIN) from error
     if not isinstance(lock, dict) or "lock" not in lock:
         raise ArtifactError(f"{path} is not the lock of an artifact", AGAIN)
-    if lock["lock"] != VERSION:
+    if lock["lock"] != LOCK_VERSION:
         by = f"by {lock['compiler']}" if isinstance(lock.get("compiler"), str) else "by another version"
         raise ArtifactError(
-            f"{path} was written {by}, with layout {lock['lock']!r}: this version reads {VERSION}", AGAIN
+            f"{path} was written {by}, with layout {lock['lock']!r}: this version reads {LOCK_VERSION}", AGAIN
         )
     return lock
 
@@ -104,25 +104,13 @@ def _recipe(folder: Path, lock: Mapping[str, Any]) -> Recipe:
     from spec.language import Recipe
 
     try:
-        return Recipe.model_validate(_unpaired(lock.get("recipe")))
+        return Recipe.model_validate(from_record(lock.get("recipe")))
     except ValidationError as errors:
         first = errors.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "recipe"
         raise ArtifactError(
             f"{folder / LOCK} holds a recipe that this version does not read ({where}: {first['msg']})", AGAIN
         ) from None
-
-
-def _unpaired(recipe: Any) -> Any:
-    """The recipe as the language has it: a lock lists rank and alpha patterns as pairs, in their order."""
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("lora"), dict):
-        return recipe
-    lora = dict(recipe["lora"])
-    for name in ("rank_pattern", "alpha_pattern"):
-        pairs = lora.get(name)
-        if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-            lora[name] = {str(pattern): value for pattern, value in pairs}
-    return recipe | {"lora": lora}
 
 
 def _family(folder: Path, lock: Mapping[str, Any]) -> str:
@@ -137,7 +125,7 @@ def _accelerator(folder: Path, name: str) -> Accelerator:
     from compiler import hardware
 
     try:
-        return hardware.from_topology(name) if ":" in name else hardware.from_name(name)
+        return hardware.from_text(name)
     except hardware.UnknownAccelerator as error:
         raise ArtifactError(f"{folder / LOCK}: {error}", error.help) from error
 

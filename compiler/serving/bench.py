@@ -3,80 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from compiler import completion
+from compiler.terminal import note
 
 if TYPE_CHECKING:
     from compiler.serving.artifacts import ServedArtifact
     from runtime.serving.bench_runner import Runner
 
 
-def command(
-    artifact: Annotated[
-        Path,
-        typer.Argument(
-            metavar="ARTIFACT",
-            help="An artifact's folder: generated/NAME.",
-            show_default=False,
-            autocompletion=completion.artifact_folders,
-        ),
-    ],
-    url: Annotated[
-        str | None,
-        typer.Option(
-            "--url",
-            metavar="URL",
-            help="Of another server than the one of `recipe serve up`; then vllm has to be on PATH.",
-            show_default=False,
-        ),
-    ] = None,
-    results: Annotated[
-        Path | None,
-        typer.Option(
-            "--results", metavar="DIR", help="Of the results; ARTIFACT/results/bench.", show_default=False
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            "--tokenizer",
-            metavar="DIR",
-            help="Folder of the model's tokenizer as vllm sees it; the recipe's weights.",
-            show_default=False,
-        ),
-    ] = None,
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            "--machine",
-            metavar="NAME",
-            help="What the server runs on, such as v6e-8, where that cannot be seen.",
-            show_default=False,
-        ),
-    ] = None,
-    usd_per_hour: Annotated[
-        float | None,
-        typer.Option(
-            "--usd-per-hour",
-            metavar="X",
-            min=1e-6,
-            help="Price of what the server runs on; the accelerator's.",
-            show_default=False,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option("--timeout", metavar="MINUTES", min=0.01, help="Of a point; 30.", show_default=False),
-    ] = None,
-) -> None:
-    """Measure the server over the recipe's benchmark; an interrupted run goes on where it stopped."""
-    from compiler.cli_base import note
-    from compiler.emitters.bench import bench_flags
+def bench(
+    artifact: Path,
+    url: str | None = None,
+    results: Path | None = None,
+    tokenizer: str | None = None,
+    machine: str | None = None,
+    usd_per_hour: float | None = None,
+    timeout: float | None = None,
+) -> int:
+    """Measures a server over the recipe's benchmark; the arguments are the command's.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        ArtifactError: when there is no server to measure.
+    """
     from compiler.serving.artifacts import open_artifact
-    from runtime.serving import bench
+    from compiler.serving.bench_flags import bench_flags
+    from runtime.serving import bench as benching
 
     opened = open_artifact(artifact)
     for line in opened.notes:
@@ -93,7 +48,7 @@ def command(
     ):
         if value is not None:
             words.append(f"{flag}={value}")
-    raise typer.Exit(bench.main(words, _container(opened) if url is None else None))
+    return benching.main(words, _container(opened) if url is None else None)
 
 
 def _tokenizer(artifact: ServedArtifact, in_container: bool) -> str:
@@ -102,7 +57,7 @@ def _tokenizer(artifact: ServedArtifact, in_container: bool) -> str:
     Raises:
         ArtifactError: they are nowhere on this machine that the recipe could know.
     """
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
 
     weights = artifact.container.model
     if in_container or weights.kind == "hub":
@@ -123,7 +78,7 @@ def _container(artifact: ServedArtifact) -> Runner:
     Raises:
         ArtifactError: there is none, or no engine.
     """
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
     from compiler.serving.bench_container import InContainer
     from compiler.serving.engine import Engine
     from compiler.serving.logs import Hider

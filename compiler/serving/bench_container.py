@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from runtime.errors import UserError
 from runtime.serving.bench_runner import PREPARE, START, STOP, TimedOut, tenths
 

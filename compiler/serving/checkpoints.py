@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 
 INDEX = "model.safetensors.index.json"
 

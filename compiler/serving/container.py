@@ -204,7 +204,7 @@ def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
     if serve.tool_call_parser is not None:
         flags |= {"enable-auto-tool-choice": True, "tool-call-parser": serve.tool_call_parser}
     flags |= FAMILY_FLAGS.get(family, {})
-    return flags | {vllm.dashed(name): value for name, value in serve.extra_args.items()}
+    return flags | vllm.by_flag(serve.extra_args)
 
 
 def flag_words(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
@@ -269,5 +269,5 @@ def _copy_words(weights: Weights, target: str) -> tuple[str, ...]:
 
 
 def _shutdown_seconds(serve: Serve) -> int:
-    given = {vllm.dashed(name): value for name, value in serve.extra_args.items()}.get("shutdown-timeout")
+    given = vllm.by_flag(serve.extra_args).get("shutdown-timeout")
     return int(given) if given is not None else SHUTDOWN_SECONDS

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.serving.engine import Engine, Running
 from compiler.serving.events import Interrupted, Signals
 from compiler.serving.logs import Hider

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 
 if TYPE_CHECKING:
     from compiler.serving.logs import Hider

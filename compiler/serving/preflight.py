@@ -10,7 +10,7 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.serving.checkpoints import check_adapter, check_model
 from compiler.serving.container import ADAPTER, MODEL, Container
 

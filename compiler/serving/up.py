@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.serving import preflight
 from compiler.serving.engine import Engine, Exit, Refused, Running
 from compiler.serving.events import Events, Interrupted, Put, Signals

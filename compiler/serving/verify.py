@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from compiler.cli_base import FAILED, note, say
+from compiler.serving.flags import by_flag
+from compiler.sources import asks_chats
+from compiler.terminal import note
 
 if TYPE_CHECKING:
     from compiler.serving.verify_endpoint import Case, Reply
@@ -23,119 +22,6 @@ LONGEST = 1200
 
 LONG = 257
 """Its tokens where no layer has a sliding window."""
-
-CHAT_FORMATS = ("chat", "instruction", "preference")
-"""Data formats whose prompts are a user's turns."""
-
-
-class ReferenceDtype(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
-    """In which type transformers computes."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-
-
-class ServerDtype(str, Enum):  # noqa: UP042
-    """In which type the server computes."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-
-
-def command(
-    url: Annotated[
-        str,
-        typer.Argument(
-            metavar="URL", help="The endpoint, for example http://127.0.0.1:8000.", show_default=False
-        ),
-    ],
-    artifact: Annotated[
-        Path | None,
-        typer.Option(
-            "--artifact",
-            metavar="DIR",
-            help="Its artifact: says where the merged weights are, under which name they are served and in "
-            "which types.",
-            show_default=False,
-        ),
-    ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", metavar="DIR", help="Folder of the merged weights.", show_default=False),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Name that they are served by.", show_default=False),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            help="Further prompts: JSONL, as evaluate.prompts.",
-            show_default=False,
-        ),
-    ] = None,
-    tokens: Annotated[int, typer.Option("--tokens", min=1, max=1024, help="Tokens of each answer.")] = 16,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            "--tolerance",
-            metavar="X",
-            min=0,
-            help="Allowed difference of log probabilities, instead of a measured one.",
-            show_default=False,
-        ),
-    ] = None,
-    dtype: Annotated[
-        ReferenceDtype, typer.Option("--dtype", help="In which transformers computes.")
-    ] = ReferenceDtype.FLOAT32,
-    server_dtype: Annotated[
-        ServerDtype | None,
-        typer.Option(
-            "--server-dtype",
-            help="In which the server computes, whatever the artifact says.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
-) -> None:
-    """Compare an endpoint's greedy answers, token by token, with transformers on the merged checkpoint.
-
-    It needs torch and transformers, and memory for the weights in float32. Exit status 1 when the endpoint
-    is not the checkpoint.
-    """
-    from compiler.artifact import ArtifactError
-    from runtime.errors import UserError
-
-    if artifact is None and model is None:
-        raise typer.BadParameter("give --artifact DIR or --model DIR")
-    try:
-        result = verify(
-            url,
-            artifact=artifact,
-            model=model,
-            name=name,
-            prompts=prompts,
-            tokens=tokens,
-            tolerance=tolerance,
-            dtype=dtype.value,
-            server_dtype=server_dtype.value if server_dtype else None,
-        )
-    except (UserError, ArtifactError) as error:
-        say(f"error: {error}")
-        if error.help:
-            say(f"  = help: {error.help}")
-        raise typer.Exit(FAILED) from None
-    if as_json:
-        import json
-
-        print(json.dumps(result, indent=2))
-    else:
-        print(report(result), end="")
-    if result["problems"]:
-        raise typer.Exit(FAILED)
 
 
 def verify(
@@ -243,7 +129,7 @@ def served_types(recipe: Recipe | None, config: dict[str, Any], given: str | Non
     serve = recipe.serve if recipe else None
     if given is not None:
         return ServedTypes(given, source="--server-dtype")
-    flags = {key.replace("_", "-"): value for key, value in serve.extra_args.items()} if serve else {}
+    flags = by_flag(serve.extra_args) if serve else {}
     dtype, source = str(flags.get("dtype", "auto")), "the recipe's flags"
     if dtype in ("auto", "half", "float"):
         named = {"half": "float16", "float": "float32"}.get(dtype)
@@ -297,7 +183,7 @@ def _own(path: Path, recipe: Recipe | None, tokenizer: Tokens) -> list[Case]:
     from runtime.errors import UserError
     from runtime.serving.evaluate_prompts import parse
 
-    chat = tokenizer.has_template and (recipe is None or recipe.data.format in CHAT_FORMATS)
+    chat = tokenizer.has_template and (recipe is None or asks_chats(recipe))
     prompts, faults = parse(path, chat, expected=False)
     if faults:
         place = str(path) if faults[0].line is None else f"{path}:{faults[0].line}"

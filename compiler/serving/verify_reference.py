@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compiler.sizes import BYTES
 from runtime.errors import UserError
 from runtime.memory import available_memory
-
-BYTES = {"float32": 4, "bfloat16": 2}
 
 SPARE = 1.5e9
 """Bytes beside the weights: torch itself, activations, and log probabilities over a large vocabulary."""

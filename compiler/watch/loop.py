@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.watch import words
 from compiler.watch.places import Place, open_place
 from compiler.watch.run import METRICS, WAITING, Run

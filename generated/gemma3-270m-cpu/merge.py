@@ -15,13 +15,7 @@ from runtime.settings import ModelSettings
 ARTIFACT = Path(__file__).resolve().parent
 CHAT_TEMPLATE = ARTIFACT / "data/gemma3-270m/chat_template.jinja"
 
-MODEL = ModelSettings(
-    id="google/gemma-3-270m",
-    family="gemma3",
-    dtype="float32",
-    attention="dot",
-    remat="none",
-)
+MODEL = ModelSettings(id="google/gemma-3-270m", family="gemma3")
 CHECKPOINT = "checkpoints"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
@@ -32,7 +26,7 @@ if __name__ == "__main__":
     sys.exit(
         main(
             ARTIFACT,
-            MODEL,
+            model=MODEL,
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,

@@ -61,7 +61,6 @@ DATA = DataSettings(
     shuffle_seed=0,
 )
 TRAIN = TrainSettings(
-    epochs=None,
     steps=20,
     global_batch_size=4,
     micro_batch_size=4,
@@ -109,14 +108,14 @@ if __name__ == "__main__":
         run(
             ARTIFACT,
             arguments,
-            MODEL,
-            MESH,
-            LORA,
-            DATA,
-            TRAIN,
-            CHECKPOINT,
-            learning_rate,
-            optimizer,
+            model=MODEL,
+            mesh=MESH,
+            lora=LORA,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
             cache=CACHE,
         )
     )

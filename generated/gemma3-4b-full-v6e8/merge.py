@@ -13,28 +13,20 @@ from runtime.settings import ModelSettings
 
 ARTIFACT = Path(__file__).resolve().parent
 
-MODEL = ModelSettings(
-    id="google/gemma-3-4b-it",
-    family="gemma3",
-    dtype="bfloat16",
-    attention="splash",
-    remat="save_attention",
-)
+MODEL = ModelSettings(id="google/gemma-3-4b-it", family="gemma3")
 CHECKPOINT = "gs://my-bucket/gemma3-4b-full"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
 MAX_SHARD_SIZE = "5GB"
-ADAPTER = False
 
 if __name__ == "__main__":
     sys.exit(
         main(
             ARTIFACT,
-            MODEL,
+            model=MODEL,
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,
             max_shard_size=MAX_SHARD_SIZE,
-            adapter=ADAPTER,
         )
     )

@@ -45,7 +45,6 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=1,
-    steps=None,
     global_batch_size=64,
     micro_batch_size=2,
     loss_normalization="tokens",
@@ -99,14 +98,13 @@ if __name__ == "__main__":
         run(
             ARTIFACT,
             arguments,
-            MODEL,
-            MESH,
-            None,
-            DATA,
-            TRAIN,
-            CHECKPOINT,
-            learning_rate,
-            optimizer,
+            model=MODEL,
+            mesh=MESH,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
             cache=CACHE,
         )
     )

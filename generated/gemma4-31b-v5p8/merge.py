@@ -14,13 +14,7 @@ from runtime.settings import ModelSettings
 
 ARTIFACT = Path(__file__).resolve().parent
 
-MODEL = ModelSettings(
-    id="google/gemma-4-31B-it",
-    family="gemma4",
-    dtype="bfloat16",
-    attention="splash",
-    remat="none",
-)
+MODEL = ModelSettings(id="google/gemma-4-31B-it", family="gemma4")
 CHECKPOINT = "gs://my-bucket/gemma4-31b-v5p8"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
@@ -31,7 +25,7 @@ if __name__ == "__main__":
     sys.exit(
         main(
             ARTIFACT,
-            MODEL,
+            model=MODEL,
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,

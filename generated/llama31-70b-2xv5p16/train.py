@@ -1,4 +1,4 @@
-"""LoRA fine-tuning of meta-llama/Llama-3.1-70B-Instruct on v5p-16.
+"""LoRA fine-tuning of meta-llama/Llama-3.1-70B-Instruct on 2 slices of v5p-16.
 
 Made by recipec from the recipe llama31-70b-2xv5p16: edit recipe.yaml and build again.
 """
@@ -67,7 +67,6 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=1,
-    steps=None,
     global_batch_size=32,
     micro_batch_size=2,
     loss_normalization="tokens",
@@ -119,14 +118,14 @@ if __name__ == "__main__":
         run(
             ARTIFACT,
             arguments,
-            MODEL,
-            MESH,
-            LORA,
-            DATA,
-            TRAIN,
-            CHECKPOINT,
-            learning_rate,
-            optimizer,
+            model=MODEL,
+            mesh=MESH,
+            lora=LORA,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
             cache=CACHE,
         )
     )

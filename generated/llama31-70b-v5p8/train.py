@@ -62,7 +62,6 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=1,
-    steps=None,
     global_batch_size=16,
     micro_batch_size=1,
     loss_normalization="tokens",
@@ -110,14 +109,14 @@ if __name__ == "__main__":
         run(
             ARTIFACT,
             arguments,
-            MODEL,
-            MESH,
-            LORA,
-            DATA,
-            TRAIN,
-            CHECKPOINT,
-            learning_rate,
-            optimizer,
+            model=MODEL,
+            mesh=MESH,
+            lora=LORA,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
             cache=CACHE,
         )
     )

@@ -14,13 +14,7 @@ from runtime.settings import ModelSettings
 
 ARTIFACT = Path(__file__).resolve().parent
 
-MODEL = ModelSettings(
-    id="meta-llama/Llama-3.2-3B-Instruct",
-    family="llama3",
-    dtype="bfloat16",
-    attention="splash",
-    remat="save_attention",
-)
+MODEL = ModelSettings(id="meta-llama/Llama-3.2-3B-Instruct", family="llama3")
 CHECKPOINT = "checkpoints"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
@@ -31,7 +25,7 @@ if __name__ == "__main__":
     sys.exit(
         main(
             ARTIFACT,
-            MODEL,
+            model=MODEL,
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,

@@ -63,7 +63,6 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=2,
-    steps=None,
     global_batch_size=8,
     micro_batch_size=2,
     loss_normalization="tokens",
@@ -111,14 +110,14 @@ if __name__ == "__main__":
         run(
             ARTIFACT,
             arguments,
-            MODEL,
-            MESH,
-            LORA,
-            DATA,
-            TRAIN,
-            CHECKPOINT,
-            learning_rate,
-            optimizer,
+            model=MODEL,
+            mesh=MESH,
+            lora=LORA,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
             cache=CACHE,
         )
     )

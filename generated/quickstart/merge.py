@@ -14,13 +14,7 @@ from runtime.settings import ModelSettings
 
 ARTIFACT = Path(__file__).resolve().parent
 
-MODEL = ModelSettings(
-    id="recipec/tiny-gemma4",
-    family="gemma4",
-    dtype="float32",
-    attention="dot",
-    remat="decoder",
-)
+MODEL = ModelSettings(id="recipec/tiny-gemma4", family="gemma4")
 CHECKPOINT = "checkpoints"
 OUTPUT = "merged"
 DTYPE = "float32"
@@ -31,7 +25,7 @@ if __name__ == "__main__":
     sys.exit(
         main(
             ARTIFACT,
-            MODEL,
+            model=MODEL,
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,

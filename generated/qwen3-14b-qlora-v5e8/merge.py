@@ -14,13 +14,7 @@ from runtime.settings import ModelSettings
 
 ARTIFACT = Path(__file__).resolve().parent
 
-MODEL = ModelSettings(
-    id="Qwen/Qwen3-14B",
-    family="qwen3",
-    dtype="bfloat16",
-    attention="splash",
-    remat="decoder",
-)
+MODEL = ModelSettings(id="Qwen/Qwen3-14B", family="qwen3")
 CHECKPOINT = "checkpoints"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
@@ -31,7 +25,7 @@ if __name__ == "__main__":
     sys.exit(
         main(
             ARTIFACT,
-            MODEL,
+            model=MODEL,
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,10 @@ _PASSING = re.compile(
     r"\b(?:408|429|50[0-4])\b|unavailable|deadline|timed? ?out|temporar|connection|disconnected",
     re.IGNORECASE,
 )
+
+BREAKS_UPLOADS = ((3, 12, 0), (3, 12, 1))
+"""Versions of Python that end with a segmentation fault while gcsfs uploads: they may collect a buffer that a
+BytesIO still lends (https://github.com/python/cpython/issues/111211)."""
 
 PIECE = 1 << 24
 """Bytes of one ranged read."""
@@ -68,6 +73,22 @@ def read_by_orbax(directory: str | Path) -> bool:
     whole (`manifest.COMMITTED`).
     """
     return protocol_of(str(directory)) == "gs"
+
+
+def check_uploads(*addresses: str | Path | None) -> None:
+    """Refuses addresses that this version of Python cannot write to; paths of this machine pass, and None.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    version = sys.version_info[:3]
+    for address in addresses:
+        uploaded = is_address(address or "") and PACKAGES.get(protocol_of(str(address))) == "gcsfs"
+        if version in BREAKS_UPLOADS and uploaded:
+            raise UserError(
+                f"{address}: Python {'.'.join(map(str, version))} crashes while gcsfs writes to a bucket",
+                "run it with Python 3.12.2 or newer, or with 3.11",
+            )
 
 
 def path_of(directory: str | Path) -> Any:

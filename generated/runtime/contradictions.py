@@ -34,7 +34,7 @@ AXES: Mapping[str, Sequence[Sequence[Sequence[str]]]] = {
 }
 """By the last part of a module's name, for each axis of its weight: config keys whose product it may be."""
 
-LAYER = re.compile(r"layers\.(\d+)\.")
+LAYER = re.compile(r"layers\.(\d{1,9})\.")
 
 
 def foreign(head: bytes) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime import run_facts
+from runtime.addresses import check_uploads
 from runtime.errors import UserError, guarded
 from runtime.export.estimate import estimated_seconds
 from runtime.export.folder import output_folder
@@ -38,7 +39,7 @@ def main(
     checkpoint: str,
     output: str,
     dtype: str,
-    adapter: bool,
+    adapter: bool = False,
     max_shard_size: str = "5GB",
     quantization: str | None = None,
     chat_template: str | None = None,
@@ -113,9 +114,10 @@ def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: P
     from runtime.peft_import import import_adapter
 
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    directory = arguments.checkpoint or under(arguments.output, checkpoint)
+    check_uploads(directory)
     base = open_base(model, arguments.model)
     base.verify()
-    directory = arguments.checkpoint or under(arguments.output, checkpoint)
     return import_adapter(arguments.import_adapter, base, artifact, directory)
 
 
@@ -135,8 +137,11 @@ def run(
     if not arguments.verify:
         # Adapters are read on the host: do not occupy the TPU, nor need one.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    with staged(arguments.checkpoint or under(arguments.output, checkpoint), arguments.step) as directory:
-        job = _job(arguments, model, directory, under(arguments.output, output), settings, adapter)
+    trained = arguments.checkpoint or under(arguments.output, checkpoint)
+    target = under(arguments.output, output)
+    check_uploads(target, trained)  # what came of the merge is noted beside the run's checkpoints, too
+    with staged(trained, arguments.step) as directory:
+        job = _job(arguments, model, directory, target, settings, adapter)
         if arguments.dry_run:
             print(described(job))
             return 0

@@ -30,7 +30,8 @@ def start(settings: MeshSettings, processes: int = 1) -> Mesh:
     wanted = math.prod(settings.axes.values())
     if wanted != settings.devices:
         raise UserError(
-            f"mesh axes {dict(settings.axes)} need {wanted} devices, the mesh has {settings.devices}"
+            f"mesh axes {dict(settings.axes)} need {wanted} devices, the mesh has {settings.devices}",
+            "the script was edited: build the recipe again",
         )
     if settings.platform == "cpu":
         if settings.devices % processes:

@@ -106,7 +106,7 @@ def abstract_model(
     if lora is not None and lora.quantize is not None:
         quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes)
         quantize.attach(model, quantized, settings.dtype)
-    _rematerialise(model, settings.remat)
+    rematerialise(model, settings.remat)
     return Built(model, parameters, adapters, provider, Forward(family, architecture, settings), quantized)
 
 
@@ -224,7 +224,7 @@ def _freeze(model: nnx.Module, parameters: Sequence[Parameter]) -> None:
             setattr(modules[module], name, Frozen(value, out_sharding=parameter.spec))
 
 
-def _rematerialise(model: nnx.Module, policy: str) -> None:
+def rematerialise(model: nnx.Module, policy: str) -> None:
     """Switches recomputation on. Gemma 3's attention holds a setting of its own beside the config."""
     for _, module in nnx.iter_modules(model):
         holders: tuple[Any, ...] = (getattr(module, "config", None), module)

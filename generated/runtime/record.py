@@ -175,7 +175,7 @@ def _lock_bytes(artifact: Path) -> bytes:
 def _parse(content: str, where: str) -> dict[str, Any]:
     try:
         record = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error})", "the file was changed or cut off") from None
     if not isinstance(record, dict) or not isinstance(record.get("recipe"), dict):
         raise UserError(f"{where}: not a recipe's record", "the file was changed or cut off")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,6 +38,8 @@ MAX_HEADER = 100_000_000
 """Bytes; the limit that the safetensors library sets."""
 HEAD = 1 << 20
 """Bytes that are read of a file at first: most headers are shorter, and take one request."""
+MOST_AXES = 32
+"""Of an array, as NumPy has them."""
 KIND = 512
 """Bytes that tell what a file is."""
 
@@ -93,21 +96,29 @@ def read_header(files: Files, name: str) -> Header:
     try:
         fields = json.loads(raw)
         metadata = fields.pop("__metadata__", {})
-        entries = sorted(fields.items(), key=lambda item: item[1]["data_offsets"])
-        tensors = {
-            tensor: Tensor(
-                name,
-                entry["dtype"],
-                tuple(entry["shape"]),
-                8 + length + entry["data_offsets"][0],
-                8 + length + entry["data_offsets"][1],
-            )
-            for tensor, entry in entries
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata are no texts")
+        found = {tensor: _tensor(name, entry, 8 + length) for tensor, entry in fields.items()}
+        tensors = dict(sorted(found.items(), key=lambda item: (item[1].start, item[1].end)))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise UserError(f"{path}: its header is not that of a safetensors file ({error})", AGAIN) from error
     _check_places(path, size, 8 + length, tensors)
     return Header(raw, tensors, metadata, size)
+
+
+def _tensor(file: str, entry: Any, start: int) -> Tensor:
+    """An entry of a header, whatever it holds.
+
+    Raises:
+        ValueError, TypeError, KeyError: when it is not a tensor's.
+    """
+    shape, (first, last) = entry["shape"], entry["data_offsets"]
+    numbers = (*shape, first, last)
+    if any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
+        raise ValueError("a size or a place is no whole number")
+    if not isinstance(entry["dtype"], str) or len(shape) > MOST_AXES:
+        raise ValueError("an entry is no tensor's")
+    return Tensor(file, entry["dtype"], tuple(shape), start + first, start + last)
 
 
 def _check_places(path: str, size: int, start: int, tensors: dict[str, Tensor]) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from runtime.adapters import LoraSettings
 from runtime.addresses import folder, folder_or_address
+from runtime.ending import attended
 from runtime.hosts import Alone, Crew
 from runtime.interrupts import Interrupts
 from runtime.maintenance import watching
-from runtime.session import Session, Settings, attended, begin, checkpoint_directory
+from runtime.session import Session, Settings, begin, checkpoint_directory
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
 from runtime.specs import Rule
 
@@ -75,9 +76,10 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Argume
 def run(
     artifact: Path,
     arguments: Arguments,
+    *,
     model: ModelSettings,
     mesh: MeshSettings,
-    lora: LoraSettings | None,
+    lora: LoraSettings | None = None,
     data: DataSettings,
     train: TrainSettings,
     checkpoint: CheckpointSettings,
@@ -90,6 +92,7 @@ def run(
 
     Args:
         artifact: folder of the generated script, with its recipe.lock.json.
+        lora: None trains all weights.
         learning_rate: a schedule by optimizer step, from the number of steps of the run.
         optimizer: the chain, from a schedule.
         cache: folder or gs:// address for what the next run need not compute again, relative to --output;

@@ -253,7 +253,10 @@ class Trainer(PeftTrainer):
             losses.append(loss)
             metrics.append(more)
         if len(losses) < self._accumulation:
-            raise UserError(f"the training data ended within step {self._train_steps + 1}")
+            raise UserError(
+                f"the training data ended within step {self._train_steps + 1}",
+                "its files were changed under the run: put them back, and continue with --resume",
+            )
         self._iter_steps += self._accumulation
         self._train_steps += 1
         own = time.perf_counter() - begun - waited

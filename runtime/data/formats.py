@@ -26,6 +26,20 @@ FIELDS = {
 }
 """What `data.fields` can rename in each format: columns, and the keys of a message."""
 
+LOSS_ON = {
+    "chat": ("assistant", "last_assistant", "all"),
+    "instruction": ("completion", "assistant", "last_assistant", "all"),
+    "prompt_completion": ("completion", "all"),
+    "text": ("all",),
+    "preference": ("completion",),
+}
+"""Which tokens can carry loss, by `data.format`.
+
+assistant: what every assistant turn writes; last_assistant: what the last one writes; completion:
+everything after the prompt, where a prompt of messages ends in the template's generation prompt; all:
+every token that another stands before.
+"""
+
 
 @dataclass(frozen=True)
 class Row:

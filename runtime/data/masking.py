@@ -20,25 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.data.formats import LOSS_ON
 from runtime.data.template import ChatTemplate, Messages, Misplaced, Refused, Span, Tools
 from runtime.errors import UserError
 from runtime.settings import DataSettings
 
 __all__ = ["Inconsistent", "Refused", "Rendered", "Renderer", "check_loss_on", "special_tokens"]
-
-LOSS_ON = {
-    "chat": ("assistant", "last_assistant", "all"),
-    "instruction": ("completion", "assistant", "last_assistant", "all"),
-    "prompt_completion": ("completion", "all"),
-    "text": ("all",),
-    "preference": ("completion",),
-}
-"""Which tokens can carry loss, by `data.format`.
-
-assistant: what every assistant turn writes; last_assistant: what the last one writes; completion:
-everything after the prompt, where a prompt of messages ends in the template's generation prompt; all:
-every token that another stands before.
-"""
 
 
 class Inconsistent(ValueError):

@@ -147,9 +147,9 @@ class SplitReport:
         fate = f" ({', '.join(left_out)})" if left_out else ""
         cut = f", {self.truncated:,} of them cut" if self.truncated else ""
         return (
-            f"{name}: {self.kept:,} of {self.read:,} rows kept{fate}{cut}; {self.tokens:,} tokens, of which "
-            f"{self.targets:,} are targets; mean length {self.mean_length:.0f}, longest {self.longest:,}; "
-            f"{self.rows:,} rows of {self.row_length:,}, {100 * self.efficiency:.1f} % full"
+            f"{name}: {self.kept:,} of {self.read:,} samples kept{fate}{cut}; {self.tokens:,} tokens, of "
+            f"which {self.targets:,} are targets; mean length {self.mean_length:.0f}, longest "
+            f"{self.longest:,}; {self.rows:,} rows of {self.row_length:,}, {100 * self.efficiency:.1f} % full"
         )
 
     def notes(self) -> list[str]:
@@ -162,14 +162,14 @@ class SplitReport:
                 out.append(f"... and {problems.count - len(problems.first):,} more, {what}")
         if self.substituted:
             out.append(
-                f"{self.substituted:,} rows: the chat template does not write an assistant turn the way its "
-                "generation prompt begins one (it adds or strips reasoning); only the turn's own text and "
-                "its end are targets"
+                f"{self.substituted:,} samples: the chat template does not write an assistant turn the way "
+                "its generation prompt begins one (it adds or strips reasoning); only the turn's own text "
+                "and its end are targets"
             )
         if self.unended:
             out.append(
-                f"{self.unended:,} rows: no special token ends an assistant turn's targets, so the model is "
-                "not taught to stop; the chat template has to write one, inside its generation markers"
+                f"{self.unended:,} samples: no special token ends an assistant turn's targets, so the model "
+                "is not taught to stop; the chat template has to write one, inside its generation markers"
             )
         return out
 

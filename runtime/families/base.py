@@ -17,6 +17,15 @@ Spec = tuple[str | None, ...]
 """The mesh axis that each dimension of an array is split over, or None: a PartitionSpec's entries."""
 
 
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+"""Kinds of attention of a layer, as transformers names them."""
+
+
+MOST_LAYERS = 1000
+"""A config.json with more is no model's, and would take minutes to look at."""
+
+
 class UnsupportedCheckpoint(ValueError):
     """A config.json that asks for what this family's Tunix model does not do.
 
@@ -33,7 +42,7 @@ class UnsupportedCheckpoint(ValueError):
 class Architecture:
     """The sizes that every family has; a family's own class adds the rest.
 
-    `layer_types` holds "sliding_attention" or "full_attention" for each layer.
+    `layer_types` holds FULL or SLIDING for each layer.
     """
 
     family: str
@@ -172,6 +181,17 @@ class Family(ABC):
             architecture: as from `architecture`.
             settings: `dtype` (a jax dtype, for parameters and computation).
         """
+
+
+def in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
+    """A model with its parameters in a dtype, for one whose ModelConfig knows none."""
+    from flax import nnx
+
+    model = model_class(config, rngs=rngs)
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Param):
+            node.set_raw_value(node.get_raw_value().astype(dtype))
+    return model
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:

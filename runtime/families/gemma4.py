@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.families.base import (
+    FULL,
+    SLIDING,
     Architecture,
     Family,
     Parameter,
@@ -24,16 +26,14 @@ from runtime.families.base import (
     mlp_parameters,
     mlp_sites,
     number,
-    output_projection,
     plain,
     projection,
     refuse_unlike_tunix,
     section,
     text_config,
 )
+from runtime.families.gemma import NORMS, embedding, keys_and_values, layer_types, norm, output, query
 
-FULL = "full_attention"
-SLIDING = "sliding_attention"
 MODEL = "Tunix's Gemma 4"
 PER_LAYER = "hidden_size_per_layer_input"
 
@@ -97,13 +97,8 @@ class Gemma4(Family):
         text = text_config(config)
         refuse_unlike_tunix(config, MODEL)
         layers = integer(text, "num_hidden_layers", 30)
-        types = tuple(
-            text.get("layer_types") or (FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers))
-        )
-        if len(types) != layers or not set(types) <= {FULL, SLIDING}:
-            raise UnsupportedCheckpoint(
-                f"config.json: layer_types does not name {layers} sliding or full layers", "layer_types"
-            )
+        default = [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
+        types = layer_types(text, layers, default)
         types = (*types[:-1], FULL)  # transformers makes the last layer a full one, whatever is said of it
         shared = integer(text, "num_kv_shared_layers") if text.get("num_kv_shared_layers") else 0
         if shared and types[: layers - shared][-2:] != (SLIDING, FULL):
@@ -158,14 +153,7 @@ class Gemma4(Family):
     def parameters(self, architecture: Architecture) -> list[Parameter]:
         assert isinstance(architecture, Gemma4Architecture)
         a, d = architecture, architecture.hidden_size
-        out = [
-            Parameter(
-                "embedder.input_embedding",
-                (a.vocab_size, d),
-                ("tp", "fsdp"),
-                (plain("embed_tokens.weight", (a.vocab_size, d)),),
-            )
-        ]
+        out = [embedding(a)]
         if a.per_layer_input:
             out += _per_layer_embeddings(a)
         for i in range(a.num_layers):
@@ -178,18 +166,10 @@ class Gemma4(Family):
                 out += _experts(a, layer)
             if a.per_layer_input:
                 out += _per_layer_input(a, layer)
-            out += [
-                _norm(f"{layer}.{tunix}", f"{layer}.{name}", d)
-                for tunix, name in (
-                    ("pre_attention_norm", "input_layernorm"),
-                    ("post_attention_norm", "post_attention_layernorm"),
-                    ("pre_ffw_norm", "pre_feedforward_layernorm"),
-                    ("post_ffw_norm", "post_feedforward_layernorm"),
-                )
-            ]
+            out += [norm(f"{layer}.{tunix}", f"{layer}.{name}", d) for tunix, name in NORMS]
             scalar = plain(f"{layer}.layer_scalar", (1,))
             out.append(Parameter(f"{layer}.skip_scale", (1,), (None,), (scalar,), buffer=True))
-        out.append(_norm("final_norm", "norm", d))
+        out.append(norm("final_norm", "norm", d))
         return out
 
     def sites(self, architecture: Architecture) -> list[Site]:
@@ -268,38 +248,18 @@ def _attention(a: Gemma4Architecture, i: int) -> list[Parameter]:
     d, n, k, h = a.hidden_size, a.num_heads, a.kv_heads(i), a.layer_head_dim(i)
     own_kv = not a.shares_kv(i)
     keys = projection(f"{hf}.k_proj.weight", k, h, d)
-    out = [
-        Parameter(
-            f"{layer}.attn.q_einsum.w",
-            (n, d, h),
-            ("tp", "fsdp", None),
-            (projection(f"{hf}.q_proj.weight", n, h, d),),
-        )
-    ]
+    out = [query(layer, n, h, d)]
     if a.k_eq_v and a.is_global(i):
         sources: tuple[Source, ...] = (keys,) if own_kv else ()
         out.append(Parameter(f"{layer}.attn.k_einsum.w", (k, d, h), ("tp", "fsdp", None), sources))
     else:
         sources = (keys, projection(f"{hf}.v_proj.weight", k, h, d)) if own_kv else ()
-        # A single key/value head cannot be split over tp: Tunix replicates it.
-        spec = (None, None if k == 1 else "tp", "fsdp", None)
-        out.append(Parameter(f"{layer}.attn.kv_einsum.w", (2, k, d, h), spec, sources))
-    out.append(
-        Parameter(
-            f"{layer}.attn.attn_vec_einsum.w",
-            (n, h, d),
-            ("tp", None, "fsdp"),
-            (output_projection(f"{hf}.o_proj.weight", n, h, d),),
-        )
-    )
-    out.append(_norm(f"{layer}.attn._query_norm", f"{hf}.q_norm", h))
-    key_norm = _norm(f"{layer}.attn._key_norm", f"{hf}.k_norm", h)
+        out.append(keys_and_values(layer, k, h, d, sources))
+    out.append(output(layer, n, h, d))
+    out.append(norm(f"{layer}.attn._query_norm", f"{hf}.q_norm", h))
+    key_norm = norm(f"{layer}.attn._key_norm", f"{hf}.k_norm", h)
     out.append(key_norm if own_kv else Parameter(key_norm.path, key_norm.shape, key_norm.spec, ()))
     return out
-
-
-def _norm(path: str, name: str, size: int) -> Parameter:
-    return Parameter(f"{path}.scale", (size,), ("tp",), (plain(f"{name}.weight", (size,)),))
 
 
 def _per_layer_embeddings(a: Gemma4Architecture) -> list[Parameter]:
@@ -315,7 +275,7 @@ def _per_layer_embeddings(a: Gemma4Architecture) -> list[Parameter]:
                 ),
             ),
         ),
-        _norm("embedder.per_layer_projection_norm", "per_layer_projection_norm", width),
+        norm("embedder.per_layer_projection_norm", "per_layer_projection_norm", width),
         Parameter(
             "embedder.per_layer_input_embedding",
             (a.vocab_size, layers, width),
@@ -347,16 +307,16 @@ def _per_layer_input(a: Gemma4Architecture, layer: str) -> list[Parameter]:
             ("tp", "fsdp"),
             (linear(f"{layer}.per_layer_projection.weight", width, d),),
         ),
-        _norm(f"{layer}.post_per_layer_input_norm", f"{layer}.post_per_layer_input_norm", d),
+        norm(f"{layer}.post_per_layer_input_norm", f"{layer}.post_per_layer_input_norm", d),
     ]
 
 
 def _experts(a: Gemma4Architecture, layer: str) -> list[Parameter]:
     d, e, f = a.hidden_size, a.experts, a.expert_size
     return [
-        _norm(f"{layer}.moe_pre_ffw_norm", f"{layer}.pre_feedforward_layernorm_2", d),
-        _norm(f"{layer}.moe_post_ffw_norm", f"{layer}.post_feedforward_layernorm_2", d),
-        _norm(f"{layer}.dense_post_ffw_norm", f"{layer}.post_feedforward_layernorm_1", d),
+        norm(f"{layer}.moe_pre_ffw_norm", f"{layer}.pre_feedforward_layernorm_2", d),
+        norm(f"{layer}.moe_post_ffw_norm", f"{layer}.post_feedforward_layernorm_2", d),
+        norm(f"{layer}.dense_post_ffw_norm", f"{layer}.post_feedforward_layernorm_1", d),
         Parameter(
             f"{layer}.moe.router_logits", (d, e), (None, None), (linear(f"{layer}.router.proj.weight", d, e),)
         ),

@@ -6,9 +6,10 @@ Tunix's model knows neither the checkpoint's rotary base nor that scaling: its r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from runtime.families.base import Architecture
+from runtime.families.base import Architecture, in_dtype
 from runtime.families.dense import DenseArchitecture, DenseFamily
 from runtime.rope import rotation
 
@@ -36,20 +37,7 @@ class Llama3(DenseFamily):
         return [(self.tunix_module(), "apply_rope", rotation(architecture.rope))]
 
     def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[Any, Any]:
-        from functools import partial
-
         assert isinstance(architecture, DenseArchitecture)
         module = self.tunix_module()
         config = self.tunix_config(module.ModelConfig, architecture, weight_tying=architecture.tied)
-        return partial(_in_dtype, module.Llama3, settings["dtype"]), config
-
-
-def _in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
-    """A model with its parameters in a dtype, which Tunix's ModelConfig does not know here."""
-    from flax import nnx
-
-    model = model_class(config, rngs=rngs)
-    for _, node in nnx.iter_graph(model):
-        if isinstance(node, nnx.Param):
-            node.set_raw_value(node.get_raw_value().astype(dtype))
-    return model
+        return partial(in_dtype, module.Llama3, settings["dtype"]), config

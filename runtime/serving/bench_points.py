@@ -98,7 +98,9 @@ def write_whole(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        raise UserError(
+            f"{path} cannot be written: {error.strerror}", "make room there, or get the right to it"
+        ) from None
 
 
 def as_json(value: Mapping[str, Any]) -> str:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import FrameType
 
+from runtime.limit import TooLong, limit
 from runtime.serving.evaluate_answers import Answers, Settings
 from runtime.serving.evaluate_prompts import Prompt
 from runtime.serving.intervals import pass_at_k
@@ -58,32 +55,9 @@ def _one(prompt: Prompt, answers: Answers, settings: Settings, seconds: float) -
     passed, undecided = 0, False
     try:
         for answer in given:
-            with _limit(seconds):
+            with limit(seconds):
                 passed += pattern.search(answer.text) is not None
-    except (_TooLong, RecursionError, MemoryError):
+    except (TooLong, RecursionError, MemoryError):
         undecided = True
     cut = sum(answer.cut for answer in given)
     return Judged(prompt, len(given), passed, cut, settings.samples - len(given), undecided)
-
-
-class _TooLong(Exception):
-    pass
-
-
-@contextmanager
-def _limit(seconds: float) -> Iterator[None]:
-    """Ends the block after a time: re's engine lets signals in."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise _TooLong
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

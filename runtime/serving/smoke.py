@@ -138,7 +138,10 @@ def _difference(tuned: Model, arguments: argparse.Namespace) -> Finding:
             ) from None
         raise UserError(f"the base's server: {error.message}", error.help) from None
     if other.url == tuned.client.url and base.name == tuned.name:
-        raise UserError(f"--base-url serves {base.name}, the model that it is to be compared with")
+        raise UserError(
+            f"--base-url serves {base.name}, the model that it is to be compared with",
+            "give the address of a server of the base model",
+        )
     what, causes = ("merge", MERGE_CAUSES) if arguments.base is None else ("adapter", CAUSES)
     return differs(tuned, base, prompts, what, causes)
 

@@ -40,7 +40,7 @@ class DataSource(Section):
         example="default",
     )
     limit: int | None = field(
-        "Takes only the first so many rows; null takes all.", None, unit="rows", ge=1, example=1000
+        "Takes only the first so many samples; null takes all.", None, unit="samples", ge=1, example=1000
     )
 
     @classmethod
@@ -80,11 +80,11 @@ class Data(Section):
         example=["data/eval.jsonl"],
     )
     eval_fraction: float | None = field(
-        "Share of the training rows that is held out to evaluate on: the rows that datasets' "
+        "Share of the training samples that is held out to evaluate on: those that datasets' "
         "train_test_split(test_size=eval_fraction, seed=eval_seed) chooses of all sources together; the "
         "order of the others is shuffle_seed's. null holds none out.",
         None,
-        unit="share of the rows",
+        unit="share of the samples",
         gt=0,
         lt=1,
         example=0.05,
@@ -111,7 +111,7 @@ class Data(Section):
         example={"messages": "conversation"},
     )
     transform: str | None = field(
-        "A Python function that turns a row into a row or None, as file.py:function, relative to the "
+        "A Python function that turns a sample into a sample or None, as file.py:function, relative to the "
         "recipe's folder. It is copied into the artifact.",
         None,
         pattern=r"^[^:\s][^:]*\.py:[A-Za-z_][A-Za-z0-9_]*$",
@@ -146,9 +146,9 @@ class Data(Section):
         choices={"drop": "It is left out.", "truncate": "Its end is cut off.", "error": "The run stops."},
     )
     max_invalid_ratio: float = field(
-        "Share of a split's rows that may be malformed or without clear targets; more is an error.",
+        "Share of a split's samples that may be malformed or without clear targets; more is an error.",
         0.1,
-        unit="share of the rows",
+        unit="share of the samples",
         ge=0,
         le=1,
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
+from spec.core_schema import flow
 from spec.language.base import Section, distinct, fault, field
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -15,21 +16,22 @@ _RANGE = re.compile(r"(\d{1,4})-(\d{1,4})")
 
 
 def _layers(value: Any) -> Any:
-    form = 'write all, a range such as "20-59" (both ends included), or a list such as [0, 5, 11]'
+    form = "layers: all, a range such as 20-59 (both ends included), or a list such as [0, 5, 11]"
     if isinstance(value, str):
         match = _RANGE.fullmatch(value)
         if value != "all" and match is None:
             raise fault("E0106", f"`{value}` names no layers", form)
         if match and int(match[1]) > int(match[2]):
-            raise fault("E0106", f"the range {value} ends before it starts", f'"{match[2]}-{match[1]}"')
+            raise fault("E0106", f"the range {value} ends before it starts", f"layers: {match[2]}-{match[1]}")
         return value
     if not isinstance(value, list):
-        raise fault("E0103", "`layers` must be `all`, a range or a list of numbers", form)
+        raise fault("E0103", f"`layers` must be all, a range or a list of numbers, not {flow(value)}", form)
     if not value:
         raise fault("E0109", "`layers` lists no layer", form)
     for index, item in enumerate(value):
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
-            raise fault("E0103", "a layer is a whole number, counted from 0", form, at=f"[{index}]")
+            message = f"a layer must be a whole number, counted from 0, not {flow(item)}"
+            raise fault("E0103", message, form, at=f"[{index}]")
     return distinct(value)
 
 

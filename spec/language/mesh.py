@@ -11,6 +11,9 @@ from pydantic import AfterValidator, WithJsonSchema
 from spec.language.base import Problem, Section, fault, field
 
 AXES = ("dcn", "fsdp", "tp")
+
+MEANT = {"data": "fsdp", "dp": "fsdp", "model": "tp", "mp": "tp", "tensor": "tp", "slices": "dcn"}
+"""What other tools call an axis, and its name here."""
 """The mesh axes: the one between slices, and those that Tunix's models are annotated with."""
 
 
@@ -90,7 +93,8 @@ class Mesh(Section):
                 "E0107",
                 ("topology",),
                 "`accelerator` and `topology` both name the machine",
-                "keep one of them",
+                "remove one of the two",
+                at_key=True,
             )
         if given.get("accelerator") is None and given.get("topology") is None:
             yield Problem(
@@ -98,16 +102,21 @@ class Mesh(Section):
                 (),
                 "`mesh` does not say which machine: give `accelerator` or `topology`",
                 "accelerator: v5p-8",
+                at_key=True,
             )
         axes = given.get("axes")
-        for name in axes if isinstance(axes, dict) else ():
+        if not isinstance(axes, dict):
+            return
+        for name in axes:
             if name not in AXES:
+                meant = MEANT.get(str(name).lower())
+                near = f"did you mean `{meant}`? " if meant and meant not in axes else ""
                 yield Problem(
                     "E0101",
                     ("axes", name),
                     f"unknown mesh axis `{name}`",
-                    "the axes are dcn, which splits the batch over slices, fsdp, which splits the batch and "
-                    "the weights, and tp, which splits heads and features",
+                    f"{near}the axes are dcn, which splits the batch over slices, fsdp, which splits the "
+                    "batch and the weights, and tp, which splits heads and features",
                     at_key=True,
                 )
 
@@ -117,7 +126,7 @@ def _regular_expression(text: str) -> str:
         re.compile(text)
     except re.error as error:
         raise fault(
-            "E0106", f"not a regular expression: {error}", 'for example ".*mlp.down_proj.*"'
+            "E0106", f"`{text}` is not a regular expression: {error}", 'match: ".*mlp.down_proj.*"'
         ) from None
     return text
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from spec.core_schema import flow
 from spec.language.base import Section, distinct, fault, field
+from spec.paths import Part, join
 
 
 def _finite(value: Any) -> Any:
     """No infinity or NaN at any depth: flags are written as JSON."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise fault(
-            "E0105", f"a flag's value must be a finite number, not {value}", "quote it if it should be text"
-        )
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        _finite(item)
+    for where, item in _leaves(value):
+        if isinstance(item, float) and not math.isfinite(item):
+            message = f"a flag's value must be a finite number, not {flow(item)}"
+            below = join(where)
+            at = below if below.startswith("[") else f".{below}"
+            raise fault("E0105", message, f'put quotes around it if it should be text: "{item}"', at=at)
     return value
+
+
+def _leaves(value: Any, where: tuple[Part, ...] = ()) -> Iterator[tuple[tuple[Part, ...], Any]]:
+    """Every single value of lists and mappings within each other, with its path."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _leaves(item, (*where, key))
+    if not isinstance(value, dict | list):
+        yield where, value
 
 
 Positive = Annotated[int, Field(ge=1)]
@@ -128,9 +140,11 @@ def _request_rate(value: Any) -> Any:
     if value == "inf" or value == math.inf:
         return "inf"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise fault("E0103", "a request rate is a number, or inf", "request_rates: [1, 4, inf]")
+        message = f"a request rate must be a number or inf, not {flow(value)}"
+        raise fault("E0103", message, "request_rates: [1, 4, inf]")
     if not 0 < value < math.inf:
-        raise fault("E0105", f"a request rate must be above 0, not {value}", "request_rates: [1, 4, inf]")
+        message = f"a request rate must be above 0, not {flow(value)}"
+        raise fault("E0105", message, "request_rates: [1, 4, inf]")
     return value
 
 

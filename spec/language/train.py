@@ -100,7 +100,8 @@ class Schedule(Section):
                 "E0107",
                 ("warmup_ratio",),
                 "`warmup_steps` and `warmup_ratio` both set the warm-up",
-                "keep one of them; set the other to null when it comes from an extended file",
+                "remove one of the two, or write `warmup_steps: null` when it comes from an extended file",
+                at_key=True,
             )
 
 
@@ -205,7 +206,8 @@ class Train(Section):
                 "E0107",
                 ("steps",),
                 "`epochs` and `steps` both set the length of the run",
-                "keep one of them; write `epochs: null` when it comes from an extended file",
+                "remove one of the two, or write `epochs: null` when it comes from an extended file",
+                at_key=True,
             )
         if "epochs" in given and given["epochs"] is None and given.get("steps") is None:
             yield Problem("E0110", ("epochs",), "neither `epochs` nor `steps` is given", "epochs: 1")
@@ -249,8 +251,8 @@ class Checkpoint(Section):
             yield Problem(
                 "E1316",
                 ("local", "every_steps"),
-                f"every {own} steps locally and every {every} in `directory`: none is in between",
-                "save more often locally than in `directory`, or leave `local` out",
+                f"local checkpoints every {own} steps leave none between those of `directory` every {every}",
+                f"every_steps: {every // 2}" if every > 1 else "remove `local`",
             )
 
 

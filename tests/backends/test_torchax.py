@@ -71,7 +71,7 @@ def test_recomputing_drops_out_the_same(tmp_path: Path) -> None:
     assert largest_difference(gradients, plain.gradients(other)[1]) > 1e-3
 
 
-def test_layers_that_share_keys_and_values(tmp_path: Path) -> None:
+def test_layers_that_share_keys_and_values_have_peft_s_gradients(tmp_path: Path) -> None:
     """Gemma 4 E2B's, recomputed: what one layer leaves for another passes through jax.checkpoint."""
     tiny.make_gemma4(tmp_path, multimodal=False, **tiny.GEMMA4_E2B)
     built = build(tmp_path, SPLIT, remat="decoder", targets=("q_proj", "k_proj"))
@@ -80,7 +80,7 @@ def test_layers_that_share_keys_and_values(tmp_path: Path) -> None:
     assert largest_difference(gradients, theirs) < 1e-5
 
 
-def test_a_base_in_bfloat16(tmp_path: Path) -> None:
+def test_adapters_of_a_bfloat16_base_and_their_gradients_stay_float32(tmp_path: Path) -> None:
     """Adapters and their gradients stay float32, and so do rotary frequencies, which bfloat16 would bend."""
     tiny.make_llama(tmp_path, num_hidden_layers=1)
     built = build(tmp_path, WHOLE, dtype="bfloat16")

@@ -11,7 +11,7 @@ from compiler.emitters.train import emit_train
 from tests.emit.emitting import program_of, tool
 
 REFUSED = {
-    "E0932": ("lora.kv=shared",),
+    "E0922": ("lora.kv=shared",),
     "E0933": ("model.id=google/gemma-4-26B-A4B-it",),
 }
 NOTED = {
@@ -22,7 +22,9 @@ NOTED = {
 
 
 @pytest.mark.parametrize("code", REFUSED | NOTED)
-def test_what_it_cannot_do_and_does_otherwise(code: str, tmp_path: Path) -> None:
+def test_what_the_backend_cannot_do_is_refused_and_what_it_does_otherwise_is_told(
+    code: str, tmp_path: Path
+) -> None:
     sets = {**REFUSED, **NOTED}[code]
     (found,) = check(program_of(tmp_path, sets))
     assert found.code == code
@@ -30,7 +32,7 @@ def test_what_it_cannot_do_and_does_otherwise(code: str, tmp_path: Path) -> None
     assert bool(found.help) == (code in REFUSED)
 
 
-def test_a_recipe_that_it_does(tmp_path: Path) -> None:
+def test_a_recipe_that_the_backend_does_as_asked_has_no_findings(tmp_path: Path) -> None:
     assert list(check(program_of(tmp_path))) == []
 
 

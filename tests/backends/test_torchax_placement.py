@@ -19,7 +19,7 @@ def specs(model: str, tp: int = 2, rules: Sequence[Rule] = ()) -> dict[str, Spec
 
 
 @pytest.mark.parametrize("model", ["google/gemma-4-31B-it", "google/gemma-3-4b-it", "Qwen/Qwen3-8B"])
-def test_columns_and_rows(model: str) -> None:
+def test_weights_are_split_by_columns_and_rows_as_their_products_need(model: str) -> None:
     """torch's weights are [out, in]: heads and features are split over tp, the model's width over fsdp."""
     found = specs(model)
     layer = "layers.0.self_attn"
@@ -32,7 +32,7 @@ def test_columns_and_rows(model: str) -> None:
     assert found[f"{layer}.q_norm.weight"] == (None,)
 
 
-def test_an_output_head_of_its_own() -> None:
+def test_an_output_head_of_its_own_is_split_as_the_embedding_is() -> None:
     assert specs("Qwen/Qwen3-8B")["lm_head.weight"] == ("tp", "fsdp")
 
 

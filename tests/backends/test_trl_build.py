@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler.backends import Backend, findings
+from compiler.backends import Backend, diagnosed
 from compiler.cli import app
 from compiler.emit import emit
 from compiler.emitters.baseline import LAYERS
@@ -83,7 +83,6 @@ STEPS = 9
 @pytest.mark.parametrize("variant", sorted(set(VARIANTS) - {"template"}))
 def test_the_schedule_is_that_of_train(variant: str, tmp_path: Path) -> None:
     """To a thousandth of a thousandth of the peak: optax computes it in float32."""
-    pytest.importorskip("optax")
     built = files(tmp_path, *VARIANTS[variant])
     tunix = functions(built["train.py"], tmp_path)
     trl = functions(built["baseline/train_trl.py"], tmp_path)
@@ -179,8 +178,8 @@ REFUSED = [
 @pytest.mark.parametrize(("code", "setting", "path"), REFUSED)
 def test_what_trl_does_not_do_is_said_at_its_key(code: str, setting: str, path: str, tmp_path: Path) -> None:
     made = program(tmp_path, setting)
-    assert [(found.code, found.path) for found in findings(made, (Backend.TRL,))] == [(code, path)]
-    assert findings(made, (Backend.TUNIX,)) == []
+    assert [(found.code, found.path) for found in diagnosed(made, (Backend.TRL,))] == [(code, path)]
+    assert diagnosed(made, (Backend.TUNIX,)) == []
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from runtime.backends.trl.pieces import Pieces
 from runtime.settings import DataSettings, ModelSettings, TrainSettings
 from runtime.trace import Trace, count_targets
 from tests.parity.running import Case, Place
-from tests.runtime.test_preference import BETA, PAIRS, SMOOTHING, collated, trainer_of
+from tests.runtime.preferred import BETA, PAIRS, SMOOTHING, collated, trainer_of
 
 STEPS = 4
 OBJECTIVES = ["dpo", "orpo"]
@@ -66,11 +66,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def settings(objective: str, **more: Any) -> TrainSettings:
     smoothing = SMOOTHING if objective == "dpo" else 0.0
     how = {"objective": objective, "beta": BETA, "label_smoothing": smoothing, **more}
-    return TrainSettings(epochs=2, steps=None, global_batch_size=8, micro_batch_size=2, **how)
+    return TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=2, **how)
 
 
 def prepared(place: Place, train: TrainSettings) -> Any:
-    from runtime.data import load_tokenizer, prepare
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
 
     data = DataSettings(
         train=("train.jsonl",),

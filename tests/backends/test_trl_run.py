@@ -212,13 +212,12 @@ def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
 def prepared(place: Place, normalization: str) -> Any:
     from dataclasses import replace
 
-    from runtime.data import load_tokenizer, prepare
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
     from runtime.settings import DataSettings, ModelSettings, TrainSettings
 
     data = DataSettings(train=("train.jsonl",), eval=("train.jsonl",), max_length=64, packing=True)
-    train = TrainSettings(
-        epochs=2, steps=None, global_batch_size=8, micro_batch_size=2, loss_normalization=normalization
-    )
+    train = TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=2, loss_normalization=normalization)
     model = ModelSettings(id="tiny", family="llama3")
     tokenizer = load_tokenizer(place.folder / "model", model, replace(data))
     return prepare(data, train, 4, tokenizer, place.folder, workers=1)

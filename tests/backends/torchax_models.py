@@ -40,7 +40,7 @@ class Torchax:
         """A Step of it. Make and use it within `with mesh:`."""
         from runtime.backends.torchax.step import Step
 
-        train = TrainSettings(None, 100, ROWS * accumulation, 1, seed=seed)
+        train = TrainSettings(steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, seed=seed)
         return Step(self.model, optimizer, train, accumulation, self.mesh)
 
     def gradients(self, batch: Mapping[str, np.ndarray]) -> tuple[float, dict[str, np.ndarray]]:
@@ -124,12 +124,10 @@ def torch_loss(model: Any, batch: Mapping[str, np.ndarray]) -> Any:
     """A micro-batch's loss by transformers' own masks: summed over targets, divided by `norm`."""
     import torch
 
-    from runtime.backends.model import model_inputs
-
     tokens, positions, segments = (
         torch.tensor(np.asarray(batch[name], np.int64)) for name in ("tokens", "positions", "segment_ids")
     )
-    logits = model(**model_inputs(tokens, positions)).logits.float()
+    logits = model(input_ids=tokens, position_ids=positions, use_cache=False).logits.float()
     nll = torch.nn.functional.cross_entropy(
         logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
     ).view(len(tokens), -1)

@@ -45,7 +45,7 @@ def test_a_shared_a_is_counted_once(lowered: Callable[..., Lowered]) -> None:
     assert run.program.trainable_parameters == peft_count(64, list(OUTPUTS)) - LOCAL * 64 * HIDDEN
 
 
-def test_base_parameters_of_the_31b(lowered: Callable[..., Lowered]) -> None:
+def test_the_31b_has_the_parameters_that_its_config_adds_up_to(lowered: Callable[..., Lowered]) -> None:
     run = lowered()
     assert run.program is not None
     attention_local = HIDDEN * (2 * 32 * 256 + 2 * 16 * 256) + 2 * 256

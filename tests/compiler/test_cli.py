@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from compiler import cli, cli_base
-
-RUNNER = CliRunner()
-
-
-def recipe(*arguments: str | Path) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr, in this process."""
-    result = RUNNER.invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
-    return result.exit_code, result.stdout, result.stderr
-
-
-def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "compiler.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=60,
-    )
+from tests.compiler.commands import command, recipe
 
 
 def test_build_then_check_then_an_edit_and_a_stale_recipe(recipe_file: Path, tmp_path: Path) -> None:
@@ -71,14 +51,18 @@ def test_warnings_do_not_fail(recipe_file: Path) -> None:
     assert status == 0 and "warning[W0408]" in errors and printed.endswith(": ok\n")
 
 
-def test_several_recipes_report_together(recipe_file: Path, tmp_path: Path) -> None:
+def test_an_error_in_one_recipe_is_reported_with_the_others_and_nothing_is_built(
+    recipe_file: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(recipe_file.read_text().replace("rank: 64", "rank: 0"))
     status, _, errors = recipe("build", recipe_file, other, "-o", tmp_path / "out")
     assert status == 1 and "other.yaml:5" in errors and not (tmp_path / "out").exists()
 
 
-def test_two_recipes_of_one_name(recipe_file: Path, tmp_path: Path) -> None:
+def test_two_recipes_of_one_name_are_refused_instead_of_overwriting_each_other(
+    recipe_file: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(recipe_file.read_text())
     status, _, errors = recipe("build", recipe_file, other, "-o", tmp_path / "out")
@@ -100,14 +84,14 @@ def test_a_file_that_is_none_is_a_diagnostic(verb: str, name: str, tmp_path: Pat
     assert status == 1 and errors.startswith("error[E000")
 
 
-def test_explain_and_its_unknown_path(recipe_file: Path) -> None:
+def test_explain_suggests_the_path_that_was_meant(recipe_file: Path) -> None:
     assert recipe("explain", recipe_file, "lora")[0] == 0
     status, printed, errors = recipe("explain", recipe_file, "lora.rnk")
     assert status == 1 and printed == "" and "did you mean `lora.rank`?" in errors
     assert recipe("explain", recipe_file, "--set", "mesh.axes={fsdp: 3}")[0] == 1
 
 
-def test_diff(recipe_file: Path, tmp_path: Path) -> None:
+def test_diff_prints_the_values_that_change(recipe_file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     other.write_text(recipe_file.read_text().replace("rank: 64", "rank: 32"))
     status, printed, _ = recipe("diff", recipe_file, other)
@@ -115,7 +99,9 @@ def test_diff(recipe_file: Path, tmp_path: Path) -> None:
     assert recipe("diff", recipe_file, tmp_path / "absent.yaml")[0] == 1
 
 
-def test_pack(recipe_file: Path, tmp_path: Path) -> None:
+def test_pack_writes_the_archive_and_names_the_artifact_that_is_missing(
+    recipe_file: Path, tmp_path: Path
+) -> None:
     out, archive = tmp_path / "generated", tmp_path / "example.tar.gz"
     assert recipe("build", recipe_file, "-o", out)[0] == 0
     status, printed, _ = recipe("pack", "example", "--from", out, "--recipe", recipe_file, "-o", archive)
@@ -128,7 +114,7 @@ def test_schema_is_a_json_schema() -> None:
     assert json.loads(recipe("schema")[1])["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
-def test_version_and_help() -> None:
+def test_every_command_has_its_help_and_the_version_is_printed() -> None:
     assert recipe("--version")[1].startswith("recipec ")
     for verb in ("build", "check", "explain", "pack", "diff", "schema", "rehearse"):
         status, printed, _ = recipe(verb, "--help")

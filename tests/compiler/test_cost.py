@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.artifact import ArtifactError
 from compiler.cost import COST, cost, text
 from compiler.duration import Hours, measured_hours, training_hours
-from compiler.lower import lower
+from compiler.errors import ArtifactError
 from compiler.plan.results import RunLength
 from compiler.program import Program
-from spec.load import load
+from tests.emit.emitting import program_of
 
 RECIPE = """\
 recipe: 1
@@ -34,15 +33,7 @@ Lowered = Callable[..., Program]
 @pytest.fixture
 def program(tmp_path: Path) -> Lowered:
     """The recipe's program with `--set` arguments."""
-
-    def run(*sets: str) -> Program:
-        path = tmp_path / "recipe.yaml"
-        path.write_text(RECIPE)
-        lowered = lower(load(path, sets))
-        assert lowered.program is not None, lowered.diagnostics
-        return lowered.program
-
-    return run
+    return lambda *sets: program_of(tmp_path, sets, RECIPE)
 
 
 BASELINE = (
@@ -79,7 +70,7 @@ def test_the_published_run_to_the_cent(program: Lowered) -> None:
     assert COST.validate_json(COST.dump_json(found)) == found
 
 
-def test_the_recipes_own_baseline_and_prices(program: Lowered) -> None:
+def test_the_recipes_own_baseline_and_prices_are_what_is_counted_with(program: Lowered) -> None:
     found = cost(
         program(
             "cost.baseline={name: two GPUs, train_hours: 10, train_usd_per_hour: 3, serve_usd_per_hour: 1}",
@@ -98,7 +89,7 @@ def test_the_recipes_own_baseline_and_prices(program: Lowered) -> None:
     assert "1 h of serving                0.00     1.00      -\n" in text(found)
 
 
-def test_without_a_baseline_and_without_a_server(program: Lowered) -> None:
+def test_without_a_baseline_and_a_server_training_alone_is_priced(program: Lowered) -> None:
     found = cost(program("serve=null", "launch.spot=true"), GIVEN)
     assert [row.usd for row in found.rows] == [56.11] and found.baseline is None
     assert text(found) == (
@@ -120,7 +111,7 @@ def test_without_a_baseline_and_without_a_server(program: Lowered) -> None:
         ("serve.accelerator=tpu7x-8", "cost.serve_usd_per_hour"),
     ],
 )
-def test_a_price_that_is_not_known(program: Lowered, change: str, key: str) -> None:
+def test_a_price_that_is_not_known_is_asked_for_by_its_key(program: Lowered, change: str, key: str) -> None:
     changed = program(change)
     with pytest.raises(ArtifactError, match="not in the catalogue") as caught:
         cost(changed, GIVEN)
@@ -129,7 +120,7 @@ def test_a_price_that_is_not_known(program: Lowered, change: str, key: str) -> N
 
 
 @pytest.mark.parametrize("hours", [-1.0, math.nan, math.inf])
-def test_hours_that_are_none(program: Lowered, hours: float) -> None:
+def test_hours_that_are_none_are_refused_by_their_option(program: Lowered, hours: float) -> None:
     with pytest.raises(ArtifactError, match="--hours"):
         cost(program(), GIVEN, hours=hours)
     with pytest.raises(ArtifactError, match="--train-hours") as caught:
@@ -162,7 +153,7 @@ def test_hours_come_from_the_first_that_is_there(tmp_path: Path) -> None:
         assert caught.value.help is not None and "--train-hours" in caught.value.help
 
 
-def test_a_measured_run(tmp_path: Path) -> None:
+def test_a_measured_runs_hours_are_what_its_training_costs(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 1.0, "step_seconds": 36.0}) for step in range(1, 101)]
     lines.insert(50, '{"step": 50, "eval_loss": 2.0}')
     lines += ['{"step": 101, "step_seconds": "NaN"}', "[]", '{"step": 102, "step_sec']
@@ -176,14 +167,14 @@ def test_a_measured_run(tmp_path: Path) -> None:
     assert measured_hours(tmp_path, steps=100).source == found.source
 
 
-def test_a_run_with_a_gap_and_one_with_steps_twice(tmp_path: Path) -> None:
+def test_a_runs_hours_are_those_of_the_steps_that_it_logged_each_once(tmp_path: Path) -> None:
     lines = [{"step": 1, "step_seconds": 1}, {"step": 4, "step_seconds": 9}, {"step": 4, "step_seconds": 2}]
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     found = measured_hours(tmp_path)
     assert found.hours == pytest.approx(3 / 3600) and "2 steps of 1 to 4" in found.source
 
 
-def test_a_run_without_metrics(tmp_path: Path) -> None:
+def test_a_run_without_metrics_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match=r"no metrics\.jsonl") as caught:
         measured_hours(tmp_path / "absent")
     assert caught.value.help is not None and "--train-hours" in caught.value.help
@@ -194,5 +185,5 @@ def test_a_run_without_metrics(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be read"):
         measured_hours(tmp_path / "folder")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError):
+    with pytest.raises(ArtifactError, match=r"no metrics\.jsonl|cannot be read"):
         measured_hours(tmp_path / "file")

@@ -133,7 +133,7 @@ def test_rows_held_out_and_limits_are_told_of(explained: Callable[..., str], tmp
     assert "at most 4 steps and 98,304 tokens, from 16 rows at hand" in explained("train.epochs", *given)
 
 
-def test_schedules_in_words(explained: Callable[..., str]) -> None:
+def test_schedules_are_explained_in_words(explained: Callable[..., str]) -> None:
     text = explained(
         "train.schedule",
         "train.schedule={name: linear, warmup_ratio: 0.1, final_ratio: 0.1}",

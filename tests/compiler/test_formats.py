@@ -2,37 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
 
 from compiler.checks import formats
-from runtime.data.formats import FIELDS
-from runtime.data.masking import check_loss_on
-from runtime.errors import UserError
-from runtime.settings import DataSettings
-
-LOSS_ON = ("assistant", "last_assistant", "completion", "all")
-
-
-def test_columns_that_can_be_renamed() -> None:
-    assert {name: set(columns) for name, columns in formats.FIELDS.items()} == {
-        name: set(columns) for name, columns in FIELDS.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("format", "loss_on"), itertools.product((f for f in FIELDS if f != "preference"), LOSS_ON)
-)
-def test_what_can_carry_loss(format: str, loss_on: str) -> None:
-    settings = DataSettings(train=("a.jsonl",), max_length=8, format=format, loss_on=loss_on)
-    try:
-        check_loss_on(settings)
-        accepted = True
-    except UserError:
-        accepted = False
-    assert accepted == (loss_on in formats.LOSS_ON[format])
 
 
 @pytest.mark.parametrize(
@@ -52,6 +26,8 @@ def test_what_can_carry_loss(format: str, loss_on: str) -> None:
         ("a.txt", False),
     ],
 )
-def test_kinds_of_sources(path: str, known: bool, tmp_path: Path) -> None:
+def test_the_checks_take_the_kinds_of_sources_that_the_runtime_reads(
+    path: str, known: bool, tmp_path: Path
+) -> None:
     (tmp_path / "there.v2").mkdir()
     assert formats.is_known(path, tmp_path) is known

@@ -23,7 +23,9 @@ from spec.language.mesh import Mesh
         ("tpu7x-2", 1, 2, 1, "1x1x1", 192),
     ],
 )
-def test_names(name: str, chips: int, devices: int, hosts: int, topology: str, hbm: float) -> None:
+def test_names_of_accelerators_resolve_to_chips_and_topologies(
+    name: str, chips: int, devices: int, hosts: int, topology: str, hbm: float
+) -> None:
     found = hardware.from_name(name)
     assert (found.chips, found.devices, found.hosts) == (chips, devices, hosts)
     assert (found.topology, found.hbm_gib, found.platform) == (topology, hbm, "tpu")
@@ -55,13 +57,24 @@ def test_unknown_names_say_what_is_known(name: str) -> None:
     assert caught.value.help
 
 
-@pytest.mark.parametrize("topology", ["v5p", "v5p:", "v5p:9x9", "x:2x2", ":"])
-def test_unknown_topologies(topology: str) -> None:
-    with pytest.raises(hardware.UnknownAccelerator):
+@pytest.mark.parametrize(
+    ("topology", "message"),
+    [
+        ("v5p", "TPU v5p has no topology ``"),
+        ("v5p:", "TPU v5p has no topology ``"),
+        ("v5p:9x9", "TPU v5p has no topology `9x9`"),
+        ("x:2x2", "unknown TPU generation in topology `x:2x2`"),
+        (":", "unknown TPU generation in topology `:`"),
+    ],
+)
+def test_topologies_that_no_machine_has_are_refused(topology: str, message: str) -> None:
+    with pytest.raises(hardware.UnknownAccelerator, match=message) as caught:
         hardware.from_topology(topology)
+    assert caught.value.help
 
 
 def test_every_known_name_resolves() -> None:
+    assert len(hardware.known_names()) > 50
     for name in hardware.known_names():
         assert hardware.from_name(name).name == name
 
@@ -100,7 +113,9 @@ def test_on_a_cpu_dcn_is_an_axis_and_hosts_are_processes() -> None:
         (mesh("cpu-6", fsdp=6), [1, 2, 3, 6]),
     ],
 )
-def test_the_machines_that_an_accelerator_can_be(given: Mesh, counts: list[int]) -> None:
+def test_an_accelerator_can_be_asked_for_as_the_machines_that_there_are(
+    given: Mesh, counts: list[int]
+) -> None:
     assert hardware.host_counts(given) == counts
 
 

@@ -49,7 +49,7 @@ def test_its_sizes_are_taken(lowered: Lower, tmp_path: Path) -> None:
         ({"hidden_activation": "relu"}, "E0803"),
     ],
 )
-def test_what_is_not_possible_is_said(
+def test_what_is_not_possible_with_a_local_checkpoint_is_said(
     values: dict[str, Any], code: str, lowered: Lower, tmp_path: Path
 ) -> None:
     write(tmp_path, changed(**values))
@@ -85,7 +85,7 @@ def test_the_nearest_id_is_suggested(wrong: str, right: str, tmp_path: Path) -> 
     assert caught.value.help.startswith(f"did you mean `{right}`?")
 
 
-def test_titles() -> None:
+def test_models_are_titled_by_their_size_and_directories_by_their_path() -> None:
     assert catalog.title("google/gemma-4-26B-A4B-it") == "Gemma 4 26B-A4B"
     assert catalog.title("google/gemma-3-270m") == "Gemma 3 270M"
     assert catalog.title("./checkpoint") == "./checkpoint"

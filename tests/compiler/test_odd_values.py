@@ -45,7 +45,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("value", ODD)
-def test_odd_values(value: str, tmp_path: Path) -> None:
+def test_no_odd_value_of_any_key_ends_in_a_traceback(value: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE)
     (tmp_path / "train.jsonl").write_text('{"conversation": [1, 2]}\nnot json\n[]\n"x"\n')

@@ -13,20 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.artifact import ArtifactError
-from compiler.pipeline import (
-    CACHE,
-    MARKER,
-    Pipeline,
-    Run,
-    StepFailed,
-    claim,
-    done_line,
-    new_console,
-    report_failure,
-    require_packages,
-)
+from compiler.artifact_run import CACHE, MARKER, Run, claim, done_line
+from compiler.errors import ArtifactError
+from compiler.packages import require_packages
+from compiler.pipeline import Pipeline, StepFailed, new_console, report_failure
 from compiler.quickstart import check_losses
+from tests.waiting import gone
 
 TRAIN = """
 import json, pathlib, sys, time
@@ -128,19 +120,7 @@ def test_an_interrupt_ends_the_script_and_its_children(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run.pipeline.step("train", run.train)
     for pid in map(int, pids.read_text().split()):
-        end = time.monotonic() + 5
-        while running(pid) and time.monotonic() < end:
-            time.sleep(0.02)
-        assert not running(pid)
-
-
-def running(pid: int) -> bool:
-    """Whether a process runs still: one that has ended but has not been waited for does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
+        assert gone(pid)
 
 
 def test_commands_are_shown_as_a_reader_would_type_them(
@@ -164,7 +144,7 @@ def test_a_half_written_line_of_metrics_is_passed_over(tmp_path: Path) -> None:
     assert run.last_step(run.whole) == 1
 
 
-def test_the_figures_of_the_last_line() -> None:
+def test_the_figures_of_a_runs_last_line_are_read() -> None:
     assert done_line("x\ndone: steps=40 tokens/s=812 loss=1.2\n") == {
         "steps": "40",
         "tokens/s": "812",
@@ -179,7 +159,7 @@ def test_the_quickstart_wants_falling_losses() -> None:
         check_losses([5.0, 4.9, 4.8], [5.0, 3.0])
     with pytest.raises(StepFailed, match="must come down"):
         check_losses([5.0, 3.0], [5.0, 4.9])
-    with pytest.raises(StepFailed):
+    with pytest.raises(StepFailed, match=r"loss 5\.00 to nan"):
         check_losses([5.0, float("nan")], [5.0, 3.0])
 
 
@@ -199,6 +179,6 @@ def test_only_a_folder_of_its_own_is_cleared(tmp_path: Path) -> None:
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     require_packages("this")
-    monkeypatch.setattr("compiler.pipeline.PACKAGES", ("jax", "no_such_package"))
+    monkeypatch.setattr("compiler.packages.PACKAGES", ("jax", "no_such_package"))
     with pytest.raises(ArtifactError, match="no_such_package cannot be imported"):
         require_packages("this")

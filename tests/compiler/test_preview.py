@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compiler import miniature_tokenizer, preview
-from tests.compiler.test_cli import command, recipe
+from tests.compiler.commands import command, recipe
 
 GOLDEN = Path(__file__).parent / "preview.txt"
 
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_quickstarts_preview(quickstart: Path, model: Path, update: bool) -> None:
+def test_the_quickstarts_preview_is_printed_as_it_was(quickstart: Path, model: Path, update: bool) -> None:
     status, printed, errors = recipe("preview", quickstart, "-n", "2", "--model", model)
     assert (status, errors) == (0, "")
     if update:
@@ -58,7 +58,8 @@ def test_json_holds_the_same(quickstart: Path, model: Path) -> None:
 
 def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> None:
     from compiler.lower import lower
-    from runtime.data import load_tokenizer, prepare
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
     from runtime.settings import ModelSettings, TrainSettings
     from spec.load import load
 
@@ -67,7 +68,7 @@ def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> Non
     made = preview.preview(program, 0, "train", model)
     data = preview.data_settings(program)
     tokenizer = load_tokenizer(model, ModelSettings("x", "gemma4"), data)
-    train = TrainSettings(epochs=1, steps=None, global_batch_size=8, micro_batch_size=1)
+    train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)
     run = prepare(data, train, 4, tokenizer, quickstart.parent)
     assert made.report.to_dict() == run.report.train.to_dict()
     assert made.steps_per_epoch == run.steps_per_epoch and made.shown == []
@@ -126,15 +127,15 @@ def test_dropped_rows_are_told_of_and_too_many_are_an_error(
 
 
 def test_brackets_are_ones_that_the_text_does_not_have(quickstart: Path, model: Path, tmp_path: Path) -> None:
-    rows(tmp_path / "a\x1b[2J.jsonl", turn("⟦Hello⟧", "Hi \x1b[31m"))
-    given = ("--data-dir", tmp_path, "--set", 'data.train=["a\\e[2J.jsonl"]', "--model", model)
+    rows(tmp_path / "a.jsonl", turn("⟦Hello⟧", "Hi \x1b[31m"))
+    given = ("--data-dir", tmp_path, "--set", "data.train=[a.jsonl]", "--model", model)
     status, printed, _ = recipe("preview", quickstart, *given)
     assert status == 0
-    assert "--- a\\x1b[2J.jsonl:1: " in printed
+    assert "--- a.jsonl:1: " in printed
     assert "⦃Hi \\x1b[31m<turn|>⦄" in printed and "\x1b" not in printed
 
 
-def test_colors_in_a_terminal() -> None:
+def test_tokens_that_carry_loss_are_coloured_on_a_terminal_and_bracketed_elsewhere() -> None:
     from runtime.data.encoding import Shown
     from runtime.data.report import SplitReport
 
@@ -172,7 +173,7 @@ def test_preferences_show_both_answers(quickstart: Path, model: Path, tmp_path: 
         (("-n", "-1"), 2, "greater than or equal to 0"),
     ],
 )
-def test_what_cannot_be_shown(
+def test_what_cannot_be_previewed_is_said_in_a_sentence(
     quickstart: Path, model: Path, arguments: tuple[str, ...], status: int, said: str
 ) -> None:
     given: tuple[Any, ...] = arguments
@@ -186,14 +187,14 @@ def test_what_cannot_be_shown(
 def test_packages_that_are_missing_are_named(
     quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
 
     monkeypatch.setattr(preview, "PACKAGES", ("json", "no_such_package"))
     with pytest.raises(ArtifactError, match="no_such_package cannot be imported"):
         recipe("preview", quickstart)
 
 
-def test_histogram() -> None:
+def test_bars_of_lengths_hold_every_sample_once() -> None:
     assert preview.histogram([]) == []
     assert preview.histogram([7]) == [preview.Bar(7, 7, 1)]
     bars = preview.histogram([1, 2, 3, 24, 25])

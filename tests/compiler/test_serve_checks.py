@@ -41,7 +41,7 @@ Found = Callable[..., dict[str, Diagnostic]]
         "organisation/name",
     ],
 )
-def test_places_of_weights(model: str, found: Found) -> None:
+def test_every_place_that_weights_can_have_is_taken(model: str, found: Found) -> None:
     refused = "E0642" in found(f'serve.model="{model}"')
     assert refused is (" " in model)
 
@@ -67,11 +67,11 @@ def test_places_of_weights(model: str, found: Found) -> None:
         "./x\\ny",
     ],
 )
-def test_what_is_no_place_of_weights(model: str, found: Found) -> None:
+def test_what_is_no_place_of_weights_is_refused(model: str, found: Found) -> None:
     assert "E0642" in found(f'serve.model="{model}"')
 
 
-def test_weights_that_are_hardly_meant(found: Found) -> None:
+def test_weights_that_are_hardly_meant_are_warned_of(found: Found) -> None:
     base = "serve.model=google/gemma-4-31B-it"
     assert "as if nothing had been trained" in found(base)["W0643"].message
     assert "N0643" in found("serve.model=me/mine")
@@ -82,7 +82,7 @@ def test_weights_that_are_hardly_meant(found: Found) -> None:
         assert not {"W0643", "N0643", "E0642"} & set(found(*quiet)), quiet
 
 
-def test_adapters_are_for_vllms_own_models(found: Found) -> None:
+def test_adapters_are_for_vllms_own_models_and_others_are_refused(found: Found) -> None:
     assert "MODEL_IMPL_TYPE: vllm" in (found(ADAPTER)["E0645"].help or "")
     taken = found(ADAPTER, TORCHAX)
     assert "N0647" in taken and not {"E0645", "E0646"} & set(taken)
@@ -97,14 +97,14 @@ def test_adapters_are_for_vllms_own_models(found: Found) -> None:
     assert "W0648" in found(one, options, *replicas) and "W0648" not in found(options, *replicas)
 
 
-def test_who_reaches_the_server(found: Found) -> None:
+def test_a_server_that_others_reach_is_told_to_want_a_key(found: Found) -> None:
     for host in ("127.0.0.1", "localhost", "'::1'", "127.8.8.8"):
         assert "N0633" not in found(f"serve.host={host}")
     for host in ("0.0.0.0", "'::'", "10.0.0.1", "tpu.example"):
         assert "VLLM_API_KEY" in found(f"serve.host={host}")["N0633"].message
 
 
-def test_replicas_and_lengths(found: Found) -> None:
+def test_fewest_replicas_above_the_most_and_prompts_beyond_the_window_are_found(found: Found) -> None:
     assert "E0639" in found("serve.autoscaling={min_replicas: 3}")
     assert "E0639" not in found("serve.autoscaling={min_replicas: 2}")
     long = found("benchmark={input_lengths: [512, 16384], output_length: 128}")["W0640"]
@@ -154,7 +154,7 @@ def test_decode_blocks_are_recommended_with_their_estimate(found: Found) -> None
     assert not {"N0635", "N0607", "N1006"} & set(found("serve.data_parallel_size=2"))
 
 
-def test_decode_blocks_without_effect(found: Found) -> None:
+def test_decode_blocks_without_effect_are_warned_of(found: Found) -> None:
     blocks = f"serve.decode_block_sizes={SIZES}"
     assert "no layers with a sliding window" in found(LLAMA, blocks)["W0637"].message
     assert "are never skipped" in found(blocks, "serve.max_model_len=2047")["W0637"].message
@@ -174,7 +174,7 @@ def test_decode_blocks_without_effect(found: Found) -> None:
         "serve.env={RPA_V3_DECODE_BLOCK_SIZES: '1,1024,1,-1024'}",
     ],
 )
-def test_blocks_that_the_kernel_refuses(sets: str, found: Found) -> None:
+def test_blocks_that_the_kernel_refuses_are_errors(sets: str, found: Found) -> None:
     assert "E0636" in found(sets)
 
 
@@ -183,7 +183,7 @@ def test_blocks_are_set_once(found: Found) -> None:
     assert found(*both)["E0638"].path == "serve.env.RPA_V3_DECODE_BLOCK_SIZES"
 
 
-def test_fewer_devices_than_key_value_heads(found: Found) -> None:
+def test_fewer_devices_than_key_value_heads_are_told_what_memory_that_costs(found: Found) -> None:
     note = found()["N0607"]
     # 50 local layers with 2 heads a device, 10 global ones with a head padded to the size of bfloat16.
     before = 8 * (50 * 4 * 256 + 10 * 4 * 512) / 1024
@@ -195,7 +195,7 @@ def test_fewer_devices_than_key_value_heads(found: Found) -> None:
     assert "N0607" not in found("serve.tensor_parallel_size=4", "serve.data_parallel_size=2")
 
 
-def test_a_chip_without_a_kernel(found: Found) -> None:
+def test_a_chip_without_a_paged_attention_kernel_is_warned_of(found: Found) -> None:
     assert "W0609" in found(
         "serve.accelerator=v4-8", "serve.tensor_parallel_size=4", "serve.kv_cache_dtype=auto"
     )

@@ -24,14 +24,15 @@ def test_without_rules_the_defaults_stand() -> None:
 
 def test_the_first_rule_that_matches_the_whole_path_wins() -> None:
     rules = [
-        ("mlp", (None, None)),
+        ("layers", (None, None)),  # the beginning of a path is not the path
         (".*down_proj.*", (None, "tp")),
-        (".*", ("tp", None)),
-        ("final.*", (None,)),
+        ("layers.*", ("tp", None)),
     ]
-    found = specs(rules[:2], {"fsdp": 1, "tp": 1})
-    assert found["layers.0.mlp.down_proj.kernel"] == (None, "tp")
-    assert found["layers.0.mlp.up_proj.kernel"] == ("fsdp", "tp")
+    assert specs(rules, {"fsdp": 1, "tp": 1}) == {
+        "layers.0.mlp.down_proj.kernel": (None, "tp"),
+        "layers.0.mlp.up_proj.kernel": ("tp", None),
+        "final_norm.scale": ("tp",),
+    }
 
 
 def test_an_indivisible_dimension_is_an_error_or_stays_whole() -> None:

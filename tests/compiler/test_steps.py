@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.checks.paths import escapes, is_inline
+from compiler.sources import escapes, is_inline
 from compiler.steps import read_local, run_length, warmup_steps
 from compiler.wording import divisors, listing, quantity, ranges, table
 from spec.language import DataSource
@@ -40,27 +40,27 @@ def test_epochs_are_rounded_up_one_by_one(loaded: Callable[..., Loaded], tmp_pat
     assert recipe is not None and run_length(recipe, tmp_path).steps == 2 * 2  # of 16 rows
 
 
-def test_warmup(loaded: Callable[..., Loaded]) -> None:
+def test_a_warm_up_ratio_is_rounded_up_to_whole_steps(loaded: Callable[..., Loaded]) -> None:
     recipe = loaded("train.schedule.warmup_ratio=0.05").recipe
     assert recipe is not None and warmup_steps(recipe, 41) == 3
 
 
 @pytest.mark.parametrize("path", ["../a", "/a", "~/a", "~", "a/../../b", "..", "..\\a", "C:\\a", "a/../.."])
-def test_escapes(path: str) -> None:
+def test_paths_that_leave_the_recipes_folder_are_seen(path: str) -> None:
     assert escapes(path)
 
 
 @pytest.mark.parametrize("path", ["a", "a/b.jsonl", "./a", "a/../b", "a..b", "gs://bucket/../a", "a/~b"])
-def test_stays(path: str) -> None:
+def test_paths_within_the_recipes_folder_are_let_through(path: str) -> None:
     assert not escapes(path)
 
 
-def test_inline_templates() -> None:
+def test_a_template_given_as_text_is_not_taken_for_a_path() -> None:
     assert is_inline("{{ messages }}") and is_inline("{% for m in messages %}") and is_inline("a\nb")
     assert not is_inline("templates/chat.jinja") and not is_inline("{a}.jinja")
 
 
-def test_wording() -> None:
+def test_lists_ranges_and_quantities_read_as_written_by_hand() -> None:
     assert [listing(x) for x in ([], [1], [1, 2], [1, 2, 3])] == ["", "1", "1 and 2", "1, 2 and 3"]
     assert ranges([9, 0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-9"
     assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(1) == [1]

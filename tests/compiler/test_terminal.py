@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from compiler import artifact, cli, completion, pipeline, terminal
+from compiler import artifact, cli, completion, guard, pipeline, terminal
 from compiler.cli import app
 from runtime import progress
 from runtime.progress import Progress
@@ -48,6 +48,29 @@ def test_quiet_prints_no_notes_and_no_success(words: list[str]) -> None:
     assert run(*words) == (0, "", "")
     status, printed, said = run("check", QUICKSTART)
     assert (status, printed) == (0, f"{QUICKSTART}: ok\n") and "note[" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rehearse", QUICKSTART, "--steps", "1"], "'--steps': it must be at least 4"),
+        (["rehearse", QUICKSTART, "--steps", "x"], "'--steps': it must be a whole number"),
+        (["cost", QUICKSTART, "--hours", "x"], "'--hours': it must be a number"),
+        (["check", QUICKSTART, "--format", "yaml"], "'--format': 'yaml' is not one of 'text', 'json'"),
+        (["new", "Bad_Name", "--model", "x", "--accelerator", "v6e-8"], "not `Bad_Name`"),
+        (["parity", "--compare", "a.npz"], "name two traces or more: A.npz B.npz"),
+    ],
+)
+def test_wrong_usage_is_said_in_plain_words(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The process is the tests' own: its signals and streams stay as they are.
+    monkeypatch.setattr(guard, "_open_streams", lambda: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    with pytest.raises(SystemExit) as left:
+        guard.guarded(lambda: app(words, standalone_mode=False))
+    assert left.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 def test_quiet_prints_errors_alone(tmp_path: Path) -> None:

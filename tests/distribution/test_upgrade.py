@@ -181,7 +181,7 @@ def test_the_recipes_of_today_are_up_to_date(recipe: Recipe, root: Path) -> None
 
 
 @pytest.mark.usefixtures("three_versions")
-def test_other_commands_lead_here(recipe: Recipe, tmp_path: Path) -> None:
+def test_other_commands_lead_from_an_old_recipe_to_upgrade(recipe: Recipe, tmp_path: Path) -> None:
     (tmp_path / "a b.yaml").write_text(OLD)
     for command in ("check", "build", "explain"):
         done = recipe(command, "a b.yaml")
@@ -298,7 +298,7 @@ def test_modes_links_and_line_ends_are_kept(recipe: Recipe, tmp_path: Path) -> N
 def test_a_file_that_changes_meanwhile_is_left(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compiler.artifact import ArtifactError
+    from compiler.errors import ArtifactError
 
     file = tmp_path / "a.yaml"
     file.write_text(OLD)

@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Change, str, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_edits(name: str) -> None:
+def test_an_edit_changes_its_lines_alone(name: str) -> None:
     change, before, after = CASES[name]
     draft = draft_of(before)
     change(draft)
@@ -176,7 +176,7 @@ def test_edits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_edits_with_the_line_ends_of_windows(name: str) -> None:
+def test_an_edit_keeps_the_line_ends_of_windows(name: str) -> None:
     change, before, after = CASES[name]
     draft = draft_of(before.replace("\n", "\r\n"))
     change(draft)

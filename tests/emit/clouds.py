@@ -13,11 +13,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
+from compiler.artifact import runtime_files
+
 GCLOUD = r"""#!/usr/bin/env bash
 # $CLOUD: vms/NAME/state, vms/NAME/host-N/ (a home folder each), queue/NAME (states yet to come, a line each).
 trap 'exit 130' INT # where bash waits for a command that has ended well, a Ctrl-C is lost without
 printf '%s\n' "$*" >> "$CLOUD/calls"
 [[ "$1" == storage ]] && exit 0
+if [[ -e "$CLOUD/refusal" ]]; then cat "$CLOUD/refusal" >&2; exit 1; fi
 [[ "$1" == alpha ]] && shift
 group="$3" verb="$4" name="$5"
 shift 5
@@ -130,6 +133,11 @@ exit "$next"
 """
 
 
+def launch_scripts() -> dict[str, bytes]:
+    """The scripts of runtime/launch by path within the runtime."""
+    return {path: content for path, content in runtime_files().items() if path.startswith("launch/")}
+
+
 @dataclass
 class Ran:
     """What a script did."""
@@ -165,7 +173,7 @@ class Started:
 
 
 class Cloud:
-    """A folder with a fake gcloud, a laptop's folder with an artifact's launch/, and what has been called.
+    """A folder with a fake gcloud, a laptop's folder with launch/ and runtime/, and what has been called.
 
     Args:
         folder: an empty one.
@@ -184,13 +192,15 @@ class Cloud:
             (commands / stub).write_text(text)
             (commands / stub).chmod(0o755)
         (folder / "hosts").write_text(str(hosts))
-        for path, content in files.items():
-            target = self.laptop / "generated" / name / path
+        packed = {f"{name}/{path}": content for path, content in files.items()}
+        packed |= {f"runtime/{path}": content for path, content in launch_scripts().items()}
+        for path, content in packed.items():
+            target = self.laptop / "generated" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
         with tarfile.open(self.laptop / f"{name}.tar.gz", "w:gz") as tar:
-            for path, content in files.items():
-                info = tarfile.TarInfo(f"{name}/{path}")
+            for path, content in packed.items():
+                info = tarfile.TarInfo(path)
                 info.size = len(content)
                 tar.addfile(info, BytesIO(content))
 

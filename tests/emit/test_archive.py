@@ -12,9 +12,10 @@ from emitting import RECIPE, compiled, files_of
 from typer.testing import CliRunner
 
 from compiler.archive import pack
-from compiler.artifact import SCHEMA, ArtifactError, write
+from compiler.artifact import SCHEMA, write
 from compiler.cli import app
 from compiler.emit import emit
+from compiler.errors import ArtifactError
 
 ROWS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 
@@ -44,6 +45,7 @@ def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) ->
     assert all(member.uid == member.gid == member.mtime == 0 and not member.uname for member in members)
     scripts = {f"sample/serve/{name}.sh" for name in ("serve", "smoke", "bench")}
     scripts |= {"sample/launch/host.sh", "sample/launch/tpu-vm.sh"}
+    scripts |= {f"runtime/launch/{name}.sh" for name in ("host", "tpu-vm", "xpk")}
     assert {member.name for member in members if member.mode & 0o111} == scripts
 
 

@@ -12,8 +12,9 @@ from emitting import RECIPE, files_of
 from typer.testing import CliRunner
 
 from compiler import artifact
-from compiler.artifact import LOCK, SCHEMA, ArtifactError, check, write
+from compiler.artifact import LOCK, SCHEMA, check, write
 from compiler.cli import app
+from compiler.errors import ArtifactError
 from spec.load import load
 from spec.schema import text as schema_text
 
@@ -53,7 +54,14 @@ def test_scripts_can_be_run(built: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["sample/train.py", "sample/README.md", f"sample/{LOCK}", "runtime/settings.py"]
+    "path",
+    [
+        "sample/train.py",
+        "sample/README.md",
+        f"sample/{LOCK}",
+        "runtime/settings.py",
+        "runtime/launch/host.sh",
+    ],
 )
 def test_check_sees_an_edited_file(path: str, built: Path, files: dict[str, bytes]) -> None:
     text = (built / path).read_text()
@@ -63,7 +71,9 @@ def test_check_sees_an_edited_file(path: str, built: Path, files: dict[str, byte
     assert "-# edited\n" in difference
 
 
-@pytest.mark.parametrize("path", ["sample/merge.py", "sample/serve/Dockerfile", "runtime/__init__.py"])
+@pytest.mark.parametrize(
+    "path", ["sample/merge.py", "sample/serve/Dockerfile", "runtime/__init__.py", "runtime/launch/host.sh"]
+)
 def test_check_sees_a_missing_file(path: str, built: Path, files: dict[str, bytes]) -> None:
     (built / path).unlink()
     assert f"--- /dev/null\n+++ {(built / path).as_posix()} (rebuilt)\n" in check(built, {"sample": files})
@@ -158,6 +168,7 @@ def test_another_artifacts_runtime_is_named(built: Path, files: dict[str, bytes]
 def test_a_failed_write_leaves_what_was_there(
     share: float, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (built / "runtime/settings.py").write_text("another version's\n")  # or runtime/ would be left as it is
     before = tree(built)
     changed = files_of(tmp_path / "recipes", ["train.micro_batch_size=2"])
     failing_call = 1 + round(share * (len(changed) + len(artifact.runtime_files()) - 1))
@@ -199,7 +210,7 @@ def test_obstacles_are_named(tmp_path: Path, files: dict[str, bytes]) -> None:
     (out / "sample/serve").unlink()
     (out / "runtime").mkdir()
     (out / "runtime/mine.py").write_text("x = 1\n")
-    with pytest.raises(ArtifactError, match="other Python modules"):
+    with pytest.raises(ArtifactError, match="other modules or scripts"):
         write(out, {"sample": files})
     assert (out / "runtime/mine.py").exists()
 

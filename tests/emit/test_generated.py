@@ -55,7 +55,7 @@ EVERYTHING = {
         "serve.quantization=fp8",
         "serve.prefix_caching=false",
         "serve.port=9000",
-        "merge.output='merged $weights'",
+        "merge.output='merged weights'",
     ],
     "adapter": [
         "serve.weights=adapter",
@@ -112,7 +112,9 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipes(root: Path) -> list[Path]:
-    return sorted((root / "recipes").glob("*.yaml"))
+    found = sorted((root / "recipes").glob("*.yaml"))
+    assert found
+    return found
 
 
 def test_generated_is_what_the_recipes_give(root: Path, update: bool) -> None:
@@ -135,10 +137,11 @@ def test_a_rebuild_elsewhere_gives_the_same_bytes(root: Path, tmp_path: Path) ->
 
 
 def test_an_artifacts_own_recipe_gives_the_artifact(variants: Path) -> None:
-    for folder in sorted(variants.iterdir()):
-        if folder.is_dir() and folder.name != "runtime":
-            found = {path: (folder / path).read_bytes() for path in artifact.locked_files(folder)}
-            assert emit(compiled(folder / "recipe.yaml")) == found
+    folders = [one for one in sorted(variants.iterdir()) if one.is_dir() and one.name != "runtime"]
+    assert len(folders) == len(EVERYTHING)
+    for folder in folders:
+        found = {path: (folder / path).read_bytes() for path in artifact.locked_files(folder)}
+        assert emit(compiled(folder / "recipe.yaml")) == found
 
 
 def test_the_runtime_is_copied_verbatim(variants: Path, root: Path) -> None:
@@ -146,7 +149,7 @@ def test_the_runtime_is_copied_verbatim(variants: Path, root: Path) -> None:
         path: (variants / "runtime" / path).read_bytes() for path in artifact.modules(variants / "runtime")
     }
     assert copied == artifact.runtime_files()
-    assert {path.suffix for path in (variants / "runtime").rglob("*") if path.is_file()} == {".py"}
+    assert {path.suffix for path in (variants / "runtime").rglob("*") if path.is_file()} == {".py", ".sh"}
 
 
 @pytest.mark.parametrize("which", ["committed", "variants"])

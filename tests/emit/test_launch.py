@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clouds import launch_scripts
 from emitting import program_of, tool
 from kubernetes_validate import ValidationError, validate
 from launch_shapes import BASE, LONG, SHAPES
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
-from compiler.emitters.launch import JOBSET_NAME, UV, emit_launch
+from compiler.emitters.launch import JOBSET_NAME, XPK, XPK_NAME, emit_launch
 from compiler.emitters.readme import emit_readme
 from compiler.lower import lower
 from spec.diagnostics import Diagnostic
@@ -168,34 +170,61 @@ def test_a_jobset_ends_at_errors_and_restarts_at_everything_else(launches: dict[
     assert "gs://my-bucket and gs://others" in launches["everything"]["jobset.yaml"]
 
 
-def test_the_recipe_reaches_the_commands(launches: dict[str, dict[str, str]]) -> None:
-    vm = launches["everything"]["tpu-vm.sh"]
-    assert "where=(--zone=us-east5-a --project=a-project)" in vm
+def laid_out(files: dict[str, str], folder: Path) -> Path:
+    """A folder with launch/ of an artifact, and the runtime's beside it."""
+    for path, content in launch_scripts().items():
+        (folder / "runtime" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "runtime" / path).write_bytes(content)
+    for name, text in files.items():
+        (folder / "sample/launch" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "sample/launch" / name).write_text(text)
+    return folder
+
+
+def create_command(folder: Path) -> list[str]:
+    """The words with which its tpu-vm.sh would make the machines."""
+    ran = run_script(folder / "sample/launch/tpu-vm.sh", "--dry-run", "up")
+    assert ran.returncode == 0, ran.stderr
+    return shlex.split(ran.stdout)
+
+
+def test_the_recipe_reaches_the_commands(launches: dict[str, dict[str, str]], tmp_path: Path) -> None:
+    vm = create_command(laid_out(launches["everything"], tmp_path / "everything"))
+    assert vm[:6] == ["gcloud", "compute", "tpus", "queued-resources", "create", "sample"]
+    assert {"--zone=us-east5-a", "--project=a-project"} <= {*vm} and "--node-id=sample" in vm
     for flag in (
         *("--spot", "--network=net", "--subnetwork=sub", "--service-account=a@b.iam.gserviceaccount.com"),
         *("--valid-until-duration=12h", "--runtime-version=v2-alpha-x", "--accelerator-type=v5litepod-8"),
     ):
-        assert f" {flag}" in vm
-    assert "tpu-vm create" not in vm and "--queue" not in vm.partition("queued-resources create")[0]
-    assert "HF_TOKEN and WANDB_API_KEY of this machine's environment" in vm
-    assert "--revision main" in launches["everything"]["host.sh"]
+        assert flag in vm
+    folder = laid_out(launches["everything"], tmp_path / "told")
+    assert "HF_TOKEN WANDB_API_KEY" in run_script(folder / "sample/launch/tpu-vm.sh", "--help").stdout
+    assert "--revision=main" in launches["everything"]["host.sh"]
     reserved = launches["reserved"]
-    assert (
-        "alpha_tpus tpu-vm create" in reserved["tpu-vm.sh"] and "--reservation=mine" in reserved["tpu-vm.sh"]
-    )
-    assert '--zone="a\'b \\$c"' in reserved["tpu-vm.sh"]
+    vm = create_command(laid_out(reserved, tmp_path / "reserved"))
+    assert vm[:6] == ["gcloud", "alpha", "compute", "tpus", "tpu-vm", "create"]
+    assert {"--reservation=mine", "--zone=a'b $c", "--version=v2-alpha-tpuv5"} <= {*vm}
     assert "--reservation=mine" in reserved["xpk.sh"]
     selector = pod_of(jobset_of(reserved["jobset.yaml"]))["nodeSelector"]
     assert selector["cloud.google.com/reservation-name"] == "mine"
     assert "--tpu-type=tpu7x-2x2x2" in launches["ironwood"]["xpk.sh"]
     assert len(jobset_of(launches["bucket-model"]["jobset.yaml"])["metadata"]["name"]) <= JOBSET_NAME
-    assert LONG.startswith(re.findall(r"^name=(.*)$", launches["bucket-model"]["xpk.sh"], re.MULTILINE)[0])
+    (workload,) = re.findall(r"--workload=(.*)$", launches["bucket-model"]["xpk.sh"], re.MULTILINE)
+    assert LONG.startswith(workload) and len(workload) <= XPK_NAME
 
 
 def test_only_what_a_host_is_asked_for_is_in_its_script(launches: dict[str, dict[str, str]]) -> None:
-    assert "attend()" in launches["local"]["host.sh"]
-    for word in ("attend", "train.lock", "secrets.env", "merge"):
+    assert "--stop-seconds=" in launches["local"]["host.sh"]
+    for word in ("--stop-seconds", "--merge"):
         assert word not in launches["pairs"]["host.sh"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_script_is_its_values_and_one_call(shape: str, launches: dict[str, dict[str, str]]) -> None:
+    for name, text in launches[shape].items():
+        if name.endswith(".sh"):
+            assert len(text.splitlines()) <= 32, name
+            assert f'exec bash "$here/../../runtime/launch/{name}"' in text
 
 
 def test_uv_is_the_development_environments(root: Path) -> None:
@@ -203,16 +232,16 @@ def test_uv_is_the_development_environments(root: Path) -> None:
 
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (requirement,) = (r for r in map(Requirement, project["optional-dependencies"]["dev"]) if r.name == "uv")
-    assert requirement.specifier.contains(UV)
+    (used,) = re.findall(r"^uv=(.*)$", launch_scripts()["launch/host.sh"].decode(), re.MULTILINE)
+    assert requirement.specifier.contains(used)
 
 
 def run_script(script: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs a script in the folder above launch/'s artifact, with the commands of its folder bin."""
-    environment = {"PATH": f"{script.parent / 'bin'}:/usr/bin:/bin", "HOME": str(script.parent), **environ}
+    """Runs a script of launch/ in the folder above its artifact, with the commands of that folder's bin/."""
+    place = script.parents[2]
+    environment = {"PATH": f"{place / 'bin'}:/usr/bin:/bin", "HOME": str(place), **environ}
     command = ["bash", str(script), *arguments]
-    return subprocess.run(
-        command, cwd=script.parent, env=environment, capture_output=True, text=True, timeout=60
-    )
+    return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def test_a_managed_job_tells_the_slices_of_each_other(
@@ -220,11 +249,13 @@ def test_a_managed_job_tells_the_slices_of_each_other(
 ) -> None:
     task = YAML(typ="safe").load(launches["slices"]["skypilot.yaml"])
     assert task["num_nodes"] == 2 and task["resources"]["accelerators"] == "tpu-v5litepod-8"
-    (tmp_path / "run.sh").write_text(task["run"])
-    host = tmp_path / "sample" / "launch" / "host.sh"
-    host.parent.mkdir(parents=True)
-    host.write_text('echo "$1 $MEGASCALE_NUM_SLICES $MEGASCALE_SLICE_ID $MEGASCALE_COORDINATOR_ADDRESS"')
-    ran = run_script(tmp_path / "run.sh", SKYPILOT_NODE_RANK="1", SKYPILOT_NODE_IPS="10.0.0.7\n10.0.0.9")
+    folder = tmp_path / "sample" / "launch"
+    folder.mkdir(parents=True)
+    (folder / "run.sh").write_text(task["run"])
+    (folder / "host.sh").write_text(
+        'echo "$1 $MEGASCALE_NUM_SLICES $MEGASCALE_SLICE_ID $MEGASCALE_COORDINATOR_ADDRESS"'
+    )
+    ran = run_script(folder / "run.sh", SKYPILOT_NODE_RANK="1", SKYPILOT_NODE_IPS="10.0.0.7\n10.0.0.9")
     assert ran.stdout == "train 2 1 10.0.0.7\n", ran.stderr
     single = YAML(typ="safe").load(launches["everything"]["skypilot.yaml"])
     assert "num_nodes" not in single and "MEGASCALE" not in single["run"]
@@ -235,7 +266,7 @@ def test_a_managed_job_tells_the_slices_of_each_other(
 def test_xpk_is_handed_the_archive_and_deletes_by_name_alone(
     launches: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    (tmp_path / "xpk.sh").write_text(launches["slices-of-pairs"]["xpk.sh"])
+    script = laid_out(launches["slices-of-pairs"], tmp_path) / "sample/launch/xpk.sh"
     xpk = tmp_path / "bin" / "xpk"
     xpk.parent.mkdir()
     xpk.write_text(
@@ -245,19 +276,23 @@ def test_xpk_is_handed_the_archive_and_deletes_by_name_alone(
     xpk.chmod(0o755)
     places = {"CLUSTER": "c", "ZONE": "z", "HF_TOKEN": "a-secret", "TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir()
-    assert "recipe pack sample" in run_script(tmp_path / "xpk.sh", "create", **places).stderr
+    assert "recipe pack sample" in run_script(script, "create", **places).stderr
     (tmp_path / "train.py").touch()
     subprocess.run(["tar", "czf", "sample.tar.gz", "train.py"], cwd=tmp_path, check=True)
-    words = run_script(tmp_path / "xpk.sh", "--dry-run", "create", **places).stdout.splitlines()
+    words = run_script(script, "--dry-run", "create", **places).stdout.splitlines()
     assert {"--dry-run", "--workload=sample", "--cluster=c", "--zone=z", "--num-slices=2"} <= set(words)
     assert {"train.py", "HF_TOKEN", "--tpu-type=v5litepod-2x4"} <= set(words) and "a-secret" not in words
     assert not list((tmp_path / "tmp").iterdir())
     for wrong in (["delete"], ["delete", "simple"], ["fly"], []):
-        ran = run_script(tmp_path / "xpk.sh", *wrong, **places)
+        ran = run_script(script, *wrong, **places)
         assert ran.returncode == 1 and ran.stderr.startswith("error: ") and not ran.stdout
-    deleted = run_script(tmp_path / "xpk.sh", "delete", "sample", **places).stdout
+    deleted = run_script(script, "delete", "sample", **places).stdout
     assert "--workload=sample" in deleted and "--no-dry-run" in deleted
-    assert "no cluster is named" in run_script(tmp_path / "xpk.sh", "create", ZONE="z").stderr
+    assert "no cluster is named" in run_script(script, "create", ZONE="z").stderr
+    assert "create" in run_script(script, "--help").stdout
+    xpk.unlink()
+    assert f"pip install xpk=={XPK}" in run_script(script, "create", **places).stderr
+    assert f"xpk=={XPK}" in launches["slices-of-pairs"]["README.md"]
 
 
 def findings(folder: Path, *sets: str) -> list[Diagnostic]:

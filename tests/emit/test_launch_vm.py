@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +14,7 @@ from clouds import Cloud
 from emitting import program_of
 
 from compiler.emit import emit
+from tests.waiting import until
 
 NAME = "sample"
 FOUR_HOSTS = [
@@ -22,6 +25,7 @@ FOUR_HOSTS = [
     "checkpoint.directory=gs://my-bucket/sample",
 ]
 SPOT = [*FOUR_HOSTS, "launch.spot=true"]
+NAMED = [*FOUR_HOSTS, "merge.output=merged.v1"]
 TWO_SLICES = [
     *FOUR_HOSTS[:2],
     "mesh={accelerator: v5e-8, axes: {dcn: 2, fsdp: 8, tp: 1}}",
@@ -33,7 +37,8 @@ TWO_SLICES = [
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Mapping[str, bytes]]:
     """Artifacts without what a launch does not need."""
     found = {}
-    for kind, sets in {"four": FOUR_HOSTS, "spot": SPOT, "slices": TWO_SLICES}.items():
+    kinds = {"four": FOUR_HOSTS, "spot": SPOT, "named": NAMED, "slices": TWO_SLICES}
+    for kind, sets in kinds.items():
         files = emit(program_of(tmp_path_factory.mktemp(kind), sets))
         wanted = ("launch/host.sh", "launch/tpu-vm.sh", "requirements-train.txt")
         found[kind] = {path: files[path] for path in wanted}
@@ -55,11 +60,12 @@ def clouds(tmp_path: Path, artifacts: dict[str, Mapping[str, bytes]]) -> Iterato
         cloud.end()
 
 
-def until(true: Callable[[], object], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.02)
+def tools(folder: Path) -> str:
+    """A PATH of what a machine without gcloud has."""
+    (folder / "tools").mkdir()
+    for name in ("bash", "cat", "dirname"):
+        (folder / "tools" / name).symlink_to(shutil.which(name) or "")
+    return str(folder / "tools")
 
 
 def prepared(cloud: Cloud) -> None:
@@ -110,10 +116,21 @@ def test_what_was_cut_off_is_started_again_and_an_error_is_not(clouds: Callable[
     assert len(cloud.lines("trainings")) == 16
 
 
+def test_a_host_without_an_environment_is_not_started_again_and_again(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds(hosts=1)
+    assert cloud.run("status").out == "absent\n"
+    for command in ("up", "push"):
+        assert cloud.run(command).status == 0
+    ran = cloud.run("train")
+    assert ran.status == 1 and "error: there is no environment in venv/ yet" in ran.err
+    assert "sample/launch/host.sh setup stage" in ran.err and not cloud.lines("trainings")
+    assert "not started" in cloud.run("status").out
+
+
 def test_a_run_that_is_cut_off_for_ever_ends(clouds: Callable[..., Cloud]) -> None:
     cloud = clouds(hosts=4)
     script = cloud.laptop / "generated/sample/launch/tpu-vm.sh"
-    script.write_text(script.read_text().replace("max_restarts=20", "max_restarts=2"))
+    script.write_text(script.read_text().replace("--max-restarts=20", "--max-restarts=2"))
     prepared(cloud)
     cloud.plan("sample-0", *[137] * 9)
     ran = cloud.run("train")
@@ -189,7 +206,7 @@ def test_weights_that_do_not_fit_are_not_begun_with(clouds: Callable[..., Cloud]
     for command in ("up", "push", "setup"):
         assert cloud.run(command).status == 0
     ran = cloud.run("stage")
-    assert ran.status == 1 and "the weights take 2.47 GB" in ran.err and "in WEIGHTS" in ran.err
+    assert ran.status == 1 and "the weights take 3 GiB" in ran.err and "in WEIGHTS" in ran.err
     assert not cloud.lines("hf")
 
 
@@ -220,6 +237,88 @@ def test_down_deletes_what_was_named(clouds: Callable[..., Cloud]) -> None:
     assert cloud.run("down", "sample").status == 0
     assert not (cloud.folder / "vms" / "sample").exists()
     assert "sample is not there" in cloud.run("down", "sample").err
+
+
+@pytest.mark.parametrize("command", [["down", "sample"], ["up"], ["status"]])
+def test_what_gcloud_cannot_tell_is_not_taken_for_absent(
+    command: list[str], clouds: Callable[..., Cloud]
+) -> None:
+    cloud = clouds()
+    ran = cloud.run(*command, PATH=tools(cloud.folder))
+    assert ran.status == 1 and ran.err.startswith("error: gcloud is not installed")
+    (cloud.folder / "refusal").write_text("PERMISSION_DENIED: Location a-zone is not found\n")
+    ran = cloud.run(*command)
+    assert ran.status == 1 and "error: gcloud cannot tell the state of sample: PERMISSION_DENIED" in ran.err
+    assert not cloud.calls("create") and not cloud.calls("delete")
+
+
+def test_help_explains_every_command(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    ran = cloud.run("--help", ZONE="", PATH=tools(cloud.folder))
+    explained = re.findall(r"^  (\S+)", ran.out, re.MULTILINE)
+    refused = cloud.run("fly")
+    assert ran.status == 0 and "files with push" not in ran.out and "HF_TOKEN" in ran.out
+    assert explained == re.findall(r"[a-z]+(?=,| and| *$)", refused.err.partition("one of ")[2])
+    command = ["bash", str(cloud.laptop / "generated/sample/launch/host.sh")]
+    told = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"^  (\S+)", told, re.MULTILINE) == [
+        *("setup", "stage", "train", "start", "state", "follow", "stop", "merge"),
+    ]
+    assert subprocess.run(command, capture_output=True).returncode == 1
+
+
+def test_run_follows_a_training_that_runs(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    prepared(cloud)
+    for host in range(4):
+        cloud.plan(f"sample-{host}", "wait")
+    first = cloud.start("train")
+    until(lambda: len(cloud.lines("trainings")) == 4)
+    until(lambda: cloud.calls("host.sh follow"))
+    first.interrupt()
+    first.ends()
+    ran = cloud.run("push")
+    assert ran.status == 1 and "error: a training runs on sample" in ran.err
+    assert "tpu-vm.sh train follows it" in ran.err and "stop ends it" in ran.err
+    copies = len(cloud.calls("scp"))
+    second = cloud.start("run")
+    until(lambda: len(cloud.calls("host.sh follow")) > 1)
+    (cloud.folder / "go").touch()
+    ran = second.ends()
+    assert ran.status == 0 and "A training runs on sample: following it" in ran.err
+    assert len(cloud.lines("trainings")) == 4 and len(cloud.calls("scp")) == copies
+
+
+def test_only_what_a_run_says_of_itself_is_fetched(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds("named")
+    prepared(cloud)
+    assert cloud.run("train").status == 0
+    assert cloud.run("fetch").status == 0
+    (call,) = cloud.calls("storage rsync")
+    (left_out,) = re.findall(r"--exclude=(\S+)", call)
+    for path in ("metrics.jsonl", "run.json", "tensorboard/events.1", "merged.json"):
+        assert not re.match(left_out, path), path
+    for path in (
+        *("7/model_params/d/1", "7.orbax-checkpoint-tmp-1/x", "corrupt-7/model_params/x"),
+        *("merged.v1/model.safetensors", "merged.v1-adapter/adapter_config.json"),
+    ):
+        assert re.match(left_out, path), path
+
+
+def test_weights_of_another_model_are_not_trained_on(clouds: Callable[..., Cloud]) -> None:
+    cloud = clouds()
+    prepared(cloud)
+    assert len(cloud.lines("hf")) == 4
+    script = cloud.home(2) / "sample/launch/host.sh"
+    script.write_text(script.read_text().replace("Llama-3.2-1B-Instruct", "Llama-3.2-1B"))
+    for command in ("stage", "train"):
+        ran = cloud.run(command)
+        assert ran.status == 1 and "error: weights holds meta-llama/Llama-3.2-1B-Instruct" in ran.err
+        assert "this run begins with meta-llama/Llama-3.2-1B" in ran.err
+    assert len(cloud.lines("hf")) == 4
+    (cloud.home(3) / "weights/.origin").unlink()
+    (cloud.home(3) / "weights/model.safetensors").touch()
+    assert "error: weights holds files that no stage wrote" in cloud.run("stage").err
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.3])
@@ -268,7 +367,7 @@ def test_a_pods_process_takes_the_signal_itself(clouds: Callable[..., Cloud]) ->
     pod = subprocess.Popen([*command, "train"], cwd=cloud.laptop, env=environment, stdout=subprocess.PIPE)
     until(lambda: cloud.lines("trainings"))
     pod.terminate()
-    out, _ = pod.communicate(timeout=20)
+    out, _ = pod.communicate(timeout=60)
     assert pod.returncode == 143 and b"saved at a signal" in out
 
 

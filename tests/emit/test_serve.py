@@ -6,55 +6,16 @@ import re
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from emitting import RECIPE, files_of
-from ruamel.yaml import YAML
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of, variant
 
 from compiler.emitters.serve import emit_serve
 from compiler.hardware import from_name
 from compiler.lower import lower
 from spec.load import load
-
-FULL = [
-    "serve.tensor_parallel_size=4",
-    "serve.data_parallel_size=2",
-    "serve.quantization=fp8",
-    "serve.prefix_caching=false",
-    "serve.tool_call_parser=gemma4",
-    "serve.port=9000",
-    "serve.decode_block_sizes=[1, 1024, 1, 1024]",
-    'serve.extra_args={async_scheduling: true, enable_log_requests: false, seed: 3, hf_overrides: {a: "$b"}}',
-]
-
-
-def yaml(text: str) -> dict[str, Any]:
-    data: dict[str, Any] = YAML(typ="safe").load(text)
-    return data
-
-
-def objects(manifest: str) -> dict[str, dict[str, Any]]:
-    """The objects of a manifest, by kind."""
-    found = [item for item in YAML(typ="safe").load_all(manifest) if item]
-    assert len({item["kind"] for item in found}) == len(found)
-    return {item["kind"]: item for item in found}
-
-
-def pod_of(manifest: str) -> dict[str, Any]:
-    pod: dict[str, Any] = objects(manifest)["StatefulSet"]["spec"]["template"]["spec"]
-    return pod
-
-
-def with_model(folder: Path, *names: str) -> Path:
-    """The folder, with a model (or an adapter) in folders below it."""
-    for name in names or ("merged",):
-        (folder / name).mkdir(parents=True)
-        (folder / name / ("adapter_config.json" if name.endswith("adapter") else "config.json")).write_text(
-            "{}"
-        )
-    return folder
+from tests.emit.served import FULL, objects, pod_of, with_model, yaml
 
 
 @pytest.mark.parametrize("sets", [[], FULL], ids=["default", "full"])
@@ -71,7 +32,9 @@ def test_image_pod_and_script_start_the_same_server(sets: list[str], tmp_path: P
     passed = {**server.environment} | {"VLLM_XLA_CACHE_PATH": None}
     assert {name: script.environment.get(name) for name in passed} == passed
     (vllm,) = pod_of(files["serve/k8s.yaml"])["containers"]
-    assert [expanded(word, {}) for word in vllm["command"]] == image
+    loopback = image.index("--host") + 1
+    on_every_address = [*image[:loopback], "0.0.0.0", *image[loopback + 1 :]]
+    assert [expanded(word, {}) for word in vllm["command"]] == on_every_address
     assert {env["name"]: env.get("value") for env in vllm["env"]} == {
         "HOME": "/tmp",
         **server.environment,
@@ -206,131 +169,6 @@ def test_requests_in_flight_have_time_to_finish(given: int | None, seconds: int)
     assert pod["terminationGracePeriodSeconds"] == seconds + before
 
 
-FOLDERS = {
-    "merged": ("${MODEL_DIR:-../merged}", "serve/../merged"),
-    "runs/a b": ("${MODEL_DIR:-../runs/a b}", "serve/../runs/a b"),
-    "odd $name": ("${MODEL_DIR:-../odd $$name}", "serve/../odd $name"),
-    "odd }": ("${MODEL_DIR:?the folder of the weights}", "serve/../odd }"),
-    "s3://bucket/merged": ("${MODEL_DIR:?the folder of the weights}", None),
-}
-
-
-@pytest.mark.parametrize("output", FOLDERS)
-def test_weights_are_where_merge_py_puts_them(output: str, tmp_path: Path) -> None:
-    files = variant(merge__output=output)
-    source, default = FOLDERS[output]
-    assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"][0]["source"] == source
-    script = files["serve/serve.sh"]
-    with_model(tmp_path, "elsewhere", "given", *([output] if default else []))
-    elsewhere, given = str(tmp_path / "elsewhere"), str(tmp_path / "given")
-    assert run_script(tmp_path, script, given, MODEL_DIR=elsewhere).words[2] == given
-    assert run_script(tmp_path, script, MODEL_DIR=elsewhere).words[2] == elsewhere
-    found = run_script(tmp_path, script)
-    if default:
-        assert found.words[2] == f"{tmp_path}/{default}"
-    else:
-        assert found.status == 1 and found.stderr.startswith("error: no folder of weights is named\n")
-
-
-PLACES = {
-    "~/models/x": ("${MODEL_DIR:-${HOME}/models/x}", "{home}/models/x"),
-    "./x": ("${MODEL_DIR:-.././x}", "{home}/serve/.././x"),
-    "/srv/x": ("${MODEL_DIR:-/srv/x}", None),
-}
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_weights_in_a_folder_of_the_machine(place: str, tmp_path: Path) -> None:
-    files = variant(model=place)
-    source, default = PLACES[place]
-    assert yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"][0]["source"] == source
-    with_model(tmp_path, "models/x", "x")
-    if default:
-        words = run_script(tmp_path, files["serve/serve.sh"]).words
-        assert words[2] == default.format(home=tmp_path)
-    else:
-        assert f'model="${{1:-${{MODEL_DIR:-{place}}}}}"\n' in files["serve/serve.sh"]
-
-
-def test_weights_in_a_bucket_are_copied_before_the_server_starts(tmp_path: Path) -> None:
-    files = variant(model="gs://bucket/merged")
-    compose = yaml(files["serve/compose.yaml"])
-    fetch, vllm = compose["services"]["fetch-model"], compose["services"]["vllm"]
-    mirror = "--delete-unmatched-destination-objects"
-    copy = ["gcloud", "storage", "rsync", "--recursive", mirror, "gs://bucket/merged", "/model"]
-    assert fetch["command"] == copy and fetch["cap_drop"] == ["ALL"]
-    assert vllm["depends_on"] == {"fetch-model": {"condition": "service_completed_successfully"}}
-    assert fetch["volumes"] == [{"type": "volume", "source": "model", "target": "/model"}]
-    assert vllm["volumes"][0] == fetch["volumes"][0] | {"read_only": True}
-    pod = pod_of(files["serve/k8s.yaml"])
-    (init,) = pod["initContainers"]
-    assert init["command"] == copy and init["securityContext"]["runAsNonRoot"] is True
-    # Of the users that are not root the one that the image has: gcloud asks /etc/passwd for its name.
-    assert init["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == 1000
-    assert pod["serviceAccountName"] == objects(files["serve/k8s.yaml"])["ServiceAccount"]["metadata"]["name"]
-    ran = run_script(tmp_path, files["serve/serve.sh"])
-    local = f"{tmp_path}/.cache/sample/model"
-    # A folder of the user's own, perhaps: nothing is deleted in it.
-    assert ran.copied == (("storage", "rsync", "--recursive", "gs://bucket/merged", local),)
-    assert ran.words[2] == local
-    refused = run_script(tmp_path, files["serve/serve.sh"], stubs=["vllm"])
-    assert refused.status == 1 and "error: weights cannot be copied from the bucket\n" in refused.stderr
-
-
-def test_weights_on_the_hub_are_named_by_their_id(tmp_path: Path) -> None:
-    files = variant(model="someone/model", model__revision="main")
-    words = image_words(files["serve/Dockerfile"])
-    assert words[2] == "someone/model" and "--revision" not in words
-    assert run_script(tmp_path, files["serve/serve.sh"]).words == tuple(words)
-    assert "HF_HUB_OFFLINE" not in files["serve/Dockerfile"] + files["serve/serve.sh"]
-    service = yaml(files["serve/compose.yaml"])["services"]["vllm"]
-    assert service["environment"] == ["VLLM_API_KEY", "HF_TOKEN"]
-    home = image_environment(files["serve/Dockerfile"])["HF_HOME"]
-    assert home in [volume["target"] for volume in service["volumes"]]
-    (vllm,) = pod_of(files["serve/k8s.yaml"])["containers"]
-    (token,) = [env for env in vllm["env"] if env["name"] == "HF_TOKEN"]
-    assert token["valueFrom"]["secretKeyRef"] == {"name": "sample", "key": "HF_TOKEN", "optional": True}
-    assert "initContainers" not in pod_of(files["serve/k8s.yaml"])
-
-
-def test_the_recipes_revision_goes_with_the_recipes_model_alone() -> None:
-    files = variant(model="google/gemma-4-31B-it", model__revision="main")
-    assert image_words(files["serve/Dockerfile"])[2:5] == ["google/gemma-4-31B-it", "--revision", "main"]
-
-
-def test_an_adapter_is_served_beside_its_base(tmp_path: Path) -> None:
-    files = variant(weights="adapter", model="./base", env={"MODEL_IMPL_TYPE": "vllm"})
-    words = image_words(files["serve/Dockerfile"])
-    flags = " ".join(words)
-    assert "--served-model-name sample-base " in flags
-    assert "--enable-lora --max-lora-rank 16 --lora-modules sample=/adapter " in flags
-    base, adapter, _ = yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"]
-    assert base["source"] == "${MODEL_DIR:-.././base}"
-    assert adapter["source"] == "${ADAPTER_DIR:-../merged-adapter}"
-    assert adapter["target"] == "/adapter" and adapter["read_only"] is True
-    with_model(tmp_path, "base", "merged-adapter", "other-adapter")
-    script = run_script(tmp_path, files["serve/serve.sh"])
-    assert f"sample={tmp_path}/serve/../merged-adapter" in script.words
-    other = str(tmp_path / "other-adapter")
-    assert f"sample={other}" in run_script(tmp_path, files["serve/serve.sh"], ADAPTER_DIR=other).words
-    waits = pod_of(files["serve/k8s.yaml"])["initContainers"]
-    assert [wait["name"] for wait in waits] == ["await-model", "await-adapter"]
-
-
-@pytest.mark.parametrize("model", ["./mine", "recipec/tiny-gemma4"])
-def test_a_base_that_the_serving_machine_cannot_know_has_to_be_named(model: str, tmp_path: Path) -> None:
-    files = variant(weights="adapter", model__id=model)
-    base, _, _ = yaml(files["serve/compose.yaml"])["services"]["vllm"]["volumes"]
-    assert base["source"] == "${MODEL_DIR:?the folder of the base's weights}"
-    with_model(tmp_path, "base", "merged-adapter")
-    refused = run_script(tmp_path, files["serve/serve.sh"])
-    assert refused.stderr == (
-        "error: no folder of weights is named\n  = help: name the folder in MODEL_DIR\n"
-    )
-    named = run_script(tmp_path, files["serve/serve.sh"], MODEL_DIR=str(tmp_path / "base"))
-    assert named.words[2] == str(tmp_path / "base")
-
-
 def test_the_script_refuses_in_one_sentence(tmp_path: Path) -> None:
     script = variant()["serve/serve.sh"]
     nowhere = str(tmp_path / "nowhere")
@@ -396,15 +234,15 @@ def test_there_are_no_pods_for_what_gke_has_no_node_of() -> None:
     program = replace(base(), serve_accelerator=from_name("cpu-8"))
     files = emit_serve(program)
     assert set(files) == {"serve/Dockerfile", "serve/compose.yaml", "serve/serve.sh"}
-    assert "TPU" not in files["serve/Dockerfile"]
 
 
 def test_pods_are_confined_and_listen_behind_a_key() -> None:
     pod = pod_of(variant()["serve/k8s.yaml"])
     (vllm,) = pod["containers"]
-    assert vllm["args"] == ["--host", "0.0.0.0"]
+    assert "args" not in vllm and vllm["command"].count("--host") == 1
+    assert vllm["command"][vllm["command"].index("--host") + 1] == "0.0.0.0"
     (key,) = [env for env in vllm["env"] if env["name"] == "VLLM_API_KEY"]
-    assert key["valueFrom"] == {"secretKeyRef": {"name": "sample", "key": "VLLM_API_KEY"}}
+    assert key["valueFrom"] == {"secretKeyRef": {"name": "sample-serve", "key": "VLLM_API_KEY"}}
     assert pod["automountServiceAccountToken"] is False and pod["enableServiceLinks"] is False
     for one in (vllm, *pod["initContainers"]):
         assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -438,7 +276,8 @@ def test_a_long_name_leaves_room_for_the_names_of_its_pods() -> None:
     name = "a-name-that-is-as-long-as-names-may-be-which-is-63-characters-l"
     found = objects(variant(name=name)["serve/k8s.yaml"])
     app = found["StatefulSet"]["metadata"]["name"]
-    assert name.startswith(app) and len(f"{app}-0123456789") <= 63 and app[-1] != "-"
+    assert name.startswith(app.removesuffix("-serve")) and len(f"{app}-0123456789") <= 63
+    assert app.endswith("-serve") and "--" not in app
     assert name in found["StatefulSet"]["spec"]["template"]["spec"]["containers"][0]["command"]
 
 
@@ -447,10 +286,18 @@ def test_names_that_yaml_takes_for_something_else_stay_names(name: str) -> None:
     files = variant(name=name)
     assert yaml(files["serve/compose.yaml"])["name"] == name
     assert f'\nname: "{name}"\n' in files["serve/compose.yaml"]
-    assert {item["metadata"]["name"] for item in objects(files["serve/k8s.yaml"]).values()} == {
-        name,
-        f"{name}-hyperdisk-balanced",
-    }
+    names = {item["metadata"]["name"] for item in objects(files["serve/k8s.yaml"]).values()}
+    assert names == {f"{name}-serve", f"{name}-serve-hyperdisk-balanced"}
+
+
+def test_training_and_serving_fit_into_one_cluster(tmp_path: Path) -> None:
+    """No object of one is the other's, nor the service that a JobSet makes of its name, nor the secret."""
+    files = files_of(tmp_path, ["checkpoint.directory=gs://my-bucket/run"])
+    training, serving = (files[path].decode() for path in ("launch/jobset.yaml", "serve/k8s.yaml"))
+    names = [{item["metadata"]["name"] for item in objects(text).values()} for text in (training, serving)]
+    secrets = [set(re.findall(r"secretKeyRef:\n +name: (\S+)", text)) for text in (training, serving)]
+    assert names[0] == {"sample"} == secrets[0]
+    assert "sample-serve" in names[1] and secrets[1] == {"sample-serve"} and not names[0] & names[1]
 
 
 def test_an_environment_that_would_break_out_of_the_dockerfile_is_refused(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """The golden cases: every folder beside this file.
 
 A case holds recipe.yaml with whatever it needs, and what is expected of it: stderr.txt, the text that
-`recipe check` prints, or expected/, the tree that `recipe build` writes (but for runtime/, which
-another test holds). command.txt holds further arguments, one a line. `pytest --update` rewrites what is
-expected; of a new case without either it writes stderr.txt.
+`recipe check` prints (with a backend `recipe build`, which alone asks one), or expected/, the tree that
+`recipe build` writes (but for runtime/, which another test holds). command.txt holds further arguments, one a
+line. `pytest --update` rewrites what is expected; of a new case without either it writes stderr.txt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_golden(case: str, update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_gives_the_expected_diagnostics_and_files(case: str, update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = HERE / case
     monkeypatch.chdir(folder)
     extra = folder / "command.txt"
@@ -62,7 +62,8 @@ def test_golden(case: str, update: bool, tmp_path: Path, monkeypatch: pytest.Mon
         for name, content in built.items():
             assert content == expected[name], name
         return
-    status, errors = recipe("check", "recipe.yaml", *arguments)
+    command = ["build", "-o", str(tmp_path)] if "--backend" in arguments else ["check"]
+    status, errors = recipe(*command, "recipe.yaml", *arguments)
     golden = folder / "stderr.txt"
     if update:
         golden.write_text(errors, encoding="utf-8")

@@ -22,7 +22,8 @@ import pytest
 from runtime.hosts import joining, service
 from runtime.hosts.crew import Crew
 from runtime.hosts.discovery import Place
-from tests.hosts.crews import free_port
+from tests.ports import free_port
+from tests.waiting import until
 
 MEMBER = Path(__file__).with_name("member.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,10 +60,7 @@ class Members:
 
     def until_connected(self, count: int) -> None:
         """Waits until as many processes as `count` are connected with process 0, itself among them."""
-        deadline = time.monotonic() + 30
-        while sum(_established(self.port)) != count:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: sum(_established(self.port)) == count)
         time.sleep(0.5)  # for process 0 to take note
 
     def end(self) -> None:
@@ -115,12 +113,12 @@ def test_all_come_and_all_go(members: Any) -> None:
 @pytest.mark.parametrize("who", [0, 1])
 def test_who_is_killed_is_named(members: Any, who: int) -> None:
     """By each of the others, though process 0, which tells them, is one of those that end."""
-    crew = members().run(*("barrier kill" if n == who else "barrier wait" for n in range(3)))
+    crew = members(peer=60).run(*("barrier kill" if n == who else "barrier wait" for n in range(3)))
     begun = time.monotonic()
     found = [ends(member) for member in crew]
     gone = f"process {who} of 3 (HOST, pid N) is gone: it ended without a word"
     assert found == [(-9, "") if n == who else (75, told(n, 3, gone)) for n in range(3)]
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 45, "it is seen at once, not missed after a while"
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -151,7 +149,7 @@ def test_other_data_is_refused(members: Any) -> None:
     assert status == 75, "the script that has no session tells nobody why it ends"
 
 
-def test_who_does_not_come_to_a_barrier(members: Any) -> None:
+def test_who_does_not_come_to_a_barrier_is_named(members: Any) -> None:
     crew = members(barrier=2).run("barrier", "barrier", "wait")
     for member in crew[:2]:
         status, text = ends(member)
@@ -162,7 +160,9 @@ def test_who_does_not_come_to_a_barrier(members: Any) -> None:
 
 
 @pytest.mark.parametrize("noise", ["garbage", "nonsense", "flood"])
-def test_what_no_process_says(members: Any, noise: str) -> None:
+def test_lines_that_are_no_messages_are_passed_over_and_senseless_messages_end_the_run(
+    members: Any, noise: str
+) -> None:
     """Lines that are no messages are passed over; a message that makes no sense ends the run by name."""
     crew = members().run("barrier wait" if noise != "garbage" else "barrier", f"barrier {noise} barrier"[:-8])
     found = [ends(member) for member in crew]
@@ -173,7 +173,7 @@ def test_what_no_process_says(members: Any, noise: str) -> None:
         assert found[0] == (75, told(0, 2, gone))
 
 
-def test_nobody_listens(members: Any) -> None:
+def test_a_process_that_finds_nobody_at_process_0_says_so_and_may_be_restarted(members: Any) -> None:
     run = members(start=2)
     status, text = ends(run.start(1, 2))
     assert (status, text) == (
@@ -182,7 +182,7 @@ def test_nobody_listens(members: Any) -> None:
     )
 
 
-def test_one_never_comes(members: Any) -> None:
+def test_a_process_that_never_comes_is_named(members: Any) -> None:
     run = members(start=5)
     found = [ends(member) for member in (run.start(0, 4), run.start(2, 4))]
     assert found == [(75, "processes 1 and 3 of 4 did not come within 5 s")] * 2
@@ -224,7 +224,7 @@ def test_who_waits_for_long_is_alive(members: Any) -> None:
 
 
 @pytest.mark.e2e
-def test_the_same_number_twice_and_other_counts(members: Any) -> None:
+def test_the_same_number_twice_and_other_counts_are_refused(members: Any) -> None:
     run = members(start=6)
     first, second = run.start(0, 3), run.start(1, 3)
     run.until_connected(2)
@@ -238,7 +238,7 @@ def test_the_same_number_twice_and_other_counts(members: Any) -> None:
     assert [ends(first), ends(second)] == late
 
 
-def test_the_port_is_taken(members: Any) -> None:
+def test_a_port_that_is_taken_is_said_to_be(members: Any) -> None:
     run = members()
     with socket.create_server(("", run.port)):
         status, text = ends(run.start(0, 2))
@@ -250,7 +250,7 @@ class Refuses(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_something_else_listens(members: Any) -> None:
+def test_another_server_at_process_0s_address_is_not_taken_for_it(members: Any) -> None:
     run = members(peer=2, start=10)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server, \
             socket.create_server(("127.0.0.1", 0)) as silent:  # fmt: skip

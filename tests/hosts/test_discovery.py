@@ -47,7 +47,9 @@ def gke(names: str, worker: str, **megascale: str) -> dict[str, str]:
         (4, explicit("h:1", "2", "1") | gke("a,b,c,d", "3"), Place("h", 1, 2, 1)),
     ],
 )
-def test_what_the_environment_says(hosts: int, environment: Mapping[str, str], place: Place | None) -> None:
+def test_a_process_finds_its_place_in_the_environment(
+    hosts: int, environment: Mapping[str, str], place: Place | None
+) -> None:
     assert discover(hosts, environment) == place
 
 
@@ -87,14 +89,16 @@ def test_what_the_environment_says(hosts: int, environment: Mapping[str, str], p
         ),
     ],
 )
-def test_what_is_not_whole(environment: Mapping[str, str], message: str) -> None:
+def test_an_environment_that_says_half_of_it_is_refused_with_what_is_missing(
+    environment: Mapping[str, str], message: str
+) -> None:
     with pytest.raises(UserError) as caught:
         discover(2, environment)
     assert caught.value.message == message
     assert caught.value.help
 
 
-def test_several_hosts_and_nothing_that_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_hosts_without_a_word_which_this_is_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from jax._src.clusters import ClusterEnv
 
     def nothing(*arguments: object) -> tuple[None, None, None, None]:

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from runtime.hosts import local
 from runtime.hosts.discovery import discover
+from tests.waiting import until
 
 SCRIPT = Path(local.__file__)
 
@@ -29,7 +29,8 @@ def script(tmp_path: Path) -> Path:
         "number = os.environ['JAX_PROCESS_ID']\n"
         "text = '\\n'.join([*(os.environ[name] for name in names), *sys.argv[1:]])\n"
         "pathlib.Path(__file__).with_name(number).write_text(text)\n"
-        "if 'wait' in sys.argv: time.sleep(60)\n"
+        # A signal just before a long sleep would be heard after it.
+        "for _ in range(600 if 'wait' in sys.argv else 0): time.sleep(0.1)\n"
         "sys.exit(75 if 'fail' in sys.argv and number == '1' else 0)\n"
     )
     return path
@@ -53,15 +54,12 @@ def test_the_first_failure_is_the_exit_status(script: Path) -> None:
 
 def test_a_signal_reaches_every_process(script: Path) -> None:
     process = subprocess.Popen([sys.executable, SCRIPT, "2", script, "wait"])
-    deadline = time.monotonic() + 30
-    while not all((script.parent / name).exists() for name in ("0", "1")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: all((script.parent / name).exists() for name in ("0", "1")))
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("argv", [[], ["2"], ["two", "train.py"], ["0", "train.py"]])
-def test_wrong_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_words_show_the_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert local.main(argv) == 2
     assert capsys.readouterr().err == f"{local.USAGE}\n"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from runtime.sharding import Rows, _row_sharding
+from runtime.sharding import Rows, row_sharding
 from runtime.specs import data_parallel
 
 LAYOUTS = [
@@ -36,7 +36,7 @@ def test_the_rows_of_all_processes_are_the_micro_batch(
     mesh = arrange(axes, jax.devices())
     total = 2 * data_parallel(axes)
     per = 8 // processes
-    whole = _row_sharding(mesh, total).devices_indices_map((total,))
+    whole = row_sharding(mesh, total).devices_indices_map((total,))
     found: Counter[int] = Counter()
     for process in range(processes):
         devices = jax.devices()[process * per : (process + 1) * per]

@@ -14,6 +14,7 @@ from compiler.program import Program
 from compiler.rehearse import rehearse, write_miniature, write_recipe
 from spec.diagnostics import render_text
 from spec.load import load
+from tests.preloaded import preloaded_scripts
 
 STEPS = ["miniature", "compile", "train", "kill", "resume", "compare", "merge", "verify"]
 
@@ -28,7 +29,8 @@ def program(path: Path) -> Program:
 def test_the_flagship_passes_its_rehearsal(root: Path, tmp_path: Path) -> None:
     screen = io.StringIO()
     flagship = program(root / "recipes" / "gemma4-31b-v5p8.yaml")
-    done = rehearse(flagship, steps=8, folder=tmp_path / "work", console=new_console(screen))
+    with preloaded_scripts(tmp_path):
+        done = rehearse(flagship, steps=8, folder=tmp_path / "work", console=new_console(screen))
     assert done.ok, screen.getvalue()
     assert list(done.seconds) == STEPS
     assert "bit-identical" in screen.getvalue()

@@ -17,31 +17,11 @@ from compiler.lsp.analysis import Document
 from compiler.lsp.process import Process, Unanswered
 from spec.codes import CODES
 from spec.load import MAX_BYTES
+from tests.lsp.edited import BASE, CHILD, inserted, linked, recipe_check, where
 from tests.lsp.editor_client import Editor
 
 ROOT = Path(__file__).resolve().parents[2]
 
-BASE = """\
-recipe: 1
-name: base
-model: {id: google/gemma-4-31B-it, attention: splash}
-mesh:
-  accelerator: v5p-8
-  axes: {fsdp: 4, tp: 1}
-lora: {rank: 16}
-data:
-  train: [train.jsonl]
-  transform: prepare.py:clean
-train:
-  optimizer: {learning_rate: 2.0e-4}
-"""
-CHILD = """\
-recipe: 1
-name: child
-extends: base.yaml
-lora: {rank: 32}
-train: {seed: 1}
-"""
 ERROR, WARNING = types.DiagnosticSeverity.Error, types.DiagnosticSeverity.Warning
 
 
@@ -64,22 +44,7 @@ def editor(place: Path) -> Iterator[Editor]:
     assert made.end() == 0
 
 
-def where(text: str, marked: str, inside: int = 0) -> tuple[int, int]:
-    """Line and character of a part of a text."""
-    offset = text.index(marked) + inside
-    return text.count("\n", 0, offset), offset - (text.rfind("\n", 0, offset) + 1)
-
-
-def recipe_check(path: Path, place: Path) -> list[tuple[str, int, int]]:
-    """Codes and places as the command finds them, from 0."""
-    from compiler.lower import lower
-    from spec.load import load
-
-    spans = [(d.code, d.span) for d in lower(load(path)).diagnostics]
-    return [(code, span.line - 1, span.column - 1) for code, span in spans if span is not None]
-
-
-def test_findings_are_those_of_recipe_check(editor: Editor, place: Path) -> None:
+def test_diagnostics_are_those_of_recipe_check(editor: Editor, place: Path) -> None:
     path = place / "wrong.yaml"
     path.write_text(BASE.replace("rank:", "rnak:").replace("tp: 1", "tp: 8").replace("v5p-8", "v9p-8"))
     uri = editor.open(path)
@@ -93,14 +58,7 @@ def test_findings_are_those_of_recipe_check(editor: Editor, place: Path) -> None
     assert unknown.code_description is not None and CODES["E0101"].title in linked(unknown)
 
 
-def linked(diagnostic: types.Diagnostic) -> str:
-    """The line that a diagnostic's link leads to."""
-    assert diagnostic.code_description is not None
-    address, _, line = diagnostic.code_description.href.partition("#L")
-    return Path(address.removeprefix("file://")).read_text(encoding="utf-8").split("\n")[int(line) - 1]
-
-
-def test_findings_follow_the_text_that_is_not_saved(editor: Editor, place: Path) -> None:
+def test_diagnostics_follow_the_text_that_is_not_saved(editor: Editor, place: Path) -> None:
     uri = editor.open(place / "base.yaml")
     assert [d.code for d in editor.diagnostics(uri) if d.severity == ERROR] == []
     editor.change(uri, BASE.replace("rank: 16", "rank: 0"))
@@ -133,7 +91,7 @@ def test_what_an_extended_file_causes_is_said_in_both(editor: Editor, place: Pat
     editor.close(child)
 
 
-def test_hover_explains_keys_values_and_findings(editor: Editor, place: Path) -> None:
+def test_hover_explains_keys_values_and_diagnostics(editor: Editor, place: Path) -> None:
     text = BASE + "remat: {policy: decoder}\n"
     uri = editor.open(place / "base.yaml", text)
     editor.diagnostics(uri)
@@ -181,26 +139,15 @@ def test_hover_explains_keys_values_and_findings(editor: Editor, place: Path) ->
         ("# rank|\n", [], ["rank", "lora"]),
     ],
 )  # fmt: skip
-def test_completion(editor: Editor, place: Path, text: str, wanted: list[str], unwanted: list[str]) -> None:
+def test_completion_offers_what_fits_and_nothing_else(
+    editor: Editor, place: Path, text: str, wanted: list[str], unwanted: list[str]
+) -> None:
     line, character = where(text, "|")
     uri = editor.open(place / "typed.yaml", text.replace("|", "", 1))
     found = editor.complete(uri, line, character)
     assert [name for name in wanted if name not in found] == []
     assert [name for name in unwanted if name in found] == []
     editor.close(uri)
-
-
-def inserted(text: str, item: types.CompletionItem) -> str:
-    """The text with an item of a completion taken."""
-    edit = item.text_edit
-    assert isinstance(edit, types.TextEdit)
-    lines = text.split("\n")
-    start, end = edit.range.start, edit.range.end
-    assert start.line == end.line
-    lines[start.line] = (
-        lines[start.line][: start.character] + edit.new_text + lines[start.line][end.character :]
-    )
-    return "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +185,7 @@ def test_completion_knows_the_model_of_the_extended_file(editor: Editor, place: 
     editor.close(uri)
 
 
-def test_definitions(editor: Editor, place: Path) -> None:
+def test_definitions_lead_to_the_file_that_gives_a_value(editor: Editor, place: Path) -> None:
     child, base = editor.open(place / "child.yaml"), editor.open(place / "base.yaml")
     found = editor.definition(child, *where(CHILD, "base.yaml", 2))
     assert found is not None and found.uri == base
@@ -268,9 +215,30 @@ def test_definitions(editor: Editor, place: Path) -> None:
         (("rank: 16", "rank: '16'"), ("rank: 16", "rank: 16"), "Change to `rank: 16`"),
         (("accelerator: v5p-8", "accelerator: v5p8"), ("v5p-8", "v5p-8"), "Change to `v5p-8`"),
         (("gemma-4-31B-it", "gemma-4-31b-it"), ("a", "a"), "Change to `google/gemma-4-31B-it`"),
+        (
+            ("rank: 16", "rank: 16, rank_pattern: {q_prj: 8}"),
+            ("rank: 16", "rank: 16, rank_pattern: {q_proj: 8}"),
+            "Change to `q_proj`",
+        ),
+        (
+            ("lora:", "serve: {extra_args: {gpu_memory_utilisatio: 0.9}}\nlora:"),
+            ("lora:", "serve: {extra_args: {gpu_memory_utilization: 0.9}}\nlora:"),
+            "Change to `gpu_memory_utilization`",
+        ),
+        (
+            ("lora:", "serve: {extra_args: {compilation_config: {mod: 3}}}\nlora:"),
+            ("lora:", "serve: {extra_args: {compilation_config: {mode: 3}}}\nlora:"),
+            "Change to `mode`",
+        ),
+        (("prepare.py:clean", "prepare.py:claen"), ("a", "a"), "Change to `prepare.py:clean`"),
+        (
+            ("lora:", "merge: {quantization: fp8}\nserve: {accelerator: v6e-8, quantization: fp8}\nlora:"),
+            ("lora:", "merge: {quantization: fp8}\nserve: {accelerator: v6e-8, quantization: null}\nlora:"),
+            "Change to `quantization: null`",
+        ),
     ],
 )
-def test_repairs(
+def test_repairs_make_the_diagnostic_go(
     editor: Editor, place: Path, wrong: tuple[str, str], right: tuple[str, str], title: str
 ) -> None:
     text = BASE.replace(*wrong)
@@ -320,7 +288,7 @@ def test_wide_characters_do_not_move_places(editor: Editor, place: Path) -> None
     editor.close(uri)
 
 
-def test_malformed_and_foreign_files(editor: Editor, place: Path) -> None:
+def test_malformed_and_foreign_files_do_not_end_the_server(editor: Editor, place: Path) -> None:
     uri = editor.open(place / "bad.yaml", BASE + "lora: {rank: [1\nserve:\n\taccelerator: v6\n")
     assert editor.diagnostics(uri)[0].code in ("E0006", "E0007", "E0009")
     editor.change(uri, "services:\n  web: {image: nginx}\n")
@@ -334,7 +302,7 @@ def test_malformed_and_foreign_files(editor: Editor, place: Path) -> None:
     editor.close(uri)
 
 
-def test_a_large_file_and_a_flood_of_changes(editor: Editor, place: Path) -> None:
+def test_a_large_file_and_a_flood_of_changes_are_answered_in_time(editor: Editor, place: Path) -> None:
     lines = "".join(f"  # line {i:>8}, and what it says\n" for i in range(7_000))
     text = f"{BASE}remat:\n{lines}  policy: decoder\n"
     assert 0.9 * MAX_BYTES < len(text) < MAX_BYTES
@@ -372,7 +340,7 @@ def child_of(number: int) -> int:
     raise AssertionError(f"{number} has no child")
 
 
-def test_latency_on_the_flagship(editor: Editor) -> None:
+def test_diagnostics_of_the_flagship_come_while_one_types(editor: Editor) -> None:
     path = ROOT / "recipes" / "gemma4-31b-v5p8.yaml"
     uri, text = editor.open(path), path.read_text(encoding="utf-8")
     editor.diagnostics(uri)
@@ -402,7 +370,7 @@ def test_a_check_that_takes_too_long_is_given_up(place: Path) -> None:
             made = await process.ask(20, "check", Document(str(place / "x.yaml"), "a: 1"))
         finally:
             process.stop()
-        return [finding.code for finding in made.findings]
+        return [diagnostic.code for diagnostic in made.diagnostics]
 
     assert "E0101" in asyncio.run(asked())
 
@@ -410,8 +378,8 @@ def test_a_check_that_takes_too_long_is_given_up(place: Path) -> None:
 def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    from compiler.artifact import ArtifactError
     from compiler.cli_lsp import lsp
+    from compiler.errors import ArtifactError
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ArtifactError, match="needs pygls") as raised:

@@ -52,7 +52,9 @@ KEY, VALUE, EITHER = (True, False), (False, True), (True, True)
         ("data:\n  chat_template: >\n\ntrain: {optimizer: {name: |", "train.optimizer.name", VALUE, ""),
     ],
 )  # fmt: skip
-def test_what_is_typed(text: str, path: str, role: tuple[bool, bool], replaced: str) -> None:
+def test_the_place_of_the_cursor_is_known_in_text_that_does_not_parse(
+    text: str, path: str, role: tuple[bool, bool], replaced: str
+) -> None:
     cursor = typing(text)
     assert cursor is not None
     assert (join(cursor.path), (cursor.key, cursor.value)) == (path, role)
@@ -65,7 +67,7 @@ def test_comments_and_blocks_of_text_are_left_alone(text: str) -> None:
     assert typing(text) is None
 
 
-def test_the_outline_of_a_file_that_yaml_refuses() -> None:
+def test_a_file_that_yaml_refuses_has_an_outline() -> None:
     text = "name: a\nmesh: {axes: {fsdp: 4, tp\nlora:\n  rank 3\n\ttargets: [a, 'b\ntrain:\n  seed: 1\n"
     assert read(text, "x").root is None
     outline = scan(text)
@@ -118,6 +120,7 @@ def test_any_text_has_an_outline(text: str, data: st.DataObject) -> None:
         "- " * 20_000,
         "a" * 100_000,
     ],
+    ids=["items", "open brackets", "depth", "dashes", "a word"],
 )
 def test_large_texts_take_no_longer_than_their_size(text: str) -> None:
     start = time.process_time()

@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from compiler import __version__
-from compiler.artifact import ArtifactError
 from compiler.cli import app
+from compiler.errors import ArtifactError
 from compiler.new import hooks
 
 RECIPE = ("--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1")
@@ -46,7 +46,9 @@ def new(name: str, *words: str) -> Result:
 def test_a_workflow_is_what_github_takes(repository: Path) -> None:
     assert new("demo", "--github").exit_code == 0
     text = (repository / ".github/workflows/recipes.yml").read_text()
-    assert f"pip install recipec=={__version__}" in text
+    # It is on no index: a name would install whatever somebody else puts there.
+    assert 'pip install "${RECIPEC_PACKAGE:?' in text and "${{ vars.RECIPEC_PACKAGE }}\n" in text
+    assert f"finds recipec {__version__}," in text
     assert "recipe check team/recipes/*.yaml\n" in text
     assert "recipe build team/recipes/*.yaml --check\n" in text
     place = files("check_jsonschema.builtin_schemas") / "vendor" / "github-workflows.json"

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from compiler import catalog
-from compiler.artifact import ArtifactError
 from compiler.cli import app
+from compiler.errors import ArtifactError
 from compiler.hardware import from_name
 from compiler.lower import lower
 from compiler.new import files
@@ -151,7 +151,7 @@ def test_nothing_that_is_there_is_replaced(folder: Path) -> None:
             2,
             "--format",
         ),
-        (["Demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1"], 1, "lower-case"),
+        (["Demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1"], 2, "lower-case"),
         (["demo", "--model", "gemma-3-1b", "--accelerator", "v6e-1"], 1, "is not in the catalogue"),
         (["demo", "--model", "google/gemma-3-1b-it", "--accelerator", "v6e-7"], 1, "there is no TPU v6e"),
         (

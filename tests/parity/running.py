@@ -16,7 +16,7 @@ import pytest
 
 from compiler import catalog
 from compiler.artifact import write
-from compiler.backends import Backend, findings, others
+from compiler.backends import Backend, diagnosed, others
 from compiler.emit import emit
 from compiler.lower import lower
 from compiler.miniature import write_checkpoint
@@ -132,6 +132,6 @@ def _config(case: Case) -> dict[str, Any]:
 def _program(path: Path, backends: Sequence[Backend]) -> Program:
     lowered = lower(load(path))
     assert lowered.program is not None, render_text(lowered.diagnostics)
-    refused = [found for found in findings(lowered.program, backends) if found.severity == "error"]
+    refused = [found for found in diagnosed(lowered.program, backends) if found.severity == "error"]
     assert not refused, render_text(refused)
     return lowered.program

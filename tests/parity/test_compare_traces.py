@@ -136,7 +136,7 @@ def test_the_table_names_every_pair_and_what_was_left_out() -> None:
     control = [Row("losses", "trl", "control", 3.1e-7, 3.0, None, True)]
     screen = io.StringIO()
     found = compare(runs, FLOAT32, control)
-    print_rows(new_console(screen), "parity of tiny", found, control, {"other": "E0932, nothing"})
+    print_rows(new_console(screen), "parity of tiny", found, control, {"other": "E0922, nothing"})
     lines = [line.split("│")[1:] for line in screen.getvalue().splitlines() if "│" in line]
     cells = [tuple(cell.strip() for cell in line) for line in lines]
     assert ("losses", "tunix - torchax", "0.1", "3", "0.0333", "1e-4", "failed", "step 2", "") in cells
@@ -152,14 +152,14 @@ def test_the_table_names_every_pair_and_what_was_left_out() -> None:
         "",
     ) in cells
     assert sum(cell[6] == "failed" for cell in cells) == 2
-    assert "left out: other: E0932, nothing" in screen.getvalue()
+    assert "left out: other: E0922, nothing" in screen.getvalue()
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (0.0, "0"), (1024.0, "1,024"), (3.14e-7, "3.1e-7"), (1e-5, "1e-5"), (0.0333, "0.0333")],
 )
-def test_numbers(value: float | None, text: str) -> None:
+def test_differences_are_written_with_two_digits(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
@@ -196,10 +196,10 @@ def test_traces_from_elsewhere_are_compared_by_their_dtype(tmp_path: Path) -> No
     )
 
 
-def test_traces_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
+def test_traces_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
     (one,) = files(tmp_path, one=trace())
     status, _, err = recipe("--compare", one)
-    assert status == 1 and "one trace has nothing to be compared with" in err
+    assert status == 2 and "name two traces or more" in err
     status, _, err = recipe("--compare", one, tmp_path / "nothing.npz")
     assert status == 1 and f"error: {tmp_path / 'nothing.npz'}: no such file" in err
     (other,) = files(tmp_path, other=replace(trace(), recipe="large"))
@@ -221,6 +221,6 @@ def test_traces_that_cannot_be_compared_are_told(tmp_path: Path) -> None:
         ([], "Missing argument"),
     ],
 )
-def test_wrong_usage(arguments: list[str], message: str) -> None:
+def test_wrong_words_are_wrong_usage(arguments: list[str], message: str) -> None:
     status, _, err = recipe(*arguments)
     assert status == 2 and message in err.replace("│ ", "").replace(" │", "")

@@ -65,7 +65,7 @@ RECORDED = [
 
 
 @pytest.mark.parametrize("name, sets, layers, arguments, temporaries, seconds, left_out", RECORDED)
-def test_below_what_was_compiled(
+def test_the_bound_is_below_what_was_compiled(
     name: str,
     sets: tuple[str, ...],
     layers: int,
@@ -89,19 +89,19 @@ def test_state_is_what_the_compiler_takes_as_arguments(
     assert state_bytes(program(name, *sets, layers=layers)) == pytest.approx(arguments, rel=0.002)
 
 
-def test_below_the_whole_flagship() -> None:
+def test_the_bound_is_below_the_whole_flagship() -> None:
     """Of 60 layers, in a line from 6 and 12: 1.149 s and 0.145 s of kernels, 72.5 GiB."""
     least = bound(program("gemma4-31b-v5p8"), 3072)
     assert 0.6 * 1.294 < least.seconds < 1.294
     assert 0.6 * 72.5 < least.memory_bytes / 2**30 < 72.5
 
 
-def test_below_the_whole_paper_recipe() -> None:
+def test_the_bound_is_below_the_whole_paper_recipe() -> None:
     """0.497 s."""
     assert 0.6 * 0.497 < bound(program("gemma4-31b-paper"), 3072).seconds < 0.497
 
 
-def test_policies_in_order() -> None:
+def test_the_bound_orders_the_policies_by_time_and_memory_as_compiles_do() -> None:
     """The more is computed again, the longer; the more is kept, the larger."""
     least = {policy: bound(program("gemma4-31b-v5p8", f"remat.policy={policy}"), 3072) for policy in POLICIES}
     seconds = {policy: one.seconds for policy, one in least.items()}
@@ -162,14 +162,14 @@ LLAMA_PAIRS = 4097 / 2 * 4096 * 32
 """Of a token in a row of 4,096, times the queries of all layers."""
 
 
-def test_model_flops_of_lora() -> None:
+def test_model_flops_of_lora_leave_out_the_frozen_weights_gradients() -> None:
     llama = program("llama31-8b-v6e8")
     expected = 4 * (LLAMA_LAYERS + LLAMA_HEAD) + 6 * 55_574_528 + 12 * LLAMA_PAIRS
     assert model_flops(llama, 1.0) == pytest.approx(expected, rel=1e-9)
     assert model_flops(llama, 32_768) == pytest.approx(32_768 * expected, rel=1e-9)
 
 
-def test_model_flops_of_full_fine_tuning() -> None:
+def test_model_flops_of_full_fine_tuning_count_every_weight_three_times() -> None:
     sets = ("lora=null", "merge.adapter=false", "mesh.accelerator=v6e-16", "mesh.axes={fsdp: 16}")
     full = program("llama31-8b-v6e8", *sets)
     assert model_flops(full, 1.0) == pytest.approx(
@@ -200,6 +200,6 @@ def test_remat_and_kernel_are_no_model_flops() -> None:
 
 
 @pytest.mark.parametrize("length, window", [(1, None), (7, None), (7, 3), (7, 7), (7, 20), (300, 64)])
-def test_pairs(length: int, window: int | None) -> None:
+def test_causal_pairs_are_those_that_a_window_lets_see_each_other(length: int, window: int | None) -> None:
     counted = sum(q - k < (window or length) for q in range(length) for k in range(q + 1))
     assert causal_pairs(length, window) == counted

@@ -41,11 +41,11 @@ def test_without_a_budget_nothing_is_said(recipe: Path) -> None:
     assert found(recipe, plans.too_large()) == []
 
 
-def test_within_the_budget(recipe: Path) -> None:
+def test_a_plan_within_the_budget_has_no_findings(recipe: Path) -> None:
     assert found(recipe, plans.flagship(), "max_hbm_share=0.77", "max_hours=0.28", "max_usd=4.67") == []
 
 
-def test_above_the_budget(recipe: Path) -> None:
+def test_a_plan_above_the_budget_fails_with_each_figure(recipe: Path) -> None:
     assert found(recipe, plans.flagship(), "max_hbm_share=0.7", "max_hours=0.25", "max_usd=4") == [
         Diagnostic(
             "E1002",
@@ -88,7 +88,7 @@ def test_only_what_is_above_is_said(recipe: Path) -> None:
     assert [d.code for d in found(recipe, plans.flagship(), "max_hours=0.3", "max_usd=4")] == ["E1004"]
 
 
-def test_a_length_that_is_not_known(recipe: Path) -> None:
+def test_hours_of_a_run_of_unknown_length_are_said_to_be_unchecked(recipe: Path) -> None:
     hours, usd = found(recipe, plans.unknown_length(), "max_hbm_share=0.9", "max_hours=1", "max_usd=10")
     assert hours == Diagnostic(
         "W1005",
@@ -99,7 +99,7 @@ def test_a_length_that_is_not_known(recipe: Path) -> None:
     assert (usd.code, usd.path) == ("W1005", "budget.max_usd")
 
 
-def test_a_machine_without_a_price(recipe: Path) -> None:
+def test_the_cost_of_a_machine_without_a_price_is_said_to_be_unchecked(recipe: Path) -> None:
     assert found(recipe, plans.unpriced(), "max_hours=1", "max_usd=10") == [
         Diagnostic(
             "W1005",

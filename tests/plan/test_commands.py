@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler import cli
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 
 RECIPE = """\
 recipe: 1

@@ -11,12 +11,12 @@ import pytest
 
 from compiler.lower import lower
 from compiler.plan.fit import Found, diagnostic, find, hopeless, yaml_lines
-from compiler.plan.results import Estimate, Memory, Temporary
+from compiler.plan.results import Estimate
 from compiler.plan.ways import Way, ways
 from compiler.program import Program
 from spec.diagnostics import render_text
 from spec.load import load
-from tests.plan import plans
+from tests.plan.estimates import estimate
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 FLAGSHIP = RECIPES / "gemma4-31b-v5p8.yaml"
@@ -28,7 +28,6 @@ STATED = (
     "train.global_batch_size=4",
 )
 """What these tests rest on, whatever the recipe's own settings come to be."""
-GIB = 2**30
 
 
 @functools.cache
@@ -36,20 +35,6 @@ def program(*sets: str, recipe: Path = FLAGSHIP) -> Program:
     lowered = lower(load(recipe, (*STATED, *sets) if recipe == FLAGSHIP else sets), planning=True)
     assert lowered.program is not None, lowered.diagnostics
     return lowered.program
-
-
-def estimate(temporaries: float, seconds: float = 1.0) -> Estimate:
-    """Of a step with 20 GiB of arguments on devices of 95 GiB.
-
-    Args:
-        temporaries: GiB.
-    """
-    memory = Memory(14.5 * GIB, 1.5 * GIB, 3 * GIB, 0, 0, temporaries * GIB, 1 * GIB, 95 * GIB)
-    largest = (
-        Temporary("layers.{}.mlp.gate_proj.kernel / dot_general", "bf16[3072,21504]", 60, 7.38 * GIB),
-        Temporary("embedder.input_embedding / all-gather", "bf16[262144,5376]", 1, 2.625 * GIB),
-    )
-    return replace(plans.ESTIMATE, memory=memory, largest=largest, seconds=seconds, rows=4, row_length=3072)
 
 
 class Compiler:
@@ -75,7 +60,7 @@ def sets_of(program: Program) -> list[tuple[str, ...]]:
     return [way.sets for way in ways(program)]
 
 
-def test_the_flagships_ways_from_the_smallest_to_the_largest() -> None:
+def test_the_flagships_ways_out_go_from_the_smallest_change_to_the_largest() -> None:
     assert sets_of(program()) == [
         ("remat.policy=save_dots",),
         ("remat.policy=save_attention",),
@@ -134,7 +119,9 @@ def test_a_larger_slice_is_named_as_the_recipe_names_its_own() -> None:
 @pytest.mark.parametrize("recipe", ["llama31-8b-v6e8", "qwen3-8b-dpo-v5e8"])
 def test_the_checks_let_every_way_through(recipe: str) -> None:
     path = RECIPES / f"{recipe}.yaml"
-    for sets in sets_of(program(recipe=path)):
+    ways_out = sets_of(program(recipe=path))
+    assert ways_out
+    for sets in ways_out:
         assert lower(load(path, sets), planning=True).program is not None, sets
 
 
@@ -217,7 +204,9 @@ def test_what_cannot_fit_is_not_compiled() -> None:
         (Way((), "", kept=0.5), estimate(160, seconds=0.0), False),  # refused: the figures are no step's
     ],
 )
-def test_hopeless(way: Way, before: Estimate, expected: bool) -> None:
+def test_a_way_whose_bound_is_above_the_memory_is_not_tried(
+    way: Way, before: Estimate, expected: bool
+) -> None:
     assert hopeless(way, before) is expected
 
 
@@ -243,7 +232,7 @@ MESSAGE = (
 )
 
 
-def test_the_diagnostic_of_a_step_with_a_way_out() -> None:
+def test_a_step_with_a_way_out_is_refused_with_the_lines_that_fit() -> None:
     compiler = Compiler(remat=estimate(50, seconds=1.2), mesh=estimate(30))
     found = search(compiler)
     assert shown(lambda: found) == (
@@ -257,7 +246,7 @@ def test_the_diagnostic_of_a_step_with_a_way_out() -> None:
     assert diagnostic(program(), estimate(101.25), found).path == "remat.policy"
 
 
-def test_the_diagnostic_of_a_step_without_a_way_out() -> None:
+def test_a_step_without_a_way_out_is_refused_with_what_was_tried() -> None:
     found = search(Compiler(lora=None), most=5)
     assert shown(lambda: found) == (
         MESSAGE
@@ -272,7 +261,7 @@ def test_the_diagnostic_of_a_step_without_a_way_out() -> None:
     )
 
 
-def test_the_diagnostic_where_nothing_was_tried() -> None:
+def test_a_step_for_which_nothing_was_tried_is_refused_with_where_to_look() -> None:
     assert shown(lambda: None).endswith(" = help: `recipe plan --search` looks for what fits\n\n1 error\n")
     assert shown(lambda: Found(())).endswith("no larger slice is left to try\n\n1 error\n")
 

@@ -9,7 +9,7 @@ from compiler.plan.hlo.costs import COMPILER_RATES, costs
 from compiler.plan.hlo.liveness import largest
 from compiler.plan.results import Collective
 from tests.plan.hlo_text import module
-from tests.plan.test_hlo_costs import OVERLAPPED, OVERLAPPED_ENTRY
+from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
 
 AXES = {"fsdp": 2, "tp": 4}
 TWO_SLICES = {"dcn": 2, "fsdp": 2, "tp": 2}
@@ -55,7 +55,9 @@ def over(groups: str, axes: dict[str, int], slices: int = 1) -> tuple[tuple[str,
         ("mesh['a'=4,'b'=2], device_ids=(0,4,1,5,2,6,3,7) {'b'}", ("fsdp",)),
     ],
 )
-def test_axes(groups: str, axes: tuple[str, ...]) -> None:
+def test_groups_of_devices_are_named_by_the_axes_that_they_run_over(
+    groups: str, axes: tuple[str, ...]
+) -> None:
     assert over(f", replica_groups={groups}", AXES)[0] == axes
 
 
@@ -64,7 +66,7 @@ def test_axes_of_one_device_are_not_named() -> None:
     assert over("", {"dp": 1, "fsdp": 4, "tp": 1})[0] == ("fsdp",)
 
 
-def test_two_of_three_axes() -> None:
+def test_groups_over_two_of_three_axes_are_named_by_both() -> None:
     axes = {"dp": 2, "fsdp": 2, "tp": 2}
     assert over(", replica_groups={{0,1,4,5},{2,3,6,7}}", axes)[0] == ("dp", "tp")
     assert over(", replica_groups=[4,2]<=[2,2,2]T(0,2,1)", axes)[0] == ("fsdp",)
@@ -114,7 +116,7 @@ def test_transfers_between_slices_go_over_dcn(transfer: str, kind: str) -> None:
         ("", "transfer"),
     ],
 )
-def test_a_transfer_in_a_loop_and_of_a_kind_that_nobody_knows(transfer: str, kind: str) -> None:
+def test_a_transfer_in_a_loop_counts_once_a_turn_whatever_its_kind(transfer: str, kind: str) -> None:
     """It is received in one turn and used in the next; here two arrays at once."""
     received = f"(({REDUCED}, {REDUCED}), u32[], token[])"
     carried = f"(s32[], {received})"
@@ -148,7 +150,7 @@ PERMUTED = "f32[8,128]{1,0:T(8,128)}"
         ("{{0,7},{1,0},{2,1},{3,2},{4,3},{5,4},{6,5},{7,6}}", ("fsdp", "tp")),
     ],
 )
-def test_permutations(pairs: str, axes: tuple[str, ...]) -> None:
+def test_permutations_are_named_by_the_axis_along_which_they_move(pairs: str, axes: tuple[str, ...]) -> None:
     entry = f"""%p = {PERMUTED} parameter(0)
         %s = ({PERMUTED}, {PERMUTED}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) collective-permute-start(%p), \
 channel_id=2, source_target_pairs={pairs}, metadata={{op_name="jit(f)"}}
@@ -157,7 +159,7 @@ channel_id=2, source_target_pairs={pairs}, metadata={{op_name="jit(f)"}}
     assert collectives(module(entry), AXES) == (expected,)
 
 
-def test_loops_and_sums() -> None:
+def test_collectives_in_loops_count_once_a_turn_and_sums_with_their_bytes() -> None:
     body = f"""body
         %p = (s32[], {PERMUTED}) parameter(0)
         %x = {PERMUTED} get-tuple-element(%p), index=1

@@ -13,6 +13,7 @@ from compiler.plan.hlo.costs import costs, seconds_taken_off
 from compiler.plan.hlo.products import product_flops
 from compiler.plan.results import Costs
 from tests.plan.hlo_text import module
+from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
 
 PEAK, BANDWIDTH = 1e12, 1e9
 
@@ -52,7 +53,7 @@ def once(entry: str, *computations: str) -> Costs:
         ("window={size=3}, dim_labels=b0f_0io->b0f, feature_group_count=2", (2, 9, 4), (3, 2, 6), (2, 7, 6)),
     ],
 )
-def test_products_against_a_convolution_of_ones(
+def test_flops_of_products_are_those_that_a_convolution_of_ones_counts(
     attributes: str, left: tuple[int, ...], right: tuple[int, ...], result: tuple[int, ...]
 ) -> None:
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
@@ -92,7 +93,7 @@ def test_products_against_a_convolution_of_ones(
     assert product_flops(convolution, left, right) == 2 * float(np.asarray(ones).sum())
 
 
-def test_dot() -> None:
+def test_a_dot_has_the_flops_of_its_contraction() -> None:
     found = once(
         """%a = bf16[3,16,10] parameter(0)
         %b = bf16[3,10,20] parameter(1)
@@ -115,7 +116,7 @@ PRODUCT_FLOPS = 2 * 64 * 128 * 256
 PRODUCT_BYTES = 2 * (64 * 128 + 128 * 256 + 64 * 256)
 
 
-def test_fusion_and_its_roofline() -> None:
+def test_a_fusion_takes_the_longer_of_its_products_and_its_bytes() -> None:
     entry = """%a = bf16[64,128]{1,0:T(8,128)(2,1)} parameter(0)
         %b = bf16[128,256]{1,0:T(8,128)(2,1)} parameter(1)
         %f = bf16[64,256]{1,0:T(8,128)(2,1)} fusion(%a, %b), kind=kOutput, calls=%products
@@ -157,7 +158,7 @@ def test_memory_is_padded_and_vmem_costs_nothing() -> None:
     assert found.bytes == 2 * 8 * 256 * 4
 
 
-def test_loops() -> None:
+def test_what_is_in_a_loop_counts_once_a_turn() -> None:
     state = "(s32[], bf16[64,128]{1,0:T(8,128)(2,1)}, bf16[128,256]{1,0:T(8,128)(2,1)})"
     body = f"""body
         %p = {state} parameter(0)
@@ -256,7 +257,7 @@ def test_asynchronous_slice_counts_once() -> None:
     assert found.bytes == ROW
 
 
-def test_what_counts_as_nothing() -> None:
+def test_placeholders_cost_nothing() -> None:
     found = once(
         """%q = f32[1024,256]{1,0:T(8,128)} parameter(0)
         %memory = f32[1024,256]{1,0:T(8,128)} custom-call(), custom_call_target="AllocateBuffer"
@@ -279,50 +280,13 @@ collective-permute-start(%a), source_target_pairs={{0,1},{1,0}}
     assert found.bytes == (part + 4 * part) + 2 * part
 
 
-GATHER = "all-gather(%w), channel_id=7, replica_groups=[2,4]<=[4,2]T(1,0), dimensions={0}"
-PART, ALL = "f32[64,256]{1,0:T(8,128)}", "f32[256,256]{1,0:T(8,128)}"
-OVERLAPPED = (
-    f"""begins
-    %w = {PART} parameter(0)
-    %g = {ALL} {GATHER}
-    ROOT %c = ({PART}, {ALL}, u32[]{{:S(2)}}) custom-call(%g), custom_call_target="AsyncCollectiveStart\"""",
-    f"""goes_on
-    %w = {PART} parameter(0)
-    %r = {ALL} parameter(1)
-    %s = u32[]{{:S(2)}} parameter(2)
-    %x = {PART} parameter(3)
-    %n = {PART} negate(%x)
-    %g = {ALL} {GATHER}
-    ROOT %t = ({PART}, {PART}, {ALL}, u32[]{{:S(2)}}) tuple(%n, %w, %g, %s)""",
-    f"""ends
-    %w = {PART} parameter(0)
-    %r = {ALL} parameter(1)
-    %s = u32[]{{:S(2)}} parameter(2)
-    %g = {ALL} {GATHER}
-    ROOT %c = {ALL} custom-call(%w, %r, %g, %s), custom_call_target="AsyncCollectiveDone\"""",
-)
-OVERLAPPED_ENTRY = f"""%w = {PART} parameter(0)
-    %a = ({PART}, {ALL}, u32[]{{:S(2)}}) fusion(%w), kind=kCustom, \
-output_to_operand_aliasing={{{{0}}: (0, {{}})}}, calls=%begins
-    %a0 = {PART} get-tuple-element(%a), index=0
-    %a1 = {ALL} get-tuple-element(%a), index=1
-    %a2 = u32[]{{:S(2)}} get-tuple-element(%a), index=2
-    %b = ({PART}, {PART}, {ALL}, u32[]{{:S(2)}}) fusion(%a0, %a1, %a2, %w), kind=kLoop, \
-output_to_operand_aliasing={{{{1}}: (0, {{}}), {{2}}: (1, {{}}), {{3}}: (2, {{}})}}, calls=%goes_on
-    %b1 = {PART} get-tuple-element(%b), index=1
-    %b2 = {ALL} get-tuple-element(%b), index=2
-    %b3 = u32[]{{:S(2)}} get-tuple-element(%b), index=3
-    ROOT %c = {ALL} fusion(%b1, %b2, %b3), kind=kCustom, \
-output_to_operand_aliasing={{{{}}: (1, {{}})}}, calls=%ends"""
-
-
 def test_a_collective_in_parts_counts_once() -> None:
     part = 64 * 256 * 4
     gathering, negating = part + 4 * part, 2 * part
     assert once(OVERLAPPED_ENTRY, *OVERLAPPED).bytes == gathering + negating
 
 
-def test_seconds_taken_off() -> None:
+def test_operations_that_the_compiler_charges_by_mistake_are_taken_off() -> None:
     entry = """%a = f32[8,256]{1,0:T(8,128)S(1)} parameter(0)
         %b = f32[8,256]{1,0:T(8,128)S(1)} custom-call(%a), custom_call_target="ConcatBitcast"
         %c = f32[8,256]{1,0:T(8,128)S(1)} custom-call(%b), custom_call_target="AllocateBuffer"

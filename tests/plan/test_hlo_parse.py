@@ -47,7 +47,7 @@ dimensions={0,1}, to_apply=%add.1
 """
 
 
-def test_parse() -> None:
+def test_a_compilers_module_is_read_with_its_computations_and_names() -> None:
     read = parse(TEXT)
     assert list(read.computations) == ["add.1", "copies", "main.3_spmd"]
     assert read.entry == "main.3_spmd"
@@ -65,7 +65,7 @@ def test_parse() -> None:
     assert [array.memory_space for array in named["start.1"].arrays] == [0, 1, 2]
 
 
-def test_attributes_over_several_lines() -> None:
+def test_attributes_over_several_lines_belong_to_one_instruction() -> None:
     kernel = parse(TEXT).by_name["main.3_spmd"]["kernel.3"]
     assert kernel.opcode == "custom-call"
     assert kernel.operands == ("param.1", "constant.5..sunk")
@@ -79,7 +79,7 @@ def test_attributes_over_several_lines() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "no module\n", "HloModule m\n\n%f (p: f32[]) -> f32[] {\n}\n"])
-def test_no_module(text: str) -> None:
+def test_a_text_that_is_no_module_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no entry computation"):
         parse(text)
 
@@ -105,7 +105,7 @@ def test_no_module(text: str) -> None:
         ("s32[<=5]{0:T(128)}", 128 * 4),
     ],
 )
-def test_bytes_in_memory(shape: str, size: int) -> None:
+def test_arrays_take_the_bytes_of_their_padded_tiles(shape: str, size: int) -> None:
     (instruction,) = module(f"ROOT %p = {shape} parameter(0)").computations["main.1_spmd"]
     assert [array.bytes for array in instruction.arrays] == [size]
 

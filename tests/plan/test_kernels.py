@@ -41,7 +41,7 @@ def test_whole_blocks_are_counted(length: int, block: int, window: int, batch: t
     assert splash_flops(DKV, [turned, turned, queries, keys, keys]) == 4 * product
 
 
-def test_kernels_of_a_module() -> None:
+def test_kernels_are_found_and_counted_in_loops_too() -> None:
     given = """%next = s8[1,6,3]{2,1,0:T(8,128)(4,1)} constant({...})
         %q = bf16[8,3072,256]{2,1,0:T(8,128)(2,1)} parameter(0)
         %k = bf16[4,3072,256]{2,1,0:T(8,128)(2,1)S(1)} parameter(1)

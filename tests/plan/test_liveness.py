@@ -221,7 +221,7 @@ def test_layers_are_grouped_by_the_weight_they_read() -> None:
         ),
     ],
 )
-def test_the_operation_that_a_note_names(note: str, expected: tuple[str, str]) -> None:
+def test_the_operation_is_read_from_the_compilers_note(note: str, expected: tuple[str, str]) -> None:
     assert operation(note) == expected
 
 
@@ -236,5 +236,5 @@ def test_the_operation_that_a_note_names(note: str, expected: tuple[str, str]) -
         ("x", "x"),
     ],
 )
-def test_the_argument_that_a_note_names(note: str, expected: str) -> None:
+def test_the_argument_is_read_from_the_compilers_note(note: str, expected: str) -> None:
     assert weight_path(note) == expected

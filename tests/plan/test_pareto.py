@@ -13,7 +13,7 @@ from compiler.plan.results import Collective
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_front_against_brute_force(seed: int) -> None:
+def test_the_front_is_what_brute_force_finds(seed: int) -> None:
     source = random.Random(seed)
     points = [tuple(float(source.randrange(6)) for _ in range(3)) for _ in range(40)]
     expected = set()
@@ -28,7 +28,7 @@ def test_front_against_brute_force(seed: int) -> None:
     assert [points[i] for i in found] == sorted(points[i] for i in found)
 
 
-def test_dominates() -> None:
+def test_a_point_dominates_one_that_is_worse_in_something_and_better_in_nothing() -> None:
     assert pareto.dominates((1, 2, 3), (1, 2, 4))
     assert not pareto.dominates((1, 2, 3), (1, 2, 3))
     assert not any(pareto.dominates(a, b) for a, b in itertools.permutations([(1.0, 2.0), (2.0, 1.0)]))
@@ -45,6 +45,8 @@ def test_dominates() -> None:
         ("all-gather", (), 87.5),
     ],
 )
-def test_received(kind: str, axes: tuple[str, ...], expected: float) -> None:
+def test_a_collectives_bytes_are_those_that_a_device_receives(
+    kind: str, axes: tuple[str, ...], expected: float
+) -> None:
     """Of 100 bytes that each device ends up with, on 4 x 2 devices."""
     assert received(Collective(kind, axes, False, 1, 100.0), {"fsdp": 4, "tp": 2}) == expected

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
 import pytest
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.lower import lower
 from compiler.plan import identity, pool, store
 from compiler.plan.job import Failed, Job
 from compiler.plan.results import Compiled
 from compiler.program import Program
 from spec.load import load
+from tests.waiting import running
 
 pytestmark = pytest.mark.usefixtures("fake")
 
@@ -88,16 +88,8 @@ def test_ctrl_c_ends_the_processes_and_keeps_what_is_done(
     with pytest.raises(KeyboardInterrupt):
         pool.compile_jobs([(program, job("slow", 12)), (program, job("compiled"))], most=2, on_done=interrupt)
     pids = [int(path.name.split("-")[1]) for path in fake.iterdir()]
-    assert len(pids) == 2 and not any(map(alive, pids))
+    assert len(pids) == 2 and not any(map(running, pids))
     assert pool.cached(identity.name(program, job("compiled"))) is not None
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_start_waits_for_memory(program: Program, fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +142,9 @@ def test_without_libtpu_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyP
         ("serve.max_num_seqs=7", False),
     ],
 )
-def test_what_a_result_depends_on(root: Path, program: Program, change: str, other: bool) -> None:
+def test_a_kept_result_is_used_again_only_for_what_compiles_alike(
+    root: Path, program: Program, change: str, other: bool
+) -> None:
     sets = ("train.global_batch_size=8", change)
     base = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", sets[:1])).program
     changed = lower(load(root / "recipes" / "gemma4-31b-v5p8.yaml", sets)).program

@@ -69,14 +69,14 @@ Program hbm requirement 38.02G:
 """The form of a program that was laid out, as other versions of libtpu write it."""
 
 
-def test_the_sum_alone() -> None:
+def test_the_memory_is_read_from_a_refusal_that_gives_the_sum_alone() -> None:
     refused = parse_refusal(SUM)
     assert refused is not None
     assert (refused.used, refused.limit) == (19.09 * GIB, 15.75 * GIB)
     assert refused.largest == ()
 
 
-def test_the_sum_with_the_largest_arrays() -> None:
+def test_the_largest_arrays_are_read_from_a_refusal() -> None:
     refused = parse_refusal(LISTED)
     assert refused is not None
     assert (refused.used, refused.limit) == (40.10 * GIB, 31.25 * GIB)
@@ -102,7 +102,7 @@ ENTRY %main.1_spmd (p.0: bf16[1024,512]) -> f32[] {
 """
 
 
-def test_the_early_form() -> None:
+def test_a_refusal_in_the_compilers_early_form_is_read() -> None:
     refused = parse_refusal(EARLY)
     assert refused is not None
     assert (refused.used, refused.limit) == (38.62 * GIB, 15.75 * GIB)
@@ -121,7 +121,7 @@ def test_no_arrays_where_the_compiler_left_no_program(tmp_path: Path) -> None:
     assert refused is not None and refused.largest == ()
 
 
-def test_units_below_a_gibibyte() -> None:
+def test_a_refusal_in_smaller_units_is_read() -> None:
     refused = parse_refusal(SUM.replace("19.09G", "768.00M").replace("15.75G", "1536K"))
     assert refused is not None
     assert (refused.used, refused.limit) == (768 * MIB, 1.5 * MIB)
@@ -130,5 +130,5 @@ def test_units_below_a_gibibyte() -> None:
 @pytest.mark.parametrize(
     "message", [KERNEL, WINDOW, "INVALID_ARGUMENT: unknown topology", "", "RESOURCE_EXHAUSTED: Out of memory"]
 )
-def test_other_messages(message: str) -> None:
+def test_other_errors_are_not_taken_for_refusals(message: str) -> None:
     assert parse_refusal(message) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,17 @@ import numpy as np
 import pytest
 
 from compiler import miniature_tokenizer
-from compiler.artifact import ArtifactError
 from compiler.emitters.train import emit_train
+from compiler.errors import ArtifactError
 from compiler.lower import lower
 from compiler.plan import run
 from compiler.plan.at_hand import Unavailable
 from compiler.plan.run import Statistics, run_length, statistics
 from compiler.program import Program
-from runtime.data import load_tokenizer, prepare
+from runtime.data.prepare import prepare
 from runtime.data.report import SplitReport
 from runtime.data.samples import Samples
+from runtime.data.tokenizer import load_tokenizer
 from spec.load import load
 from tests.plan.plans import ESTIMATE
 
@@ -150,7 +150,7 @@ def test_a_preference_is_two_rows_of_tokens(quickstart: Path, model: Path, tmp_p
     assert "21 pairs, 1 row left out; 21 rows of two answers an epoch" in found.note
 
 
-def test_the_papers_accounting(
+def test_the_papers_run_comes_to_its_steps_hours_and_rate(
     root: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """9,952 samples of 922 tokens on average, 1.21 s each: 1,244 steps, 3.34 hours, 763 tokens/s."""
@@ -160,7 +160,7 @@ def test_the_papers_accounting(
     origins = np.full(len(lengths), b"a:1")
     samples = Samples(tokens, tokens == 0, offsets, np.zeros(len(lengths), np.int32), origins)
     report = SplitReport(read=10_000, kept=9_952, tokens=len(tokens), row_length=3072)
-    monkeypatch.setattr(sys.modules["runtime.data.prepare"], "read_split", lambda *given: (samples, report))
+    monkeypatch.setattr("runtime.data.prepare.read_split", lambda *given: (samples, report))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text("{}\n")
     program = lowered(root / "recipes" / "gemma4-31b-paper.yaml")
@@ -179,7 +179,9 @@ def test_the_papers_accounting(
     )
 
 
-def test_what_is_not_at_hand(recipe_file: Path, model: Path, tmp_path: Path) -> None:
+def test_data_and_tokenizers_that_are_not_at_hand_are_named(
+    recipe_file: Path, model: Path, tmp_path: Path
+) -> None:
     program = lowered(recipe_file)
     assert statistics(program, model) == Unavailable("there is no train.jsonl beside the recipe")
     conversations(tmp_path / "train.jsonl", 30)
@@ -207,7 +209,9 @@ def test_the_hubs_cache_is_looked_into(recipe_file: Path, model: Path, tmp_path:
     assert statistics(lowered(recipe_file, "model.tokenizer=owner/name"), store=Kept()) == given
 
 
-def test_what_the_user_gave_has_to_be_there(recipe_file: Path, model: Path, tmp_path: Path) -> None:
+def test_what_the_user_named_and_is_not_there_is_an_error(
+    recipe_file: Path, model: Path, tmp_path: Path
+) -> None:
     program = lowered(recipe_file)
     with pytest.raises(ArtifactError, match="nowhere: no such folder"):
         statistics(program, model, tmp_path / "nowhere")
@@ -278,7 +282,7 @@ def test_without_data_and_steps_the_length_is_unknown(recipe_file: Path, tmp_pat
     assert "the data was not looked at" in run_length(lowered(recipe_file), ESTIMATE).note
 
 
-def test_prices(recipe_file: Path) -> None:
+def test_a_runs_price_is_the_recipes_or_the_catalogues(recipe_file: Path) -> None:
     steps = ("train.epochs=null", "train.steps=100")
     own = run_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=10"), ESTIMATE)
     assert own.usd_per_hour == 10 and own.usd == pytest.approx(10 * 100 * ESTIMATE.seconds / 3600)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.lower import Lowered, lower
 from compiler.plan import pareto
 from compiler.plan.bound import Bound
@@ -368,7 +368,7 @@ def test_a_second_search_compiles_nothing() -> None:
     assert len(machine.compiled) == first == 16
 
 
-def test_tokens_and_cost() -> None:
+def test_a_points_rate_and_cost_are_of_real_tokens() -> None:
     """4 rows of 900 real tokens; 4 chips at US$ 4.20 an hour."""
     found = search(program(), tokens_per_row=900, most=1, tools=Machine(fixed={(): (1.2, 1.1)}).tools())
     assert found.baseline is not None

@@ -38,7 +38,7 @@ def a_point(*sets: str, token: float = 1e-4, gib: float = 70.0, usd: float | Non
     )
 
 
-def test_text() -> None:
+def test_a_search_is_printed_with_its_front_and_the_lines_to_take() -> None:
     points = (
         a_point(token=1.115e-4, gib=72.5),
         a_point("mesh.axes={fsdp: 2, tp: 2}", "train.micro_batch_size=2", token=1.083e-4, gib=58.1),
@@ -81,7 +81,7 @@ The fastest, as lines of the recipe:
 """
 
 
-def test_text_of_a_raised_batch_without_a_price() -> None:
+def test_a_search_that_raised_the_batch_is_printed_without_a_price() -> None:
     tight = a_point(
         "train.global_batch_size=8", "train.micro_batch_size=2", token=1.05e-4, gib=93.0, usd=None
     )
@@ -116,7 +116,7 @@ all layers.
 """
 
 
-def test_text_when_the_recipe_is_the_fastest() -> None:
+def test_a_search_whose_recipe_is_the_fastest_says_so_and_offers_no_lines() -> None:
     said = text(program(), Search((a_point(),), (0,), 0, 1.0))
     assert (
         "The recipe as it stands is the fastest of them.\n\n1 configuration in 1.0 s: 1 compiled.\n" in said
@@ -124,7 +124,7 @@ def test_text_when_the_recipe_is_the_fastest() -> None:
     assert "as lines of the recipe" not in said
 
 
-def test_text_when_nothing_fits() -> None:
+def test_a_search_in_which_nothing_fits_says_so() -> None:
     large = Point((), "too large", "it needs 131.0 GiB of 95.0 GiB", 11_919, 1.0e-4)
     assert text(program(), Search((large,), (), None, 3.0)) == NOTHING
 

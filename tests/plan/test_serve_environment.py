@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan.serve import environment
 
 

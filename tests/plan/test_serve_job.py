@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan.serve.job import JOB, Bucket
 from compiler.plan.serve.program import config_of, depths, job, padded, replica_topology
 from compiler.program import Program

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan import store
 from compiler.plan.serve.compile import (
     ANSWER,
@@ -25,7 +25,7 @@ from compiler.plan.serve.job import ServeAnswer, ServeJob
 from compiler.plan.serve.program import job
 from compiler.program import Program
 from tests.plan.serve_answers import HLO, answered
-from tests.serving.benching import gone
+from tests.waiting import gone
 
 
 def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:

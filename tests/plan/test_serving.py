@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.lower import lower
 from compiler.plan.paper.results import Step
 from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, memory_share, plan_serving, promise
@@ -69,7 +69,7 @@ def weights_of(plan: ServingPlan) -> dict[tuple[str, str], float]:
     return {(line.name, line.placed): line.bytes for line in plan.weights}
 
 
-def test_weights_and_cache_of_a_small_dense_model(planned: Plan) -> None:
+def test_weights_and_cache_of_a_small_dense_model_are_those_counted_by_hand(planned: Plan) -> None:
     plan = planned("serve.tensor_parallel_size=2", "serve.data_parallel_size=4", config=LLAMA)
     split = "split over 2"
     assert weights_of(plan) == {
@@ -89,7 +89,7 @@ def test_weights_and_cache_of_a_small_dense_model(planned: Plan) -> None:
     assert plan.sequences_fit == int(plan.cache_bytes // (1024 * 16384))
 
 
-def test_a_decode_step_of_the_small_model(planned: Plan) -> None:
+def test_a_decode_step_of_the_small_model_reads_what_is_counted_by_hand(planned: Plan) -> None:
     plan = planned("serve.tensor_parallel_size=2", "serve.data_parallel_size=4", config=LLAMA)
     step = next(step for step in plan.decode if step.sequences == 64 and step.tokens == 4096)
     read = plan.weight_bytes - 501 * 256 * 2  # the embedding is only looked up in
@@ -229,7 +229,7 @@ def test_heads_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     found = lower(load(tmp_path / "recipe.yaml", sets), planning=True).diagnostics
     (refused,) = [d for d in found if d.code == "E0606"]
     assert "6 key/value heads, which tensor_parallel_size 4 can neither split nor copy" in refused.message
-    assert refused.help == "tensor_parallel_size can be 1, 2 or 3"
+    assert refused.help == "tensor_parallel_size: 2, data_parallel_size: 4"
 
 
 def _with_heads(heads: int, kv_heads: int) -> dict[str, object]:
@@ -278,7 +278,7 @@ def test_windows_bound_the_cache_where_vllms_own_model_runs(planned: Plan) -> No
     assert not planned("serve.env={MODEL_IMPL_TYPE: vllm}").windows_bound
 
 
-def test_the_benchmarks_points(planned: Plan) -> None:
+def test_the_benchmarks_points_are_limited_by_their_rate_or_by_the_sequences(planned: Plan) -> None:
     plan = planned(
         "benchmark.input_lengths=[512]", "benchmark.request_rates=[1, 4, inf]", "benchmark.prompts=1000"
     )
@@ -323,7 +323,7 @@ def test_the_cache_holds_less_than_is_promised(planned: Plan) -> None:
     assert promise(planned("serve.max_num_seqs=19")) is None
 
 
-def test_a_cache_without_room_for_one_sequence(planned: Plan) -> None:
+def test_a_cache_without_room_for_one_sequence_is_told_to_be_no_server(planned: Plan) -> None:
     plan = planned("serve.extra_args={gpu_memory_utilization: 0.25}")
     found = promise(plan)
     assert plan.sequences_fit == 0 and found is not None and "does not start" in found.message
@@ -346,7 +346,7 @@ def test_devices_of_tpu7x_are_half_chips_without_a_price(planned: Plan) -> None:
     assert (own.usd_per_hour, own.price_source) == (40, "the recipe")
 
 
-def test_no_server_and_no_share(planned: Plan) -> None:
+def test_a_recipe_without_a_server_and_a_share_that_is_none_are_refused(planned: Plan) -> None:
     with pytest.raises(ArtifactError, match="no section `serve`") as caught:
         planned("serve=null")
     assert caught.value.help
@@ -362,7 +362,7 @@ def test_idle_devices_are_paid_for(planned: Plan) -> None:
     assert plan.usd_per_hour == 21.52
 
 
-def test_json_and_back(planned: Plan) -> None:
+def test_a_serving_plan_comes_back_from_json_as_it_was(planned: Plan) -> None:
     plan = planned()
     assert SERVING_PLAN.validate_json(SERVING_PLAN.dump_json(plan)) == plan
 
@@ -382,7 +382,9 @@ def test_json_and_back(planned: Plan) -> None:
         ),
     ],
 )
-def test_text(planned: Plan, update: bool, name: str, sets: tuple[str, ...]) -> None:
+def test_a_serving_plan_is_printed_as_it_was(
+    planned: Plan, update: bool, name: str, sets: tuple[str, ...]
+) -> None:
     path, printed = GOLDEN / f"{name}.txt", text(planned(*sets))
     if update:
         path.write_text(printed)

@@ -83,7 +83,7 @@ note: Every layer's keys and values of the ten global layers are one array.
 """
 
 
-def test_the_flagship() -> None:
+def test_the_flagships_plan_is_printed_as_it_was() -> None:
     assert text(plans.flagship()) == FLAGSHIP
 
 
@@ -100,14 +100,14 @@ def test_it_fits_a_terminal(plan: plans.Plan) -> None:
     assert lines == [line.rstrip() for line in lines]
 
 
-def test_a_step_that_does_not_fit() -> None:
+def test_a_step_that_does_not_fit_is_printed_with_what_is_missing() -> None:
     shown = text(plans.too_large())
     assert "  in all                       128.69  135.5 %\n" in shown
     assert "  MISSING                       33.69   35.5 %  of the 95.00 that it has\n" in shown
     assert "headroom" not in shown
 
 
-def test_a_step_that_the_compiler_refused() -> None:
+def test_a_refused_step_is_printed_without_a_time() -> None:
     shown = text(plans.refused())
     assert "MISSING" in shown and "Largest temporaries" in shown
     assert "The compiler refused the step, and says nothing of its time.\n" in shown
@@ -115,7 +115,7 @@ def test_a_step_that_the_compiler_refused() -> None:
         assert absent not in shown
 
 
-def test_a_length_that_is_not_known() -> None:
+def test_a_run_of_unknown_length_is_printed_with_a_steps_time_alone() -> None:
     shown = text(plans.unknown_length())
     assert "  = the step                                    1,294.1 ms  at most 9,210 tokens/s  MFU" in shown
     assert "  steps of 1 micro-batch           unknown\n" in shown
@@ -123,13 +123,13 @@ def test_a_length_that_is_not_known() -> None:
     assert "  US$ a million tokens, at least     0.507       0.889\n" in shown
 
 
-def test_a_machine_without_a_price() -> None:
+def test_a_machine_without_a_price_is_printed_without_a_cost() -> None:
     shown = text(plans.unpriced())
     assert "  US$                     no price\n" in shown
     assert "a million" not in shown
 
 
-def test_several_slices() -> None:
+def test_several_slices_are_printed_with_their_links() -> None:
     shown = text(plans.sliced())
     assert (
         "mesh dcn 2 x fsdp 32 x tp 4 = 256 devices on 64 hosts of 2 slices; a micro-batch is 64 rows" in shown
@@ -138,7 +138,7 @@ def test_several_slices() -> None:
     assert "  collective-permute  other groups   12 x  200.0 MB\n" in shown
 
 
-def test_all_layers_compiled_and_from_the_cache() -> None:
+def test_a_plan_of_all_layers_and_one_from_the_cache_say_that_they_are() -> None:
     exact = replace(ESTIMATE, compiled_layers=(60,), loop_seconds=0.0, kernel_seconds=0.0, kernels=())
     shown = text(replace(plans.flagship(), estimate=exact, cached=True, seconds=1.26))
     assert "All 60 layers were compiled for v5p:2x2x1; nothing was measured on a TPU.\n" in shown
@@ -146,7 +146,7 @@ def test_all_layers_compiled_and_from_the_cache() -> None:
     assert "loops" not in shown and "Custom kernels" not in shown
 
 
-def test_accumulated_micro_batches() -> None:
+def test_accumulated_micro_batches_are_counted_in_a_step() -> None:
     plan = replace(plans.flagship(), run=replace(plans.RUN, steps=1244, micro_batches=8))
     assert "  steps of 8 micro-batches      1,244\n" in text(plan)
 
@@ -170,7 +170,7 @@ def test_many_rows_are_cut_and_long_names_too() -> None:
     assert len(cut) == 100 and cut.endswith("...")
 
 
-def test_units() -> None:
+def test_figures_are_printed_in_units_that_can_be_read() -> None:
     assert [flops(n) for n in (372.4e12, 1.2e15, 4.1e9, 12)] == [
         *("372.4 TFLOP", "1,200 TFLOP", "4.1 GFLOP", "12 FLOP")
     ]

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler import cli
-from compiler.artifact import ArtifactError
 from compiler.backends import Backend
+from compiler.errors import ArtifactError
 from compiler.lower import lower
 from compiler.plan import fit, identity, pool
 from compiler.plan.job import Job
@@ -23,7 +23,7 @@ from compiler.plan.search import Tools, search
 from compiler.program import Program
 from spec.diagnostics import Diagnostic
 from spec.load import load
-from tests.plan.test_fit import estimate
+from tests.plan.estimates import estimate
 
 RECIPE = """\
 recipe: 1
@@ -125,9 +125,9 @@ def test_a_search_compiles_the_backends_steps(file: Path) -> None:
 def test_no_way_out_is_tried_that_the_backend_refuses(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
         quantized = program.lora is not None and program.lora.quantize is not None
-        return [Diagnostic("E0932", "no", "lora")] if quantized and Backend.TORCHAX in backends else []
+        return [Diagnostic("E0922", "no", "lora")] if quantized and Backend.TORCHAX in backends else []
 
-    monkeypatch.setattr(fit, "findings", refuse)
+    monkeypatch.setattr(fit, "diagnosed", refuse)
     large = program(file)
     tried: dict[Backend, set[str]] = {}
     for backend in (Backend.TUNIX, Backend.TORCHAX):
@@ -139,7 +139,7 @@ def test_no_way_out_is_tried_that_the_backend_refuses(file: Path, monkeypatch: p
 def test_what_the_backend_cannot_train_is_not_compiled(file: Path, fake: Path) -> None:
     for command in ("plan", "cost"):
         done = run(command, file, *TORCHAX, "--set", "lora.kv=shared")
-        assert done.exit_code == 1 and "error[E0932]" in done.stderr and "--> --set" in done.stderr
+        assert done.exit_code == 1 and "error[E0922]" in done.stderr and "--> --set" in done.stderr
     assert not list(fake.iterdir())
 
 

@@ -27,7 +27,7 @@ def shapes_of(found: Sequence[object]) -> list[tuple[dict[str, int], int, int]]:
     return [one for i, one in enumerate(every) if one not in every[:i]]
 
 
-def test_the_flagship() -> None:
+def test_the_flagships_variants_are_all_that_its_heads_and_rows_allow() -> None:
     """Ten of its layers have 4 key/value heads, so that tp goes to 4; its 4 rows are never more or fewer."""
     found = variants(program("gemma4-31b-v5p8"))
     assert found[0].sets == ()
@@ -69,7 +69,7 @@ def test_a_mesh_that_the_rows_do_not_divide_is_left_to_the_checks() -> None:
     assert [d.code for d in settled.diagnostics if d.severity == "error"] == ["E0501"]
 
 
-def test_free_batch_raises_the_rows() -> None:
+def test_a_free_batch_has_variants_of_more_rows() -> None:
     """To multiples of a micro-batch over all devices, and four times the recipe's rows at the most."""
     found = variants(program("gemma4-31b-v5p8"), free_batch=True)
     assert shapes_of(found)[:4] == [

@@ -31,7 +31,9 @@ def job(tmp_path: Path) -> Job:
     return Job(path, (), (0, 1))
 
 
-def test_a_topology_that_libtpu_does_not_know(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topology_that_libtpu_does_not_know_is_a_sentence(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unknown(accelerator: object) -> None:
         raise RuntimeError("NOT_FOUND: no such layout\nmore of it")
 
@@ -42,7 +44,7 @@ def test_a_topology_that_libtpu_does_not_know(job: Job, monkeypatch: pytest.Monk
     )
 
 
-def test_a_recipe_that_does_not_pass_its_checks(job: Job) -> None:
+def test_a_recipe_that_does_not_pass_its_checks_is_a_sentence(job: Job) -> None:
     found = worker.compile_step(Job(job.recipe, ("mesh.axes={fsdp: 3}",), job.layers))
     assert found == Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
 

@@ -41,11 +41,13 @@ def test_it_is_made_alike_each_time(folder: Path) -> None:
         ("accelerate", "cluster", "num_processes", ["int", -1]),
     ],
 )
-def test_what_it_says(tool: str, section: str, key: str, entry: list[object]) -> None:
+def test_keys_have_the_types_and_defaults_of_their_tool(
+    tool: str, section: str, key: str, entry: list[object]
+) -> None:
     assert known.keys(tool, section)[key] == entry
 
 
-def test_a_builder_that_is_made_of_another() -> None:
+def test_a_builder_that_is_made_of_another_has_its_keys_and_its_own() -> None:
     whole = known.keys("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")
     quantised = known.keys("torchtune", "torchtune.models.llama3_2.qlora_llama3_2_1b")
     assert quantised == {**whole, "quantize_base": ["bool", True]}

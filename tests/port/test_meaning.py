@@ -36,7 +36,7 @@ from tests.port.dialects import codes, finding, samples, source, spoken
         ("sawtooth", {}, None, 0.0, True),
     ],
 )
-def test_schedules(
+def test_a_schedule_becomes_the_recipes_or_the_nearest_with_a_note(
     name: str, kwargs: dict[str, Any], expected: str | None, final: float, exact: bool
 ) -> None:
     found = schedules.translate(name, kwargs, 1e-4)
@@ -57,7 +57,9 @@ def test_schedules(
         (100, 0.0, {}),
     ],
 )
-def test_warm_up(steps: float | None, ratio: float | None, expected: dict[str, Any]) -> None:
+def test_warm_up_steps_and_ratios_become_the_recipes(
+    steps: float | None, ratio: float | None, expected: dict[str, Any]
+) -> None:
     assert schedules.warmup(steps, ratio).sets() == expected
 
 
@@ -75,12 +77,14 @@ def test_warm_up(steps: float | None, ratio: float | None, expected: dict[str, A
         ("lomo", None, True),
     ],
 )
-def test_optimizers(name: str, expected: str | None, exact: bool) -> None:
+def test_an_optimizer_becomes_the_recipes_or_the_nearest_with_a_note(
+    name: str, expected: str | None, exact: bool
+) -> None:
     found = optimizers.translate(name)
     assert found.name == expected and (found.note == "") is exact
 
 
-def test_arguments_of_an_optimizer() -> None:
+def test_arguments_of_an_optimizer_are_read_from_text_and_from_mappings() -> None:
     assert optimizers.arguments("momentum=0.9, nesterov=True") == {"momentum": "0.9", "nesterov": "True"}
     assert optimizers.arguments({"beta1": 0.9}) == {"beta1": "0.9"}
     with pytest.raises(ValueError, match="momentum"):
@@ -98,7 +102,9 @@ def test_arguments_of_an_optimizer() -> None:
         (8, "nf4", False, "int8", False),
     ],
 )
-def test_quantisation(bits: int | None, kind: str, nested: bool, expected: str | None, exact: bool) -> None:
+def test_quantisation_becomes_the_recipes_or_the_nearest_with_a_note(
+    bits: int | None, kind: str, nested: bool, expected: str | None, exact: bool
+) -> None:
     found = quantization.translate(bits, kind, nested)
     assert found.value == expected and (found.note == "") is exact
 
@@ -153,7 +159,9 @@ def test_no_key_of_accelerates_file_is_passed_over(tmp_path: Path) -> None:
         ({"num_processes": 8, "parallelism_config": {"tp_size": 2, "cp_size": 2, "dp_shard_size": 2}}, 8, 4),
     ],
 )
-def test_devices(tmp_path: Path, keys: dict[str, Any], processes: int | None, shared: int) -> None:
+def test_the_devices_of_accelerates_file_are_counted(
+    tmp_path: Path, keys: dict[str, Any], processes: int | None, shared: int
+) -> None:
     ledger = ledger_of(tmp_path, {**CLUSTER, **keys})
     launch = sharding.accelerate(ledger, ledger.sources.main)
     assert (launch.processes, launch.shared, launch.mixed_precision) == (processes, shared, "bf16")
@@ -161,7 +169,7 @@ def test_devices(tmp_path: Path, keys: dict[str, Any], processes: int | None, sh
 
 
 @pytest.mark.parametrize("prefix", ["", "fsdp_"])
-def test_fsdp_with_its_prefix_or_without(tmp_path: Path, prefix: str) -> None:
+def test_fsdps_keys_are_read_with_their_prefix_and_without(tmp_path: Path, prefix: str) -> None:
     section = {f"{prefix}{key.removeprefix('fsdp_')}": "true" for key in known.keys("accelerate", "fsdp")}
     ledger = ledger_of(tmp_path, {"fsdp_config": section})
     assert sharding.fsdp(Keys(ledger, ledger.sources.main, "accelerate", prefix="fsdp_config."))
@@ -169,14 +177,14 @@ def test_fsdp_with_its_prefix_or_without(tmp_path: Path, prefix: str) -> None:
     spoken(ledger)
 
 
-def test_axolotls_keys_of_fsdp(tmp_path: Path) -> None:
+def test_no_fsdp_key_of_axolotl_is_passed_over(tmp_path: Path) -> None:
     keys = known.keys("axolotl", "FSDPConfig")
     ledger = ledger_of(tmp_path, {"fsdp_config": samples(keys)})
     sharding.fsdp(Keys(ledger, ledger.sources.main, "Axolotl", prefix="fsdp_config."))
     assert ledger.unread(ledger.sources.main) == []
 
 
-def test_deepspeed(tmp_path: Path) -> None:
+def test_what_deepspeed_sets_is_taken_over(tmp_path: Path) -> None:
     content = {
         "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
         "gradient_clipping": 1,
@@ -213,7 +221,9 @@ def test_what_deepspeed_adds_to_the_data_is_lost(tmp_path: Path) -> None:
         ("a.jsonl", "", None),
     ],
 )
-def test_the_first_row(tmp_path: Path, name: str, text: str, expected: Any) -> None:
+def test_the_first_row_of_a_file_is_read_for_its_columns(
+    tmp_path: Path, name: str, text: str, expected: Any
+) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     assert rows.first(name, tmp_path) == expected
     assert rows.first("absent.jsonl", tmp_path) is None

@@ -8,42 +8,12 @@ from typing import Any
 import pytest
 
 from compiler.port import known
-from compiler.port.keys import words
-from compiler.port.ledger import Ledger, Verdict
+from compiler.port.ledger import Verdict
+from tests.port.axolotl_runs import BASE, WITHIN, port
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
-BASE: dict[str, Any] = {
-    "base_model": "Qwen/Qwen3-8B",
-    "adapter": "lora",
-    "lora_r": 16,
-    "lora_alpha": 32,
-    "lora_target_linear": True,
-    "datasets": [{"path": "our/chats", "type": "chat_template"}],
-    "sequence_len": 1024,
-    "micro_batch_size": 2,
-    "gradient_accumulation_steps": 4,
-    "num_epochs": 2,
-    "learning_rate": "2e-4",
-}
 
-
-WITHIN = words(
-    """recipe save_compressed noise_schedule min_mask_ratio max_mask_ratio num_diffusion_steps eps
-    importance_weighting mask_token_id mask_token_str generation_interval generation_steps
-    generation_max_length backend base_url api_key project_id lora_rank train_attn train_mlp train_unembed
-    loss_fn loss_fn_config pipeline max_sample_tokens sample_temperature num_samples reward_funcs save_steps
-    save_name_prefix future_timeout use_mora mora_type"""
-)
-"""Keys that lie in a section of a plug-in's own."""
-
-
-def port(folder: Path, devices: int | None = None, **changes: Any) -> Ledger:
-    """Of the base with other keys; None removes one."""
-    content = {key: value for key, value in {**BASE, **changes}.items() if value is not None}
-    return ported("axolotl", folder, content, devices=devices)
-
-
-def test_a_plain_run(tmp_path: Path) -> None:
+def test_a_plain_run_is_taken_over(tmp_path: Path) -> None:
     made = port(tmp_path)
     spoken(made)
     assert codes(made) == []
@@ -135,7 +105,9 @@ def test_the_batch_counts_the_gpus(tmp_path: Path) -> None:
         ({"seed": 7}, "data.shuffle_seed", 7, "approximated"),
     ],
 )
-def test_a_key(tmp_path: Path, changes: dict[str, Any], path: str, value: Any, how: str) -> None:
+def test_a_key_sets_its_value_with_its_verdict(
+    tmp_path: Path, changes: dict[str, Any], path: str, value: Any, how: str
+) -> None:
     made = port(tmp_path, **changes)
     spoken(made)
     assert made.value(path) == value
@@ -143,7 +115,7 @@ def test_a_key(tmp_path: Path, changes: dict[str, Any], path: str, value: Any, h
     assert verdict(made, key).value == how and codes(made) == []
 
 
-def test_quantised_bases(tmp_path: Path) -> None:
+def test_a_quantised_base_is_taken_over_with_what_differs(tmp_path: Path) -> None:
     made = port(tmp_path, adapter="qlora", load_in_4bit=True)
     assert made.value("lora.quantize") == "nf4"
     assert "float32" in finding(made, "bnb_config_kwargs").note, "double quantisation is Axolotl's default"
@@ -153,7 +125,7 @@ def test_quantised_bases(tmp_path: Path) -> None:
     assert verdict(plain, "load_in_4bit") is Verdict.EXACT
 
 
-def test_evaluation_in_steps(tmp_path: Path) -> None:
+def test_evaluations_are_taken_over_in_steps(tmp_path: Path) -> None:
     made = port(tmp_path, val_set_size=0.1, eval_steps=0.25, max_steps=80, evals_per_epoch=None)
     assert made.value("train.eval_every") == 20
     assert (
@@ -205,19 +177,21 @@ def test_what_is_not_taken_over_says_what_that_changes(tmp_path: Path, changes: 
         ({"datasets": None}, "E1143", "datasets"),
     ],
 )
-def test_refusals(tmp_path: Path, changes: dict[str, Any], code: str, key: str) -> None:
+def test_what_would_be_another_run_is_refused_at_its_key(
+    tmp_path: Path, changes: dict[str, Any], code: str, key: str
+) -> None:
     made = port(tmp_path, **changes)
     assert (code, key) in codes(made)
     assert all(diagnostic.help for diagnostic in made.diagnostics)
 
 
-def test_full_fine_tuning(tmp_path: Path) -> None:
+def test_a_run_without_an_adapter_trains_all_weights(tmp_path: Path) -> None:
     made = port(tmp_path, adapter=None)
     spoken(made)
     assert made.lines["lora"].value is None and "lora.rank" not in made.lines
 
 
-def test_preferences(tmp_path: Path) -> None:
+def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
     sets = [{"path": "our/pairs", "type": "chat_template.default", "field_messages": "conversation"}]
     made = port(tmp_path, rl="dpo", rl_beta=0.2, dpo_label_smoothing=0.1, datasets=sets)
     spoken(made)
@@ -227,7 +201,7 @@ def test_preferences(tmp_path: Path) -> None:
     assert port(tmp_path, rl="orpo", orpo_alpha=0.3, datasets=sets).value("train.beta") == 0.3
 
 
-def test_copies_of_models(tmp_path: Path) -> None:
+def test_copies_of_models_are_told_to_be_the_original(tmp_path: Path) -> None:
     made = port(tmp_path, base_model="NousResearch/Meta-Llama-3.1-8B")
     assert made.value("model.id") == "meta-llama/Llama-3.1-8B"
     assert verdict(made, "base_model") is Verdict.APPROXIMATED

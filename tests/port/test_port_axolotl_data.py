@@ -9,8 +9,8 @@ import pytest
 
 from compiler.port.ledger import Verdict
 from compiler.port.meaning import datasets
+from tests.port.axolotl_runs import port
 from tests.port.dialects import codes, finding, spoken, values, verdict
-from tests.port.test_port_axolotl import port
 
 
 def convert(text: str, row: dict[str, Any]) -> Any:
@@ -62,7 +62,7 @@ def test_alpaca_is_plain_text(tmp_path: Path) -> None:
     assert verdict(made, "datasets[0].type") is Verdict.APPROXIMATED
 
 
-def test_a_type_of_the_files_own(tmp_path: Path) -> None:
+def test_a_type_of_the_files_own_becomes_a_transform(tmp_path: Path) -> None:
     kind = {
         "field_instruction": "question",
         "field_output": "answer",
@@ -80,7 +80,7 @@ def test_a_type_of_the_files_own(tmp_path: Path) -> None:
     )
 
 
-def test_segments(tmp_path: Path) -> None:
+def test_segments_become_a_prompt_and_a_completion(tmp_path: Path) -> None:
     text = one(tmp_path, type="input_output").files["convert.py"]
 
     def row(*labels: bool) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_segments(tmp_path: Path) -> None:
     assert convert(text, row(True, False)) is None and convert(text, row(False)) is None
 
 
-def test_completions(tmp_path: Path) -> None:
+def test_completions_become_text_that_is_learnt_whole(tmp_path: Path) -> None:
     made = one(tmp_path, type="completion", field="body")
     assert values(made, "data.format", "data.fields", "data.loss_on") == ["text", {"text": "body"}, "all"]
 
@@ -110,7 +110,7 @@ def test_which_turns_are_learnt(tmp_path: Path, keys: dict[str, Any], loss: str,
     assert verdict(made, "datasets[0].roles_to_train").value == how
 
 
-def test_the_ends_of_turns(tmp_path: Path) -> None:
+def test_losses_on_other_turns_and_their_ends_are_told(tmp_path: Path) -> None:
     made = one(tmp_path, type="chat_template", train_on_eos="last")
     assert verdict(made, "datasets[0].train_on_eos") is Verdict.APPROXIMATED
     whole = port(tmp_path, train_on_inputs=True)
@@ -119,7 +119,7 @@ def test_the_ends_of_turns(tmp_path: Path) -> None:
     assert plain.value("data.loss_on") == "all" and verdict(plain, "train_on_inputs") is Verdict.EXACT
 
 
-def test_chat_templates_by_name(tmp_path: Path) -> None:
+def test_chat_templates_by_name_are_the_models_or_written_out(tmp_path: Path) -> None:
     base = port(tmp_path, base_model="google/gemma-4-31B", chat_template="gemma4", eot_tokens=["<turn|>"])
     assert base.value("model.tokenizer") == "google/gemma-4-31B-it"
     tuned = port(tmp_path, base_model="google/gemma-4-31B-it", chat_template="gemma4")
@@ -134,7 +134,7 @@ def test_chat_templates_by_name(tmp_path: Path) -> None:
     assert fallback.value("data.chat_template") is None
 
 
-def test_the_token_that_ends_a_turn(tmp_path: Path) -> None:
+def test_another_token_that_ends_a_turn_is_told(tmp_path: Path) -> None:
     assert not [f for f in port(tmp_path).findings if f.key == "eot_tokens"], (
         "Qwen's eos_token is the end of a turn"
     )
@@ -146,13 +146,13 @@ def test_the_token_that_ends_a_turn(tmp_path: Path) -> None:
     assert verdict(other, "eot_tokens") is Verdict.APPROXIMATED
 
 
-def test_evaluation_sets(tmp_path: Path) -> None:
+def test_evaluation_sets_are_taken_over(tmp_path: Path) -> None:
     made = port(tmp_path, test_datasets=[{"path": "our/test", "type": "chat_template", "split": "test"}])
     spoken(made)
     assert made.value("data.eval") == [{"path": "hf://our/test", "split": "test"}]
 
 
-def test_data_sets_of_two_forms(tmp_path: Path) -> None:
+def test_data_sets_of_two_forms_are_refused(tmp_path: Path) -> None:
     made = port(
         tmp_path, datasets=[{"path": "a/b", "type": "chat_template"}, {"path": "c/d", "type": "alpaca"}]
     )
@@ -180,11 +180,11 @@ def test_data_sets_of_two_forms(tmp_path: Path) -> None:
         ("a b", None, None),
     ],
 )
-def test_places(given: str, files: Any, path: str | None) -> None:
+def test_places_of_data_are_taken_over_or_told_with_a_note(given: str, files: Any, path: str | None) -> None:
     found = datasets.place(given, files)
     assert found.path == path and bool(found.note) is (path is None)
 
 
-def test_shares() -> None:
+def test_a_share_for_evaluation_is_held_out_and_a_count_of_rows_is_not() -> None:
     assert datasets.evaluation(0.2) == {"data.eval_fraction": 0.2}
     assert datasets.evaluation(0) == datasets.evaluation(200) == {}

@@ -19,7 +19,9 @@ CASES = sorted(path.name for path in HERE.iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_case(case: str, update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_ends_in_the_expected_diagnostics(
+    case: str, update: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, golden = HERE / case, HERE / case / "stderr.txt"
     command = folder / "command.txt"
     inputs = [path.name for path in sorted(folder.iterdir()) if path not in (command, golden)]

@@ -92,7 +92,7 @@ def test_a_recipe_with_errors_is_written_with_partial_alone(folder: Path) -> Non
     assert "(config.yaml:2)" in text
 
 
-def test_reports_in_json_and_markdown(folder: Path) -> None:
+def test_reports_are_written_in_json_and_markdown(folder: Path) -> None:
     status, printed, errors = run(LOSSY, "-o", "out.yaml", "--format", "json", "--report", "report.md")
     told = json.loads(printed)
     assert (
@@ -119,7 +119,9 @@ def test_wrong_use_exits_with_2() -> None:
     assert CliRunner().invoke(app, ["port"]).exit_code == 2
 
 
-def test_files_beside_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_written_only_beside_a_recipe_that_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = fake.port
 
     def port(ledger: object) -> None:
@@ -209,6 +211,6 @@ def test_a_port_that_is_terminated_while_it_plans_leaves_nothing(tmp_path: Path)
     assert running.stdout.readline() == "planning\n"
     assert len(list((tmp_path / "run").iterdir())) > len(before), "the search's own recipe"
     running.send_signal(signal.SIGTERM)
-    assert running.wait(timeout=30) == 128 + signal.SIGTERM
+    assert running.wait(timeout=60) == 128 + signal.SIGTERM
     running.stdout.close()
     assert {path.name for path in (tmp_path / "run").iterdir()} == before

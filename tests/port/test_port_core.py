@@ -119,11 +119,11 @@ def test_references_are_resolved_or_refused(ported: Port) -> None:
         ("{}\n", "E1101"),
     ],
 )
-def test_what_is_no_config(text: str, expected: str, ported: Port) -> None:
+def test_what_is_no_config_is_a_diagnostic(text: str, expected: str, ported: Port) -> None:
     assert codes(ported(text)) == [expected]
 
 
-def test_files_that_do_not_go_together(ported: Port) -> None:
+def test_files_that_do_not_go_together_are_refused(ported: Port) -> None:
     assert codes(ported(files={"second.yaml": CONFIG})) == ["E1110"]
     assert codes(ported(files={"a.yaml": ACCELERATE, "b.yaml": ACCELERATE})) == ["E1110"]
     peft = json.dumps({"peft_type": "LORA", "r": 8, "target_modules": ["q_proj"]})
@@ -163,7 +163,7 @@ def test_rows_that_no_mesh_takes_are_rounded_up(ported: Port) -> None:
     assert "3 in the source" in made.text and made.whole
 
 
-def test_a_model_that_fits_no_mesh(ported: Port) -> None:
+def test_a_model_that_fits_no_mesh_is_a_partial_port(ported: Port) -> None:
     made = ported(CONFIG.replace("Qwen/Qwen3-8B", "google/gemma-4-31B-it"), machine="v5e-1")
     assert "E1111" in codes(made) and not made.whole and made.text.startswith(f"{HEAD}\n# PARTIAL")
 
@@ -220,7 +220,7 @@ def test_a_section_set_whole_and_in_parts_is_a_fault() -> None:
         recipe_text({"lora": Line(None), "lora.rank": Line(8)}, [])
 
 
-def test_names_of_recipes() -> None:
+def test_a_port_is_named_after_its_file_or_folder() -> None:
     assert name_of(Path("My Config_v2.yaml")) == "my-config-v2"
     assert name_of(Path("qwen3/config.yaml")) == "qwen3"
     assert name_of(Path("31b.yml")) == "port-31b"
@@ -228,7 +228,7 @@ def test_names_of_recipes() -> None:
     assert len(name_of(Path(f"{'x' * 90}.yaml"))) == 63
 
 
-def test_the_markdown_report(ported: Port) -> None:
+def test_the_markdown_report_has_every_key_and_the_defaults(ported: Port) -> None:
     made = ported(CONFIG.replace("fake_rank: 16\n", "") + 'noise: "a|b`c"\n')
     page = markdown(made.title, made.files, made.rows)
     assert "`config.yaml`: 3 keys exact, 0 approximated, 1 defaulted, 1 unsupported." in page.replace(

@@ -48,7 +48,7 @@ def keys(data: Any, path: str = "") -> list[str]:
 
 
 @pytest.mark.parametrize("folder", EXAMPLES, indirect=True)
-def test_example(folder: Path, update: bool) -> None:
+def test_an_example_becomes_the_expected_recipe_and_report(folder: Path, update: bool) -> None:
     before = set(folder.iterdir())
     status, printed, errors = port(
         folder.name, "-o", "recipe.yaml", "--report", "report.md", "--format", "json"
@@ -83,7 +83,7 @@ def _count(folder: Path, told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("folder", ["trl-llama32-fsdp", "torchtune-llama31-lora"], indirect=True)
-def test_strict(folder: Path) -> None:
+def test_strict_refuses_a_port_that_loses_something(folder: Path) -> None:
     told = json.loads(port(folder.name, "-o", "recipe.yaml", "--format", "json")[1])
     lossy = told["counts"]["approximated"] + told["counts"]["unsupported"]
     assert port(folder.name, "-o", "strict.yaml", "--strict", "--force")[0] == (1 if lossy else 0)

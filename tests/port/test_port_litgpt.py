@@ -146,7 +146,9 @@ def test_the_global_batch_is_divided_and_rounded_down(
         ("16-mixed", "bfloat16", "float32"),
     ],
 )
-def test_precision(tmp_path: Path, precision: str, dtype: str, adapters: str) -> None:
+def test_a_precision_becomes_the_models_and_the_adapters_types(
+    tmp_path: Path, precision: str, dtype: str, adapters: str
+) -> None:
     ledger = ported("litgpt", tmp_path, {**LORA, "precision": precision})
     assert values(ledger, "model.dtype", "lora.dtype") == [dtype, adapters]
     exact = precision in ("bf16-true", "32-true")
@@ -162,7 +164,9 @@ def test_precision(tmp_path: Path, precision: str, dtype: str, adapters: str) ->
         ("bnb.int8-training", "int8", False),
     ],
 )
-def test_quantisation(tmp_path: Path, kind: str, expected: str, exact: bool) -> None:
+def test_quantisation_becomes_the_recipes_or_the_nearest_with_a_note(
+    tmp_path: Path, kind: str, expected: str, exact: bool
+) -> None:
     ledger = ported("litgpt", tmp_path, {**LORA, "quantize": kind})
     assert ledger.value("lora.quantize") == expected
     assert (verdict(ledger, "quantize") is Verdict.EXACT) is exact
@@ -183,7 +187,9 @@ def test_quantisation(tmp_path: Path, kind: str, expected: str, exact: bool) -> 
         ("qwen3", {"data.format": "instruction", "data.transform": None}),
     ],
 )
-def test_prompt_styles(tmp_path: Path, style: str, sets: dict[str, Any]) -> None:
+def test_a_prompt_style_becomes_the_template_that_writes_it(
+    tmp_path: Path, style: str, sets: dict[str, Any]
+) -> None:
     data = {"class_path": "litgpt.data.JSON", "init_args": {"json_path": "a.jsonl", "prompt_style": style}}
     ledger = ported("litgpt", tmp_path, {**LORA, "data": data})
     assert {path: ledger.value(path) for path in sets} == sets
@@ -200,7 +206,7 @@ def test_a_row_becomes_alpacas_prompt(tmp_path: Path) -> None:
     assert row["completion"] == "3"
 
 
-def test_rows_that_are_held_out(tmp_path: Path) -> None:
+def test_rows_that_litgpt_holds_out_are_held_out(tmp_path: Path) -> None:
     def data(path: str) -> dict[str, Any]:
         return {"data": {"class_path": "litgpt.data.JSON", "init_args": {"json_path": path}}}
 
@@ -214,22 +220,22 @@ def test_rows_that_are_held_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "keys, code, key",
     [
-        ({"quantize": "bnb.nf4", "precision": "bf16-mixed"}, "E1169", "precision"),
-        ({"quantize": "bnb.nf4", "devices": 2}, "E1169", "devices"),
+        ({"quantize": "bnb.nf4", "precision": "bf16-mixed"}, "E1145", "precision"),
+        ({"quantize": "bnb.nf4", "devices": 2}, "E1145", "devices"),
         ({"quantize": "gptq"}, "E1160", "quantize"),
-        ({"lora_query": False, "lora_value": False}, "E1164", "lora_query"),
-        ({"train": {"max_norm": 1.0}}, "E1169", "train.max_norm"),
-        ({"train": {"lr_warmup_fraction": 0.1}}, "E1169", "train.lr_warmup_fraction"),
-        ({"train": {"global_batch_size": 2, "micro_batch_size": 4}}, "E1169", "train.global_batch_size"),
-        ({"data": {"class_path": "litgpt.data.FLAN"}}, "E1167", "data.class_path"),
-        ({"data": {"class_path": "litgpt.data.JSON"}}, "E1167", "data.init_args.json_path"),
+        ({"lora_query": False, "lora_value": False}, "E1148", "lora_query"),
+        ({"train": {"max_norm": 1.0}}, "E1145", "train.max_norm"),
+        ({"train": {"lr_warmup_fraction": 0.1}}, "E1145", "train.lr_warmup_fraction"),
+        ({"train": {"global_batch_size": 2, "micro_batch_size": 4}}, "E1145", "train.global_batch_size"),
+        ({"data": {"class_path": "litgpt.data.FLAN"}}, "E1143", "data.class_path"),
+        ({"data": {"class_path": "litgpt.data.JSON"}}, "E1143", "data.init_args.json_path"),
         (
             {"data": {"class_path": "litgpt.data.Alpaca", "init_args": {"prompt_style": "falcon"}}},
             "E1163",
             "data.init_args.prompt_style",
         ),
         ({"optimizer": "Rprop"}, "E1163", "optimizer"),
-        ({"checkpoint_dir": "checkpoints/EleutherAI/pythia-14m"}, "E1165", "checkpoint_dir"),
+        ({"checkpoint_dir": "checkpoints/EleutherAI/pythia-14m"}, "E0801", "checkpoint_dir"),
         ({"train": {"epochs": "two"}}, "E1160", "train.epochs"),
     ],
 )
@@ -243,12 +249,12 @@ def test_what_would_be_another_run_is_refused_at_its_key(
 
 def test_full_fine_tuning_of_a_quantised_base_is_refused(tmp_path: Path) -> None:
     content = {"checkpoint_dir": LORA["checkpoint_dir"], "quantize": "bnb.nf4"}
-    assert codes(ported("litgpt", tmp_path, content, name="full.yaml")) == [("E1166", "quantize")]
+    assert codes(ported("litgpt", tmp_path, content, name="full.yaml")) == [("E1146", "quantize")]
 
 
 def test_adapter_methods_are_refused(tmp_path: Path) -> None:
     content = {"checkpoint_dir": LORA["checkpoint_dir"]}
-    assert codes(ported("litgpt", tmp_path, content, name="adapter_v2.yaml")) == [("E1163", "checkpoint_dir")]
+    assert codes(ported("litgpt", tmp_path, content, name="adapter_v2.yaml")) == [("E1149", "checkpoint_dir")]
 
 
 def test_a_head_and_a_clock_are_lost(tmp_path: Path) -> None:

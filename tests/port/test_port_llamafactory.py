@@ -48,7 +48,7 @@ def port(
     return ported("llamafactory", folder, content, devices=devices, dataset_info=info)
 
 
-def test_a_plain_run(tmp_path: Path) -> None:
+def test_a_plain_run_is_taken_over(tmp_path: Path) -> None:
     made = port(tmp_path)
     spoken(made)
     assert codes(made) == []
@@ -85,7 +85,9 @@ def test_a_plain_run(tmp_path: Path) -> None:
         ({"pure_bf16": True}, "model.dtype", "bfloat16", "exact"),
     ],
 )
-def test_a_key(tmp_path: Path, changes: dict[str, Any], path: str, value: Any, how: str) -> None:
+def test_a_key_sets_its_value_with_its_verdict(
+    tmp_path: Path, changes: dict[str, Any], path: str, value: Any, how: str
+) -> None:
     made = port(tmp_path, **changes)
     spoken(made)
     assert made.value(path, "absent") == value
@@ -97,7 +99,7 @@ def test_packing_takes_one_token_off(tmp_path: Path) -> None:
     assert port(tmp_path, neat_packing=True, cutoff_len=512).value("data.max_length") == 511
 
 
-def test_files_of_the_launcher(tmp_path: Path) -> None:
+def test_the_launchers_processes_multiply_the_rows(tmp_path: Path) -> None:
     config = {"distributed_type": "FSDP", "num_processes": 4, "mixed_precision": "bf16"}
     made = ported("llamafactory", tmp_path, BASE, accelerate=config, dataset_info=INFO)
     spoken(made)
@@ -105,7 +107,7 @@ def test_files_of_the_launcher(tmp_path: Path) -> None:
     assert port(tmp_path, devices=2).value("train.global_batch_size") == 16
 
 
-def test_data_sets_by_their_names(tmp_path: Path) -> None:
+def test_data_sets_are_found_by_their_names_in_dataset_info(tmp_path: Path) -> None:
     made = port(tmp_path, dataset="talks", dataset_dir="sets")
     spoken(made)
     assert made.value("data.train") == ["sets/talks.json"]
@@ -132,7 +134,7 @@ def test_instructions_are_joined_as_llamafactory_joins_them(tmp_path: Path) -> N
     }
 
 
-def test_preferences(tmp_path: Path) -> None:
+def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
     made = port(tmp_path, stage="dpo", dataset="ranked", pref_beta=0.3)
     spoken(made)
     assert values(made, "train.objective", "train.beta", "data.format") == ["dpo", 0.3, "preference"]
@@ -153,7 +155,7 @@ def test_preferences(tmp_path: Path) -> None:
         ({"stage": "ppo"}, "E1149", "stage"),
         ({"finetuning_type": "freeze"}, "E1149", "finetuning_type"),
         ({"finetuning_type": "full", "quantization_bit": 4}, "E1146", "quantization_bit"),
-        ({"stage": "dpo", "dataset": "ranked", "pref_loss": "ipo"}, "E1149", "pref_loss"),
+        ({"stage": "dpo", "dataset": "ranked", "pref_loss": "ipo"}, "E1163", "pref_loss"),
         ({"stage": "dpo"}, "E1142", "dataset"),
         ({"dataset": "letters,talks"}, "E1142", "dataset"),
         ({"dataset": "lettres"}, "E1151", "dataset"),
@@ -166,7 +168,9 @@ def test_preferences(tmp_path: Path) -> None:
         ({"lora_target": "query_key_value"}, "E1164", "lora_target"),
     ],
 )
-def test_refusals(tmp_path: Path, changes: dict[str, Any], code: str, key: str) -> None:
+def test_what_would_be_another_run_is_refused_at_its_key(
+    tmp_path: Path, changes: dict[str, Any], code: str, key: str
+) -> None:
     made = port(tmp_path, **changes)
     assert (code, key) in codes(made)
     assert all(diagnostic.help for diagnostic in made.diagnostics)

@@ -127,7 +127,9 @@ def test_a_key_given_twice_is_told_and_the_last_counts(tmp_path: Path) -> None:
         ("a: &a {<<: *a}\n", "E0015"),
     ],
 )
-def test_what_cannot_be_read(text: str, expected: str, tmp_path: Path) -> None:
+def test_yaml_that_cannot_be_read_is_a_diagnostic_at_its_place(
+    text: str, expected: str, tmp_path: Path
+) -> None:
     assert code(tmp_path, text) == expected
 
 
@@ -155,7 +157,9 @@ def test_aliases_of_aliases_are_bounded(tmp_path: Path) -> None:
         ('{"a": ' + "9" * 5000 + "}", 1, 7),
     ],
 )
-def test_json_that_cannot_be_read(text: str, line: int, column: int, tmp_path: Path) -> None:
+def test_json_that_cannot_be_read_is_a_diagnostic_at_its_place(
+    text: str, line: int, column: int, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError):
         json.loads(text)
     (tmp_path / "config.json").write_text(text)
@@ -172,7 +176,7 @@ def test_deep_json_is_bounded(tmp_path: Path) -> None:
     assert code(tmp_path, '{"a":' * 5000, "config.json") == "E0015"
 
 
-def test_files_that_are_no_text(tmp_path: Path) -> None:
+def test_files_that_are_no_text_are_diagnostics(tmp_path: Path) -> None:
     assert code(tmp_path, b"\x80\x03model\n") == "E0004"
     assert code(tmp_path, "a: 1".encode("utf-16")) == "E0004"
     assert code(tmp_path, b"#" * (10 << 20)) == "E0003"

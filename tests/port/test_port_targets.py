@@ -124,6 +124,6 @@ def test_targets_are_written_as_short_as_they_can_be() -> None:
     assert mixed.targets == (r"layers\.(0|1)\.self_attn\.q_proj", "up_proj") and mixed.layers == "all"
 
 
-def test_a_text_that_is_no_regular_expression() -> None:
+def test_a_text_that_is_no_regular_expression_is_refused() -> None:
     with pytest.raises(re.error):
         targets.choose(model_of(QWEN3), "*.q_proj")

@@ -147,7 +147,9 @@ def test_without_an_adapter_all_weights_are_trained(run: Any) -> None:
         ("google/gemma-3-4b-it", {"target_modules": ".*language_model.*q_proj"}, ["q_proj"], "all"),
     ],
 )
-def test_targets(run: Any, base: str, keys: dict[str, Any], targets: Any, layers: Any) -> None:
+def test_target_modules_become_the_recipes_targets(
+    run: Any, base: str, keys: dict[str, Any], targets: Any, layers: Any
+) -> None:
     ledger = run(None, {**keys, "base_model_name_or_path": base})
     found = ledger.value("lora.targets")
     assert len(found) == targets if isinstance(targets, int) else found == targets
@@ -166,7 +168,7 @@ def test_targets(run: Any, base: str, keys: dict[str, Any], targets: Any, layers
         ("loftq", Verdict.UNSUPPORTED),
     ],
 )
-def test_initial_weights(run: Any, init: Any, expected: Verdict) -> None:
+def test_initial_weights_that_there_are_not_are_told(run: Any, init: Any, expected: Verdict) -> None:
     ledger = run(None, {"init_lora_weights": init})
     assert verdict(ledger, "init_lora_weights") is expected
     assert ledger.value("lora.init") == "peft"
@@ -175,17 +177,17 @@ def test_initial_weights(run: Any, init: Any, expected: Verdict) -> None:
 @pytest.mark.parametrize(
     "key", ["use_dora", "modules_to_save", "target_parameters", "trainable_token_indices"]
 )
-def test_features_without_a_counterpart(run: Any, key: str) -> None:
+def test_features_without_a_counterpart_are_told(run: Any, key: str) -> None:
     value = True if key == "use_dora" else ["lm_head"]
     found = finding(run(None, {key: value}), key)
     assert found.verdict is Verdict.UNSUPPORTED and found.note
 
 
 def test_an_adapter_of_another_kind_is_refused(run: Any) -> None:
-    assert codes(run(None, {"peft_type": "IA3"})) == [("E1163", "peft_type")]
+    assert codes(run(None, {"peft_type": "IA3"})) == [("E1149", "peft_type")]
 
 
-def test_what_an_embedding_or_a_head_loses(run: Any) -> None:
+def test_targets_in_an_embedding_or_a_head_are_told_to_be_lost(run: Any) -> None:
     ledger = run(None, {"target_modules": ["q_proj", "lm_head", "embed_tokens"]})
     found = finding(ledger, "target_modules")
     assert found.verdict is Verdict.APPROXIMATED and "lm_head" in found.note and "embed_tokens" in found.note
@@ -201,7 +203,9 @@ def test_what_an_embedding_or_a_head_loses(run: Any) -> None:
         (None, 1.0, {"train.schedule.warmup_steps": 1}),
     ],
 )
-def test_warm_up(run: Any, steps: Any, ratio: Any, expected: dict[str, Any]) -> None:
+def test_warm_up_steps_and_ratios_become_the_recipes(
+    run: Any, steps: Any, ratio: Any, expected: dict[str, Any]
+) -> None:
     given = {"warmup_steps": steps, "warmup_ratio": ratio}
     ledger = run({key: value for key, value in given.items() if value is not None})
     assert {path: ledger.value(path) for path in expected} == expected
@@ -261,5 +265,5 @@ def test_what_is_missing_is_asked_for(tmp_path: Path, gone: str) -> None:
     arguments = {key: value for key, value in ARGUMENTS.items() if key != gone}
     adapter = {key: value for key, value in ADAPTER.items() if key != gone}
     ledger = ported("trainer", tmp_path, arguments, name="args.json", adapter_config=adapter)
-    found = [diagnostic for diagnostic in ledger.diagnostics if diagnostic.code in ("E1165", "E1167")]
+    found = [diagnostic for diagnostic in ledger.diagnostics if diagnostic.code in ("E1144", "E1143")]
     assert len(found) == 1 and found[0].help is not None and "--set" in found[0].help

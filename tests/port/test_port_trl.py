@@ -178,12 +178,12 @@ def test_dpo_switches_dropout_off(tmp_path: Path) -> None:
         ({"optim": "lomo"}, "E1163", "optim"),
         ({"lr_scheduler_type": "sawtooth"}, "E1163", "lr_scheduler_type"),
         ({"lora_target_modules": ["c_attn"]}, "E1164", "lora_target_modules"),
-        ({"model_name_or_path": "nobody/nothing"}, "E1165", "model_name_or_path"),
-        ({"use_peft": False, "load_in_4bit": True}, "E1166", "load_in_4bit"),
-        ({"dataset_name": "s3://rows/there"}, "E1167", "dataset_name"),
+        ({"model_name_or_path": "nobody/nothing"}, "E0801", "model_name_or_path"),
+        ({"use_peft": False, "load_in_4bit": True}, "E1146", "load_in_4bit"),
+        ({"dataset_name": "s3://rows/there"}, "E1143", "dataset_name"),
         ({"learning_rate": "fast"}, "E1160", "learning_rate"),
         ({"bnb_4bit_quant_type": "int3"}, "E1160", "bnb_4bit_quant_type"),
-        ({"assistant_only_loss": True, "completion_only_loss": True}, "E1169", "completion_only_loss"),
+        ({"assistant_only_loss": True, "completion_only_loss": True}, "E1145", "completion_only_loss"),
         ({"parallelism_config": {"tp_size": 3}, "num_processes": 8}, "E1162", "per_device_train_batch_size"),
     ],
 )
@@ -216,7 +216,9 @@ def test_what_is_missing_is_asked_for(tmp_path: Path, missing: str) -> None:
         ({"num_processes": 8, "parallelism_config": {"tp_size": 2, "cp_size": 2}}, 16),
     ],
 )
-def test_processes_multiply_the_rows(tmp_path: Path, keys: dict[str, Any], rows_of_a_step: int) -> None:
+def test_the_rows_of_a_step_are_those_of_all_processes(
+    tmp_path: Path, keys: dict[str, Any], rows_of_a_step: int
+) -> None:
     ledger = ported("trl", tmp_path, {**LORA, **keys, "gradient_accumulation_steps": 1})
     assert ledger.value("train.global_batch_size") == rows_of_a_step
     assert ledger.value("train.micro_batch_size") == 8
@@ -239,7 +241,9 @@ def test_devices_are_stronger_than_the_files(tmp_path: Path) -> None:
         ({"load_in_8bit": True, "dtype": "auto"}, "bfloat16", "bfloat16", False),
     ],
 )
-def test_precision(tmp_path: Path, keys: dict[str, Any], dtype: str, adapters: str, note: bool) -> None:
+def test_a_precision_becomes_the_models_and_the_adapters_types(
+    tmp_path: Path, keys: dict[str, Any], dtype: str, adapters: str, note: bool
+) -> None:
     ledger = ported("trl", tmp_path, {**LORA, **keys})
     assert values(ledger, "model.dtype", "lora.dtype") == [dtype, adapters]
     assert bool(ledger.lines["model.dtype"].comment) is note
@@ -249,7 +253,9 @@ def test_precision(tmp_path: Path, keys: dict[str, Any], dtype: str, adapters: s
     "keys, master",
     [({}, True), ({"dtype": "bfloat16"}, False), ({"bf16": False}, None)],
 )
-def test_full_fine_tuning(tmp_path: Path, keys: dict[str, Any], master: bool | None) -> None:
+def test_a_run_without_use_peft_trains_all_weights(
+    tmp_path: Path, keys: dict[str, Any], master: bool | None
+) -> None:
     ledger = ported("trl", tmp_path, {**SFT, **keys, "lora_r": 4, "weight_decay": 0.1})
     assert ledger.lines["lora"].value is None
     assert ledger.value("lora.rank") is None
@@ -296,17 +302,17 @@ def test_the_order_of_the_sources_is_kept(tmp_path: Path) -> None:
     assert ported("trl", tmp_path, {**LORA, "seed": 5, "data_seed": 6}).value("data.shuffle_seed") == 6
 
 
-def test_peft_s_own_targets(tmp_path: Path) -> None:
+def test_targets_that_are_not_given_are_peft_s_own(tmp_path: Path) -> None:
     assert ported("trl", tmp_path, LORA).value("lora.targets") == ["q_proj", "v_proj"]
     gemma = {**LORA, "model_name_or_path": "google/gemma-4-E4B-it"}
     assert ported("trl", tmp_path, gemma).value("lora.targets") == ["q_proj", "v_proj"]
     none = {**LORA, "model_name_or_path": "google/gemma-3-4b-it"}
-    assert ("E1164", "lora_target_modules") in codes(ported("trl", tmp_path, none))
+    assert ("E1148", "lora_target_modules") in codes(ported("trl", tmp_path, none))
     every = {**LORA, "lora_target_modules": "all-linear"}
     assert len(ported("trl", tmp_path, every).value("lora.targets")) == 7
 
 
-def test_evaluation(tmp_path: Path) -> None:
+def test_evaluation_is_taken_over_where_a_strategy_asks_for_it(tmp_path: Path) -> None:
     keys = {**LORA, "eval_strategy": "steps", "eval_steps": 25, "dataset_test_split": "held"}
     ledger = ported("trl", tmp_path, keys)
     assert ledger.value("data.eval") == [{"path": "hf://some/rows", "split": "held"}]
@@ -314,7 +320,7 @@ def test_evaluation(tmp_path: Path) -> None:
     assert ported("trl", tmp_path, LORA).value("data.eval") is None
 
 
-def test_a_mixture(tmp_path: Path) -> None:
+def test_a_mixture_becomes_several_sources(tmp_path: Path) -> None:
     mixture = [{"path": "a/b", "split": "train[:50%]"}, {"path": "json", "data_files": "./more.jsonl"}]
     ledger = ported("trl", tmp_path, {**LORA, "datasets": mixture, "test_split_size": 0.1})
     assert ledger.value("data.train") == [{"path": "hf://a/b", "split": "train[:50%]"}, "./more.jsonl"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan.results import Collective
 from scripts import scale
 from scripts.recipes import key
@@ -58,7 +58,7 @@ def test_links_count_neighbours(one: Scaled) -> None:
     assert found == {"v5p-8": 200, "v5p-64": 300, "v5p-128": 600, "v6e-8": 200, "v6e-256": 400}
 
 
-def test_times_of_a_step(one: Scaled) -> None:
+def test_a_steps_times_add_up_from_links_and_rooflines(one: Scaled) -> None:
     gathered = Collective("all-gather", ("fsdp",), False, 1, 8e9)
     summed = Collective("all-reduce", ("dcn",), True, 1, 1e9)
     step = replace(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
 
+from runtime.addresses import BREAKS_UPLOADS
 from tests.remote.gcs import Gcs, serving
 
 
@@ -43,6 +45,8 @@ class Bucket:
 @pytest.fixture(scope="module")
 def gcs() -> Iterator[Gcs]:
     """The server, to which the clients in this process go."""
+    if sys.version_info[:3] in BREAKS_UPLOADS:
+        pytest.skip("this Python crashes while gcsfs writes to a bucket: cpython's issue 111211")
     import fsspec
     from fsspec.config import conf
 

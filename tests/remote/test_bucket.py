@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler import catalog
-from compiler.artifact import ArtifactError
 from compiler.cli import app
+from compiler.errors import ArtifactError
 from compiler.miniature import write_checkpoint
 from compiler.miniature_config import complete
-from runtime import merge, record, remote_metrics, run_facts, saving
+from runtime import merge, record, remote_metrics, resuming, run_facts, saving
 from runtime.adapters import build_adapters, lora_settings
 from runtime.addresses import path_of
 from runtime.checkpoint import BaseCheckpoint
@@ -59,13 +59,13 @@ def save(directory: str, steps: Mapping[int, Mapping[Any, Any]]) -> None:
     for step, tree in steps.items():
         items = {
             name: ocp.args.PyTreeSave(item=item)
-            for name, item in ((saving.ITEM, tree), (saving.OPTIMIZER, {"count": np.ones(2)}))
+            for name, item in ((saving.ITEM, tree), (resuming.OPTIMIZER, {"count": np.ones(2)}))
         }
         save_it = partial(
             manager.save,
             step,
             args=ocp.args.Composite(**items),
-            custom_metadata={saving.DATA: {}, saving.CHECK: saving.digest({})},
+            custom_metadata={resuming.DATA: {}, resuming.CHECK: resuming.digest({})},
             force=True,
         )
         saving.begin_save(directory, save_it)
@@ -93,7 +93,7 @@ def test_a_step_without_its_marker_is_nowhere_a_checkpoint(bucket: Bucket) -> No
 def test_where_no_save_has_ended_the_run_begins_anew(bucket: Bucket) -> None:
     write_steps(bucket, (), (2,))
     run = f"{bucket.url}/run"
-    assert saving.find(run) == saving.Found()
+    assert resuming.find(run) == resuming.Found()
     assert (
         f"{run}: no checkpoint; the save of step 2 has not ended"
         in refusal(lambda: choose_step(run, "latest")).message
@@ -120,9 +120,9 @@ def test_a_damaged_step_is_set_aside_file_by_file(bucket: Bucket, capsys: pytest
     damaged = next(name for name in bucket.names("run/4/model_params/") if "/d/" in name)
     bucket.put(damaged, b"other")
     before = bucket.names("run/4/")
-    found = saving.find(run)
+    found = resuming.find(run)
     assert found.step == 2 and [step for step, _ in found.damaged] == [4]
-    saving.set_aside(run, found)
+    resuming.set_aside(run, found)
     assert not bucket.names("run/4/")
     assert bucket.names("run/corrupt-4/") == [name.replace("run/4/", "run/corrupt-4/") for name in before]
     assert step_folders(run) == [2] and "it is now corrupt-4" in capsys.readouterr().err
@@ -140,7 +140,7 @@ def test_a_save_that_a_busy_store_fails_is_given_up_for_the_next_one(
     assert fault.times == 0 and len(bucket.waits) == 5
     assert saved_steps(run) == [2, 6] and unfinished(run) == [4]
     assert "503; kept: the checkpoint of step 2" in capsys.readouterr().err
-    assert saving.find(run).step == 6
+    assert resuming.find(run).step == 6
     bucket.server.fail("run/8/model_params/.*ocdbt", 403, times=100)
     error = refusal(lambda: save(run, {8: tree, 10: tree}))
     assert "PERMISSION_DENIED" in error.message and "kept: the checkpoint of step 6" in error.message
@@ -240,7 +240,7 @@ def test_a_store_that_goes_on_refusing_is_one_sentence(
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     for action in (
         lambda: step_folders(run),
-        lambda: saving.find(run),
+        lambda: resuming.find(run),
         lambda: record.read_record(run),
         lambda: record.write_record(run, tmp_path / "artifact"),
         lambda: choose_step(run, "best"),

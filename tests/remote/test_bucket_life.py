@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler.cli import app
-from runtime.trained import _restore, saved_steps, unfinished
+from runtime.trained import restore_tree, saved_steps, unfinished
 from tests.remote.gcs import Gcs
 from tests.runtime import artifacts
 from tests.runtime.lives import Life, Lives
@@ -88,7 +88,7 @@ def test_a_run_in_a_bucket_survives_kills_and_a_busy_store(place: Path, gcs: Gcs
     whole = artifacts.train(lives, place, "whole")
     assert whole.status == 0, whole.stderr
     for item in ("model_params", "optimizer_state"):
-        expected, found = artifacts.saved(place, "whole", 10, item), _restore(f"{run}/10/{item}")
+        expected, found = artifacts.saved(place, "whole", 10, item), restore_tree(f"{run}/10/{item}")
         assert expected.keys() == found.keys()
         for path in expected:
             np.testing.assert_array_equal(found[path], expected[path])

@@ -22,7 +22,7 @@ def test_numbers_that_are_none_are_read_as_what_they_are() -> None:
     assert [step for step, _ in loss.lost] == [2, 3] and found.last_step == 3
 
 
-def test_the_line_of_a_run_that_was_killed() -> None:
+def test_a_cut_line_of_a_killed_run_is_passed_over() -> None:
     found = parse(line(step=1, loss=2.5) + '{"step": 2, "lo')
     assert found.cut and found.unreadable == 0 and found.last_step == 1
 
@@ -47,7 +47,7 @@ def test_what_is_no_line_of_a_run_is_counted() -> None:
     assert list(found.series) == ["loss"] and found.get("loss").steps == [1]
 
 
-def test_a_step_that_was_logged_twice() -> None:
+def test_a_step_that_was_logged_twice_counts_once_by_its_later_line() -> None:
     """As where two runs wrote into one file: the later line holds; an evaluation is no repetition."""
     text = (
         line(step=1, loss=3.0) + line(step=2, loss=9.0) + line(step=2, eval_loss=4.0) + line(step=2, loss=2.0)
@@ -57,7 +57,7 @@ def test_a_step_that_was_logged_twice() -> None:
     assert found.get("eval_loss").finite == [(2, 4.0)]
 
 
-def test_empty_metrics() -> None:
+def test_empty_metrics_are_no_error() -> None:
     for text in ("", "\n\n"):
         found = parse(text)
         assert found.series == {} and found.last_step == 0 and not found.cut and not found.unreadable

@@ -76,7 +76,7 @@ def test_a_loss_that_is_none_is_said_and_marked(place: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_run_of_few_steps(place: Path, steps: int) -> None:
+def test_a_run_of_few_steps_is_drawn_as_it_is(place: Path, steps: int) -> None:
     writing.write(place / "run", list(writing.lines(steps)), writing.facts(steps), None)
     page = report("run")
     assert f"done: {steps} step" in page.words and page.charts["loss"]["curves"][0]["style"] == "points"
@@ -94,7 +94,7 @@ def test_a_long_run_is_thinned_and_says_so(place: Path) -> None:
     assert Path("page.html").stat().st_size < 1_500_000
 
 
-def test_a_run_that_goes_on(place: Path) -> None:
+def test_a_run_that_goes_on_is_said_to(place: Path) -> None:
     entries = list(writing.lines(200))[:50]
     folder = writing.write(place / "run", entries, writing.facts(200), None)
     with (folder / "metrics.jsonl").open("a") as file:
@@ -115,7 +115,7 @@ def test_a_run_that_ended_early_says_why(place: Path) -> None:
         assert said in words and f"{state} after 5 of 200 steps" in words
 
 
-def test_an_old_run_without_facts(place: Path) -> None:
+def test_an_old_run_without_facts_has_a_page(place: Path) -> None:
     folder = writing.run(place / "run")
     for name in ("run.json", "recipe.yaml"):
         (folder / name).unlink()
@@ -125,7 +125,7 @@ def test_an_old_run_without_facts(place: Path) -> None:
     assert "lora.rank 16 the recipe" in words and "train.optimizer.name adamw as by default" in words
 
 
-def test_a_run_without_a_lock(place: Path) -> None:
+def test_a_run_without_a_lock_has_a_page(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(3)), None, None)
     words = report("run").words
     assert "3 steps logged" in words and "What the recipe was is not known" in words
@@ -133,7 +133,7 @@ def test_a_run_without_a_lock(place: Path) -> None:
     assert "There is no recipe.lock.json that can be read" in report("run").words
 
 
-def test_a_run_that_has_logged_nothing(place: Path) -> None:
+def test_a_run_that_has_logged_nothing_has_a_page(place: Path) -> None:
     folder = writing.run(place / "run")
     (folder / "metrics.jsonl").write_text("")
     page = report("run")
@@ -142,7 +142,7 @@ def test_a_run_that_has_logged_nothing(place: Path) -> None:
     assert "There is no metrics.jsonl" in report("run").words
 
 
-def test_a_recipe_of_another_version(place: Path) -> None:
+def test_a_recipe_of_another_version_is_shown_with_a_note(place: Path) -> None:
     folder = writing.run(place / "run")
     lock = json.loads((folder / "recipe.lock.json").read_text())
     lock["recipe"]["train"]["invented"] = 1
@@ -208,7 +208,7 @@ def plan_file(place: Path) -> Path:
     return path
 
 
-def test_a_plan_beside_what_was_measured(place: Path) -> None:
+def test_what_was_measured_stands_beside_the_plan(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(50)), writing.facts(50, platform="tpu"), None)
     words = report("run", "--plan", str(plan_file(place))).words
     assert "estimate calibrated estimate measured measured to estimate" in words
@@ -282,7 +282,7 @@ def test_what_merging_and_serving_left_is_found(place: Path) -> None:
     assert "ttft" in page.charts
 
 
-def test_a_merge_that_failed_its_verification(place: Path) -> None:
+def test_a_merge_that_failed_its_verification_is_said_to(place: Path) -> None:
     folder = writing.write(place / "run", list(writing.lines(3)), None, None)
     entry = {"step": 3, "folder": "/m", "dtype": "float32", "bytes": 1, "tensors": 1, "kept": 1}
     entry |= {"verified": {"files": 1, "problem": "/m: is not what was trained"}}
@@ -291,7 +291,7 @@ def test_a_merge_that_failed_its_verification(place: Path) -> None:
     assert "verified no" in words and "/m: is not what was trained." in words
 
 
-def test_refusals(place: Path) -> None:
+def test_what_is_no_run_is_refused_and_other_files_are_not_overwritten(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(3)), None, None)
     (place / "empty").mkdir()
     (place / "notes.html").write_text("mine")
@@ -320,7 +320,7 @@ def test_a_page_is_written_again_in_its_place(place: Path) -> None:
     assert [path.name for path in place.glob("*.html")] == ["a-b-c-report.html"]
 
 
-def test_an_address(place: Path) -> None:
+def test_a_run_at_an_address_has_a_page(place: Path) -> None:
     import fsspec
 
     files = fsspec.filesystem("memory")

@@ -37,7 +37,7 @@ def test_points_are_the_summarys(place: Path) -> None:
     assert against["x"]["x"] == sorted(against["x"]["x"]) and len(against["labels"]) == 4
 
 
-def test_percentiles_failures_and_published_figures(place: Path) -> None:
+def test_percentiles_failures_and_published_figures_are_on_the_page(place: Path) -> None:
     folder = writing.sweep(place / "bench")
     words = report("bench").words
     record = json.loads((folder / "input-512-rate-1.json").read_text())["result"]
@@ -49,7 +49,7 @@ def test_percentiles_failures_and_published_figures(place: Path) -> None:
     assert "Left out: 16,384 tokens in: more than the server takes." in words
 
 
-def test_a_sweep_that_was_killed_before_its_summary(place: Path) -> None:
+def test_a_sweep_that_was_killed_before_its_summary_has_a_page(place: Path) -> None:
     folder = writing.sweep(place / "bench")
     (folder / "summary.json").unlink()
     (folder / "input-512-rate-4.json").write_text('{"point": {')
@@ -58,7 +58,7 @@ def test_a_sweep_that_was_killed_before_its_summary(place: Path) -> None:
     assert "Where it was measured is not recorded." in words
 
 
-def test_a_sweep_without_a_measured_point(place: Path) -> None:
+def test_a_sweep_without_a_measured_point_has_nothing_to_draw(place: Path) -> None:
     folder = writing.sweep(place / "bench")
     summary = json.loads((folder / "summary.json").read_text())
     summary["points"] = [
@@ -71,7 +71,7 @@ def test_a_sweep_without_a_measured_point(place: Path) -> None:
     assert "No point was measured: there is nothing to draw." in words and "Failed. 512 tokens in" in words
 
 
-def test_what_is_no_sweep(place: Path) -> None:
+def test_what_is_no_sweep_is_refused(place: Path) -> None:
     (place / "bench").mkdir()
     (place / "bench" / "summary.json").write_text('{"sides": {}}')
     assert read_sweep(open_place("bench")) is None

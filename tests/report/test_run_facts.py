@@ -33,7 +33,7 @@ def begin(folder: Path, after: Any = 0) -> dict[str, Any]:
     return facts
 
 
-def test_a_run_and_its_continuation(tmp_path: Path) -> None:
+def test_the_facts_of_a_run_and_its_continuation_are_both_kept(tmp_path: Path) -> None:
     facts = begin(tmp_path)
     assert facts["name"] == "artifact" and facts["data"]["train"]["tokens"] == 60
     assert facts["devices"] == DEVICES and facts["accumulation"] == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 from recipe_texts import Case
 
-from compiler.backends import Backend, findings, others
+from compiler.backends import Backend, diagnosed, others
 from compiler.emit import emit
 from compiler.explain import explain
 from compiler.lower import Lowered, lower
@@ -82,7 +82,7 @@ def _emitted(loaded: Loaded, lowered: Lowered) -> None:
     assert program is not None
     explain(program, loaded, None).encode("utf-8", "surrogatepass")
     backends = [
-        backend.value for backend in Backend if not has_errors(findings(program, others([backend.value])))
+        backend.value for backend in Backend if not has_errors(diagnosed(program, others([backend.value])))
     ]
     for path, content in emit(program, others(backends)).items():
         text = content.decode("utf-8")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.parametrize("line", READING)
-def test_other_bad_files(line: str, kinds: dict[str, str]) -> None:
+def test_every_other_bad_file_is_a_sentence(line: str, kinds: dict[str, str]) -> None:
     done = tried(line, kinds, tuple(kind for kind in kinds if kind not in (*QUICK, "web")))
     assert not faults(done), faults(done)
 
@@ -29,7 +29,7 @@ LOCALES = (
 
 
 @pytest.mark.parametrize("locale", LOCALES)
-def test_locales_without_utf8(locale: dict[str, str], tmp_path: Path) -> None:
+def test_commands_work_in_locales_without_utf8(locale: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "grün 🙂.yaml").write_text(RECIPE.replace("rank: 8}", "rank: -8}  # größer"), "utf-8")
     (tmp_path / "good.yaml").write_text(f"# größer 🙂\n{RECIPE}", "utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))}
@@ -50,7 +50,7 @@ def test_locales_without_utf8(locale: dict[str, str], tmp_path: Path) -> None:
     assert "größer 🙂" in built
 
 
-def test_pipes_of_a_shell(tmp_path: Path) -> None:
+def test_commands_end_quietly_in_pipes_of_a_shell(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(RECIPE)
     recipe = f"{sys.executable} -m compiler.cli"
     script = f"""

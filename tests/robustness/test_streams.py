@@ -82,7 +82,7 @@ def test_letters_that_the_locale_has_not_are_escaped(run: Run, tmp_path: Path) -
     assert run("explain", "recipe.yaml", encoding="latin-1").status == 0
 
 
-def test_a_narrow_terminal(run: Run, tmp_path: Path) -> None:
+def test_a_narrow_terminal_is_no_obstacle(run: Run, tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("recipe: 1\nname: x\nlora: {rnk: 1}\n")
     for command in (["--help"], ["build", "--help"], ["explain", "recipe.yaml"], ["check", "wrong.yaml"]):
         done = run(*command, terminal=40, environment={"COLUMNS": None, "TERM": "xterm", "NO_COLOR": "1"})
@@ -93,7 +93,7 @@ def test_a_narrow_terminal(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("environment", [{"HOME": None}, {"TMPDIR": "/nowhere"}, {"TERM": None, "LANG": "C"}])
-def test_an_environment_without_much_in_it(run: Run, environment: dict[str, str | None]) -> None:
+def test_an_environment_without_much_in_it_is_enough(run: Run, environment: dict[str, str | None]) -> None:
     assert run("build", "recipe.yaml", "-o", "out", environment=environment).status == 0
     done = run("upgrade", "recipe.yaml", "--check", environment=environment)
     assert done.status == 0 and done.faults() == []

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from compiler.pipeline import QUICK_TO_COMPILE
+from compiler.artifact_run import QUICK_TO_COMPILE
+from tests.conftest import IN_ONE_PIECE
 from tests.runtime.lives import ROOT, Life, Lives
 
 STEPS = 10
@@ -34,7 +35,7 @@ MESH = MeshSettings(platform="cpu", devices={devices}, axes={{"fsdp": {devices},
 LORA = LoraSettings(rank=2, alpha=4.0, dropout=0.1, targets=("q_proj", "v_proj", "down_proj"))
 DATA = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=48)
 TRAIN = TrainSettings(
-    epochs=None, steps={steps}, global_batch_size=8, micro_batch_size=2, eval_every=4, log_every=2
+    steps={steps}, global_batch_size=8, micro_batch_size=2, eval_every=4, log_every=2
 )
 CHECKPOINT = CheckpointSettings(directory="checkpoints", every_steps={every}, keep={keep})
 {prelude}
@@ -50,7 +51,18 @@ def optimizer(schedule):
 if __name__ == "__main__":
     arguments = parse_arguments(ARTIFACT)
     sys.exit(
-        run(ARTIFACT, arguments, MODEL, MESH, LORA, DATA, TRAIN, CHECKPOINT, learning_rate, optimizer)
+        run(
+            ARTIFACT,
+            arguments,
+            model=MODEL,
+            mesh=MESH,
+            lora=LORA,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
+        )
     )
 """
 
@@ -114,7 +126,7 @@ def environment(place: Path) -> Mapping[str, str]:
     """That of a script's process, with a cache of functions, which are compiled in little time."""
     clean = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     return clean | {
-        "XLA_FLAGS": QUICK_TO_COMPILE,
+        "XLA_FLAGS": f"{QUICK_TO_COMPILE} {IN_ONE_PIECE}",
         "JAX_COMPILATION_CACHE_DIR": str(place / "compiled"),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
@@ -129,9 +141,9 @@ def train(lives: Lives, place: Path, output: str, *options: str, artifact: str =
 
 def saved(place: Path, output: str, step: int, item: str = "model_params") -> dict[str, np.ndarray]:
     """The arrays of a checkpoint."""
-    from runtime.trained import _restore
+    from runtime.trained import restore_tree
 
-    return _restore(str(place / output / "checkpoints" / str(step) / item))
+    return restore_tree(str(place / output / "checkpoints" / str(step) / item))
 
 
 def assert_equal(place: Path, one: str, other: str, step: int) -> None:

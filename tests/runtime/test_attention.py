@@ -13,16 +13,10 @@ import pytest
 
 from tests import tiny
 from tests.runtime import training
+from tests.runtime.training import QUICK
 
 TOLERANCE = 1e-5
 """Of outputs up to 4. Gradients here reach 20, and may differ by ten times as much."""
-
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_use_fusion_emitters": False,
-}
-"""Compiler options: an interpreted kernel takes far longer to compile than to run."""
 
 CASES = {
     # name: mesh axes, rows, tokens, query heads, key/value heads, head size, window, soft-cap

@@ -265,14 +265,14 @@ def train(artifact: Path, options: list[str], settings: ModelSettings) -> int:
     return run(
         artifact,
         parse_arguments(artifact, options),
-        settings,
-        MeshSettings("cpu", 8, {"fsdp": 8, "tp": 1}),
-        LoraSettings(rank=2, alpha=4.0, targets=("q_proj",)),
-        DataSettings(train=("train.jsonl",), max_length=48),
-        TrainSettings(epochs=1, steps=None, global_batch_size=8, micro_batch_size=1),
-        CheckpointSettings(directory="checkpoints"),
-        lambda steps: lambda step: 0.1,
-        lambda schedule: None,  # type: ignore[arg-type,return-value]
+        model=settings,
+        mesh=MeshSettings("cpu", 8, {"fsdp": 8, "tp": 1}),
+        lora=LoraSettings(rank=2, alpha=4.0, targets=("q_proj",)),
+        data=DataSettings(train=("train.jsonl",), max_length=48),
+        train=TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1),
+        checkpoint=CheckpointSettings(directory="checkpoints"),
+        learning_rate=lambda steps: lambda step: 0.1,
+        optimizer=lambda schedule: None,  # type: ignore[arg-type,return-value]
     )
 
 
@@ -282,12 +282,14 @@ def expected(message: str, help: str) -> str:
 
 @pytest.mark.parametrize("script", ["train", "merge"])
 @pytest.mark.parametrize("kind", BROKEN)
-def test_broken_checkpoint(place: Path, tmp_path: Path, capsys: Any, kind: str, script: str) -> None:
+def test_a_broken_checkpoint_is_one_sentence(
+    place: Path, tmp_path: Path, capsys: Any, kind: str, script: str
+) -> None:
     change, message, help = BROKEN[kind]
     assert said(place, tmp_path, change, script, capsys) == expected(message, help)
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-def test_broken_tokenizer(place: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
+def test_a_broken_tokenizer_is_one_sentence(place: Path, tmp_path: Path, capsys: Any, kind: str) -> None:
     change, message, help = TOKENIZERS[kind]
     assert said(place, tmp_path, change, "train", capsys) == expected(message, help)

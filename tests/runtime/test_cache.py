@@ -61,7 +61,7 @@ def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
     assert again == loss
 
 
-def test_where_caches_go(tmp_path: Path) -> None:
+def test_caches_go_where_the_recipe_says(tmp_path: Path) -> None:
     assert cache.cache_directory(None, tmp_path) is None
     assert cache.cache_directory("cache", tmp_path) == str(tmp_path / "cache")
     assert cache.cache_directory("/somewhere/else", tmp_path) == "/somewhere/else"

@@ -72,7 +72,7 @@ def test_every_tensor_reads_as_safetensors_reads_it(folder: Path) -> None:
     assert seen == len(base.names())
 
 
-def test_text_only_and_gemma3_in_one_file(tmp_path: Path) -> None:
+def test_text_only_checkpoints_and_those_of_one_file_are_read(tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path / "text", multimodal=False, num_hidden_layers=1)
     tiny.make_gemma3(tmp_path / "gemma3", num_hidden_layers=1)
     for name, family in (("text", "gemma4"), ("gemma3", "gemma3")):
@@ -81,7 +81,7 @@ def test_text_only_and_gemma3_in_one_file(tmp_path: Path) -> None:
         assert base.index is None
 
 
-def test_bfloat16(tmp_path: Path) -> None:
+def test_bfloat16_tensors_are_read_as_they_are(tmp_path: Path) -> None:
     import ml_dtypes
 
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
@@ -96,13 +96,13 @@ def test_bfloat16(tmp_path: Path) -> None:
     np.testing.assert_array_equal(after, before.astype(ml_dtypes.bfloat16))
 
 
-def test_missing_shard(copy: Path) -> None:
+def test_a_missing_shard_is_named(copy: Path) -> None:
     lost = sorted(copy.glob("model-*.safetensors"))[1]
     lost.unlink()
     assert f"{lost.name} missing" in message(lambda: BaseCheckpoint.open(copy))
 
 
-def test_index_that_names_what_is_not_there(copy: Path) -> None:
+def test_an_index_that_names_what_is_not_there_is_refused(copy: Path) -> None:
     index = json.loads((copy / INDEX).read_text())
     index["weight_map"]["model.language_model.extra"] = sorted(index["weight_map"].values())[0]
     (copy / INDEX).write_text(json.dumps(index))
@@ -110,7 +110,7 @@ def test_index_that_names_what_is_not_there(copy: Path) -> None:
     assert "names model.language_model.extra" in text and "does not hold" in text
 
 
-def test_index_that_names_the_wrong_file(copy: Path) -> None:
+def test_an_index_that_names_the_wrong_file_is_refused(copy: Path) -> None:
     index = json.loads((copy / INDEX).read_text())
     files = sorted(set(index["weight_map"].values()))
     name = next(name for name, file in index["weight_map"].items() if file == files[-1])
@@ -120,13 +120,13 @@ def test_index_that_names_the_wrong_file(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, {"a": "../model.safetensors"}, {"a": 3}])
-def test_broken_weight_map(copy: Path, weight_map: object) -> None:
+def test_a_broken_weight_map_is_refused(copy: Path, weight_map: object) -> None:
     (copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     assert INDEX in message(lambda: BaseCheckpoint.open(copy))
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
-def test_truncated_file(copy: Path, keep: int) -> None:
+def test_a_truncated_file_is_refused_by_its_name(copy: Path, keep: int) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     data = file.read_bytes()
     file.write_bytes(data[:keep])
@@ -134,27 +134,27 @@ def test_truncated_file(copy: Path, keep: int) -> None:
     assert str(file) in text and ("truncated" in text or "not a safetensors file" in text)
 
 
-def test_file_with_trailing_bytes(copy: Path) -> None:
+def test_a_file_with_trailing_bytes_is_refused(copy: Path) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     file.write_bytes(file.read_bytes() + b"xxxx")
     assert "4 bytes after the last tensor" in message(lambda: BaseCheckpoint.open(copy))
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": {}}', b'{"a": {"dtype": "F32", "shape": 3}}'])
-def test_header_that_is_none(copy: Path, header: bytes) -> None:
+def test_a_header_that_is_none_is_refused(copy: Path, header: bytes) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     file.write_bytes(len(header).to_bytes(8, "little") + header)
     assert "its header is not that of a safetensors file" in message(lambda: BaseCheckpoint.open(copy))
 
 
-def test_header_whose_sizes_do_not_fit(copy: Path) -> None:
+def test_a_header_whose_sizes_do_not_fit_is_refused(copy: Path) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     header = b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}'
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"x" * 8)
     assert "gives a bytes that do not fit" in message(lambda: BaseCheckpoint.open(copy))
 
 
-def test_missing_tensor(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
     name = "model.layers.0.self_attn.v_proj.weight"
     rewrite(tmp_path / "model.safetensors", lambda arrays: arrays.__delitem__(name))
@@ -162,7 +162,7 @@ def test_missing_tensor(tmp_path: Path) -> None:
     assert f"{name} is missing" in text and "[64, 64]" in text
 
 
-def test_wrong_shape_names_tensor_file_and_both_shapes(tmp_path: Path) -> None:
+def test_a_wrong_shape_names_tensor_file_and_both_shapes(tmp_path: Path) -> None:
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
     name = "model.layers.0.self_attn.o_proj.weight"
     rewrite(tmp_path / "model.safetensors", lambda a: a.update({name: a[name][:, :100].copy()}))
@@ -170,21 +170,21 @@ def test_wrong_shape_names_tensor_file_and_both_shapes(tmp_path: Path) -> None:
     assert all(part in text for part in (name, "model.safetensors", "[64, 100]", "[64, 128]"))
 
 
-def test_quantised_weight(tmp_path: Path) -> None:
+def test_a_quantised_weight_is_refused(tmp_path: Path) -> None:
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
     name = "model.layers.0.self_attn.o_proj.weight"
     rewrite(tmp_path / "model.safetensors", lambda a: a.update({name: a[name].astype(np.int8)}))
     assert "has type I8" in message(lambda: open_and_verify(tmp_path))
 
 
-def test_text_tensor_that_the_model_does_not_use(tmp_path: Path) -> None:
+def test_a_text_tensor_that_the_model_does_not_use_is_refused(tmp_path: Path) -> None:
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
     extra = np.zeros(3, np.float32)
     rewrite(tmp_path / "model.safetensors", lambda arrays: arrays.update({"model.layers.0.extra": extra}))
     assert open_and_verify(tmp_path).unused() == ["model.layers.0.extra"]
 
 
-def test_other_layouts(tmp_path: Path) -> None:
+def test_folders_of_other_layouts_are_refused(tmp_path: Path) -> None:
     assert "no such folder" in message(lambda: BaseCheckpoint.open(tmp_path / "none"))
     assert "no config.json" in message(lambda: BaseCheckpoint.open(tmp_path))
     (tmp_path / "config.json").write_text("{")
@@ -202,7 +202,9 @@ def test_other_layouts(tmp_path: Path) -> None:
     assert "no text embedding" in message(lambda: BaseCheckpoint.open(tmp_path))
 
 
-def test_locating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_found_by_its_folder_and_asked_for_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = ModelSettings(id="google/gemma-3-1b-it", family="gemma3")
     assert locate_model(model, tmp_path) == tmp_path
     assert "no such folder" in message(lambda: locate_model(model, tmp_path / "none"))
@@ -213,7 +215,7 @@ def test_locating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "google/gemma-3-1b-it" in text and "could not be downloaded" in text
 
 
-def test_bucket_is_copied_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_copied_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "bucket"
     tiny.make_gemma3(source, num_hidden_layers=1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -125,7 +125,7 @@ def test_conversations_are_recognised_as_trl_does(row: dict[str, Any]) -> None:
     assert parse("chat", row).messages == maybe_convert_to_chatml(copy.deepcopy(row))["messages"]
 
 
-def test_sharegpt_system_column() -> None:
+def test_a_sharegpt_system_column_becomes_the_first_turn() -> None:
     turns = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
     assert parse("chat", {"conversations": turns, "system": "s"}).messages == chat("a", "b", system="s")
     assert parse("chat", {"conversations": turns, "system": ""}).messages == chat("a", "b")
@@ -133,7 +133,7 @@ def test_sharegpt_system_column() -> None:
     assert parse("chat", {"messages": chat("a", "b"), "system": "linux"}).messages == chat("a", "b")
 
 
-def test_renamed_columns() -> None:
+def test_renamed_columns_are_read() -> None:
     turns = [{"who": "human", "says": "a"}, {"who": "gpt", "says": "b", "name": "n"}]
     row = parse(
         "chat", {"talk": turns, "uses": [TOOL]}, messages="talk", role="who", content="says", tools="uses"
@@ -214,11 +214,11 @@ def test_renamed_columns() -> None:
         ({"messages": chat("a", "b"), "tools": [{"type": "function"}]}, "tool 0 names no function"),
     ],
 )
-def test_chat_rows_that_are_left_out(row: dict[str, Any], why: str) -> None:
+def test_chat_rows_that_cannot_be_learnt_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("chat", row)
 
 
-def test_instruction() -> None:
+def test_an_instruction_becomes_a_conversation() -> None:
     row = {"instruction": "Add.", "input": "1, 2", "output": "3", "id": 7}
     assert parse("instruction", row) == Row("a:1", messages=chat("Add.\n\n1, 2", "3"), completion_start=1)
     for blank in ("", " ", None):
@@ -239,11 +239,13 @@ def test_instruction() -> None:
         ({"instruction": "a", "output": "b", "history": [["c"]]}, "'history' is not a list of pairs"),
     ],
 )
-def test_instruction_rows_that_are_left_out(row: dict[str, Any], why: str) -> None:
+def test_instruction_rows_that_cannot_be_learnt_are_left_out_with_the_reason(
+    row: dict[str, Any], why: str
+) -> None:
     assert why in reason("instruction", row)
 
 
-def test_prompt_and_completion() -> None:
+def test_a_prompt_and_its_completion_are_read_from_texts_and_turns() -> None:
     assert parse("prompt_completion", {"prompt": "a ", "completion": " b"}) == Row(
         "a:1", prompt="a ", completion=" b"
     )
@@ -269,11 +271,11 @@ def test_prompt_and_completion() -> None:
         ({"prompt": "a", "completion": "\udfff"}, "'completion' holds half a surrogate pair"),
     ],
 )
-def test_prompt_completion_rows_that_are_left_out(row: dict[str, Any], why: str) -> None:
+def test_prompts_that_cannot_be_learnt_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
     assert why in reason("prompt_completion", row)
 
 
-def test_text() -> None:
+def test_text_is_learnt_as_it_stands() -> None:
     assert parse("text", {"text": " a\n"}) == Row("a:1", completion=" a\n")
     assert reason("text", {"text": ["a"]}) == "'text' is a list, not a string"
     assert reason("text", {"content": "a"}) == "no 'text' (it has 'content')"
@@ -331,5 +333,7 @@ def test_a_prompt_that_is_repeated_is_taken_once() -> None:
         ({"chosen": [{}], "rejected": LIKED}, "'chosen' message 0 has the role None"),
     ],
 )
-def test_preferences_that_are_left_out(row: dict[str, Any], why: str) -> None:
+def test_preferences_that_cannot_be_learnt_are_left_out_with_the_reason(
+    row: dict[str, Any], why: str
+) -> None:
     assert why in reason("preference", row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +12,13 @@ from runtime.data.huggingface import address_of
 from runtime.data.sources import open_rows
 from runtime.errors import UserError
 from runtime.settings import DataSettings, Source
-
-NAME = "someone/verses"
-TEXTS = [f"verse {i}" for i in range(50)]
+from tests.runtime import hub_sets
+from tests.runtime.hub_sets import NAME, TEXTS
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What load_dataset leaves behind of someone/verses, with two configurations, and no connection."""
-    folder = tmp_path / "cache"
-    for config, texts in (("short", TEXTS), ("long", [text * 2 for text in TEXTS])):
-        files = {}
-        for split, part in (("train", texts), ("test", texts[:4])):
-            files[split] = str(tmp_path / f"{config}-{split}.parquet")
-            datasets.Dataset.from_dict({"text": part}).to_parquet(files[split])
-        built = datasets.load_dataset_builder("parquet", config, data_files=files, cache_dir=str(folder))
-        built.download_and_prepare()
-        made = Path(built.cache_dir)
-        home = folder / "someone___verses" / config / "0.0.0" / "0123456789abcdef"
-        home.parent.mkdir(parents=True)
-        shutil.move(made, home)
-        info = home / "dataset_info.json"
-        info.write_text(info.read_text().replace(made.parts[-3], config))
-        for file in home.glob("parquet-*.arrow"):
-            file.rename(home / file.name.replace("parquet-", "verses-"))
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    return folder
+    return hub_sets.cached(tmp_path, monkeypatch)
 
 
 def texts(source: Source) -> list[tuple[str, str | None]]:
@@ -57,13 +36,15 @@ def error_of(source: Source) -> UserError:
     ("split", "which"),
     [(None, range(50)), ("test", range(4)), ("train[:10%]", range(5)), ("test+train[49:]", [0, 1, 2, 3, 49])],
 )
-def test_splits_of_a_cached_data_set(cache: Path, split: str | None, which: Any) -> None:
+def test_splits_of_a_cached_data_set_are_read_without_a_connection(
+    cache: Path, split: str | None, which: Any
+) -> None:
     rows = texts(Source(f"hf://{NAME}", split=split, config="short"))
     assert [text for _, text in rows] == [TEXTS[i] for i in which]
     assert rows[-1][0] == f"hf://{NAME}[{split or 'train'}]#{len(which) - 1}"
 
 
-def test_configurations(cache: Path) -> None:
+def test_a_data_set_of_several_configurations_asks_which(cache: Path) -> None:
     assert texts(Source(f"hf://{NAME}", config="long", split="train[:1]"))[0][1] == TEXTS[0] * 2
     error = error_of(Source(f"hf://{NAME}"))
     assert "Please specify which configuration" in error.message and "short" in error.message
@@ -73,7 +54,7 @@ def test_configurations(cache: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["validation", "train[:"])
-def test_missing_split(cache: Path, split: str) -> None:
+def test_a_missing_split_is_named_with_those_there_are(cache: Path, split: str) -> None:
     error = error_of(Source(f"hf://{NAME}", split=split, config="short"))
     assert f"hf://{NAME}, split '{split}' of the configuration 'short', cannot be read: " in error.message
     assert error.help is not None and "train[:10%]" in error.help
@@ -81,7 +62,7 @@ def test_missing_split(cache: Path, split: str) -> None:
         assert "['train', 'test']" in error.message
 
 
-def test_no_connection_and_nothing_in_the_cache(cache: Path) -> None:
+def test_a_data_set_that_is_not_cached_is_one_sentence_without_a_connection(cache: Path) -> None:
     error = error_of(Source("hf://someone/prose"))
     assert error.message == (
         f"hf://someone/prose is not in the cache {cache}, and the Hugging Face hub is not asked "
@@ -102,7 +83,7 @@ def test_a_data_set_that_may_not_be_read_names_the_token(monkeypatch: pytest.Mon
     assert error.help is not None and "HF_TOKEN" in error.help
 
 
-def test_what_the_library_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_is_asked_for_what_the_recipe_says(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def answer(*given: Any, **named: Any) -> datasets.Dataset:

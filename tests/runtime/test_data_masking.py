@@ -15,7 +15,7 @@ from runtime.data.samples import Sample, Samples
 from runtime.errors import UserError
 from runtime.settings import DataSettings
 from tests.runtime.chats import GEMMA4, MARKED, chat, published, tokenizer
-from tests.runtime.test_data_trl import CALL, TOOLS
+from tests.runtime.tool_calls import CALL, TOOLS
 
 TWO = chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")
 
@@ -50,18 +50,18 @@ def test_gemma4_the_answers_and_their_end_carry_loss() -> None:
     assert list(made.tokens).count(tokenizer().bos_token_id) == 1
 
 
-def test_last_assistant() -> None:
+def test_last_assistant_learns_the_last_answer_alone() -> None:
     assert targets(GEMMA4, TWO, "last_assistant") == ["Good bye<turn|>"]
     assert targets(MARKED, TWO, "last_assistant") == ["Good bye<turn|>"]
 
 
-def test_all_but_the_first_token() -> None:
+def test_loss_on_all_leaves_out_the_first_token_alone() -> None:
     made = sample(GEMMA4, TWO, "all")
     assert not made.targets[0] and made.targets[1:].all()
 
 
 @pytest.mark.parametrize("name", ["gemma4", "gemma4_v2", "gemma4_v5"])
-def test_published_gemma4(name: str) -> None:
+def test_the_published_gemma4_templates_learn_the_answers(name: str) -> None:
     assert targets(published(name), TWO) == ["Hi there<turn|>", "Good bye<turn|>"]
 
 
@@ -112,7 +112,7 @@ def test_stripped_reasoning_of_earlier_turns_is_found_by_substitution() -> None:
     assert not Renderer.of(tokenizer(), published("qwen3"), "last_assistant").render(messages).substituted
 
 
-def test_a_generation_prompt_that_the_turn_does_not_begin_with() -> None:
+def test_a_generation_prompt_that_the_turn_does_not_begin_with_is_reported() -> None:
     prompting = GEMMA4.replace("'<|turn>model\\n' }}{%- endif", "'<|turn>model\\n<think>' }}{%- endif")
     assert prompting != GEMMA4
     rendered = Renderer.of(tokenizer(), prompting, "assistant").render(TWO)
@@ -152,7 +152,7 @@ def test_what_cannot_be_told_is_refused(template: str, reason: str) -> None:
         targets(template, chat("Hello", "Hi there", "x", "y"))
 
 
-def test_a_template_that_refuses_a_conversation() -> None:
+def test_a_template_that_refuses_a_conversation_leaves_it_out() -> None:
     with pytest.raises(Refused, match="alternate"):
         targets(published("gemma3"), [*chat("a"), *chat("b", "c")])
 
@@ -191,12 +191,12 @@ def test_white_space_that_a_token_swallows_is_seen(trim_offsets: bool) -> None:
     assert swallowing.decode(made[0].tokens[made[0].targets]) == "Zebra<turn|>"
 
 
-def test_letters_of_several_bytes() -> None:
+def test_letters_of_several_bytes_are_learnt_whole() -> None:
     made = sample(GEMMA4, chat("Grüße 🎉", "Ωμέγα 🎉 ok"))
     assert tokenizer().decode(made.tokens[made.targets]) == "Ωμέγα 🎉 ok<turn|>"
 
 
-def test_a_turn_that_repeats_the_prompt() -> None:
+def test_a_turn_that_repeats_the_prompt_is_told_apart_from_it() -> None:
     assert targets(GEMMA4, chat("model\nHi", "model\nHi")) == ["model\nHi<turn|>"]
     assert (
         targets(published("qwen3"), chat("substitute", "substitute", "a", "substitute"))[0]
@@ -210,7 +210,7 @@ def learnt(template: str, messages: list, tools: Any = None, loss_on: str = "ass
     return [rendered.text[start:end] for start, end in rendered.spans]
 
 
-def test_gemma4_calls_tools_and_stops_for_the_response() -> None:
+def test_gemma4s_tool_calls_are_learnt_and_end_for_the_response() -> None:
     """The response is not the model's to write; the call and what it stops with are."""
     assert learnt(published("gemma4"), CALL, TOOLS) == [
         '<|tool_call>call:weather{city:<|"|>Rome<|"|>}<tool_call|><|tool_response>',
@@ -218,7 +218,7 @@ def test_gemma4_calls_tools_and_stops_for_the_response() -> None:
     ]
 
 
-def test_qwen_calls_tools() -> None:
+def test_qwens_tool_calls_are_learnt() -> None:
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>'
     assert learnt(published("qwen2_5"), CALL, TOOLS) == [call, "It is sunny in Rome.<|im_end|>"]
     assert learnt(published("qwen2_5"), CALL, TOOLS, "last_assistant") == ["It is sunny in Rome.<|im_end|>"]
@@ -310,11 +310,16 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "loss_on"),
-    [("chat", "completion"), ("text", "assistant"), ("prompt_completion", "assistant"), ("prose", "all")],
+    ("format", "loss_on", "message"),
+    [
+        ("chat", "completion", "loss_on completion means nothing in data of the format chat"),
+        ("text", "assistant", "loss_on assistant means nothing in data of the format text"),
+        ("prompt_completion", "assistant", "means nothing in data of the format prompt_completion"),
+        ("prose", "all", "data.format is 'prose'"),
+    ],
 )
-def test_a_loss_that_the_format_does_not_have(format: str, loss_on: str) -> None:
-    with pytest.raises(UserError):
+def test_a_loss_that_the_format_does_not_have_is_refused(format: str, loss_on: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         check_loss_on(DataSettings(train=(), max_length=8, format=format, loss_on=loss_on))
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.data import PreparedData, prepare
+from runtime.data.prepare import PreparedData, prepare
 from runtime.settings import DataSettings, TrainSettings
 from tests import tiny
 from tests.runtime import training
+from tests.runtime.built_models import randomise
 from tests.runtime.chats import tokenizer, write
-from tests.runtime.test_data_prepare import conversations
-from tests.runtime.test_lora import randomise
+from tests.runtime.preparing import conversations
 
 SAMPLES, LENGTH = 24, 96
 MODELS = {
@@ -30,7 +30,7 @@ MODELS = {
 def one_step(folder: Path, packing: bool) -> PreparedData:
     """All samples in one micro-batch of as many rows as samples; most are empty when they are packed."""
     data = DataSettings(train=("train.jsonl",), max_length=LENGTH, packing=packing)
-    train = TrainSettings(epochs=1, steps=None, global_batch_size=SAMPLES, micro_batch_size=1)
+    train = TrainSettings(epochs=1, global_batch_size=SAMPLES, micro_batch_size=1)
     prepared = prepare(data, train, SAMPLES, tokenizer(), folder, vocabulary=512)
     assert prepared.total_steps == prepared.accumulation == 1
     return prepared

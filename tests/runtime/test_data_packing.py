@@ -10,7 +10,7 @@ from runtime.data.packing import pack
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_each_sample_once_and_no_row_too_long(seed: int) -> None:
+def test_packing_holds_each_sample_once_and_makes_no_row_too_long(seed: int) -> None:
     draw = random.Random(seed)
     capacity = draw.randint(1, 200)
     lengths = [draw.randint(1, capacity) for _ in range(draw.randint(1, 300))]
@@ -25,14 +25,14 @@ def test_each_sample_once_and_no_row_too_long(seed: int) -> None:
     assert len(used) < 2 or used[0] + used[1] > capacity
 
 
-def test_by_hand() -> None:
+def test_packing_takes_the_fullest_row_that_has_room() -> None:
     assert list(pack([3, 7, 5, 5, 2], 10, range(5))) == [(1, 0), (2, 3), (4,)]
     assert list(pack([3, 7, 5, 5, 2], 10, [4, 3, 2, 1, 0])) == [(1, 0), (3, 2), (4,)]
     # Into the fullest row with room, not the first.
     assert list(pack([6, 8, 2], 10, range(3))) == [(1, 2), (0,)]
 
 
-def test_full_of_typical_lengths() -> None:
+def test_rows_of_typical_lengths_are_packed_full() -> None:
     draw = random.Random(0)
     lengths = [min(3072, int(draw.lognormvariate(6.6, 0.6))) for _ in range(5000)]
     rows = pack(lengths, 3072, range(5000))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import random
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -14,21 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.data import PreparedData, load_tokenizer, prepare
+from runtime.data.prepare import PreparedData, prepare
 from runtime.errors import UserError
-from runtime.settings import DataSettings, ModelSettings, Source, TrainSettings
+from runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import GEMMA4, chat, tokenizer, write
-
-WORDS = ["the", "quick", "brown", "fox", "says", "hello", "to", "a", "world", "and", "thinks"]
-
-
-def conversations(count: int, seed: int = 0) -> list[list[dict[str, Any]]]:
-    draw = random.Random(seed)
-
-    def say(longest: int) -> str:
-        return " ".join(draw.choices(WORDS, k=draw.randint(1, longest)))
-
-    return [chat(f"{i} {say(6)}", say(9), *((say(3), say(5)) if i % 3 == 0 else ())) for i in range(count)]
+from tests.runtime.preparing import conversations, pieces, prepared, same
 
 
 @pytest.fixture
@@ -36,38 +25,6 @@ def folder(tmp_path: Path) -> Path:
     write(tmp_path / "train.jsonl", conversations(53))
     write(tmp_path / "eval.jsonl", conversations(11, seed=1))
     return tmp_path
-
-
-def prepared(
-    folder: Path,
-    rows: int = 4,
-    batch: int = 8,
-    epochs: int | None = 3,
-    steps: int | None = None,
-    **settings: Any,
-) -> PreparedData:
-    normalization = settings.pop("loss_normalization", "tokens")
-    data = DataSettings(**{"train": ("train.jsonl",), "max_length": 96, **settings})
-    train = TrainSettings(
-        epochs=epochs,
-        steps=steps,
-        global_batch_size=batch,
-        micro_batch_size=1,
-        loss_normalization=normalization,
-    )
-    return prepare(data, train, rows, tokenizer(), folder)
-
-
-def pieces(batch: dict[str, np.ndarray]) -> list[tuple[int, ...]]:
-    """The samples of a micro-batch, as token ids."""
-    out = []
-    for tokens, segments in zip(batch["tokens"], batch["segment_ids"], strict=True):
-        out += [tuple(tokens[segments == s].tolist()) for s in range(1, int(segments.max()) + 1)]
-    return out
-
-
-def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
 
 
 @pytest.mark.parametrize("packing", [False, True])
@@ -101,7 +58,7 @@ def test_micro_batches_have_the_agreed_form(folder: Path, packing: bool) -> None
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_every_sample_once_an_epoch_in_another_order(folder: Path, packing: bool) -> None:
+def test_an_epoch_has_every_sample_once_in_another_order(folder: Path, packing: bool) -> None:
     run = prepared(folder, packing=packing)
     alone = prepared(folder, rows=1, batch=1, epochs=1, packing=False)
     expected = Counter(piece for batch in alone.batches() for piece in pieces(batch))
@@ -162,7 +119,7 @@ def test_a_resumed_run_sees_what_it_would_have_seen(folder: Path, packing: bool)
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_norm_by_tokens(folder: Path, packing: bool) -> None:
+def test_norm_by_tokens_makes_a_step_the_mean_over_its_targets(folder: Path, packing: bool) -> None:
     """The mean over a window of summed loss / norm is the window's mean loss of a target."""
     run = prepared(folder, rows=2, batch=8, packing=packing)
     loss = np.random.default_rng(0).random((2, 96))
@@ -173,7 +130,7 @@ def test_norm_by_tokens(folder: Path, packing: bool) -> None:
         assert mean == pytest.approx(total / sum(b["loss_mask"].sum() for b in window), rel=1e-6)
 
 
-def test_norm_by_micro_batches(folder: Path) -> None:
+def test_norm_by_micro_batches_makes_a_step_the_mean_of_means(folder: Path) -> None:
     """The mean over a window is the mean of its micro-batches' means; empty ones do not count."""
     run = prepared(folder, rows=2, batch=16, loss_normalization="micro_batches")
     loss = np.random.default_rng(0).random((2, 96))
@@ -216,7 +173,7 @@ def test_steps_are_counted_as_by_transformers(
         assert len(list(run.batches(2))) == 2 * batch
 
 
-def test_overlong(folder: Path) -> None:
+def test_overlong_samples_are_dropped_cut_or_refused_as_the_recipe_says(folder: Path) -> None:
     long = [chat("hello", "the fox " * 90), chat("hello " * 90, "the fox"), chat("hello", "the fox")]
     name = write(folder / "long.jsonl", long)
     dropped = prepared(folder, train=(name,), overlong="drop").report.train
@@ -232,7 +189,7 @@ def test_overlong(folder: Path) -> None:
         prepared(folder, train=(name,), overlong="error")
 
 
-def test_report(folder: Path) -> None:
+def test_the_report_counts_what_was_read_kept_and_learnt(folder: Path) -> None:
     run = prepared(folder, eval=("eval.jsonl",), packing=True)
     report = run.report
     targets = sum(int(run.micro_batch(i)["loss_mask"].sum()) for i in range(run.steps_per_epoch * 2))
@@ -240,8 +197,8 @@ def test_report(folder: Path) -> None:
     assert report.train.rows == math.ceil(report.train.tokens / report.train.efficiency / 96 - 1e-9)
     assert json.loads(json.dumps(report.to_dict()))["train"]["kept"] == 53
     text = report.text()
-    assert text.startswith("train: 53 of 53 rows kept; ")
-    assert "\neval: 11 of 11 rows kept; " in text and f"\nsteps: {run.steps_per_epoch} an epoch" in text
+    assert text.startswith("train: 53 of 53 samples kept; ")
+    assert "\neval: 11 of 11 samples kept; " in text and f"\nsteps: {run.steps_per_epoch} an epoch" in text
 
 
 def test_offenders_are_in_the_report(folder: Path) -> None:
@@ -252,12 +209,12 @@ def test_offenders_are_in_the_report(folder: Path) -> None:
         prepared(folder)
     assert "max_invalid_ratio" in error.value.message
     text = prepared(folder, max_invalid_ratio=0.12).report.text()
-    assert "53 of 61 rows kept (7 malformed, 1 too long for 96 tokens)" in text
+    assert "53 of 61 samples kept (7 malformed, 1 too long for 96 tokens)" in text
     assert "train.jsonl:54: malformed: not JSON" in text and "... and 2 more, malformed" in text
     assert "train.jsonl:61: too long: " in text
 
 
-def test_nothing_left(folder: Path) -> None:
+def test_data_of_which_nothing_is_left_is_refused_with_the_reason(folder: Path) -> None:
     with pytest.raises(UserError, match=r"none of the 53 rows of data.train can be used") as error:
         prepared(folder, max_length=3)
     assert "max_length" in (error.value.help or "")
@@ -271,7 +228,7 @@ def test_nothing_left(folder: Path) -> None:
         prepared(folder, chat_template=refusing)
 
 
-def test_mostly_unclear(folder: Path) -> None:
+def test_data_that_is_mostly_unclear_is_refused(folder: Path) -> None:
     unless_short = "{% for m in messages %}{{ m.content + ('' if messages | length > 3 else m.content) }}"
     unless_short += "<turn|>{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     with pytest.raises(UserError, match=r"35 of 53 rows .* the first: train.jsonl:2: unclear targets"):
@@ -280,19 +237,19 @@ def test_mostly_unclear(folder: Path) -> None:
     assert (report.kept, report.inconsistent.count, report.invalid) == (18, 35, 35)
 
 
-def test_batches_that_do_not_divide(folder: Path) -> None:
+def test_batches_that_do_not_divide_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="8 rows cannot be made of micro-batches of 3"):
         prepared(folder, rows=3)
 
 
-def test_token_ids_that_the_model_does_not_have(folder: Path) -> None:
+def test_token_ids_that_the_model_does_not_have_are_refused(folder: Path) -> None:
     data = DataSettings(train=("train.jsonl",), max_length=96)
-    train = TrainSettings(epochs=1, steps=None, global_batch_size=8, micro_batch_size=1)
+    train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)
     with pytest.raises(UserError, match="the model has 6 embeddings"):
         prepare(data, train, 4, tokenizer(), folder, vocabulary=6)
 
 
-def test_template_given_as_text_or_as_a_file(folder: Path) -> None:
+def test_a_template_is_the_same_as_text_and_as_a_file(folder: Path) -> None:
     other = GEMMA4.replace("<|turn>", "<|im_start|>").replace("<turn|>", "<|im_end|>")
     (folder / "chat.jinja").write_text(other)
     a, b = prepared(folder, chat_template=other), prepared(folder, chat_template="chat.jinja")
@@ -395,7 +352,7 @@ def test_weighted_sources_keep_their_order_without_a_seed(folder: Path) -> None:
     assert len(lines) == 11 + 6 + 5 and lines == sorted(lines)
 
 
-def test_weights_that_leave_nothing(folder: Path) -> None:
+def test_weights_that_leave_nothing_are_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="draws none of the 53 samples"):
         prepared(folder, train=(Source("train.jsonl", 0.001),))
 
@@ -405,7 +362,7 @@ def test_formats_without_a_conversation_need_no_template(tmp_path: Path) -> None
     plain.chat_template = None
     (tmp_path / "t.jsonl").write_text(json.dumps({"text": "the fox"}) + "\n")
     data = DataSettings(train=("t.jsonl",), max_length=16, format="text", loss_on="all")
-    train = TrainSettings(epochs=1, steps=None, global_batch_size=1, micro_batch_size=1)
+    train = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     run = prepare(data, train, 1, plain, tmp_path)
     assert pieces(run.micro_batch(0)) == [tuple(tokenizer().encode("the fox<eos>"))]
     talk = {"prompt": chat("a"), "completion": [{"role": "assistant", "content": "b"}]}
@@ -423,50 +380,3 @@ def test_instructions_are_rendered_with_the_chat_template(tmp_path: Path) -> Non
         batch = run.micro_batch(0)
         assert tokenizer().decode(batch["tokens"][batch["loss_mask"]]) == learnt
         assert "user\nGreet.\n\nthe fox<turn|>" in tokenizer().decode(pieces(batch)[0])
-
-
-def load(folder: Path, **settings: Any) -> Any:
-    model = ModelSettings(id="x", family="gemma4", tokenizer=settings.pop("tokenizer", None))
-    return load_tokenizer(folder, model, DataSettings(train=("x",), max_length=8, **settings), folder)
-
-
-def test_loading_a_tokenizer(tmp_path: Path) -> None:
-    tokenizer().save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text('{"text_config": {"vocab_size": 400}}')
-    assert load(tmp_path).encode("hello") == tokenizer().encode("hello")
-    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
-    with pytest.raises(UserError, match=r"token ids up to \d+, and the model has 300 embeddings"):
-        load(tmp_path)
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.json").write_text('{"vocab_size": 400}')
-    with pytest.raises(UserError, match="cannot be loaded"):
-        load(other)
-    (tmp_path / "config.json").unlink()
-    assert load(tmp_path, tokenizer=str(tmp_path)).is_fast
-
-
-def test_special_tokens_beyond_the_embeddings_are_let_through(tmp_path: Path) -> None:
-    grown = load_copy(tmp_path)
-    size = len(grown)
-    grown.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
-    grown.save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": size}))
-    assert load(tmp_path).convert_tokens_to_ids("<image_soft_token>") == size
-
-
-def load_copy(folder: Path) -> Any:
-    tokenizer().save_pretrained(folder)
-    return load(folder)
-
-
-def test_a_tokenizer_without_a_template(tmp_path: Path) -> None:
-    plain = load_copy(tmp_path)
-    plain.chat_template = None
-    plain.save_pretrained(tmp_path)
-    for file in tmp_path.glob("*.jinja"):
-        file.unlink()
-    with pytest.raises(UserError, match="has no chat template") as error:
-        load(tmp_path)
-    assert "data.chat_template" in (error.value.help or "")
-    assert load(tmp_path, chat_template=GEMMA4).is_fast

@@ -78,7 +78,7 @@ def test_addresses_are_read_like_files(tmp_path: Path, name: str, address: str) 
     assert rows[0].origin.startswith(prefix + name)
 
 
-def test_a_folder_at_an_address(tmp_path: Path) -> None:
+def test_a_folder_at_an_address_is_read(tmp_path: Path) -> None:
     import fsspec
 
     write_folder(tmp_path / "folder")
@@ -101,7 +101,7 @@ def test_a_folder_at_an_address(tmp_path: Path) -> None:
         ("test+train[90%:]", [0, 1, 2, *range(45, 50)]),
     ],
 )
-def test_split_expressions(
+def test_split_expressions_read_the_rows_that_they_name(
     tmp_path: Path, write: Callable[[Path], None], split: str | None, which: Any
 ) -> None:
     write(tmp_path / "set")
@@ -118,7 +118,7 @@ def test_origins_of_a_part_are_rows_of_the_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_saved_splits, write_folder])
 @pytest.mark.parametrize("split", ["validation", "validation[:3]", "train[:"])
-def test_missing_split_lists_those_there_are(
+def test_a_missing_split_lists_those_there_are(
     tmp_path: Path, write: Callable[[Path], None], split: str
 ) -> None:
     write(tmp_path / "set")
@@ -127,7 +127,7 @@ def test_missing_split_lists_those_there_are(
     assert error.help is not None and "train" in error.help and "test" in error.help
 
 
-def test_a_list_longer_than_a_block(tmp_path: Path) -> None:
+def test_a_list_longer_than_a_block_is_read_whole(tmp_path: Path) -> None:
     rows = [{"text": f"{i} " + "ü" * (i % 7 * 100_000)} for i in range(20)]
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), "utf-8")
     read = list(reader("a.json", tmp_path, format="text"))
@@ -136,7 +136,7 @@ def test_a_list_longer_than_a_block(tmp_path: Path) -> None:
     assert [row.origin for row in read] == [f"a.json:{2 + 3 * i}" for i in range(20)]
 
 
-def test_csv_rows_of_several_lines(tmp_path: Path) -> None:
+def test_csv_rows_of_several_lines_are_read_with_their_places(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(
         b'\xef\xbb\xbfprompt,completion\r\n"a\r\n""b"", c",12\r\n\r\nd,NA\r\n,e\r\nf\r\ng,\xff\r\n'
     )
@@ -206,7 +206,7 @@ def test_other_columns_tell_what_to_write(
     assert error.help == help
 
 
-def test_renamed_columns_that_are_not_there(tmp_path: Path) -> None:
+def test_renamed_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl")
     error = error_of("a.jsonl", tmp_path, fields={"messages": "dialog"})
     assert "no 'dialog' (it has 'messages', 'tools')" in error.message
@@ -214,7 +214,7 @@ def test_renamed_columns_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow", "a.array_record"])
-def test_empty_file(tmp_path: Path, name: str) -> None:
+def test_an_empty_file_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     error = error_of(name, tmp_path)
     assert error.message == f"{name} is empty" and error.help
@@ -229,7 +229,7 @@ def test_empty_file(tmp_path: Path, name: str) -> None:
         pytest.param("a.jsonl.gz", gzip.compress(b"", mtime=0), id="a.jsonl.gz"),
     ],
 )
-def test_file_without_rows(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_file_without_rows_is_named(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert error_of(name, tmp_path).message == f"{name} is empty"
 
@@ -271,7 +271,7 @@ def test_a_file_that_is_not_what_its_ending_says(tmp_path: Path, name: str) -> N
         (b"a,a\n1,2\n", "a.csv has two columns 'a'"),
     ],
 )
-def test_csv_that_cannot_be_told_apart(tmp_path: Path, content: bytes, message: str) -> None:
+def test_csv_that_cannot_be_told_apart_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.csv").write_bytes(content)
     assert error_of("a.csv", tmp_path).message == message
 
@@ -289,7 +289,9 @@ def test_csv_that_cannot_be_told_apart(tmp_path: Path, content: bytes, message: 
         (b'["\xff"]', "a.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
     ],
 )
-def test_a_list_that_is_not_json(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_list_that_is_not_json_is_refused_with_its_place(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     (tmp_path / "a.json").write_bytes(content)
     assert message in error_of("a.json", tmp_path).message
 
@@ -310,7 +312,7 @@ def test_a_list_that_is_not_json(tmp_path: Path, content: bytes, message: str) -
         (Source("empty", config="c"), "Hugging Face hub, and has no config 'c'", "hf://"),
     ],
 )
-def test_unreadable(
+def test_what_cannot_be_read_as_data_is_one_sentence(
     no_buckets: None, tmp_path: Path, source: str | Source, message: str, help: str | None
 ) -> None:
     write_jsonl(tmp_path / "a.jsonl")
@@ -343,7 +345,9 @@ class Closed:
         OSError("Anonymous caller does not have storage.objects.get access, 401"),
     ],
 )
-def test_missing_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception) -> None:
+def test_missing_credentials_are_asked_for_in_the_stores_terms(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
+) -> None:
     monkeypatch.setattr(Closed, "error", error, raising=False)
     monkeypatch.setattr("fsspec.core.url_to_fs", lambda path: (Closed(), path))
     found = error_of("gs://bucket/x.jsonl", tmp_path)
@@ -351,7 +355,7 @@ def test_missing_credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, er
     assert found.help is not None and "gcloud auth application-default login" in found.help
 
 
-def test_unknown_rename(tmp_path: Path) -> None:
+def test_a_column_that_the_format_does_not_have_cannot_be_renamed(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="renames 'prompt'") as error:
         reader("a.jsonl", tmp_path, fields={"prompt": "x"})
     assert error.value.help is not None and "messages, tools, role, content" in error.value.help

@@ -21,7 +21,9 @@ def read_rows(folder: Path, *names: str) -> list[Row]:
 
 
 @pytest.mark.parametrize(("name", "train", "held_out"), [("quickstart", 300, 30), ("gemma3-270m", 195, 20)])
-def test_rows(root: Path, name: str, train: int, held_out: int) -> None:
+def test_the_shipped_data_has_rows_that_train_and_none_twice(
+    root: Path, name: str, train: int, held_out: int
+) -> None:
     folder = root / "recipes" / "data" / name
     rows = read_rows(folder, "train.jsonl")
     evaluation = read_rows(folder, "eval.jsonl")

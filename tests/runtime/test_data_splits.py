@@ -12,17 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.data import PreparedData, prepare
+from runtime.data.prepare import PreparedData, prepare
 from runtime.data.sources import count, open_rows
 from runtime.data.splits import choose, open_split, splits
 from runtime.errors import UserError
 from runtime.settings import DataSettings, Source, TrainSettings
+from tests.runtime import hub_sets
 from tests.runtime.chats import chat, tokenizer, write
 from tests.runtime.data_files import KINDS
-from tests.runtime.test_data_hub import NAME, TEXTS, cache
-
-__all__ = ["cache"]
-"""A fixture."""
+from tests.runtime.hub_sets import NAME, TEXTS
 
 FIRST, SECOND = [f"verse {i}" for i in range(31)], [f"line {i}" for i in range(18)]
 
@@ -117,7 +115,10 @@ def test_every_kind_of_source_is_counted_and_cut_off(kind: str, tmp_path: Path) 
     assert first == whole[:7]
 
 
-def test_data_sets_of_the_hub(cache: Path) -> None:
+def test_data_sets_of_the_hub_are_held_out_as_the_library_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_sets.cached(tmp_path, monkeypatch)
     data = settings(Source(f"hf://{NAME}", split="train[:39]", config="short", limit=37))
     assert parts(data, Path()) == librarys(TEXTS[:37], 0.1, 42)
 
@@ -153,7 +154,7 @@ def test_bad_sources_are_told_of_as_ever(folder: Path) -> None:
         splits(settings("a.jsonl", eval=("b.parquet",)), folder)
 
 
-def test_a_source_that_grows_between_counting_and_reading(folder: Path) -> None:
+def test_a_source_that_grows_between_counting_and_reading_is_refused(folder: Path) -> None:
     data = settings("a.jsonl")
     train, _ = splits(data, folder)
     (reader,) = open_split(train, data, folder)
@@ -164,7 +165,7 @@ def test_a_source_that_grows_between_counting_and_reading(folder: Path) -> None:
 
 
 def run(folder: Path, cache: Path | None = None, **given: Any) -> PreparedData:
-    train = TrainSettings(epochs=1, steps=None, global_batch_size=4, micro_batch_size=1)
+    train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1)
     data = DataSettings(**{"train": ("chats.jsonl",), "max_length": 64, "eval_fraction": 0.2, **given})
     return prepare(data, train, 4, tokenizer(), folder, cache=cache, workers=0)
 

@@ -12,7 +12,7 @@ import pytest
 from runtime.data.template import ChatTemplate, Misplaced, Refused
 from runtime.errors import UserError
 from tests.runtime.chats import chat, published, tokenizer
-from tests.runtime.test_data_trl import CALL, TOOLS
+from tests.runtime.tool_calls import CALL, TOOLS
 
 VARIABLES = {"bos_token": "<bos>", "eos_token": "<eos>"}
 CONVERSATIONS: list[tuple[list[dict[str, Any]], Any]] = [
@@ -36,7 +36,9 @@ def names() -> list[str]:
     return sorted(path.stem for path in (Path(spec.origin).parent / "chat_templates").glob("*.jinja"))
 
 
-def test_every_template_that_trl_ships(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_template_that_trl_ships_is_rendered_as_transformers_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from transformers.utils import chat_template_utils as reference
 
     monkeypatch.setattr(reference, "datetime", Fixed)
@@ -78,7 +80,7 @@ def test_the_date_is_the_same_every_day() -> None:
     assert template.render([]) == "26 Jul 2024"
 
 
-def test_a_template_that_is_not_jinja() -> None:
+def test_a_template_that_is_not_jinja_is_refused_with_its_line() -> None:
     with pytest.raises(UserError, match="not valid Jinja: line 2"):
         ChatTemplate("{% if x %}\n{% endfor %}", {})
 
@@ -99,6 +101,35 @@ def test_a_template_cannot_reach_the_machine() -> None:
     for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% include 'x' %}"):
         with pytest.raises(Refused):
             ChatTemplate(source, {}).render(chat("Hello"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
+        "{% set all = namespace(x='a') %}{% for i in range(60) %}{% set all.x = all.x + all.x %}{% endfor %}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ [1] * 10 ** 10 }}",
+        "{{ 10 ** 10 ** 10 }}",
+    ],
+)
+def test_a_template_has_an_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In time, in what it writes, and in what it makes of a few characters."""
+    monkeypatch.setattr("runtime.data.template.RENDER_SECONDS", 0.5)
+    with pytest.raises(Refused):
+        ChatTemplate(source, {}).render(chat("Hello"))
+
+
+@pytest.mark.parametrize("source", ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{{ (" * 3000])
+def test_a_template_that_is_nested_without_end(source: str) -> None:
+    with pytest.raises(UserError, match="the chat template"):
+        ChatTemplate(source, {})
+
+
+def test_products_that_templates_are_made_of() -> None:
+    source = "{{ '-' * 3 }}{{ 3 * 4 }}{{ 2 ** 10 }}{{ [1] * 2 }}{{ 4 ** 0.5 }}"
+    assert ChatTemplate(source, {}).render([]) == "---121024[1, 1]2.0"
 
 
 def test_a_tokenizers_special_tokens_are_variables() -> None:

@@ -69,7 +69,7 @@ def test_rows_pass_through_it_before_their_format_is_read(tmp_path: Path) -> Non
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_an_absolute_path(tmp_path: Path) -> None:
+def test_a_function_at_an_absolute_path_is_used(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "prepare.py").write_text(FILE)
     source = reader(tmp_path / "data", f"{tmp_path}/prepare.py:clean", file=None)
@@ -156,7 +156,7 @@ def test_what_it_made_is_checked(tmp_path: Path) -> None:
         ("prepare.py:f", "\0", "prepare.py", "correct"),
     ],
 )
-def test_a_function_that_cannot_be_had(
+def test_a_function_that_cannot_be_had_is_refused_with_the_reason(
     tmp_path: Path, transform: str, file: str | None, message: str, help: str
 ) -> None:
     error = error_of(tmp_path, transform, file=file)

@@ -9,34 +9,10 @@ from typing import Any
 
 import pytest
 
-from runtime.data import prepare
+from runtime.data.prepare import prepare
 from runtime.settings import DataSettings, TrainSettings
 from tests.runtime.chats import MARKED, chat, published, tokenizer
-
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Tells the weather.",
-            "parameters": {
-                "type": "object",
-                "properties": {"city": {"type": "string", "description": "Where."}},
-                "required": ["city"],
-            },
-        },
-    }
-]
-CALL: list[dict[str, Any]] = [
-    {"role": "user", "content": "How is Rome?"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}],
-    },
-    {"role": "tool", "name": "weather", "content": "sunny"},
-    {"role": "assistant", "content": "It is sunny in Rome."},
-]
+from tests.runtime.tool_calls import CALL, TOOLS
 
 
 def ours(folder: Path, rows: list[dict[str, Any]], template: str, **settings: Any) -> list[tuple]:
@@ -45,7 +21,7 @@ def ours(folder: Path, rows: list[dict[str, Any]], template: str, **settings: An
     data = DataSettings(
         **{"train": ("rows.jsonl",), "max_length": 2048, "chat_template": template, **settings}
     )
-    train = TrainSettings(epochs=1, steps=None, global_batch_size=1, micro_batch_size=1)
+    train = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     prepared = prepare(data, train, 1, tokenizer(), folder)
     assert prepared.report.train.kept == len(rows), prepared.report.text()
     return [(sample.tokens.tolist(), sample.targets.tolist()) for sample in prepared.samples]
@@ -72,7 +48,7 @@ def theirs(rows: list[dict[str, Any]], template: str, **settings: Any) -> list[t
 
 
 @pytest.mark.parametrize("template", [MARKED, "qwen3_training", "gemma3_training", "llama3_training"])
-def test_chat_with_generation_markers(tmp_path: Path, template: str) -> None:
+def test_chats_with_generation_markers_have_trls_tokens_and_targets(tmp_path: Path, template: str) -> None:
     text = template if "{" in template else published(template)
     rows = [
         {"messages": chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")},
@@ -83,7 +59,7 @@ def test_chat_with_generation_markers(tmp_path: Path, template: str) -> None:
 
 
 @pytest.mark.parametrize("template", ["qwen3_training", "glm4moe_training", "lfm2_training"])
-def test_tools(tmp_path: Path, template: str) -> None:
+def test_tool_calls_have_trls_tokens_and_targets(tmp_path: Path, template: str) -> None:
     text = published(template)
     rows = [{"messages": CALL, "tools": TOOLS}]
     found = ours(tmp_path, rows, text)
@@ -94,7 +70,7 @@ def test_tools(tmp_path: Path, template: str) -> None:
     assert "Rome" in learnt and "It is sunny in Rome." in learnt and "Tells the weather" not in learnt
 
 
-def test_prompt_and_completion_of_plain_text(tmp_path: Path) -> None:
+def test_plain_prompts_and_completions_have_trls_tokens_and_targets(tmp_path: Path) -> None:
     rows = [
         {"prompt": "The quick brown fox", "completion": " says hello to the world."},
         {"prompt": "Grüße 🎉\n", "completion": "Ωμέγα 🎉"},
@@ -107,7 +83,9 @@ def test_prompt_and_completion_of_plain_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [MARKED, "gemma4", "qwen3", "llama3"])
-def test_prompt_and_completion_of_messages(tmp_path: Path, template: str) -> None:
+def test_prompts_and_completions_of_messages_have_trls_tokens_and_targets(
+    tmp_path: Path, template: str
+) -> None:
     text = template if "{" in template else published(template)
     whole = chat("Hello", "Hi there", "And now?", "Good bye", system="Be brief.")
     rows = [{"prompt": whole[:2], "completion": whole[2:]}, {"prompt": whole[:4], "completion": whole[4:]}]
@@ -115,7 +93,7 @@ def test_prompt_and_completion_of_messages(tmp_path: Path, template: str) -> Non
     assert ours(tmp_path, rows, text, format="prompt_completion", loss_on="completion") == expected
 
 
-def test_plain_text(tmp_path: Path) -> None:
+def test_plain_text_has_trls_tokens_and_targets(tmp_path: Path) -> None:
     rows = [{"text": "The quick brown fox."}, {"text": "Grüße 🎉 Ωμέγα"}, {"text": "It ends.<eos>"}]
     found = ours(tmp_path, rows, MARKED, format="text", loss_on="all")
     assert found == theirs(rows, MARKED)

@@ -11,7 +11,7 @@ import pytest
 
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.test_attention import QUICK
+from tests.runtime.training import QUICK
 
 SLICED = {"dcn": 2, "fsdp": 2, "tp": 2}
 ONE_SLICE = {"fsdp": 8, "tp": 1}
@@ -42,7 +42,7 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
     for number, path in enumerate(sorted(training.arrays(built.model))):
         if path.endswith("lora_b"):  # zero at first, so that the gradients of lora_a would be
             _randomised(built.model, path, number)
-    settings = TrainSettings(epochs=None, steps=1, global_batch_size=training.ROWS, micro_batch_size=1)
+    settings = TrainSettings(steps=1, global_batch_size=training.ROWS, micro_batch_size=1)
     with mesh:
         optimizer = nnx.Optimizer(built.model, optax.sgd(1e-3), wrt=trained_type(built))
         step = Step(

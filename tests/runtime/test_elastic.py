@@ -77,7 +77,7 @@ def losses(folder: Path) -> dict[int, float]:
 @pytest.mark.parametrize(
     "name", ["lora", *(pytest.param(name, marks=pytest.mark.e2e) for name in CASES if name != "lora")]
 )
-def test_goes_on_on_another_mesh(name: str, place: Path, lives: Lives) -> None:
+def test_a_run_goes_on_on_another_mesh(name: str, place: Path, lives: Lives) -> None:
     """Losses and parameters are those of the run that stays; each step but the first is on another mesh."""
     more, hops = CASES[name]
     key = name.replace(", ", "-")
@@ -153,14 +153,14 @@ def test_a_loss_of_micro_batches_keeps_their_rows(tmp_path: Path, train: dict[st
 
 
 @pytest.mark.parametrize("change", [{"global_batch_size": 16}, {"seed": 1}, {"loss_normalization": "tokens"}])
-def test_what_touches_the_numbers_stays(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_change_that_touches_the_numbers_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(
         UserError, match=f"holds a run of another artifact: recipe.train.{next(iter(change))} was"
     ):
         check(tmp_path, lock(WHOLE, 1), lock(HALF, 1, **change))
 
 
-def test_the_state_of_an_optimizer_for_any_accumulation() -> None:
+def test_an_optimizers_state_is_taken_up_by_any_accumulation() -> None:
     """Of an optax state, as the TorchAX backend has it: kept after two micro-batches, taken up for one and
     for four."""
     import jax
@@ -236,7 +236,7 @@ def test_the_backends_drop_the_same(tmp_path: Path) -> None:
             flat[path].set_value(jax.device_put(values, flat[path].get_value().sharding))
     nnx.update(built.model, state)
     one = dict(torchax_models.packed_batch(), index=np.asarray(3, np.int32))
-    settings = TrainSettings(None, 1, 8, 1)
+    settings = TrainSettings(steps=1, global_batch_size=8, micro_batch_size=1)
 
     @jax.jit
     def ours(model: Any, inputs: Any) -> Any:

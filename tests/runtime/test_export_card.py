@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from runtime.export.card import adapter_card, carried, model_card
+from runtime.export.card import adapter_card, model_card
+from runtime.export.card_base import carried
 from tests import tiny
 from tests.runtime import chats
 
@@ -158,7 +159,7 @@ def loaded(text: str, folder: Path) -> dict[str, Any]:
     return ModelCard.load(folder / "README.md").data.to_dict()
 
 
-def test_what_the_hub_reads(tmp_path: Path) -> None:
+def test_the_hub_reads_the_card_s_metadata(tmp_path: Path) -> None:
     shared = {
         "base_model": "google/gemma-3-270m-it",
         "pipeline_tag": "text-generation",
@@ -206,7 +207,9 @@ def test_a_base_that_the_hub_does_not_have_is_no_base_model(tmp_path: Path) -> N
     ],
     ids=lambda card: repr(card)[:24],
 )
-def test_cards_of_which_nothing_can_be_carried_over(card: str | None, tmp_path: Path) -> None:
+def test_cards_of_which_nothing_can_be_carried_over_leave_the_new_one_valid(
+    card: str | None, tmp_path: Path
+) -> None:
     assert carried(card) == {}
     assert loaded(model_card(record(), lock(), card), tmp_path)["library_name"] == "transformers"
 
@@ -224,7 +227,7 @@ def test_cards_that_are_odd_but_can_be_read(card: str) -> None:
     assert carried(card) == {"license": "mit"}
 
 
-def test_hardly_anything_recorded(tmp_path: Path) -> None:
+def test_a_card_is_written_where_hardly_anything_is_recorded(tmp_path: Path) -> None:
     """The records of older versions, and of tests."""
     bare = {"base": {"id": "a/b"}, "lora": None, "dtype": "float32"}
     assert loaded(model_card(bare, {"recipe": {"lora": None}}, None), tmp_path)["base_model"] == "a/b"

@@ -179,7 +179,7 @@ with LocalFolder(pathlib.Path({str(tmp_path)!r})).create("shard") as file:
     assert names and stale(names) == names
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     with LocalFolder(tmp_path / "out").locked():
         error = refusal(lambda: LocalFolder(tmp_path / "out").locked().__enter__())
         assert "another process is writing it" in error.message and error.help
@@ -198,7 +198,7 @@ def test_file_systems_without_locks_are_written_all_the_same(
         LocalFolder(tmp_path / "out").write("x", b"")
 
 
-def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+def test_a_file_where_the_folder_should_be_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         folder = LocalFolder(path)
@@ -232,7 +232,7 @@ def readable() -> Iterator[Path]:
         folder.chmod(0o755)
 
 
-def test_a_folder_that_may_not_be_written(readable: Path) -> None:
+def test_a_folder_that_may_not_be_written_is_one_sentence(readable: Path) -> None:
     with without_rights():
         for action in (
             lambda: LocalFolder(readable / "new").locked().__enter__(),
@@ -246,7 +246,9 @@ def test_a_folder_that_may_not_be_written(readable: Path) -> None:
     assert LocalFolder(readable).names() == ["there"]
 
 
-def test_a_disk_that_fills_up_with_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up_with_a_small_file_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -257,7 +259,7 @@ def test_a_disk_that_fills_up_with_a_small_file(tmp_path: Path, monkeypatch: pyt
     assert folder.names() == []
 
 
-def test_addresses_that_cannot_be_written(no_buckets: None) -> None:
+def test_addresses_that_cannot_be_written_are_refused_with_the_way_out(no_buckets: None) -> None:
     assert refusal(lambda: output_folder("gs://bucket/out")).help == "pip install gcsfs"
     assert refusal(lambda: output_folder("s3://bucket/out")).help == "pip install s3fs"
     assert "nowhere" in refusal(lambda: output_folder("nowhere://bucket/out")).message
@@ -266,7 +268,7 @@ def test_addresses_that_cannot_be_written(no_buckets: None) -> None:
     assert "data://out: cannot be written" in error.message and error.help
 
 
-def test_several_files_at_once(folder: OutputFolder) -> None:
+def test_several_files_are_written_at_once(folder: OutputFolder) -> None:
     def write(number: int) -> None:
         with folder.create(f"{number}") as file:
             barrier.wait()

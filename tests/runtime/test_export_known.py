@@ -70,7 +70,7 @@ def merged(root: Path) -> Path:
         (merged, {FILE: DIGEST}),
     ],
 )
-def test_where_hashes_are_known(
+def test_hashes_are_known_from_every_place_that_has_them(
     make: Callable[[Path], Path], expected: dict[str, str], tmp_path: Path
 ) -> None:
     found = known_hashes(make(tmp_path))
@@ -78,7 +78,7 @@ def test_where_hashes_are_known(
     assert json.loads(json.dumps(found)) == copy.deepcopy(found) == expected
 
 
-def test_a_folder_that_links_into_the_cache(tmp_path: Path) -> None:
+def test_a_folder_that_links_into_the_cache_has_its_hashes(tmp_path: Path) -> None:
     snapshot = in_cache(tmp_path / "hub")
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -135,7 +135,7 @@ def test_damaged_lists_of_hashes_are_not_passed_over(
     assert caught.value.help
 
 
-def test_hashes_that_contradict_each_other(tmp_path: Path) -> None:
+def test_hashes_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     downloaded(tmp_path)
     (tmp_path / "SHA256SUMS").write_text(f"{DIGEST}  {FILE}\n")
     assert known_hashes(tmp_path) == {FILE: DIGEST}
@@ -152,7 +152,7 @@ def feed(sums: BaseSums, file: str, content: bytes, block: int = 100) -> None:
     sums.finish_file(file, len(content))
 
 
-def test_files_of_the_right_content() -> None:
+def test_files_of_the_right_content_are_found_right() -> None:
     large = CONTENT * (2 * PIECE // len(CONTENT) + 1)  # hashed in three pieces
     known = {"a.safetensors": DIGEST, "b.safetensors": hashlib.sha256(large).hexdigest()}
     sums = BaseSums(known, "base")
@@ -200,7 +200,9 @@ def test_nothing_known_starts_nothing() -> None:
         (merged, "merge.json", "download the checkpoint again"),
     ],
 )
-def test_a_flipped_bit(make: Callable[[Path], Path], source: str, help: str, tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_by_its_file(
+    make: Callable[[Path], Path], source: str, help: str, tmp_path: Path
+) -> None:
     folder = make(tmp_path)
     content = bytearray((folder / FILE).read_bytes())
     content[700] ^= 4

@@ -261,7 +261,7 @@ def test_names_types_and_shapes_are_the_base_s(case: Case, tmp_path: Path) -> No
     assert f"{UP} has shape {shape[::-1]}, the base's has {shape}" in text
 
 
-def test_two_files_and_their_index(case: Case, tmp_path: Path) -> None:
+def test_tensors_of_two_files_are_found_by_their_index(case: Case, tmp_path: Path) -> None:
     def check() -> object:
         return check_tensors(case.base, case.trained, tmp_path, "bfloat16")
 

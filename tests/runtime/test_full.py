@@ -17,9 +17,9 @@ from runtime.export.journal import RECORD
 from runtime.settings import ModelSettings
 from tests import tiny
 from tests.runtime import training
+from tests.runtime.references import losses, reference_logits
 from tests.runtime.runs import write_lock
-from tests.runtime.test_merge_parity import make_gemma3_multimodal, torch_logits
-from tests.runtime.test_parity import losses, reference_logits
+from tests.runtime.torch_models import make_gemma3_multimodal, torch_logits
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 """The runs are the same program."""
@@ -128,7 +128,7 @@ def test_twenty_steps_are_those_of_transformers(family: str, cases: Callable[[st
 
 
 def rows() -> dict[str, np.ndarray]:
-    from runtime.verify import token_rows
+    from runtime.logits import token_rows
 
     return token_rows(500, 8)  # beyond are the image and audio placeholders, which transformers replaces
 
@@ -147,13 +147,13 @@ def run_merge(case: Case, folder: Path, dtype: str, *argv: str, adapter: bool = 
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_the_way_back_to_hugging_face(
+def test_the_merged_folder_computes_what_was_trained(
     family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The merged folder in transformers against Tunix's trained model, and `--verify` without torch."""
+    from runtime.logits import logits
     from runtime.mesh import start
     from runtime.settings import MeshSettings
-    from runtime.verify import logits
 
     case = cases(family)
     assert run_merge(case, case.folder, "float32", "--verify") == 0
@@ -246,7 +246,9 @@ def test_what_was_not_trained_is_the_bases_byte_for_byte(case: Case) -> None:
     assert record["tensors"] == counts
 
 
-def test_bfloat16_and_no_peft_adapter(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_fine_tuning_merges_in_bfloat16_and_has_no_peft_adapter(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_merge(case, tmp_path, "bfloat16", adapter=True) == 1
     assert "has no LoRA that a PEFT adapter could hold" in capsys.readouterr().err
     assert run_merge(case, tmp_path, "bfloat16", "--verify") == 0

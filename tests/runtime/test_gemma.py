@@ -20,6 +20,9 @@ MESH = {"fsdp": 4, "tp": 2}
 SLICED = {"dcn": 2, "fsdp": 2, "tp": 2}
 KINDS: dict[str, Callable[[Path], Any]] = {
     "gemma2": tiny.make_gemma2,
+    "gemma4": lambda folder: tiny.make_gemma4(
+        folder, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"]
+    ),
     "gemma4-e2b": lambda folder: tiny.make_gemma4(folder, **tiny.GEMMA4_E2B),
     "gemma4-experts": lambda folder: tiny.make_gemma4(folder, **tiny.GEMMA4_EXPERTS),
 }

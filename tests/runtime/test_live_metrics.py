@@ -108,7 +108,7 @@ def test_a_line_is_there_as_soon_as_it_is_logged(tmp_path: Path) -> None:
     metrics.close()
 
 
-def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
+def test_state_json_says_how_the_run_stands_and_why_it_ended(tmp_path: Path) -> None:
     folder, told = tmp_path / "run", []
 
     def state() -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
         pass  # nothing can be written there, and nothing needs it
 
 
-def test_metrics_beside_checkpoints_elsewhere(tmp_path: Path) -> None:
+def test_metrics_lie_beside_checkpoints_that_are_elsewhere(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
     backends = Backends(here, None, False, publish=remote_metrics.publisher(str(there)))
@@ -358,7 +358,7 @@ def test_the_environment_is_respected(log_with: Callable[..., None], monkeypatch
     assert not disabled.begun
 
 
-def test_which_run_goes_on(log_with: Callable[..., None]) -> None:
+def test_a_resumed_run_goes_on_in_the_run_that_it_was(log_with: Callable[..., None]) -> None:
     first, again, other, anew = Fake(), Fake(), Fake(), Fake()
     log_with(first)
     log_with(again, resume=True, restored=1, status=143, stopped=True)

@@ -97,7 +97,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
 
     from runtime import manifest
     from runtime.local_saving import LocalCheckpoints
-    from runtime.saving import Found
+    from runtime.resuming import Found
     from runtime.settings import LocalCheckpointSettings
 
     mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))

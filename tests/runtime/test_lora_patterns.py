@@ -20,9 +20,9 @@ from runtime.lora import trained_mask
 from runtime.settings import ModelSettings
 from tests import tiny
 from tests.runtime import training
+from tests.runtime.references import losses, reference_logits, split
 from tests.runtime.runs import lora_section, write_lock
-from tests.runtime.test_merge_parity import torch_logits
-from tests.runtime.test_parity import losses, reference_logits, split
+from tests.runtime.torch_models import torch_logits
 
 SIZES = {"num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
 OPTIONS: dict[str, Any] = {
@@ -193,7 +193,7 @@ def test_training_is_as_in_peft(case: Case) -> None:
 def test_merged_model_and_exported_adapter_are_what_peft_trained(case: Case) -> None:
     import peft
 
-    from runtime.verify import token_rows
+    from runtime.logits import token_rows
 
     rows = token_rows(500, 8)
     expected = torch_logits(case.peft, rows)

@@ -85,7 +85,7 @@ def largest(found: Any, expected: Any) -> float:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_padded_and_packed_rows() -> None:
+def test_losses_of_padded_and_packed_rows_are_the_reference_s() -> None:
     import jax
 
     hidden, weight = random()
@@ -177,7 +177,7 @@ def test_a_chunk_keeps_within_its_memory_and_pads_little(mesh: Any) -> None:
 
 
 @pytest.mark.usefixtures("small_chunks")
-def test_log_probabilities_of_each_token_and_their_gradients() -> None:
+def test_log_probabilities_of_tokens_and_their_gradients_are_the_reference_s() -> None:
     import jax
     import jax.numpy as jnp
 
@@ -316,7 +316,7 @@ def test_temporaries_at_a_full_vocabulary_are_a_quarter_of_tunix() -> None:
     assert found["recipec"] <= found["tunix"] / 4, found
 
 
-def test_attention_mask() -> None:
+def test_a_token_sees_what_came_before_it_in_its_own_sample() -> None:
     import jax.numpy as jnp
 
     from runtime.forward import attention_mask

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +17,10 @@ import pytest
 
 from runtime import maintenance
 from runtime.interrupts import Interrupted, Interrupts
+from tests.ports import free_port
 from tests.runtime.artifacts import assert_equal, script, steps, train, write_artifact
 from tests.runtime.lives import Lives
+from tests.waiting import until
 
 TERMINATE = "TERMINATE_ON_HOST_MAINTENANCE"
 HELD = """
@@ -130,13 +131,6 @@ def deferred() -> Iterator[Interrupts]:
         yield interrupts
 
 
-def until(condition: object, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize(
     ("key", "value", "line"),
     [
@@ -167,13 +161,13 @@ def test_a_notice_is_one_sigterm(
     assert error.count("notice from Google Cloud") == 1 and f"notice from Google Cloud: {line}\n" in error
 
 
-def test_a_notice_that_is_there_before_the_run(metadata: Metadata) -> None:
+def test_a_notice_that_is_there_before_the_run_stops_it(metadata: Metadata) -> None:
     metadata.set("preempted", "TRUE")
     with Interrupts() as interrupts, pytest.raises(Interrupted), maintenance.watching(interrupts, "tpu"):
         time.sleep(10)
 
 
-def test_a_server_that_is_away_for_a_while(metadata: Metadata) -> None:
+def test_a_notice_is_heard_after_the_server_was_away_for_a_while(metadata: Metadata) -> None:
     with deferred() as interrupts, maintenance.watching(interrupts, "cpu"):
         until(lambda: sum("wait_for_change" in path for path in metadata.asked) == 2)
         metadata.refuses = 6
@@ -183,13 +177,11 @@ def test_a_server_that_is_away_for_a_while(metadata: Metadata) -> None:
         until(lambda: interrupts.requested is not None)
 
 
-def test_without_a_metadata_server(
+def test_a_machine_without_a_metadata_server_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One line, and no thread that goes on; on a CPU nobody asks."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        host = f"127.0.0.1:{free.getsockname()[1]}"
+    host = f"127.0.0.1:{free_port()}"
     monkeypatch.setattr(maintenance, "PAUSE", 0.02)
     monkeypatch.setattr(maintenance, "DEFAULT", host)
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
@@ -232,7 +224,7 @@ def test_a_run_stops_at_a_notice_and_goes_on_as_if_it_had_not(
 
 
 @pytest.mark.e2e
-def test_taken_away_again_and_again(place: Path, lives: Lives) -> None:
+def test_a_run_that_is_taken_away_again_and_again_ends_as_one_that_was_not(place: Path, lives: Lives) -> None:
     """SIGTERM at random steps; every other machine is gone a moment later, whether or not it has saved."""
     last, choose = 40, random.Random(5)
     write_artifact(place / "spot", steps=last, every=100, prelude=PACED)

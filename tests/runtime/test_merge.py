@@ -13,18 +13,13 @@ import numpy as np
 import pytest
 
 from runtime import merge
-from runtime.adapters import Adapter, LoraSettings, build_adapters
 from runtime.checkpoint import INDEX, BaseCheckpoint
 from runtime.errors import UserError
-from runtime.export import arithmetic
-from runtime.export.arithmetic import changed_blocks
 from runtime.export.plan import shard_bytes
-from runtime.families import family_of
-from runtime.peft_export import select_modules
 from runtime.settings import ModelSettings
 from runtime.trained import Delta, choose_step, load_trained, saved_steps
 from tests import tiny
-from tests.runtime.runs import ALL, lora_section, random_arrays, save_run, write_lock, write_merged
+from tests.runtime.runs import lora_section, save_run, write_lock, write_merged
 
 MODEL = ModelSettings(id="./base", family="gemma4")
 
@@ -33,101 +28,6 @@ def message(action: Callable[[], object]) -> str:
     with pytest.raises(UserError) as caught:
         action()
     return str(caught.value)
-
-
-def architecture(kind: str) -> tuple[Any, Any]:
-    """A family and an architecture whose sizes are all different where a mistake could hide."""
-    gemma3 = {
-        "model_type": "gemma3_text",
-        "vocab_size": 11,
-        "hidden_size": 10,
-        "intermediate_size": 14,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 4,
-        "query_pre_attn_scalar": 4,
-    }
-    configs = {
-        "gemma4": {
-            "model_type": "gemma4_text",
-            **tiny.gemma4_text(hidden_size=10, intermediate_size=14, head_dim=4),
-        },
-        "gemma3": gemma3,
-        "gemma3-fused": {**gemma3, "num_attention_heads": 3, "num_key_value_heads": 3},
-    }
-    family = family_of(configs[kind])
-    return family, family.architecture(configs[kind])
-
-
-def hand_written(adapter: Adapter, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
-    """[out, in] deltas, unscaled, written out for each kind of Tunix weight on its own."""
-    kind = adapter.site.weight.split(".")[-2]
-    layer = f"layers.{adapter.site.layer}"
-    if kind in ("q_einsum", "k_einsum"):
-        product = np.einsum("dr,rnh->nhd", a, b)
-        return {f"{layer}.self_attn.{kind[0]}_proj": product.reshape(-1, a.shape[0])}
-    if kind in ("kv_einsum", "qkv_einsum"):
-        product = np.einsum("dr,rsnh->snhd", a, b)
-        letters = kind.removesuffix("_einsum")
-        return {
-            f"{layer}.self_attn.{letter}_proj": product[slot].reshape(-1, a.shape[0])
-            for slot, letter in enumerate(letters)
-        }
-    if kind == "attn_vec_einsum":
-        product = np.einsum("nhr,rd->dnh", a, b)
-        return {f"{layer}.self_attn.o_proj": product.reshape(b.shape[1], -1)}
-    assert kind in ("gate_proj", "up_proj", "down_proj")
-    return {f"{layer}.mlp.{kind}": np.einsum("ir,ro->oi", a, b)}
-
-
-@pytest.mark.parametrize("kv", ["independent", "shared"])
-@pytest.mark.parametrize(
-    "targets", [ALL, ("k_proj",), ("v_proj",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj")]
-)
-@pytest.mark.parametrize("kind", ["gemma4", "gemma3", "gemma3-fused"])
-def test_deltas_are_those_of_the_fused_arrays(kind: str, targets: tuple[str, ...], kv: str) -> None:
-    family, arch = architecture(kind)
-    lora = LoraSettings(rank=3, alpha=5.0, targets=targets, kv=kv)
-    adapters = build_adapters(family, arch, lora)
-    arrays = random_arrays(adapters)
-    shapes = {
-        source.name.removesuffix(".weight"): source.shape
-        for parameter in family.parameters(arch)
-        for source in parameter.sources
-    }
-    seen = set()
-    for adapter in adapters:
-        a, b = arrays[adapter.a_path], arrays[adapter.b_path]
-        expected = hand_written(adapter, a, b)
-        split = adapter.split(a, b)
-        assert set(split) == {name for name in expected if name.rpartition(".")[2] in targets}, (
-            "the trained projections and no other"
-        )
-        for name, (low, high) in split.items():
-            assert (low.shape[0], high.shape[1]) == (3, 3)
-            assert (high.shape[0], low.shape[1]) == shapes[name]
-            np.testing.assert_allclose(high @ low, expected[name], rtol=1e-5, atol=1e-6)
-            seen.add(name)
-        for name in expected.keys() - split.keys():
-            assert not expected[name].any(), f"{name} is not trained"
-    assert seen == {name for name in shapes if name.rpartition(".")[2] in targets}
-
-
-def test_merge_rule_blocks_and_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ml_dtypes
-
-    random = np.random.default_rng(0)
-    a, b = random.standard_normal((4, 50)), random.standard_normal((7, 4))
-    weight = random.standard_normal((7, 50)).astype(ml_dtypes.bfloat16)
-    delta = Delta(a.astype(np.float32), b.astype(np.float32), 0.5)
-    exact = weight.astype(np.float64) + 0.5 * (b @ a)
-    for elements in (1, 100, 1 << 20):
-        monkeypatch.setattr(arithmetic, "BLOCK_ELEMENTS", elements)
-        wide = np.concatenate(list(changed_blocks(weight, delta, np.dtype("float32"))))
-        narrow = np.concatenate(list(changed_blocks(weight, delta, weight.dtype)))
-        np.testing.assert_allclose(wide, exact, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(narrow, wide.astype(ml_dtypes.bfloat16))
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +60,7 @@ def run_merge(base: BaseCheckpoint, run: Path, work: Path, *argv: str, **setting
     )
 
 
-def test_output_is_the_base_but_for_the_adapted_tensors(
+def test_the_output_is_the_base_but_for_the_adapted_tensors(
     base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_merge(base, trained, tmp_path) == 0
@@ -232,7 +132,7 @@ def test_shards_are_at_most_as_large_as_asked_and_hold_the_same_tensors(
             assert reference.metadata() == {"format": "pt"}
 
 
-def test_dry_run_writes_nothing(
+def test_a_dry_run_writes_nothing(
     base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_merge(base, trained, tmp_path, "--dry-run", max_shard_size="1MB") == 0
@@ -246,7 +146,9 @@ def test_dry_run_writes_nothing(
     assert f"merged: {sum(file.stat().st_size for file in files) / 1e6:.1f}MB, {len(files)} files" in lines[2]
 
 
-def test_addresses_in_and_out(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+def test_a_merge_from_and_to_addresses_writes_the_bytes_of_a_local_one(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path
+) -> None:
     """Base, checkpoint and output where fsspec reads and writes: the same bytes as on a local disk."""
     import fsspec
 
@@ -270,7 +172,7 @@ def test_addresses_in_and_out(base: BaseCheckpoint, trained: Path, tmp_path: Pat
         memory.rm("/merging", recursive=True)
 
 
-def test_template_that_was_trained_with_takes_the_place_of_the_base_s(
+def test_the_template_that_was_trained_with_takes_the_place_of_the_base_s(
     base: BaseCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     assert run_merge(base, trained, tmp_path, chat_template="{{ 'trained' }}") == 0
@@ -278,7 +180,7 @@ def test_template_that_was_trained_with_takes_the_place_of_the_base_s(
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "{{ 'trained' }}"
 
 
-def test_same_input_same_bytes(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert run_merge(base, trained, tmp_path, output=name) == 0
     for path in sorted((tmp_path / "one").rglob("*")):
@@ -318,7 +220,9 @@ def test_another_dtype_changes_the_adapted_tensors_alone(
     ],
     ids=lambda section: "-".join(section),
 )
-def test_subsets(base: BaseCheckpoint, section: dict[str, Any], tmp_path: Path) -> None:
+def test_adapters_of_some_projections_and_layers_merge_with_their_scale(
+    base: BaseCheckpoint, section: dict[str, Any], tmp_path: Path
+) -> None:
     full = lora_section(**section)
     adapters = save_run(tmp_path / "run", base, full)
     run = load_trained(tmp_path / "run", "4", base)
@@ -331,7 +235,9 @@ def test_subsets(base: BaseCheckpoint, section: dict[str, Any], tmp_path: Path) 
     assert plan.merged == len(changed) and plan.copied == len(base.tensors) - len(changed)
 
 
-def test_steps(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+def test_the_step_to_merge_is_a_whole_one_that_is_there(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path
+) -> None:
     (trained / "12.orbax-checkpoint-tmp-1").mkdir()
     (trained / "13").mkdir()
     assert saved_steps(trained) == [2, 10]
@@ -346,7 +252,7 @@ def test_steps(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
     assert not np.array_equal(first.arrays[weight][0], last.arrays[weight][0])
 
 
-def test_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
+def test_the_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
     base: BaseCheckpoint, tmp_path: Path
 ) -> None:
     save_run(tmp_path, base, lora_section(targets=["q_proj"]), steps=(2, 4, 6))
@@ -357,14 +263,16 @@ def test_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
     assert load_trained(tmp_path, "best", base).step == 4
 
 
-def test_base_of_other_sizes(trained: Path, tmp_path: Path) -> None:
+def test_a_base_of_other_sizes_is_refused(trained: Path, tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path, intermediate_size=96)
     other = BaseCheckpoint.open(tmp_path)
     text = message(lambda: load_trained(trained, "latest", other))
     assert "intermediate_size is 96" in text and "128" in text
 
 
-def test_record_that_does_not_fit_the_arrays(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+def test_a_record_that_does_not_fit_the_arrays_is_refused(
+    base: BaseCheckpoint, trained: Path, tmp_path: Path
+) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
     for section, words in (
         (lora_section(rank=4), "has shape"),
@@ -383,54 +291,14 @@ def test_record_that_does_not_fit_the_arrays(base: BaseCheckpoint, trained: Path
     assert "recipe.lock.json" in message(lambda: load_trained(run, "latest", base))
 
 
-def test_values_that_are_not_finite(base: BaseCheckpoint, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_refused(base: BaseCheckpoint, tmp_path: Path) -> None:
     save_run(tmp_path, base, lora_section(targets=["q_proj"]), scale=np.inf)
     assert "not finite" in message(lambda: load_trained(tmp_path, "latest", base))
 
 
-def test_delta_without_its_weight(base: BaseCheckpoint, tmp_path: Path) -> None:
+def test_a_delta_without_its_weight_is_refused(base: BaseCheckpoint, tmp_path: Path) -> None:
     delta = Delta(np.zeros((2, 64), np.float32), np.zeros((3, 2), np.float32), 1.0)
     name = f"{base.prefix}layers.5.self_attn.v_proj.weight"
     assert f"no {name}" in message(lambda: write_merged(base, {name: delta}, tmp_path))
     name = f"{base.prefix}layers.5.self_attn.k_proj.weight"
     assert "was trained for [3, 64]" in message(lambda: write_merged(base, {name: delta}, tmp_path))
-
-
-TEXT = {f"model.layers.{i}.self_attn.{n}_proj" for i in range(12) for n in "qkvo"}
-VISION = {f"vision.layers.{i}.self_attn.{n}_proj" for i in range(2) for n in "qkvo"}
-
-
-@pytest.mark.parametrize(
-    "chosen, modules, targets, layers",
-    [
-        (TEXT, TEXT, ["k_proj", "o_proj", "q_proj", "v_proj"], None),
-        (
-            {m for m in TEXT if m.split(".")[2] in ("1", "11") and m.endswith("q_proj")},
-            TEXT,
-            ["q_proj"],
-            [1, 11],
-        ),
-        (
-            {m for m in TEXT if m.endswith(("k_proj", "v_proj"))},
-            TEXT | VISION,
-            r"model\.layers\.\d+\.(self_attn\.k_proj|self_attn\.v_proj)",
-            None,
-        ),
-        (
-            {"model.layers.1.self_attn.q_proj", "model.layers.10.self_attn.q_proj"},
-            TEXT | VISION,
-            r"model\.layers\.(1|10)\.self_attn\.q_proj",
-            None,
-        ),
-        (
-            {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj"},
-            TEXT,
-            r"model\.layers\.(0\.self_attn\.q_proj|1\.self_attn\.k_proj)",
-            None,
-        ),
-    ],
-)
-def test_peft_targets_mean_the_trained_modules_alone(
-    chosen: set[str], modules: set[str], targets: object, layers: object
-) -> None:
-    assert select_modules(chosen, modules, "model.") == (targets, layers)

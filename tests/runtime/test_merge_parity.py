@@ -21,44 +21,13 @@ from runtime.settings import MeshSettings, ModelSettings
 from runtime.trained import TrainedAdapters, load_trained
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run
+from tests.runtime.torch_models import make_gemma3_multimodal, torch_logits
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 """A case is verified again and again."""
 
 LIMIT = 5e-5
 """Of logits that reach 20 to 30."""
-
-
-def make_gemma3_multimodal(directory: Path) -> Any:
-    """Gemma 3 in the layout of google/gemma-3-4b-it (language_model.model.*), in float32."""
-    import torch
-    import transformers
-
-    text = {
-        "vocab_size": tiny.VOCAB,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "query_pre_attn_scalar": 16,
-        "sliding_window": 8,
-        "initializer_range": 0.2,
-        "pad_token_id": 0,
-    }
-    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.Gemma3Config(
-        text_config=text,
-        vision_config={**vision, "image_size": 28, "patch_size": 14},
-        mm_tokens_per_image=4,
-        **{f"{name}_index": 508 - i for i, name in enumerate(("image_token", "boi_token", "eoi_token"))},
-    )
-    torch.manual_seed(0)
-    model = transformers.Gemma3ForConditionalGeneration(config).float().eval()
-    model.save_pretrained(directory)
-    return model
-
 
 CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "gemma4-multimodal-sharded": (tiny.make_gemma4, {"shards": 3}, {}),
@@ -126,18 +95,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(tmp_path_factory.mktemp(request.param), *CASES[request.param], name=request.param)
 
 
-def torch_logits(model: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
-    """Logits of all tokens but the padding, row by row, so that nothing is padded."""
-    import torch
-
-    out = []
-    with torch.no_grad():
-        for tokens, segments in zip(rows["tokens"], rows["segment_ids"], strict=True):
-            ids = torch.tensor(tokens[segments > 0][None], dtype=torch.long)
-            out.append(model.eval()(input_ids=ids).logits[0].float().numpy())
-    return np.concatenate(out)
-
-
 def load(case: Case, folder: Path) -> Any:
     model, info = type(case.reference).from_pretrained(
         folder,
@@ -149,13 +106,13 @@ def load(case: Case, folder: Path) -> Any:
     return model
 
 
-def test_merged_model_and_adapter_against_tunix(case: Case) -> None:
+def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(case: Case) -> None:
     import peft
     from safetensors.torch import load_file
 
+    from runtime.logits import logits, set_adapters, token_rows
     from runtime.mesh import start
     from runtime.model import build
-    from runtime.verify import logits, set_adapters, token_rows
 
     rows = token_rows(case.base.architecture.vocab_size, 8)
     rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
@@ -233,7 +190,9 @@ def run_verify(case: Case, folder: Path, dtype: str) -> int:
     ],
     indirect=["case"],
 )
-def test_verify(case: Case, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_passes_on_what_was_merged(
+    case: Case, dtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     merged_already = dtype == "float32"
     folder = case.folder if merged_already else tmp_path
     assert run_verify(case, folder, dtype) == 0
@@ -324,7 +283,9 @@ def test_verify_leaves_logits_out_where_memory_is_short(
         run_verify(small, tmp_path, "bfloat16")
 
 
-def test_memory_that_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_that_is_left_is_that_of_machine_and_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
 
     monkeypatch.setattr(memory, "MEMORY", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "CGROUP", tmp_path)

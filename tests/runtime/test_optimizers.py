@@ -92,9 +92,7 @@ def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 
         def _loss(self, model: Any, inputs: Any) -> Any:
             return loss(model, inputs["tokens"]), {}
 
-    settings = TrainSettings(
-        epochs=None, steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99
-    )
+    settings = TrainSettings(steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99)
     checkpoint = CheckpointSettings(str(folder), every_steps=2, keep=3)
     return Toy(built, rule, settings, checkpoint, mesh, str(folder), accumulation)
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests import tiny
 from tests.runtime import training
+from tests.runtime.references import losses, reference_logits, split
 
 LOGITS = 2e-4
 LOSS = 1e-4
@@ -78,7 +79,6 @@ ONE_MESH = {
 """Kinds of one family whose layers are alike: on both meshes between them. A single key/value head differs
 where tp is 2. Of the others, training takes the other mesh."""
 
-
 SECOND_MESH = {
     "gemma4-text": "4x2",
     "gemma4-one-global-head": "8x1",
@@ -115,19 +115,6 @@ def highest() -> Any:
         yield
 
 
-def reference_logits(model: Any, one: dict[str, np.ndarray]) -> Any:
-    """transformers' logits of right-padded rows, a torch tensor."""
-    import torch
-
-    tensors = {name: torch.tensor(value).long() for name, value in one.items() if value.ndim == 2}
-    return model(
-        input_ids=tensors["tokens"],
-        attention_mask=(tensors["segment_ids"] > 0).long(),
-        position_ids=tensors["positions"],
-        use_cache=False,
-    ).logits
-
-
 @pytest.mark.parametrize(
     ("kind", "axes"),
     [
@@ -142,7 +129,9 @@ def reference_logits(model: Any, one: dict[str, np.ndarray]) -> Any:
         if ONE_MESH.get(kind, mesh_name(axes)) == mesh_name(axes)
     ],
 )
-def test_logits(kind: str, axes: dict[str, int], checkpoint: Callable[[str], tuple[Path, Any]]) -> None:
+def test_logits_are_those_of_transformers(
+    kind: str, axes: dict[str, int], checkpoint: Callable[[str], tuple[Path, Any]]
+) -> None:
     import torch
 
     folder, model = checkpoint(kind)
@@ -213,7 +202,7 @@ def test_packed_samples_are_as_alone_in_transformers(
     ],
     ids=lambda value: value if isinstance(value, str) else mesh_name(value),
 )
-def test_training_steps(
+def test_twenty_training_steps_are_those_of_peft(
     kind: str, axes: dict[str, int], checkpoint: Callable[[str], tuple[Path, Any]], tmp_path: Path
 ) -> None:
     """20 steps of 2 micro-batches with rematerialisation, from the same initial adapters."""
@@ -246,22 +235,6 @@ def test_training_steps(
     assert max(norms) > CLIP, "clipping takes part"
     assert difference <= LOSS
     assert gradient <= 1e-4
-
-
-def losses(folder: Path) -> dict[str, list[float]]:
-    import json
-
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {name: [line[name] for line in lines] for name in ("loss", "grad_norm")}
-
-
-def split(built: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """A and B of each Hugging Face projection."""
-    arrays = training.adapters(built)
-    out = {}
-    for adapter in built.adapters:
-        out |= adapter.split(arrays[adapter.a_path], arrays[adapter.b_path])
-    return {name: (a.copy(), b.copy()) for name, (a, b) in out.items()}
 
 
 def peft_steps(

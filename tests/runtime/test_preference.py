@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,11 @@ import pytest
 
 from tests import tiny
 from tests.runtime import training
-from tests.runtime.test_lora import randomise
-from tests.runtime.test_parity import split
+from tests.runtime.built_models import randomise
+from tests.runtime.preferred import BETA, PAIRS, SMOOTHING, collated, trainer_of
+from tests.runtime.references import split
 
 MESH = {"fsdp": 4, "tp": 2}
-BETA, SMOOTHING = 0.3, 0.1
-PAIRS = [
-    {"prompt": "What does the baker do?", "chosen": " She bakes.", "rejected": " No one knows it at all."},
-    {"prompt": "Name a river.", "chosen": " The Seine flows through Paris.", "rejected": " Stone."},
-    {"prompt": "Add two and three", "chosen": ": five", "rejected": ": the answer is seven"},
-    {"prompt": "Rain?", "chosen": " It falls on the roof and sings.", "rejected": " Rain rain rain."},
-]
 
 
 @pytest.fixture(scope="module")
@@ -48,34 +41,6 @@ def built(checkpoint: tuple[Path, Any, Any]) -> tuple[Any, Any]:
     return mesh, built
 
 
-def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path) -> Any:
-    """TRL's trainer of a model with PEFT's adapters on PAIRS, all in one batch.
-
-    Nothing but the first step's loss is asked of it.
-    """
-    from datasets import Dataset
-
-    arguments: dict[str, Any] = {
-        "output_dir": str(folder),
-        "beta": BETA,
-        "per_device_train_batch_size": len(PAIRS),
-        "report_to": "none",
-        "max_length": 64,
-        "use_cpu": True,
-        "bf16": False,
-        "gradient_checkpointing": False,
-        "disable_dropout": True,
-    }
-    given = {"train_dataset": Dataset.from_list(PAIRS), "processing_class": tokenizer}
-    if objective == "dpo":
-        from trl import DPOConfig, DPOTrainer
-
-        return DPOTrainer(model, args=DPOConfig(**arguments, loss_type="sigmoid"), **given)
-    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
-
-    return ORPOTrainer(model, args=ORPOConfig(**arguments), **given)
-
-
 def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, folder: Path) -> Any:
     """TRL's trainer of the same model with the same adapters."""
     import peft
@@ -97,22 +62,6 @@ def trl_trainer(objective: str, checkpoint: tuple[Path, Any, Any], built: Any, f
             for letter, value in zip("AB", pair, strict=True):
                 weights[f"{name}.lora_{letter}"].copy_(torch.tensor(value))
     return trainer
-
-
-def interleaved(chosen: Mapping[str, Any], rejected: Mapping[str, Any], rows: int = 8) -> dict[str, Any]:
-    """TRL's halves of a batch as our rows, padded to `rows` of 64 tokens."""
-    out = {}
-    for name in ("tokens", "segment_ids", "loss_mask"):
-        whole = np.zeros((rows, 64), np.int32)
-        for start, half in ((0, chosen[name]), (1, rejected[name])):
-            for i, row in enumerate(half):
-                whole[2 * i + start, : len(row)] = row
-        out[name] = whole
-    out["positions"] = np.tile(np.arange(64, dtype=np.int32), (rows, 1))
-    out["loss_mask"] = out["loss_mask"].astype(bool)
-    out["norm"] = np.float32(len(PAIRS))
-    out["index"] = np.int32(0)
-    return out
 
 
 COMPILED: dict[tuple[str, float], tuple[Any, Any]] = {}
@@ -138,7 +87,14 @@ def differentiated(built: Any, objective: str, smoothing: float) -> tuple[Any, A
     @jax.jit
     def step(state: Any, inputs: Any) -> Any:
         def loss(model: Any) -> Any:
-            settings = TrainSettings(None, 1, 1, 1, objective=objective, beta=BETA, label_smoothing=smoothing)
+            settings = TrainSettings(
+                steps=1,
+                global_batch_size=1,
+                micro_batch_size=1,
+                objective=objective,
+                beta=BETA,
+                label_smoothing=smoothing,
+            )
             return micro_batch_loss(built, settings, model, inputs)
 
         wanted = nnx.DiffState(0, nnx.LoRAParam)
@@ -165,35 +121,6 @@ def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, smoothing
     for adapter in built.adapters:
         by_name |= adapter.split(arrays[adapter.a_path], arrays[adapter.b_path])
     return float(value), found, by_name
-
-
-def collated(trainer: Any) -> tuple[Any, dict[str, Any]]:
-    """A batch of all pairs as TRL makes it, and as our rows."""
-    inputs = next(iter(trainer.get_train_dataloader()))
-    if "input_ids" in inputs:
-        halves = [
-            {"tokens": ids, "segment_ids": mask, "loss_mask": completion}
-            for ids, mask, completion in zip(
-                *(
-                    inputs[name].numpy().reshape(2, len(PAIRS), -1)
-                    for name in ("input_ids", "attention_mask", "completion_mask")
-                ),
-                strict=True,
-            )
-        ]
-    else:
-        halves = []
-        for kind in ("chosen", "rejected"):
-            ids = inputs[f"{kind}_input_ids"].numpy()
-            mask = inputs[f"{kind}_attention_mask"].numpy()
-            halves.append(
-                {
-                    "tokens": ids * mask,
-                    "segment_ids": mask,
-                    "loss_mask": inputs[f"{kind}_labels"].numpy() != -100,
-                }
-            )
-    return inputs, interleaved(*halves)
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo"])
@@ -276,7 +203,7 @@ def write_pairs(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def prepared(folder: Path, tokenizer: Any, **options: Any) -> Any:
-    from runtime.data import prepare
+    from runtime.data.prepare import prepare
     from runtime.settings import DataSettings, TrainSettings
 
     data = DataSettings(
@@ -287,7 +214,7 @@ def prepared(folder: Path, tokenizer: Any, **options: Any) -> Any:
         max_invalid_ratio=1.0,
         shuffle_seed=None,
     )
-    train = TrainSettings(epochs=1, steps=None, global_batch_size=4, micro_batch_size=1, objective="dpo")
+    train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1, objective="dpo")
     return prepare(data, train, 4, tokenizer, folder, vocabulary=512)
 
 
@@ -323,7 +250,9 @@ def test_a_pair_is_left_out_whole_and_named_once(checkpoint: tuple[Path, Any, An
     assert whole.origins(0) == [f"pairs.jsonl:{line}" for line in (1, 1, 3, 3, 4, 4)]
 
 
-def test_conversations_with_an_implicit_prompt(checkpoint: tuple[Path, Any, Any], tmp_path: Path) -> None:
+def test_conversations_with_an_implicit_prompt_learn_the_answers_alone(
+    checkpoint: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
     question = {"role": "user", "content": "Name a river."}
     write_pairs(
         tmp_path,

@@ -57,5 +57,5 @@ def test_a_job_of_unknown_length_tells_what_is_done(clock: Clock) -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(42.4, "42 s"), (185, "3 min 05 s"), (2 * 3600 + 600, "2 h 10 min")]
 )
-def test_durations(seconds: float, words: str) -> None:
+def test_durations_are_written_as_people_say_them(seconds: float, words: str) -> None:
     assert duration(seconds) == words

@@ -143,12 +143,10 @@ def test_dequantising_is_qwixs_to_the_bit() -> None:
 
 
 def test_int8_errs_by_at_most_half_a_step_of_its_channel(built: Callable[[str | None], Any]) -> None:
-    plain = variables(built(None))
-    for path, variable in variables(built("int8")).items():
-        how = built("int8").quantized.get(path)
-        if how is None:
-            continue
-        weight = np.asarray(plain[path].get_raw_value())
+    plain, stored, quantized = variables(built(None)), variables(built("int8")), built("int8").quantized
+    assert quantized
+    for path, how in quantized.items():
+        variable, weight = stored[path], np.asarray(plain[path].get_raw_value())
         raw = variable.get_raw_value()
         contract = tuple(i for i, block in enumerate(how.blocks) if block > 1)
         assert raw.scale.shape == tuple(1 if i in contract else n for i, n in enumerate(weight.shape))
@@ -186,11 +184,10 @@ def test_a_block_is_of_inputs_that_are_neighbours_in_hugging_faces_tensor() -> N
 
 @pytest.mark.parametrize("kind", ["nf4", "int8"])
 def test_codes_and_scales_lie_as_their_weight_does(kind: str, built: Callable[[str | None], Any]) -> None:
-    for path, variable in variables(built(kind)).items():
-        how = built(kind).quantized.get(path)
-        if how is None:
-            continue
-        raw = variable.get_raw_value()
+    stored, quantized = variables(built(kind)), built(kind).quantized
+    assert quantized
+    for path, how in quantized.items():
+        raw = stored[path].get_raw_value()
         assert tuple(raw.qvalue.sharding.spec) == tuple(how.spec), path
         local = raw.scale.addressable_shards[0].data.shape
         split = [MESH.get(name or "", 1) for name in how.scale_spec]
@@ -271,10 +268,10 @@ def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
     from jax._src.ad_checkpoint import saved_residuals
 
     from runtime.loss import batch_loss
-    from runtime.model import _rematerialise
+    from runtime.model import rematerialise
 
     one = training.batch(0)
-    _rematerialise(built.model, "none")
+    rematerialise(built.model, "none")
     graph, adapters, base = nnx.split(built.model, nnx.LoRAParam, ...)
     names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 
@@ -283,7 +280,7 @@ def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
 
     with start(MESH):
         found = saved_residuals(loss, adapters)
-    _rematerialise(built.model, "decoder")
+    rematerialise(built.model, "decoder")
     return {(aval.shape, str(aval.dtype)) for aval, _ in found}
 
 
@@ -292,7 +289,9 @@ def arguments_of(program: Any, state: Any) -> int:
     return program.lower(state).compile().memory_analysis().argument_size_in_bytes
 
 
-def test_logits_and_memory(model: Path, built: Callable[[str | None], Any]) -> None:
+def test_a_quantised_base_computes_the_dequantised_one_s_logits_in_less_memory(
+    model: Path, built: Callable[[str | None], Any]
+) -> None:
     """Logits of the dequantised base, and a device's arguments in bytes, as the compiler counts them."""
     import jax
     from flax import nnx

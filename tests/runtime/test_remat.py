@@ -53,11 +53,11 @@ def step(mesh: Any, built: Any, policy: str) -> Any:
     from flax import nnx
 
     from runtime.loss import batch_loss
-    from runtime.model import _rematerialise
+    from runtime.model import rematerialise
     from runtime.sharding import shard_rows
 
     forward = replace(built.forward, settings=replace(built.forward.settings, remat=policy))
-    _rematerialise(built.model, policy)
+    rematerialise(built.model, policy)
     graph, state = nnx.split(built.model)
 
     def gradients(state: Any, one: Any) -> Any:

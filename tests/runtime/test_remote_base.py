@@ -79,7 +79,9 @@ def test_every_tensor_and_side_file_is_that_of_the_local_folder(
 
 
 @pytest.mark.parametrize("where", ["local", "memory"])
-def test_a_part_of_a_tensor(folder: Path, uploaded: Callable[[Path], str], where: str) -> None:
+def test_a_part_of_a_tensor_is_read_by_its_bytes(
+    folder: Path, uploaded: Callable[[Path], str], where: str
+) -> None:
     base = BaseCheckpoint.open(folder if where == "local" else uploaded(folder))
     name = base.prefix + "embed_tokens.weight"
     whole = bytes(base.bytes_of(name))
@@ -165,7 +167,9 @@ def test_a_file_that_is_cut_off_after_it_was_opened(folder: Path, uploaded: Call
     assert "no such file" in refusal(lambda: base.read(name)).message
 
 
-def test_an_address_that_cannot_be_opened(no_buckets: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_that_cannot_be_opened_is_one_sentence(
+    no_buckets: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for address, package in (("gs://bucket/model", "gcsfs"), ("s3://bucket/model", "s3fs")):
         assert refusal(lambda a=address: BaseCheckpoint.open(a)).help == f"pip install {package}"
     assert "nowhere://x" in refusal(lambda: BaseCheckpoint.open("nowhere://x")).message

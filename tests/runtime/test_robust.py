@@ -1,4 +1,4 @@
-"""What a run survives, and what it says: kills, signals, damaged checkpoints, a full disk, NaN."""
+"""What a run survives, and what it says: kills, signals, a full disk, NaN."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import errno
 import json
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +20,12 @@ from tests.runtime.artifacts import (
     assert_equal,
     entries,
     saved,
-    script,
     steps,
     train,
     write_artifact,
 )
-from tests.runtime.lives import Life, Lives
-
-SLOW = """
-import sys
-import time
-
-from runtime import trainer
-
-quick = trainer.Trainer._step
-
-
-def slow(self, *arguments):
-    time.sleep({seconds} if self._train_steps and "--resume" not in sys.argv else 0)
-    return quick(self, *arguments)
-
-
-trainer.Trainer._step = slow
-"""
-"""Code of an artifact whose steps take their time, but for the first and those of a resumed run."""
+from tests.runtime.lives import Lives
+from tests.runtime.surviving import SLOW, begin, error_of
 
 POISONED = """
 import numpy as np
@@ -67,22 +47,12 @@ trainer.Trainer._step = poisoned
 """Code of an artifact whose micro-batch 9, the second of step 5, has an infinite loss."""
 
 
-def error_of(life: Life, place: Path, output: str) -> list[str]:
-    """The lines of a life's one error, DIRECTORY standing for its checkpoints'."""
-    assert "Traceback" not in life.stderr, life.stderr
-    (start,) = [i for i, line in enumerate(life.stderr.splitlines()) if line.startswith("error: ")]
-    text = "\n".join(life.stderr.splitlines()[start:])
-    return text.replace(str(place / output / "checkpoints"), "DIRECTORY").splitlines()
-
-
-def begin(lives: Lives, place: Path, output: str, *options: str, artifact: str = "artifact") -> Life:
-    return lives.begin(*script(place, output, *options, artifact=artifact))
-
-
 @pytest.mark.parametrize(
     ("kills", "last", "seed"), [(3, 8, 8), pytest.param(20, 24, 7, marks=pytest.mark.e2e)]
 )
-def test_killed_at_random_moments(kills: int, last: int, seed: int, place: Path, lives: Lives) -> None:
+def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(
+    kills: int, last: int, seed: int, place: Path, lives: Lives
+) -> None:
     """SIGKILL while the run starts, within steps and within saves; each time it is resumed.
 
     Nothing that was saved before a kill is lost, and the last life ends with the very parameters, optimizer
@@ -172,159 +142,7 @@ def test_a_second_signal_stops_at_once(place: Path, lives: Lives) -> None:
     )
 
 
-def flip(path: Path, place: int) -> None:
-    """Flips one bit of a file."""
-    content = bytearray(path.read_bytes())
-    content[place] ^= 4
-    path.write_bytes(content)
-
-
-def data_file(step: Path, item: str = "model_params") -> Path:
-    """The largest file of arrays of a step."""
-    return max((step / item).rglob("d/*"), key=lambda path: path.stat().st_size)
-
-
-def truncate(step: Path) -> None:
-    path = data_file(step)
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def drop_line(step: Path) -> None:
-    sums = step / "model_params" / "SHA256SUMS"
-    sums.write_text("".join(sums.read_text().splitlines(keepends=True)[1:]))
-
-
-def change_data_state(step: Path) -> None:
-    path = step / "_CHECKPOINT_METADATA"
-    path.write_text(path.read_text().replace('"rows": 80', '"rows": 88'))
-
-
-def empty(step: Path) -> None:
-    shutil.rmtree(step)
-    step.mkdir()
-
-
-DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "flipped bit": (
-        lambda step: flip(data_file(step), 1000),
-        "the content of model_params/FILE is not what was saved",
-    ),
-    "flipped bit of the optimizer": (
-        lambda step: flip(data_file(step, "optimizer_state"), 1000),
-        "the content of optimizer_state/FILE is not what was saved",
-    ),
-    "truncated file": (truncate, "the content of model_params/FILE is not what was saved"),
-    "missing file": (lambda step: data_file(step).unlink(), "model_params/FILE is missing"),
-    "missing manifest of the arrays": (
-        lambda step: (step / "model_params" / "manifest.ocdbt").unlink(),
-        "model_params/manifest.ocdbt is missing",
-    ),
-    "missing tree": (lambda step: shutil.rmtree(step / "optimizer_state"), "optimizer_state is missing"),
-    "empty folder": (empty, "its folder is empty"),
-    "missing metadata": (
-        lambda step: (step / "_CHECKPOINT_METADATA").unlink(),
-        "_CHECKPOINT_METADATA is missing",
-    ),
-    "metadata cut off": (
-        lambda step: (step / "_CHECKPOINT_METADATA").write_text("{"),
-        "_CHECKPOINT_METADATA is damaged",
-    ),
-    "state of the data changed": (change_data_state, "_CHECKPOINT_METADATA is damaged"),
-    "missing checksums": (
-        lambda step: (step / "model_params" / "SHA256SUMS").unlink(),
-        "model_params/SHA256SUMS is missing",
-    ),
-    "checksums cut off": (drop_line, "model_params/SHA256SUMS does not list _METADATA"),
-    "file that nobody saved": (
-        lambda step: (step / "model_params" / "d" / "more").write_text("x"),
-        "model_params/SHA256SUMS does not list d/more",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_step_is_passed_over_for_the_one_before(
-    place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path, kind: str
-) -> None:
-    from runtime import saving
-
-    directory = tmp_path / "checkpoints"
-    shutil.copytree(place / "whole" / "checkpoints", directory)
-    assert saving.find(str(directory)).step == 10
-    file = str(data_file(directory / "10").relative_to(directory / "10" / "model_params"))
-    other = str(data_file(directory / "10", "optimizer_state").relative_to(directory / "10/optimizer_state"))
-    change, reason = DAMAGE[kind]
-    change(directory / "10")
-    found = saving.find(str(directory))
-    assert found.step == 8 and found.data is not None and found.data["rows"] == 64
-    ((step, why),) = found.damaged
-    assert (step, why.replace(file, "FILE").replace(other, "FILE")) == (10, reason)
-
-
-def test_any_flipped_bit_is_noticed(
-    place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path
-) -> None:
-    """Orbax restores most of these without a word."""
-    from runtime import saving
-
-    step = tmp_path / "checkpoints" / "10"
-    shutil.copytree(place / "whole" / "checkpoints" / "10", step)
-    choose, noticed = random.Random(1), 0
-    for item in ("model_params", "optimizer_state"):
-        for path in sorted((step / item).rglob("*")):
-            if path.is_file() and path.name != "commit_success.txt" and path.stat().st_size:
-                before = path.read_bytes()
-                flip(path, choose.randrange(len(before)))
-                assert saving.examine(saving.epath.Path(step))[0] is not None, path
-                path.write_bytes(before)
-                noticed += 1
-    assert noticed > 15
-    assert saving.examine(saving.epath.Path(step))[0] is None
-
-
-def test_resuming_passes_over_a_damaged_step_and_keeps_it(
-    place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
-) -> None:
-    """It is renamed; training goes on from the one before it, and comes to what it came to before."""
-    folder = place / "damaged" / "checkpoints"
-    shutil.copytree(place / "whole" / "checkpoints", folder)
-    (folder / "corrupt-10").mkdir()
-    file = data_file(folder / "10")
-    flip(file, 1000)
-    kept = file.read_bytes()
-    life = train(lives, place, "damaged", "--resume")
-    assert life.status == 0, life.stderr
-    inside = file.relative_to(folder / "10")
-    assert (
-        f"note: the checkpoint of step 10 is damaged (the content of {inside} is not what was saved); "
-        "it is now corrupt-10-2, and training continues from step 8\n"
-    ) in life.stderr
-    assert "continuing after step 8 of 10" in life.stderr
-    assert (folder / "corrupt-10-2" / inside).read_bytes() == kept
-    assert steps(folder) == [8, 10]
-    assert_equal(place, "whole", "damaged", STEPS)
-    assert entries(folder) == entries(place / "whole" / "checkpoints")
-
-
-def test_no_step_that_is_whole(place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]) -> None:
-    folder = place / "ruined" / "checkpoints"
-    shutil.copytree(place / "whole" / "checkpoints", folder)
-    for step in (8, 10):
-        empty(folder / str(step))
-    life = train(lives, place, "ruined", "--resume")
-    assert life.status == 1
-    assert error_of(life, place, "ruined") == [
-        "error: DIRECTORY: none of its checkpoints is whole: step 10: its folder is empty; "
-        "step 8: its folder is empty",
-        "  = help: bring one back from a copy, or begin again without --resume in another --output",
-    ]
-    assert steps(folder) == [8, 10], "nothing is renamed when nothing can be continued"
-    refused = train(lives, place, "ruined")
-    assert refused.status == 1
-    assert "already holds checkpoints, the newest of step 10" in refused.stderr
-
-
-def test_a_disk_that_takes_no_more(
+def test_a_disk_that_takes_no_more_ends_the_run_with_what_was_saved(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     """From the second save on the system refuses to write files of more than 8 KiB."""
@@ -372,7 +190,7 @@ def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch
     import optax
     from flax import nnx
 
-    from runtime import manifest, saving
+    from runtime import manifest, resuming, saving
     from runtime.errors import UserError
 
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
@@ -402,11 +220,13 @@ def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch
         with pytest.raises(UserError) as caught:
             again.finish()
         assert str(caught.value) == message
-    found = saving.find(str(tmp_path))
+    found = resuming.find(str(tmp_path))
     assert (found.step, found.data, found.damaged) == (1, {"next": 1}, ())
 
 
-def test_metrics_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_on_a_full_disk_end_the_run_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from runtime.errors import UserError
     from runtime.metrics import Metrics
 
@@ -445,37 +265,3 @@ def test_a_loss_that_is_not_finite_names_its_rows(
     assert (last["step"], last["loss"]) == (5, "Infinity")
     clean = {path: array for path, array in saved(place, "poisoned", 4).items()}
     assert clean.keys() == saved(place, "whole", 10).keys()
-
-
-def test_merging_a_damaged_step_names_the_one_before(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from etils import epath
-
-    from runtime import manifest
-    from runtime.checkpoint import BaseCheckpoint
-    from runtime.errors import UserError
-    from runtime.trained import load_trained
-    from tests.runtime import runs
-
-    base = BaseCheckpoint.open(place / "model")
-    runs.save_run(tmp_path, base, runs.lora_section(), steps=(2, 4, 6))
-    for step in (2, 4, 6):
-        manifest.write(epath.Path(tmp_path) / str(step) / "model_params")
-    assert load_trained(tmp_path, "latest", base).step == 6
-    file = data_file(tmp_path / "6")
-    flip(file, 1000)
-    empty(tmp_path / "4")
-    with pytest.raises(UserError) as caught:
-        load_trained(tmp_path, "latest", base)
-    inside = file.relative_to(tmp_path / "6")
-    assert str(caught.value) == (
-        f"{tmp_path}: the checkpoint of step 6 is damaged (the content of {inside} is not what was saved)"
-    )
-    assert caught.value.help == "--step 2 is the newest whole one before it"
-    assert load_trained(tmp_path, "2", base).step == 2
-    empty(tmp_path / "6")
-    assert load_trained(tmp_path, "latest", base).step == 2
-    assert capsys.readouterr().err == "".join(
-        f"note: {tmp_path}/{step} holds no checkpoint; step 2 is taken\n" for step in (4, 6)
-    )

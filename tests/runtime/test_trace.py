@@ -67,7 +67,7 @@ def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from runtime.step import Step
-    from runtime.trained import _restore
+    from runtime.trained import restore_tree
 
     trace, trained = run(model, tmp_path / "traced", True)
     assert trace is not None
@@ -89,7 +89,7 @@ def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
     # Of the whole step: its norm is the one that the run itself has logged, and its first update is theirs.
     norm = np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in trace.gradients.values()))
     assert norm == pytest.approx(logged[0]["grad_norm"], rel=1e-5) and norm > 2 * CLIP
-    first = _restore(str(tmp_path / "plain" / "1" / "model_params"))
+    first = restore_tree(str(tmp_path / "plain" / "1" / "model_params"))
     _, start = training.build(model, MESH, remat="none")
     for adapter in start.adapters:
         begun = training.adapters(start)

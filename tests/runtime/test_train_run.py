@@ -13,14 +13,14 @@ from tests.runtime.artifacts import STEPS, assert_equal, entries, steps, train, 
 from tests.runtime.lives import Lives
 
 
-def test_a_run(place: Path, whole: subprocess.CompletedProcess[str]) -> None:
+def test_a_run_logs_saves_and_says_what_it_did(place: Path, whole: subprocess.CompletedProcess[str]) -> None:
     assert whole.returncode == 0, whole.stderr
     (summary,) = whole.stdout.splitlines()
     assert summary.startswith(f"done: steps={STEPS} tokens/s=")
     for part in (" loss=", " eval_loss=", " peak_memory="):
         assert part in summary
     assert "Traceback" not in whole.stderr and "Warning" not in whole.stderr
-    assert "50 of 50 rows kept" in whole.stderr
+    assert "50 of 50 samples kept" in whole.stderr
     assert f"step {STEPS}/{STEPS}: loss " in whole.stderr
     folder = place / "whole" / "checkpoints"
     assert (folder / "recipe.lock.json").read_bytes() == (place / "artifact/recipe.lock.json").read_bytes()
@@ -80,7 +80,7 @@ def test_other_data_is_refused(
     assert steps(directory) == [8, 10], "nothing was touched"
 
 
-def test_stopped_by_steps_and_resumed(
+def test_a_run_stopped_by_steps_goes_on_to_the_same_end(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:
     """--steps and --resume together come to what one run comes to, in the metrics as well."""
@@ -103,7 +103,9 @@ def test_stopped_by_steps_and_resumed(
         (["--data-dir", "missing"], "train.jsonl"),
     ],
 )
-def test_what_is_not_there(place: Path, lives: Lives, options: list[str], message: str) -> None:
+def test_what_is_not_there_is_one_sentence_and_nothing_is_written(
+    place: Path, lives: Lives, options: list[str], message: str
+) -> None:
     found = train(lives, place, "nothing", *options)
     assert found.status == 1
     assert found.stderr.startswith("error: ") or "\nerror: " in found.stderr
@@ -111,14 +113,14 @@ def test_what_is_not_there(place: Path, lives: Lives, options: list[str], messag
     assert not (place / "nothing").exists()
 
 
-def test_wrong_usage(place: Path, lives: Lives) -> None:
+def test_wrong_words_are_wrong_usage(place: Path, lives: Lives) -> None:
     for options in (["--steps", "0"], ["--rank", "8"], ["--res"]):
         found = train(lives, place, "nothing", *options)
         assert found.status == 2
         assert "usage: train.py" in found.stderr
 
 
-def test_records(tmp_path: Path) -> None:
+def test_a_record_of_another_recipe_is_refused(tmp_path: Path) -> None:
     from runtime.errors import UserError
     from runtime.record import check_record, read_record, write_record
 

@@ -88,9 +88,9 @@ def test_what_a_run_leaves_behind(model: Path, tmp_path: Path) -> None:
     for name in ("grad_norm", "tokens_per_second", "step_seconds", "peak_memory_bytes"):
         assert all(line[name] > 0 for line in train), name
 
-    from runtime.trained import _restore
+    from runtime.trained import restore_tree
 
-    saved = _restore(str(tmp_path / "5" / "model_params"))
+    saved = restore_tree(str(tmp_path / "5" / "model_params"))
     found = training.adapters(built)
     assert saved.keys() == found.keys()
     for path, array in saved.items():
@@ -159,7 +159,7 @@ def test_rows_that_do_not_split_are_refused() -> None:
         shard_rows({"tokens": np.zeros((6, 4), np.int32)}, mesh)
 
 
-def test_devices_that_are_not_there() -> None:
+def test_devices_that_are_not_there_are_one_sentence() -> None:
     from runtime.mesh import start
     from runtime.settings import MeshSettings
 

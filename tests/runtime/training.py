@@ -12,6 +12,12 @@ import numpy as np
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LENGTH = 16
 ROWS = 8
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+}
+"""Compiler options: an interpreted kernel takes far longer to compile than to run."""
 
 
 def batch(index: int, accumulation: int = 1, seed: int = 0) -> dict[str, np.ndarray]:
@@ -94,9 +100,7 @@ def trainer(
     from runtime.trainer import Trainer
 
     every, recorder = options.pop("every_steps", 2), options.pop("recorder", None)
-    settings = TrainSettings(
-        epochs=None, steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, **options
-    )
+    settings = TrainSettings(steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, **options)
     checkpoint = CheckpointSettings(str(folder), every_steps=every, keep=2)
     return Trainer(built, optimizer, settings, checkpoint, mesh, str(folder), accumulation, recorder=recorder)
 

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,15 +86,3 @@ class Bench:
 def point_of(words: Sequence[str]) -> str:
     length = words[words.index("--random-input-len") + 1]
     return f"input-{length}-rate-{words[words.index('--request-rate') + 1]}"
-
-
-def gone(pid: int) -> bool:
-    """Whether a process ends within the time that a busy machine takes to bury it."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False

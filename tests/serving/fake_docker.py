@@ -7,13 +7,11 @@ answers, how it ends.
 from __future__ import annotations
 
 import json
-import random
 import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -373,19 +371,3 @@ def _inspected(container: Container) -> dict[str, Any]:
 def _listed(container: Container) -> dict[str, Any]:
     labels = container.config.get("Labels") or {}
     return {"Id": container.id, "Names": [f"/{container.name}"], "State": container.status, "Labels": labels}
-
-
-@contextmanager
-def listening(host: str = "127.0.0.1") -> Iterator[int]:
-    """A port that something listens on."""
-    with socket.create_server((host, 0)) as server:
-        yield server.getsockname()[1]
-
-
-def free_port() -> int:
-    """A port that is free, and that the system gives to no connection of another test meanwhile: below the
-    range that it takes those from."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise OSError("100 ports are taken")

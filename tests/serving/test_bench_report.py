@@ -67,7 +67,7 @@ def test_the_summary_is_as_it_was(request: pytest.FixtureRequest) -> None:
     assert text == GOLDEN.read_text(encoding="utf-8")
 
 
-def test_the_cost_of_tokens() -> None:
+def test_tokens_cost_the_price_over_the_measured_rate() -> None:
     first, failed, *_ = summary()["points"]
     # 128 tokens/s: 460,800 in an hour of US$ 21.52.
     assert first["usd_per_million_output_tokens"] == pytest.approx(21.52 / 0.4608)

@@ -16,14 +16,13 @@ from typer.testing import CliRunner
 
 from compiler import published
 from compiler.emitters.bench import bench_flags, emit_bench
-from compiler.lower import lower
 from compiler.program import Program
 from runtime.serving import bench
 from runtime.serving.bench_runner import TimedOut
-from spec.diagnostics import render_text
-from spec.load import load
-from tests.serving.benching import Bench, gone, point_of
+from tests.emit import emitting
+from tests.serving.benching import Bench, point_of
 from tests.serving.fake_vllm import FakeVllm
+from tests.waiting import gone
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "serve/bench.sh"
@@ -40,11 +39,7 @@ benchmark: {input_lengths: [512, 4096], request_rates: [0.5, inf], output_length
 
 
 def program_of(folder: Path, *sets: str) -> Program:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
-    lowered = lower(load(folder / "recipe.yaml", list(sets)))
-    assert lowered.program is not None, render_text(lowered.diagnostics)
-    return lowered.program
+    return emitting.program_of(folder, sets, RECIPE)
 
 
 def served_from(program: Program, model: str | None) -> Program:
@@ -68,7 +63,7 @@ ODD: dict[str, tuple[list[str], str | None]] = {
     "bucket": (["merge.output=gs://bucket/merged"], None),
     "home": ([], "~/a b/model"),
     "quotes": ([], '/a "b" $(touch pwned) `touch pwned` }/model'),
-    "relative": (["merge.output='odd $name}'"], None),
+    "relative": (["merge.output='odd name}'"], None),
     "unknown": ([], "s3://bucket/model"),
     "ipv6": (["serve.host='::1'", "serve.port=9000"], None),
     "one": (["benchmark={input_lengths: [64], request_rates: [1.0e-05]}"], None),
@@ -104,13 +99,13 @@ def test_the_script_reads_what_the_recipe_says(sets: list[str], model: str | Non
     assert said[0] == f"{tmp_path}/serve/../.." and said[1:3] == ["-m", "runtime.serving.bench"]
     assert said[-2:] == ["--machine", "my box"]
     own = words_of(program)
-    assert said[-2 - len(own) : -2] == own
+    assert said[3:7:2] == ["--results", "--lock"] and said[7 : 7 + len(own)] == own
     tokenizer = said[said.index("--tokenizer") + 1]
     assert tokenizer == (HUB if model == HUB else "/m d")
     assert not (tmp_path / "pwned").exists()
     (tmp_path / "bin" / "vllm").unlink()
     said = words()
-    assert said[3:5] == ["--compose", f"{tmp_path}/serve/compose.yaml"]
+    assert said[-4:-2] == ["--compose", f"{tmp_path}/serve/compose.yaml"]
     assert said[said.index("--tokenizer") + 1] == (HUB if model == HUB else "/model")
 
 
@@ -124,7 +119,7 @@ def test_the_default_folder_is_that_of_serve_sh(tmp_path: Path) -> None:
         assert f"    {line}\n" in emit_bench(served_from(program_of(tmp_path), model))[SCRIPT]
 
 
-def test_no_server_no_script(tmp_path: Path) -> None:
+def test_a_recipe_without_a_server_gets_no_script(tmp_path: Path) -> None:
     assert emit_bench(program_of(tmp_path, "serve=null")) == {}
 
 
@@ -189,7 +184,7 @@ def artifact(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_script_measures(artifact: Path, measured: Bench) -> None:
+def test_the_script_measures_the_recipes_points(artifact: Path, measured: Bench) -> None:
     url = measured.words[1]
     done = subprocess.run(
         ["bash", artifact / SCRIPT, "--url", url, "--output-length", "3"], capture_output=True, text=True
@@ -212,19 +207,17 @@ def test_the_script_measures(artifact: Path, measured: Bench) -> None:
 
 def command(*words: object) -> tuple[int, str]:
     """`recipe serve bench`, and what went wrong."""
-    import typer
+    from compiler.cli_serve import app
+    from compiler.errors import ArtifactError
 
-    from compiler.artifact import ArtifactError
-    from compiler.serving.bench import command as benched
-
-    app = typer.Typer()
-    app.command()(benched)
-    done = CliRunner().invoke(app, list(map(str, words)))
+    done = CliRunner().invoke(app, ["bench", *map(str, words)])
     error = done.exception
     return done.exit_code, str(error) if isinstance(error, ArtifactError) else done.output
 
 
-def test_the_command_measures_another_server(artifact: Path, measured: Bench, tmp_path: Path) -> None:
+def test_the_command_measures_a_server_at_another_address(
+    artifact: Path, measured: Bench, tmp_path: Path
+) -> None:
     url = measured.words[1]
     status, said = command(artifact, "--url", url)
     assert status == 1 and "are not on this machine" in said
@@ -298,7 +291,7 @@ def test_the_command_measures_in_the_container(
     connected = engine.Engine(api, lambda text: text)  # type: ignore[arg-type]
     monkeypatch.setattr(engine.Engine, "connect", lambda *_: connected)
     # The server is where the recipe has it.
-    monkeypatch.setattr("compiler.emitters.bench.own_address", lambda host: "127.0.0.1")
+    monkeypatch.setattr("compiler.serving.bench_flags.own_address", lambda host: "127.0.0.1")
     port = int(measured.words[1].rpartition(":")[2])
     lock = json.loads((artifact / "recipe.lock.json").read_text())
     lock["recipe"]["serve"]["port"] = port
@@ -315,7 +308,7 @@ def test_the_command_measures_in_the_container(
 
 
 @pytest.mark.parametrize("status", ["exited", None])
-def test_no_container_to_measure(
+def test_a_container_that_does_not_run_is_one_sentence(
     status: str | None, artifact: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from compiler.serving import engine
@@ -351,9 +344,10 @@ def test_a_container_that_ends_is_a_failed_point(measured: Bench, tmp_path: Path
         raise APIError("409: container c0 is not running")
 
     runner._api.exec_start = gone
-    assert runner.run("/tmp/recipe-bench-test", ["vllm"], log, 5.0) == 137
-    assert runner.read("/tmp/recipe-bench-test", "result.json") is None
+    folder = str(tmp_path / "measuring")
+    assert runner.run(folder, ["vllm"], log, 5.0) == 137
+    assert runner.read(folder, "result.json") is None
     with pytest.raises(TimedOut):
         del runner._api.exec_start
-        runner.run("/tmp/recipe-bench-test", ["sleep", "30"], log, 0.1)
-    runner.remove("/tmp/recipe-bench-test")
+        runner.run(folder, ["sleep", "30"], log, 0.1)
+    runner.remove(folder)

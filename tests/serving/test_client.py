@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,9 +20,10 @@ from runtime.serving.client import (
     STATUS,
     Client,
     ServerError,
-    pick,
 )
-from tests.serving.fake_vllm import FakeVllm, Faults
+from tests.ports import free_port
+from tests.serving.fake_faults import Faults
+from tests.serving.fake_vllm import FakeVllm
 
 Start = Callable[..., FakeVllm]
 
@@ -33,13 +33,6 @@ CHAT = {
     "max_tokens": 12,
     "temperature": 0,
 }
-
-
-def closed_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def failing(client: Client, call: Callable[[Client], Any]) -> tuple[str, str | None, str, int | None]:
@@ -54,7 +47,7 @@ def stream(client: Client) -> list[dict[str, Any]]:
     return list(client.stream("/v1/chat/completions", CHAT))
 
 
-def test_answers(fake: Start) -> None:
+def test_answers_models_and_metrics_are_read(fake: Start) -> None:
     server = fake(["tuned", "tuned-base"])
     client = Client(server.url)
     assert client.healthy()
@@ -202,7 +195,7 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_faults_in_one_sentence(name: str, fake: Start) -> None:
+def test_faults_of_a_server_are_one_sentence_each(name: str, fake: Start) -> None:
     faults, call, said = FAULTS[name]
     client = Client(fake(faults=faults).url)
     if name == "a stream without its end":
@@ -210,20 +203,20 @@ def test_faults_in_one_sentence(name: str, fake: Start) -> None:
     assert failing(client, call) == said
 
 
-def test_an_unknown_model(fake: Start) -> None:
+def test_an_unknown_model_is_told_in_the_servers_words(fake: Start) -> None:
     client = Client(fake().url)
     said = failing(client, lambda c: c.post("/v1/chat/completions", {**CHAT, "model": "nobody"}))
     assert said[0].endswith("answers 404 Not Found: The model `nobody` does not exist. Valid aliases: tuned.")
 
 
-def test_nothing_listens() -> None:
-    client = Client(f"http://127.0.0.1:{closed_port()}")
+def test_an_address_where_nothing_listens_is_one_sentence() -> None:
+    client = Client(f"http://127.0.0.1:{free_port()}")
     said = ("nothing listens at URL", "start the server, or wait until it has loaded", REFUSED, None)
     assert failing(client, Client.models) == said
     assert not client.healthy()
 
 
-def test_an_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_host_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(*arguments: Any, **keywords: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -232,78 +225,15 @@ def test_an_unknown_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == ("no host is called no-such-host.invalid", None, NO_HOST, None)
 
 
-def test_a_silent_server(fake: Start) -> None:
+def test_a_silent_server_is_given_up_in_time(fake: Start) -> None:
     client = Client(fake(faults=Faults(pause=1.0)).url, timeout=0.1)
     assert failing(client, Client.models) == ("URL/v1/models gave no answer within 0.1 s", None, SILENT, None)
 
 
-def test_tls_where_there_is_none(fake: Start) -> None:
+def test_tls_where_there_is_none_is_one_sentence(fake: Start) -> None:
     client = Client(fake().url.replace("http:", "https:"))
     message, _, kind, _ = failing(client, Client.models)
     assert message.startswith("no TLS connection to URL: ") and kind == GARBAGE
-
-
-@pytest.fixture
-def raw() -> Iterator[Callable[[bytes], str]]:
-    """A server that gives the same bytes to whoever connects."""
-    sockets = []
-
-    def start(data: bytes) -> str:
-        listening = socket.create_server(("127.0.0.1", 0))
-        sockets.append(listening)
-
-        def answer() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(data)
-
-        threading.Thread(target=answer, daemon=True).start()
-        return f"http://127.0.0.1:{listening.getsockname()[1]}"
-
-    yield start
-    for listening in sockets:
-        listening.close()
-
-
-EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-
-
-def test_a_stream_with_comments_and_other_fields(raw: Callable[[bytes], str]) -> None:
-    """Kept alive by comments (vLLM's --sse-keep-alive-interval), with lines that end as on Windows."""
-    url = raw(EVENTS + b': keep-alive\n\nevent: x\r\ndata: {"a": 1}\r\n\r\ndata:{"a": 2}\n\ndata: [DONE]\n\n')
-    assert list(Client(url).stream("/v1/completions", {})) == [{"a": 1}, {"a": 2}]
-
-
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        (b"data: {oh\n\n", "something that is not JSON: {oh"),
-        (b"data: 7\n\n", "an event that is no object: 7"),
-        (b"data: \xff\n\n", "something that is not JSON: \N{REPLACEMENT CHARACTER}"),
-    ],
-)
-def test_events_that_are_none(event: bytes, words: str, raw: Callable[[bytes], str]) -> None:
-    with pytest.raises(ServerError) as caught:
-        list(Client(raw(EVENTS + event)).stream("/v1/completions", {}))
-    assert caught.value.message.endswith(f"/v1/completions answers with {words}")
-
-
-def test_what_a_server_says_cannot_move_the_cursor(raw: Callable[[bytes], str]) -> None:
-    body = b"\x1b[2J\x07gone\r\nrewritten" + b"x" * 500
-    answer = b"HTTP/1.1 500 Oh\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    with pytest.raises(ServerError) as caught:
-        Client(raw(answer)).models()
-    said = caught.value.message.partition(": ")[2]
-    assert said.isprintable() and "\x1b" not in said
-    assert len(said) < 300 and said.endswith("...")
-
-
-def test_deep_json_is_no_traceback(raw: Callable[[bytes], str]) -> None:
-    body = b"[" * 200_000
-    url = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    with pytest.raises(ServerError, match="something that is not JSON"):
-        Client(url).models()
 
 
 def test_the_key_goes_along(fake: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +258,7 @@ def test_the_key_is_not_printed(fake: Start) -> None:
 
 
 @pytest.mark.parametrize("key", ["two words", "line\nbreak", "schlüssel"])
-def test_keys_that_no_header_carries(key: str) -> None:
+def test_keys_that_no_header_carries_are_refused_and_not_shown(key: str) -> None:
     with pytest.raises(UserError) as caught:
         Client("http://127.0.0.1:8000", key)
     assert KEY_VARIABLE in caught.value.message and key not in caught.value.message
@@ -337,7 +267,7 @@ def test_keys_that_no_header_carries(key: str) -> None:
 def test_proxies_get_nothing(fake: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key and the prompts are for the server alone."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
     assert Client(fake().url).models() == ["tuned"]
 
 
@@ -351,7 +281,7 @@ def test_proxies_get_nothing(fake: Start, monkeypatch: pytest.MonkeyPatch) -> No
         ("http://[::1]:8000", "http://[::1]:8000"),
     ],
 )
-def test_addresses(given: str, url: str) -> None:
+def test_addresses_are_read_however_they_are_written(given: str, url: str) -> None:
     assert Client(given).url == url
     assert Client(Client(given).url).url == url
 
@@ -369,23 +299,17 @@ def test_addresses(given: str, url: str) -> None:
         "http://tpu/?x=1",
     ],
 )
-def test_addresses_that_are_none(given: str) -> None:
+def test_addresses_that_are_none_are_refused(given: str) -> None:
     with pytest.raises(UserError) as caught:
         Client(given)
     assert caught.value.message == f"{given!r} is not the address of a server"
     assert caught.value.help == "write it as http://HOST:PORT"
 
 
-def test_an_address_with_a_password() -> None:
+def test_an_address_with_a_password_is_refused_and_not_shown() -> None:
     with pytest.raises(UserError) as caught:
         Client("http://me:sesame@tpu:8000")
     assert "sesame" not in caught.value.message and KEY_VARIABLE in (caught.value.help or "")
-
-
-def test_a_path_before_the_api(raw: Callable[[bytes], str]) -> None:
-    body = json.dumps({"data": [{"id": "tuned"}]}).encode()
-    url = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    assert Client(f"{url}/models/one").models() == ["tuned"]
 
 
 def test_threads_share_a_client(fake: Start) -> None:
@@ -402,22 +326,3 @@ def test_threads_share_a_client(fake: Start) -> None:
     for thread in threads:
         thread.join()
     assert len(counts) == 80 and len(set(counts)) == 1
-
-
-def test_a_server_that_tells_no_version(raw: Callable[[bytes], str]) -> None:
-    url = raw(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
-    assert Client(url).version() is None
-
-
-def test_pick() -> None:
-    value = {"choices": [{"text": "a"}], "empty": []}
-    assert pick(value, "it", "choices", 0, "text", kind=str) == "a"
-    for path, name in (
-        (("choices", 1), "choices[1]"),
-        (("choices", "text"), "choices.text"),
-        (("empty", 0), "empty[0]"),
-        (("choices", 0, "text"), "choices[0].text"),
-    ):
-        with pytest.raises(ServerError) as caught:
-            pick(value, "it", *path, kind=int)
-        assert caught.value.message == f"it answers without a proper `{name}`"

@@ -16,11 +16,13 @@ import pytest
 
 from runtime.errors import UserError, guarded
 from runtime.serving import evaluate, evaluate_answers
-from runtime.serving.evaluate_answers import Answer, Answers, Settings, recorded
+from runtime.serving.evaluate_answers import Answer, Answers, Settings
 from runtime.serving.evaluate_judge import judge
-from runtime.serving.evaluate_prompts import parse, read
+from runtime.serving.evaluate_prompts import read
 from runtime.serving.evaluate_sides import Side, differ, same_weights
-from tests.serving.fake_vllm import FakeVllm, Faults, Language
+from tests.serving.fake_faults import Faults
+from tests.serving.fake_language import Language
+from tests.serving.fake_vllm import FakeVllm
 
 Start = Callable[..., FakeVllm]
 
@@ -68,7 +70,9 @@ def asked(server: FakeVllm) -> list[Any]:
     return [body for body in bodies if body["max_tokens"] > 1]
 
 
-def test_both_sides_of_one_server(fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_models_of_one_server_are_evaluated(
+    fake: Start, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server = fake(["sums", "sums-base"], language=Language(script=sums))
     assert run(server, prompts, "--base", "sums-base") == 0
     data = summary(prompts)
@@ -155,7 +159,7 @@ def test_answers_under_other_settings_are_not_mixed(
     assert summary(prompts)["prompts"]["pass_at"]["1"]["difference"]["value"] == 7 / 8
 
 
-def test_the_base_on_a_server_of_its_own(fake: Start, prompts: Path) -> None:
+def test_the_base_may_be_on_a_server_of_its_own(fake: Start, prompts: Path) -> None:
     tuned = fake(["sums"], language=Language(script=sums))
     base = fake(["google/base"], language=Language(script=sums))
     assert run(tuned, prompts, "--base-url", base.url) == 0
@@ -245,7 +249,7 @@ def test_a_run_that_is_ended_keeps_what_was_answered(
     while process.poll() is None and not (answers.is_file() and answers.read_bytes().count(b"\n") >= 3):
         time.sleep(0.01)
     process.send_signal(signum)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert process.returncode == status and "Traceback" not in err and not out
     if signum == signal.SIGINT:
         assert "interrupted; what was answered is kept" in err
@@ -260,7 +264,7 @@ def test_a_run_that_is_ended_keeps_what_was_answered(
     ("key", "given", "wanted"),
     [("secret", None, "export VLLM_API_KEY with the server's key"), ("secret", "other", "another key")],
 )
-def test_a_key_that_is_wrong(
+def test_a_key_that_is_wrong_is_one_sentence(
     key: str,
     given: str | None,
     wanted: str,
@@ -294,7 +298,7 @@ FAULTS: list[tuple[list[str], list[str], str]] = [
 
 
 @pytest.mark.parametrize(("models", "more", "wanted"), FAULTS)
-def test_what_cannot_be_evaluated(
+def test_what_cannot_be_evaluated_is_one_sentence(
     models: list[str],
     more: list[str],
     wanted: str,
@@ -349,7 +353,7 @@ def test_an_expression_that_searches_for_ever_is_given_up(tmp_path: Path) -> Non
     )
     prompts, settings = read(path), Settings()
     answers = Answers({(p.digest, 0): Answer(p.digest, 0, "a" * 60 + "!") for p in prompts})
-    slow, fast = judge(prompts, answers, settings, seconds=0.2)
+    slow, fast = judge(prompts, answers, settings, seconds=0.5)
     assert slow.undecided and slow.rate(1) is None
     assert not fast.undecided and fast.rate(1) == 1.0
 
@@ -360,62 +364,3 @@ def test_two_runs_do_not_write_to_one_file(fake: Start, prompts: Path, tmp_path:
         evaluate_answers.ask(
             evaluate_answers.Client(fake(["sums"]).url), "sums", read(prompts), Settings(), path
         )
-
-
-def test_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "answers.jsonl"
-    with evaluate_answers._journal(path) as write:
-        write({"prompt": "p", "sample": 0, "text": "\ud83d", "cut": False, "tokens": 1} | Settings().drawn())
-    assert recorded(path, Settings()).found["p", 0].text == "\ud83d"
-
-
-LINES: list[tuple[str, str]] = [
-    ('{"prompt": "a"', ":1: it is not JSON: Expecting ',' delimiter at column 15"),
-    ("[]", ":1: it is not a JSON object"),
-    ('{"prompt": "a"}', ":1: `expected` must be a regular expression, as text"),
-    ('{"prompt": "a", "expected": 4}', ":1: `expected` must be a regular expression, as text"),
-    ('{"prompt": "", "expected": "b"}', ":1: `prompt` must be a text that is not empty"),
-    ('{"expected": "b"}', ":1: it must have either `prompt` or `messages`"),
-    ('{"prompt": "a", "messages": [], "expected": "b"}', ":1: it must have either `prompt` or `messages`"),
-    ('{"prompt": "a", "expcted": "b"}', ":1: it has the unknown key `expcted`"),
-    ('{"messages": [], "expected": "b"}', ":1: `messages` must be a list that is not empty"),
-    ('{"messages": [{"role": "usr", "content": "a"}], "expected": "b"}', "has a `role`, one of system,"),
-    ('{"messages": [{"role": "user"}], "expected": "b"}', ":1: each of `messages` has a `content`"),
-    (
-        '{"messages": [{"role": "assistant", "content": "b"}], "expected": "c"}',
-        "there is nothing left to answer",
-    ),
-    (
-        '{"prompt": "a", "expected": "(b"}',
-        ":1: `expected` is not a regular expression: missing ), unterminated subpattern at position 0",
-    ),
-    (
-        '{"prompt": "a", "expected": "b"}\n\n{"prompt": "a", "expected": "c"}',
-        ":3: it asks the same as line 1",
-    ),
-    ("\n\n", ": it holds no prompts"),
-    ('{"prompt": "a", "expected": "b"}\n{', ":2: it is not JSON"),
-    ("{\n[", " (and 1 more)"),
-]
-
-
-@pytest.mark.parametrize(("text", "wanted"), LINES)
-def test_faults_of_a_file_of_prompts(text: str, wanted: str, tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text(text, encoding="utf-8")
-    with pytest.raises(UserError) as caught:
-        read(path)
-    assert wanted in caught.value.message and caught.value.message.startswith(str(path))
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9", "expected": "a"}')
-    said = [parse(tmp_path / name)[1][0].message for name in ("nowhere", "latin", ".")]
-    assert said == ["there is no such file", "it is not UTF-8 text", "it cannot be read: Is a directory"]
-
-
-def test_unicode_separators_do_not_part_lines(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('\ufeff{"prompt": "a\u2028b", "expected": "c"}\r\n', encoding="utf-8")
-    (prompt,) = read(path)
-    assert prompt.messages == [{"role": "user", "content": "a\u2028b"}]

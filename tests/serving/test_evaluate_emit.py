@@ -210,7 +210,9 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("prompts", "sets", "wanted"), FAULTS)
-def test_checks(prompts: str | None, sets: Sequence[str], wanted: list[str], tmp_path: Path) -> None:
+def test_evaluations_that_cannot_work_are_found_by_the_checks(
+    prompts: str | None, sets: Sequence[str], wanted: list[str], tmp_path: Path
+) -> None:
     said = found(tmp_path, *sets, prompts=prompts)
     assert len(said) == len(wanted)
     assert all(one.startswith(start) for one, start in zip(said, wanted, strict=True)), said

@@ -45,13 +45,14 @@ def test_pass_at_k_refuses_what_cannot_be(arguments: tuple[int, int, int]) -> No
     ("samples", "ks"),
     [(1, [1]), (2, [1, 2]), (5, [1, 2, 5]), (8, [1, 2, 5, 8]), (100, [1, 2, 5, 10, 20, 50, 100])],
 )
-def test_the_ladder_of_k(samples: int, ks: list[int]) -> None:
+def test_the_k_of_pass_at_k_go_up_to_the_samples(samples: int, ks: list[int]) -> None:
     assert intervals.ladder(samples) == ks
 
 
 @pytest.mark.parametrize(("passed", "count"), [(0, 7), (3, 7), (7, 7), (1, 1), (120, 164)])
 def test_one_sample_a_prompt_has_wilsons_interval(passed: int, count: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
+    from scipy import stats
+
     wanted = stats.binomtest(passed, count).proportion_ci(method="wilson")
     found = intervals.mean_rate([1.0] * passed + [0.0] * (count - passed))
     assert (found.value, found.low, found.high) == pytest.approx((passed / count, wanted.low, wanted.high))
@@ -81,7 +82,8 @@ def test_more_samples_narrow_the_interval_and_never_beyond_the_prompts() -> None
 
 
 def test_the_paired_difference_agrees_with_scipys_bootstrap() -> None:
-    stats = pytest.importorskip("scipy.stats")
+    from scipy import stats
+
     random = np.random.default_rng(1)
     first = random.binomial(5, 0.4, 60) / 5
     second = np.clip(first + random.choice([-0.2, 0, 0.2, 0.4], 60), 0, 1)
@@ -105,7 +107,8 @@ def test_pairing_is_what_makes_a_small_difference_visible() -> None:
 
 @pytest.mark.parametrize(("better", "worse"), [(0, 0), (6, 0), (3, 4), (20, 5)])
 def test_the_sign_test_is_scipys(better: int, worse: int) -> None:
-    stats = pytest.importorskip("scipy.stats")
+    from scipy import stats
+
     wanted = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
     assert intervals.sign_test(better, worse) == pytest.approx(wanted)
 

@@ -149,7 +149,7 @@ def test_answers_that_lm_eval_makes_up_are_told(
     assert "base: 1 answers to mute are empty, which lm-eval counts as wrong" in capsys.readouterr().err
 
 
-def test_the_command_line(tmp_path: Path) -> None:
+def test_lm_eval_is_asked_for_the_endpoint_that_the_model_has(tmp_path: Path) -> None:
     settings = TaskSettings("completions", None, 64, 4096, "org/tokenizer")
     words = command("lm", "http://h:1", "2026", "t", settings, tmp_path, 4, tmp_path / "more")
     given = dict(pairwise(words))
@@ -202,5 +202,5 @@ SAID = [
 
 
 @pytest.mark.parametrize(("log", "wanted"), SAID)
-def test_why_lm_eval_ended(log: str, wanted: str) -> None:
+def test_why_lm_eval_ended_is_read_from_its_log(log: str, wanted: str) -> None:
     assert wanted in explained(log, 3)

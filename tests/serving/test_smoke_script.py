@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from compiler.emitters.smoke import emit_smoke
-from compiler.lower import lower
-from spec.diagnostics import render_text
-from spec.load import load
 from tests.conftest import ROOT
-from tests.serving.fake_vllm import FakeVllm, Faults
+from tests.emit.emitting import program_of
+from tests.serving.fake_faults import Faults
+from tests.serving.fake_vllm import FakeVllm
 
 Start = Callable[..., FakeVllm]
 
@@ -36,10 +35,7 @@ ADAPTER = ["serve.weights=adapter", "serve.env={MODEL_IMPL_TYPE: vllm}"]
 
 def script_of(folder: Path, *sets: str) -> str:
     """smoke.sh of a recipe in `folder`."""
-    (folder / "recipe.yaml").write_text(RECIPE)
-    lowered = lower(load(folder / "recipe.yaml", sets))
-    assert lowered.program is not None, render_text(lowered.diagnostics)
-    (text,) = emit_smoke(lowered.program).values()
+    (text,) = emit_smoke(program_of(folder, sets, RECIPE)).values()
     return text
 
 
@@ -141,13 +137,13 @@ def test_words_reach_smoke_as_they_are(
     (tmp_path / "bin" / "python3").unlink()
     (tmp_path / "bin" / "python3").write_text('#!/bin/sh\nprintf "%s\\0" "$@"\n')
     (tmp_path / "bin" / "python3").chmod(0o755)
-    text = script_of(tmp_path, f"serve.smoke_prompts={json.dumps(WORDS)}", 'merge.output=a "b" $c } `d`')
+    text = script_of(tmp_path, f"serve.smoke_prompts={json.dumps(WORDS)}", 'merge.output=a "b" $c } d')
     words = run(text).stdout.split("\0")
     assert words[:2] == ["-m", "runtime.serving.smoke"]
     assert [
         word.removeprefix("--must-differ=") for word in words if word.startswith("--must-differ=")
     ] == WORDS
-    assert words[words.index("--weights") + 1] == f'{tmp_path}/my work/tuned/serve/../a "b" $c }} `d`'
+    assert words[words.index("--weights") + 1] == f'{tmp_path}/my work/tuned/serve/../a "b" $c }} d'
 
 
 def test_prompts_of_the_evaluation_are_taken_along(tmp_path: Path) -> None:
@@ -182,7 +178,7 @@ def test_a_model_of_plain_text_is_given_text(tmp_path: Path) -> None:
     [[], ["serve.host=0.0.0.0"], ADAPTER, ["serve.model=~/weights"], ["serve.model=gs://bucket/model"]],
     ids=["default", "open", "adapter", "home", "bucket"],
 )
-def test_it_looks_as_if_written_by_hand(sets: Sequence[str], tmp_path: Path) -> None:
+def test_the_script_passes_shellcheck_and_has_no_template_scars(sets: Sequence[str], tmp_path: Path) -> None:
     text = script_of(tmp_path, *sets, f'serve.smoke_prompts=["{WORDS[0][:9]}"]')
     (tmp_path / "smoke.sh").write_text(text)
     linter = Path(sys.executable).parent / "shellcheck"

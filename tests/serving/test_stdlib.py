@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.interpreters import interpreter
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVING = ROOT / "runtime" / "serving"
@@ -77,7 +78,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
                     yield f"{node.module}.{alias.name}"
 
 
-def test_there_is_something_to_hold() -> None:
+def test_the_modules_that_need_only_the_standard_library_are_found() -> None:
     assert {"runtime/serving/client.py", "runtime/serving/smoke.py", "runtime/errors.py"} <= modules().keys()
 
 
@@ -124,24 +125,12 @@ def test_nothing_is_used_that_came_after_3_10() -> None:
                 assert attribute not in LATER.get(module, ()), f"{name}: {module}.{attribute}"
 
 
-def find_3_10() -> str | None:
-    """An interpreter of 3.10, from PATH or pyenv."""
-    folders = [Path(folder) for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    folders += sorted(pyenv.glob("versions/3.10.*/bin"))
-    for folder in folders:
-        path = folder / "python3.10"
-        # pyenv's shims fail where their version is not chosen.
-        if path.is_file() and not subprocess.run([path, "-c", ""], capture_output=True).returncode:
-            return str(path)
-    return None
-
-
 def test_python_3_10_imports_every_module() -> None:
     """Beside the checks above, which are always made."""
-    python = find_3_10()
-    if python is None:
-        pytest.skip("no python3.10 on PATH or in pyenv: held by the syntax tree alone")
+    try:
+        python = interpreter("3.10")
+    except RuntimeError as missing:
+        pytest.skip(f"{missing}; 3.10 is held by the syntax tree alone")
     names = [f"runtime.serving.{path.stem}" for path in SERVING.glob("*.py") if path.stem != "__init__"]
     program = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
     # -I: no packages of the user's, none of the site's with -S, and nothing written beside the sources.

@@ -15,14 +15,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from compiler import artifact
-from compiler.artifact import ArtifactError
 from compiler.emitters.lock import emit_lock
 from compiler.emitters.serve import emit_serve
+from compiler.errors import ArtifactError
 from compiler.serving.artifacts import open_artifact
 from compiler.serving.up import Options, up
 from tests.emit.emitting import program_of
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+
+PORT = free_port()
+"""Of the server: one for all tests of a process, which run one after the other."""
+
+SENTINEL = "sk-SENTINEL-0123456789"
+"""A secret that must not be seen."""
 
 
 def build(folder: Path, *sets: str, name: str = "sample") -> Path:
@@ -107,7 +114,7 @@ class Command:
     def text(self) -> str:
         return "".join(self.lines)
 
-    def until(self, words: str, seconds: float = 30.0) -> None:
+    def until(self, words: str, seconds: float = 60.0) -> None:
         """Waits until it has written something."""
         deadline = time.monotonic() + seconds
         while words not in self.text:
@@ -119,7 +126,7 @@ class Command:
     def signal(self, signum: int = signal.SIGINT) -> None:
         self.process.send_signal(signum)
 
-    def ended(self, seconds: float = 30.0) -> int:
+    def ended(self, seconds: float = 60.0) -> int:
         """Its exit status; all of its output has been read."""
         try:
             status = self.process.wait(seconds)

@@ -42,12 +42,12 @@ from spec.core_schema import flow, scalar
         ("9" * 400, "9" * 400),
     ],
 )
-def test_scalar(text: str, value: object) -> None:
+def test_words_are_the_values_of_yaml_s_core_schema(text: str, value: object) -> None:
     assert scalar(text) == value
     assert type(scalar(text)) is type(value)
 
 
-def test_not_a_number() -> None:
+def test_nan_is_not_a_number() -> None:
     assert math.isnan(scalar(".nan"))  # type: ignore[arg-type]
 
 

@@ -16,7 +16,7 @@ ERROR = Diagnostic(
 )
 
 
-def test_text_in_the_style_of_rustc() -> None:
+def test_a_diagnostic_shows_its_line_and_a_caret_under_the_value() -> None:
     assert render_text([ERROR]) == (
         "error[E0105]: tp must be at most 4\n"
         "  --> recipes/x.yaml:12:23\n"
@@ -29,13 +29,13 @@ def test_text_in_the_style_of_rustc() -> None:
     )
 
 
-def test_without_a_place() -> None:
+def test_a_diagnostic_without_a_place_is_its_message_and_help() -> None:
     assert render_text([Diagnostic("E0001", "no file", help="a\nb")]) == (
         "error[E0001]: no file\n = help: a\n         b\n\n1 error\n"
     )
 
 
-def test_json() -> None:
+def test_diagnostics_in_json_have_every_field() -> None:
     assert render_json([ERROR, Diagnostic("E0001", "no file")]) == [
         {
             "code": "E0105",
@@ -60,11 +60,11 @@ def test_json() -> None:
     ]
 
 
-def test_nothing_to_say() -> None:
+def test_no_diagnostics_print_nothing() -> None:
     assert render_text([]) == "" and render_json([]) == [] and summary([]) == ""
 
 
-def test_color_only_when_asked() -> None:
+def test_diagnostics_are_coloured_only_when_asked() -> None:
     assert "\x1b[" not in render_text([ERROR])
     assert "\x1b[1;31merror[E0105]\x1b[0m" in render_text([ERROR], color=True)
 
@@ -100,7 +100,7 @@ def test_a_code_has_to_be_registered() -> None:
         Diagnostic("E9999", "no such code")
 
 
-def test_in_order_of_places_without_repetitions() -> None:
+def test_diagnostics_come_in_order_of_their_places_and_once() -> None:
     second = Diagnostic("E0105", "b", span=Span("a", 2, 1, ""))
     first = Diagnostic("E0105", "z", span=Span("a", 1, 9, ""))
     nowhere = Diagnostic("E0105", "a")

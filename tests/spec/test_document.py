@@ -65,7 +65,7 @@ def test_keys_know_their_places() -> None:
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_line_ends(line_end: str) -> None:
+def test_places_are_counted_with_any_line_ends(line_end: str) -> None:
     assert places(TEXT.replace("\n", line_end))["data.train[1]"] == (7, 7, "b.jsonl")
 
 
@@ -134,12 +134,12 @@ def test_an_unclosed_document_of_brackets_does_not_exhaust_the_stack() -> None:
         ("serve.extra_args.api-key", ("serve", "extra_args", "api-key")),
     ],
 )
-def test_paths(path: str, parts: tuple[object, ...]) -> None:
+def test_a_path_is_split_and_joined_again_as_it_was(path: str, parts: tuple[object, ...]) -> None:
     assert paths.split(path) == parts
     assert paths.join(paths.split(path)) == path
 
 
 @pytest.mark.parametrize("path", [".a", "a.", "a..b", "[0]", "a[-1]", "a[b]", "a b", "a.[0]", 'a["b]'])
-def test_what_is_no_path(path: str) -> None:
+def test_what_is_no_path_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="recipe path"):
         paths.split(path)

@@ -36,7 +36,9 @@ def test_it_is_a_valid_schema() -> None:
 
 
 def test_the_example_recipes_satisfy_it(root: Path, validator: Any) -> None:
-    for path in sorted((root / "recipes").glob("*.yaml")):
+    paths = sorted((root / "recipes").glob("*.yaml"))
+    assert paths
+    for path in paths:
         assert [error.message for error in validator.iter_errors(recipe(path))] == [], path.name
 
 

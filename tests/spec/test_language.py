@@ -13,7 +13,8 @@ from pydantic.fields import FieldInfo
 
 from spec.language import Recipe, Section
 from spec.schema import json_schema
-from spec.validate import _choices, _section_of, validate
+from spec.structure import choices_of, section_of
+from spec.validate import validate
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
 SMALLEST: dict[str, Any] = {
@@ -33,7 +34,7 @@ def fields(kind: type[Section] = Recipe, where: str = "") -> Iterator[tuple[str,
     for name, info in kind.model_fields.items():
         path = f"{where}.{name}" if where else name
         yield path, info
-        inner = _section_of(info.annotation)[0]
+        inner = section_of(info.annotation)[0]
         if inner is not None:
             yield from fields(inner, path)
 
@@ -87,7 +88,7 @@ def test_every_key_has_meaning_unit_and_default(path: str, info: FieldInfo) -> N
 
 
 @pytest.mark.parametrize("layers", ["all", "0-5", "20-59", [0, 5]])
-def test_layers(layers: Any) -> None:
+def test_layers_are_taken_in_every_form(layers: Any) -> None:
     recipe = Recipe.model_validate(smallest(lora={"layers": layers}))
     assert recipe.lora is not None and recipe.lora.layers == layers
 
@@ -95,28 +96,28 @@ def test_layers(layers: Any) -> None:
 @pytest.mark.parametrize(
     "layers", ["", "5", "5-", "-5", "a-b", "1-2-3", 5, [], [1.0], [-1], [True], None, {}]
 )
-def test_layers_that_are_none(layers: Any) -> None:
+def test_layers_that_are_none_are_refused(layers: Any) -> None:
     assert validate(smallest(lora={"layers": layers})).recipe is None
 
 
 @pytest.mark.parametrize("rate", ["inf", float("inf"), 1, 0.5])
-def test_request_rates(rate: Any) -> None:
+def test_request_rates_are_numbers_or_inf(rate: Any) -> None:
     recipe = Recipe.model_validate(smallest(benchmark={"request_rates": [rate]}))
     assert recipe.benchmark.request_rates == ["inf" if rate in ("inf", float("inf")) else rate]
 
 
 @pytest.mark.parametrize("rate", [0, -1, "1", "Inf", float("nan"), float("-inf"), True, None])
-def test_request_rates_that_are_none(rate: Any) -> None:
+def test_request_rates_that_are_none_are_refused(rate: Any) -> None:
     assert validate(smallest(benchmark={"request_rates": [rate]})).recipe is None
 
 
 @pytest.mark.parametrize("name", ["a", "a1", "gemma4-31b-codev", "a" * 63])
-def test_names(name: str) -> None:
+def test_names_that_folders_and_hosts_can_have_are_taken(name: str) -> None:
     assert validate(smallest(name=name)).recipe is not None
 
 
 @pytest.mark.parametrize("name", ["", "A", "1a", "-a", "a-", "a_b", "a/b", "..", "a" * 64, "a\n", "runtime"])
-def test_names_that_are_none(name: str) -> None:
+def test_names_that_folders_and_hosts_cannot_have_are_refused(name: str) -> None:
     assert validate(smallest(name=name)).recipe is None
 
 
@@ -130,7 +131,9 @@ def test_a_whole_number_is_nothing_else(key: str, value: Any) -> None:
 @pytest.mark.parametrize("path", [path for path, _ in fields() if "." not in path and path != "recipe"])
 @pytest.mark.parametrize("value", [3, "text", [], [{}], {"no_such_key": 1}, True])
 def test_any_value_in_place_of_a_section_is_judged(path: str, value: Any) -> None:
-    for diagnostic in validate(smallest(**{path: value})).diagnostics:
+    found = validate(smallest(**{path: value}))
+    assert found.recipe is not None or found.diagnostics
+    for diagnostic in found.diagnostics:
         assert diagnostic.code.startswith("E01")
         assert "Input should" not in diagnostic.message and "Extra inputs" not in diagnostic.message
 
@@ -177,6 +180,6 @@ def test_every_example_is_valid_at_its_place(path: str, info: FieldInfo) -> None
     ("path", "info"), fields(), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_the_words_of_a_key_are_those_that_are_described(path: str, info: FieldInfo) -> None:
-    words = [word for word in _choices(info.annotation)[0] if word != "inf"]
+    words = [word for word in choices_of(info.annotation)[0] if word != "inf"]
     extra: Any = info.json_schema_extra or {}
     assert list(extra.get("x-choices", {})) == words

@@ -47,7 +47,7 @@ def later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_line_in_a_pipe(later: Path) -> None:
+def test_a_run_is_one_line_in_a_pipe(later: Path) -> None:
     found = watch(later, "--once")
     assert (found.exit_code, found.stdout) == (
         0,
@@ -57,7 +57,7 @@ def test_a_line_in_a_pipe(later: Path) -> None:
     )
 
 
-def test_json(later: Path) -> None:
+def test_json_has_what_the_line_says(later: Path) -> None:
     found = watch(later, "--once", "--json")
     (run,) = json.loads(found.stdout)
     assert (run["name"], run["state"], run["step"], run["total"]) == ("support-qlora", "training", 120, 400)
@@ -76,7 +76,7 @@ def test_json(later: Path) -> None:
         ("page", 80, 20, "utf-8"),
     ],
 )
-def test_the_screen(
+def test_the_screen_is_drawn_as_it_was_at_every_size(
     later: Path, tmp_path: Path, update: bool, name: str, width: int, height: int, encoding: str
 ) -> None:
     """As it is drawn at several sizes, with another run that has failed."""
@@ -109,7 +109,7 @@ def _without_styles(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
+def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     missing = watch(tmp_path / "missing", "--once")
     assert missing.exit_code == 1 and str(missing.exception).endswith("missing: there is no such folder")
     file = tmp_path / "file"
@@ -134,14 +134,16 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         ("failed", "step 120: the loss is nan", 1, "failed (step 120: the loss is nan)"),
     ],
 )
-def test_a_run_that_has_ended(folder: Path, how: str, reason: str | None, status: int, told: str) -> None:
+def test_a_run_that_has_ended_is_said_to(
+    folder: Path, how: str, reason: str | None, status: int, told: str
+) -> None:
     state(folder, how, reason=reason)
     found = watch(folder)
     assert found.exit_code == status
     assert found.stdout.startswith("support-qlora: step 120/400") and found.stdout.endswith(f", {told}\n")
 
 
-def test_a_run_whose_process_is_gone(folder: Path) -> None:
+def test_a_run_whose_process_is_gone_is_said_to_be(folder: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     state(folder, pid=gone.pid)
@@ -187,7 +189,7 @@ def test_lines_that_grow_are_read_once(folder: Path, monkeypatch: pytest.MonkeyP
     assert sum(taken) < 4000, "what is new, and a little before it"
 
 
-def test_a_line_that_is_cut_off(folder: Path) -> None:
+def test_a_line_that_is_cut_off_is_read_once_it_is_whole(folder: Path) -> None:
     run = looked_at(folder)
     whole = json.dumps(entry(121, loss=7.0)) + "\n"
     append(folder, whole[:20])
@@ -222,7 +224,7 @@ def test_a_run_that_is_resumed_cuts_its_lines(folder: Path, replaced: bool) -> N
     assert run.series.empty
 
 
-def test_what_looks_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_leaps_or_rises_is_warned_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = looked_at(folder)
     assert run.warnings == []
     append(folder, json.dumps(entry(121, loss=8.25)) + "\n")
@@ -247,7 +249,7 @@ def test_what_looks_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not any("no line" in text for text in run.warnings)
 
 
-def test_letters_that_a_terminal_would_act_on(folder: Path) -> None:
+def test_letters_that_a_terminal_would_act_on_are_replaced(folder: Path) -> None:
     (folder / "recipe.lock.json").write_text(json.dumps({**LOCK, "name": "evil\x1b[2J\r\nname"}))
     state(folder, "failed", reason="\x1b]0;title\x07")
     found = watch(folder)
@@ -255,7 +257,7 @@ def test_letters_that_a_terminal_would_act_on(folder: Path) -> None:
     assert found.stdout.startswith("evil?[2J??name: step 120/400")
 
 
-def test_several_runs_and_their_folder(tmp_path: Path) -> None:
+def test_several_runs_and_their_folder_are_watched_together(tmp_path: Path) -> None:
     """An artifact's folder has the runs of its backends in it."""
     for name, steps in (("checkpoints", 120), ("checkpoints-torchax", 50)):
         state(write_run(tmp_path / "artifact" / name, steps), "done")
@@ -270,7 +272,7 @@ def test_several_runs_and_their_folder(tmp_path: Path) -> None:
     assert watch(tmp_path / "artifact", "--once").exit_code == 1
 
 
-def test_lines_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_are_printed_until_the_run_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that appears later, grows, is resumed and is done; a line for each thing that is new."""
     folder = tmp_path / "later"
 
@@ -312,7 +314,7 @@ def test_lines_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found.stdout.endswith(", done\n")
 
 
-def test_a_run_at_an_address(folder: Path) -> None:
+def test_a_run_at_an_address_is_watched(folder: Path) -> None:
     import fsspec
 
     system = fsspec.filesystem("memory")

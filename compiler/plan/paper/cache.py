@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan.paper.results import Cache
 from compiler.plan.paper.weights import layer_head_dim, padded_head, runs_jax_model, shares_cache
 from compiler.serving.blocks import (
@@ -20,12 +20,12 @@ from compiler.serving.blocks import (
     default_block,
     read_tokens,
 )
+from runtime.families.base import FULL
 
 if TYPE_CHECKING:
     from compiler.program import Program
     from spec.language import Serve
 
-FULL = "full_attention"
 WORD_BYTES = 4
 DTYPES: Mapping[str, tuple[str, int]] = {
     "auto": ("bfloat16", 2),

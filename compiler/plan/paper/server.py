@@ -7,17 +7,17 @@ nothing is compiled or run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compiler import catalog, published
-from compiler.artifact import ArtifactError
-from compiler.checks.serve import MEMORY_SHARE
 from compiler.cost import serving_price
+from compiler.errors import ArtifactError
 from compiler.plan.paper.cache import DTYPES, caches, sequence_bytes, windows_bound
 from compiler.plan.paper.notes import notes, promise
 from compiler.plan.paper.results import SERVING_PLAN, Comparison, ServingPlan, Step
 from compiler.plan.paper.roofline import Limits, Server, load, server_of
 from compiler.plan.paper.weights import VISION
+from compiler.serving.memory import memory_share
 
 if TYPE_CHECKING:
     from compiler.program import Program
@@ -88,26 +88,6 @@ def plan_serving(program: Program) -> ServingPlan:
         comparisons=tuple(_comparisons(program, server, weight_bytes)),
         notes=tuple(notes(program, kinds, bounded is not None, share)),
     )
-
-
-def memory_share(extra_args: dict[str, Any]) -> float:
-    """The share of a device's memory that vLLM uses: of the recipe's flags, or vLLM's default.
-
-    Raises:
-        ArtifactError: when the flag's value is no share.
-    """
-    given = {str(name).replace("_", "-"): value for name, value in extra_args.items()}
-    value = given.get("gpu-memory-utilization", given.get("device-memory-utilization", MEMORY_SHARE))
-    try:
-        share = float(value)
-    except (TypeError, ValueError):
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ArtifactError(
-            f"serve.extra_args: gpu-memory-utilization is {value!r}, which is no share of the memory",
-            f"write a number above 0 and at most 1, for example {MEMORY_SHARE}",
-        )
-    return share
 
 
 def _decode_steps(server: Server, limits: Limits, contexts: Sequence[int]) -> Iterator[Step]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler import pins
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan import store
 from compiler.plan.results import Collective
 from compiler.plan.serve import environment

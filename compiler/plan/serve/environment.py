@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from compiler import pins
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 
 VARIABLE = "RECIPEC_SERVE_ENV"
 PYTHON = "3.12"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from compiler import hardware
 from compiler.plan.serve.hlo import attention_kernel
 from compiler.plan.serve.job import ServeProgram
+from runtime.families.base import FULL, SLIDING
 
 CLOCKS = {"v5e": 1.5e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
 """Hz: the published peaks over what the matrix units do in a cycle."""
@@ -132,7 +133,7 @@ def cache_reads(program: ServeProgram, token_bytes: dict[str, float], context: f
         skipped = 0.0
         if kernel.window is not None:
             skipped = max(0.0, context - kernel.window) // kernel.block * kernel.block
-        kind = "full_attention" if kernel.window is None else "sliding_attention"
+        kind = FULL if kernel.window is None else SLIDING
         size = token_bytes.get(kind, max(token_bytes.values()))
         total += count * size * (context - skipped)
     return total

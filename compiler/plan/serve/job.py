@@ -59,7 +59,7 @@ class ServeJob:
     max_num_batched_tokens: int
     buckets: tuple[Bucket, ...]
     hbm_bytes: float
-    memory_share: float = 0.9
+    memory_share: float
     pages: int | None = None
     page_tokens: int | None = None
     environment: tuple[tuple[str, str], ...] = ()

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from compiler import catalog, hardware
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.miniature_config import period
 from compiler.plan.serve.job import Bucket, ServeJob
 from compiler.program import Program
 from compiler.serving import blocks
+from compiler.serving.flags import by_flag
+from compiler.serving.memory import memory_share
 
 COMPILED_IN_JAX = (
     "Gemma4ForConditionalGeneration",
@@ -56,7 +58,7 @@ def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
     _refuse(program)
     size = changes.pop("tensor_parallel", serve.tensor_parallel_size)
     sequences = changes.pop("max_num_seqs", serve.max_num_seqs)
-    flags = {str(name).replace("_", "-"): value for name, value in serve.extra_args.items()}
+    flags = by_flag(serve.extra_args)
     prefill = min(serve.max_num_batched_tokens, PREFILL_TOKENS)
     made = ServeJob(
         config=config_of(program),
@@ -71,7 +73,7 @@ def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
         max_num_batched_tokens=serve.max_num_batched_tokens,
         buckets=(Bucket("decode", padded(sequences)), Bucket("prefill", padded(prefill))),
         hbm_bytes=(accelerator.hbm_gib or 0) * 2**30 / accelerator.devices_per_chip,
-        memory_share=float(flags.get("gpu-memory-utilization", 0.9)),
+        memory_share=memory_share(serve.extra_args),
         pages=flags.get("num-gpu-blocks-override"),
         page_tokens=flags.get("block-size"),
         environment=tuple(sorted(blocks.environment(serve).items())),

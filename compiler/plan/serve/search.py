@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.plan.serve.compile import Run, Say
+from compiler.plan.serve.configuration import BLOCKS, serving
 from compiler.plan.serve.hlo import AttentionKernel, attention_kernel
 from compiler.plan.serve.job import ServeProgram
-from compiler.plan.serve.plan import BLOCKS, serving
 from compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
 from compiler.program import Program
 from compiler.serving import blocks as block_sizes
+from compiler.serving.memory import memory_share, weight_size
 from compiler.wording import divisors
 
 BLOCK = 1024
 """Tokens of the decode kernel's block that is tried beside its default."""
-
-MEMORY_SHARE = 0.9
-"""vLLM's default for --gpu-memory-utilization."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,10 @@ def ruled_out(program: Program, choice: Choice) -> str:
     for heads in sorted({architecture.kv_heads(i) for i in range(architecture.num_layers)}):
         if heads % size and size % heads:
             return f"{heads} key/value heads can be neither split over {size} devices nor copied evenly"
-    gib = 2 * program.base_parameters / size / 2**30
-    room = MEMORY_SHARE * (accelerator.hbm_gib or 0) / accelerator.devices_per_chip
+    assert program.recipe.serve is not None
+    gib = weight_size(program.recipe) * program.base_parameters / size / 2**30
+    share = memory_share(program.recipe.serve.extra_args)
+    room = share * (accelerator.hbm_gib or 0) / accelerator.devices_per_chip
     if gib >= room:
         return f"the weights take {gib:.1f} GiB of each device, and vLLM uses {room:.1f} GiB"
     return ""

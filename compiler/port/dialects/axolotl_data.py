@@ -110,7 +110,7 @@ def _place(keys: Keys, made: list[Any]) -> None:
     found = datasets.place(path or "json", files)
     if found.path is None:
         key = "path" if path else "data_files"
-        keys.refuse(key, "E1143", f"`{path}` cannot be read here: {found.note}", "path: ./data.jsonl")
+        keys.refuse(key, "E1143", f"`{path}` cannot be a source: {found.note}", "path: ./data.jsonl")
         return
     made.append(datasets.source(found.path, keys.text("split"), keys.text("name")))
 

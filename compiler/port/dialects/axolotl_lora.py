@@ -122,7 +122,7 @@ def _quantised(keys: Keys, adapter: str | None) -> None:
     nested = extra.get("bnb_4bit_use_double_quant", True) is True
     if kind not in ("nf4", "fp4"):
         keys.refuse(
-            "bnb_config_kwargs", "E1144", f"bitsandbytes has no type {kind}", "bnb_4bit_quant_type: nf4"
+            "bnb_config_kwargs", "E1160", f"bitsandbytes has no type {kind}", "bnb_4bit_quant_type: nf4"
         )
         kind = "nf4"
     made = quantization.translate(4 if four else 8 if eight else None, kind, nested)

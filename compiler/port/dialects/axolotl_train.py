@@ -164,7 +164,7 @@ def _arguments(keys: Keys) -> None:
         given = optimizers.arguments(keys.value("optim_args"))
     except (ValueError, AttributeError):
         keys.refuse(
-            "optim_args", "E1144", "`optim_args` is not of the form NAME=VALUE", "optim_args: beta1=0.9"
+            "optim_args", "E1160", "`optim_args` is not of the form NAME=VALUE", "optim_args: beta1=0.9"
         )
         return
     sets: dict[str, Any] = {}
@@ -235,7 +235,7 @@ def _precision(keys: Keys) -> None:
     dtype = "bfloat16" if brain or half or eight else "float32"
     sets = {"model.dtype": dtype}
     if keys.given("bf16") and keys.source.get("bf16") not in (True, False, "auto", "full"):
-        keys.refuse("bf16", "E1144", f"`bf16` is {bf16!r}", "bf16: auto")
+        keys.refuse("bf16", "E1160", f"`bf16` is {bf16!r}, and not auto, true, false or full", "bf16: auto")
     keys.say("bf16", {} if half or eight else sets)
     for name in ("bfloat16", "fp16", "float16"):
         if not keys.flag(name):

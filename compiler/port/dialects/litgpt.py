@@ -56,7 +56,7 @@ def port(ledger: Ledger) -> None:
         ledger.set("lora", None, "full fine-tuning")
         if keys.given("quantize"):
             message = "full fine-tuning with quantised base: quantised weights cannot be trained"
-            keys.refuse("quantize", "E1166", message, "add lora_r, or remove quantize")
+            keys.refuse("quantize", "E1146", message, "add lora_r, or remove quantize")
     devices = _devices(keys)
     _batch(train, devices)
     _length(train)
@@ -75,7 +75,7 @@ def _method(keys: Keys) -> str:
     if "adapter" in name:
         help = "port a configuration of finetune lora or full"
         message = "litgpt's adapter methods have no counterpart here: prefixes that are learnt"
-        keys.refuse("checkpoint_dir", "E1163", message, help)
+        keys.refuse("checkpoint_dir", "E1149", message, help)
     return "lora" if "lora" in name else "full"
 
 
@@ -83,14 +83,14 @@ def _model(keys: Keys) -> Named | None:
     name = keys.text("checkpoint_dir")
     if name is None:
         help = "--set checkpoint_dir=checkpoints/Qwen/Qwen3-8B"
-        keys.refuse("checkpoint_dir", "E1165", "the file names no model", help)
+        keys.refuse("checkpoint_dir", "E1144", "the file names no model", help)
         return None
     pieces = [piece for piece in name.split("/") if piece]
     named = models.resolve("/".join(pieces[-2:]), keys.source.path.parent)
     if named.model is None and (original := models.original_of(pieces[-1] if pieces else "")):
         named = models.resolve(original, keys.source.path.parent)
     if named.model is None:
-        keys.refuse("checkpoint_dir", "E1165", named.error, named.help)
+        keys.refuse("checkpoint_dir", named.code, named.error, named.help)
     if named.note:
         keys.say("checkpoint_dir", {"model.id": named.id}, named.note)
     keys.same("checkpoint_dir", {"model.id": named.id}, "the folder's last two names are the model's id")
@@ -103,7 +103,7 @@ def _lora(keys: Keys) -> None:
     keys.say("lora_dropout", {"lora.dropout": keys.number("lora_dropout")})
     targets = [name for flag, names in FLAGS.items() for name in names if keys.flag(flag)]
     if not targets:
-        keys.refuse("lora_query", "E1164", "no projection carries an adapter", "lora_query: true")
+        keys.refuse("lora_query", "E1148", "no projection carries an adapter", "lora_query: true")
     for flag in FLAGS:
         keys.say(flag, {"lora.targets": targets} if targets else None)
     keys.unless("lora_head", (False,), "lm_head carries no adapter here: fewer parameters are trained")
@@ -116,7 +116,7 @@ def _lora(keys: Keys) -> None:
     if "mixed" in precision:
         message = "litgpt stops on a quantised base with mixed precision"
         key = "precision" if keys.given("precision") else "quantize"
-        keys.refuse(key, "E1169", message, "precision: bf16-true")
+        keys.refuse(key, "E1145", message, "precision: bf16-true")
     made = quantization.translate(*QUANTISED[name])
     keys.say("quantize", {"lora.quantize": made.value}, made.note)
 
@@ -129,7 +129,7 @@ def _devices(keys: Keys) -> int:
         return keys.ledger.devices or nodes
     count = keys.integer("devices") or 1
     if keys.given("quantize") and count * nodes > 1:
-        keys.refuse("devices", "E1169", "litgpt trains on a quantised base with one GPU alone", "devices: 1")
+        keys.refuse("devices", "E1145", "litgpt trains on a quantised base with one GPU alone", "devices: 1")
     keys.passive(
         ("devices", "num_nodes"), f"{count * nodes} data-parallel devices, which share the global batch"
     )
@@ -144,7 +144,7 @@ def _batch(train: Keys, devices: int) -> None:
         message = (
             f"litgpt stops on a global_batch_size of {rows}, with {micro} rows on each of {devices} devices"
         )
-        train.refuse("global_batch_size", "E1169", message, f"global_batch_size: {micro * devices}")
+        train.refuse("global_batch_size", "E1145", message, f"global_batch_size: {micro * devices}")
         accumulation = 1
     made = batches.Batch(micro, accumulation, devices)
     note = "" if made.rows == rows else f"{made.rows} rows: what {rows} gives when litgpt rounds down, {made}"
@@ -179,7 +179,7 @@ def _schedule(train: Keys) -> None:
     for key in ("max_tokens", "max_norm", "tie_embeddings", "lr_warmup_fraction"):
         if train.given(key):
             train.refuse(
-                key, "E1169", f"litgpt's finetune stops on {key}, which pretrain alone reads", f"remove {key}"
+                key, "E1145", f"litgpt's finetune stops on {key}, which pretrain alone reads", f"remove {key}"
             )
         train.same(key, note="null: finetune does not read it")
 

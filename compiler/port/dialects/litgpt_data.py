@@ -46,7 +46,7 @@ def speak(keys: Keys, train: Keys, named: Named | None) -> None:
         message = f"the data module {name} has no counterpart here"
         key = "data.class_path" if keys.stands("data.class_path") else "data"
         keys.refuse(
-            key, "E1167", message, f"its rows as a file: class_path: litgpt.data.JSON; known are {names}"
+            key, "E1143", message, f"its rows as a file: class_path: litgpt.data.JSON; known are {names}"
         )
         return
     source = _json(section) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
@@ -78,7 +78,7 @@ def _defaults(name: str) -> dict[str, Any]:
 def _json(section: Keys) -> Any:
     path = section.text("json_path")
     if path is None:
-        section.refuse("json_path", "E1167", "litgpt.data.JSON names no file", "json_path: data/train.jsonl")
+        section.refuse("json_path", "E1143", "litgpt.data.JSON names no file", "json_path: data/train.jsonl")
         return ""
     if path.endswith((".json", ".jsonl")):
         section.same("json_path", note="data.train")
@@ -105,7 +105,8 @@ def _held_out(section: Keys, name: str) -> None:
         section.same("val_split_fraction", note="the folder has its own rows to evaluate on")
         return
     if not 0 < share < 1:
-        section.refuse("val_split_fraction", "E1160", "val_split_fraction is a share between 0 and 1", "0.05")
+        message = f"val_split_fraction is {share:g}, and has to lie between 0 and 1"
+        section.refuse("val_split_fraction", "E1160", message, "val_split_fraction: 0.05")
         return
     sets = {"data.eval_fraction": share, "data.eval_seed": section.integer("seed")}
     section.say("val_split_fraction", sets, "as many rows, drawn by another generator")

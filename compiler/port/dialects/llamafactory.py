@@ -113,7 +113,7 @@ def _stage(keys: Keys) -> str:
         return stage
     if loss not in ("sigmoid", "orpo"):
         message = f"`pref_loss: {loss}` has no counterpart: recipes have dpo's sigmoid loss, and orpo's"
-        keys.refuse("pref_loss", "E1149", message, "pref_loss: sigmoid")
+        keys.refuse("pref_loss", "E1163", message, "pref_loss: sigmoid")
     objective = "orpo" if loss == "orpo" else "dpo"
     keys.say("stage", {"train.objective": objective})
     keys.same("pref_loss", {"train.objective": objective} if keys.given("pref_loss") else None)

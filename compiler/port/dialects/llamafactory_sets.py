@@ -99,7 +99,7 @@ def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
     where = next((key for key in _PLACES if keys.given(key)), "file_name")
     if place.path is None:
         help = "give it as file_name, or as hf_hub_url"
-        keys.refuse(where, "E1143", f"the data set `{name}` cannot be read here: {place.note}", help)
+        keys.refuse(where, "E1143", f"the data set `{name}` cannot be a source: {place.note}", help)
     count = keys.integer("num_samples")
     rows = min(n for n in (count, limit) if n) if count or limit else None
     made = datasets.source(place.path or name, _split(keys), keys.text("subset"), rows)

@@ -33,7 +33,7 @@ def port(ledger: Ledger) -> None:
     name = section.text("_component_")
     if name is None:
         keys.refuse(
-            "optimizer", "E1160", "the file names no optimizer", "optimizer: {_component_: torch.optim.AdamW}"
+            "optimizer", "E1144", "the file names no optimizer", "optimizer: {_component_: torch.optim.AdamW}"
         )
     else:
         torch_optimizers.speak(
@@ -82,7 +82,7 @@ def _stages(keys: Keys) -> None:
         message = f"{key}: distillation and reinforcement learning have no counterpart here"
         if keys.stands(key):
             keys.refuse(
-                key, "E1163", message, "port a configuration of lora_finetune, full_finetune or lora_dpo"
+                key, "E1149", message, "port a configuration of lora_finetune, full_finetune or lora_dpo"
             )
     keys.unless("quantizer", (None,), "weights are not quantised while they are trained here")
     keys.passive(
@@ -103,7 +103,7 @@ def _batch(keys: Keys) -> None:
         keys.refuse("tensor_parallel_dim", "E1162", message, help)
         made = batches.Batch(per_device, accumulation, devices)
     if not keys.stands("batch_size"):
-        keys.refuse("batch_size", "E1160", "the file gives no batch_size", "--set batch_size=2")
+        keys.refuse("batch_size", "E1144", "the file gives no batch_size", "batch_size: 2")
     keys.say("batch_size", {"train.micro_batch_size": made.per_device})
     note = f"{made.rows} rows a step: {made}; the launcher's GPUs are --devices"
     keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
@@ -145,7 +145,7 @@ def _precision(keys: Keys, lora: bool) -> None:
     dtype = keys.choice("dtype", ("bf16", "fp32", "fp16")) or "bf16"
     if dtype == "fp16":
         keys.refuse(
-            "dtype", "E1169", "torchtune stops on fp16, which its recipes do not train in", "dtype: bf16"
+            "dtype", "E1160", "torchtune stops on fp16, which its recipes do not train in", "dtype: bf16"
         )
     made = "float32" if dtype == "fp32" else "bfloat16"
     keys.say("dtype", {"model.dtype": made})

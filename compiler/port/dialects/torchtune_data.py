@@ -60,7 +60,7 @@ def speak(keys: Keys, model: Model | None, objective: str) -> None:
         made.append(source)
         if settings and its != settings:
             message = "data sets of two kinds cannot be mixed: a recipe's rows are all alike"
-            entry.refuse("_component_", "E1169", message, f"port one of the {len(entries)} data sets")
+            entry.refuse("_component_", "E1142", message, f"port one of the {len(entries)} data sets")
         settings = settings or its
         entry.same("_component_", note="how rows become what is learnt: data.format and data.loss_on")
     if made:
@@ -84,7 +84,7 @@ def _entries(keys: Keys) -> list[Keys]:
     if isinstance(found, dict):
         return [keys.below("dataset")]
     help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
-    keys.refuse("dataset", "E1167", "the file names no data set", help)
+    keys.refuse("dataset", "E1143", "the file names no data set", help)
     return []
 
 
@@ -93,15 +93,15 @@ def _one(keys: Keys, entry: Keys, objective: str) -> tuple[Any, dict[str, Any]] 
     builder = component.removeprefix(PREFIX)
     kind = KINDS.get(builder)
     if kind is None:
-        code, message = "E1167", f"the data set {component or 'without _component_'} has no counterpart"
+        code, message = "E1143", f"the data set {component or 'without _component_'} has no counterpart"
         if "multimodal" in component:
-            code, message = "E1170", f"{component} is of images and text"
+            code, message = "E1150", f"{component} is of images and text"
         names = listing([name for name in KINDS], "or")
         entry.refuse("_component_", code, message, f"one of {PREFIX}: {names}")
         return None
     if (kind == "preference") != (objective == "dpo"):
         message = f"{builder} does not go with the loss: {objective} learns from other rows"
-        entry.refuse("_component_", "E1169", message, "make dataset and loss agree")
+        entry.refuse("_component_", "E1145", message, "make dataset and loss agree")
         return None
     entry.defaults = {**known.defaults("torchtune", PREFIX + builder), "split": "train"}
     if builder in SOURCES:
@@ -131,7 +131,7 @@ def _source(entry: Keys) -> Any:
     if name is None or place.path is None:
         note = place.note or "it names no source"
         entry.refuse(
-            "source", "E1167", f"it cannot be a source: {note}", "source: OWNER/NAME, or json with data_files"
+            "source", "E1143", f"it cannot be a source: {note}", "source: OWNER/NAME, or json with data_files"
         )
         entry.passive(SOURCE_KEYS, "of a source that cannot be read")
         return None

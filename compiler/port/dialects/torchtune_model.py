@@ -68,7 +68,7 @@ def speak(keys: Keys) -> Built:
         keys.ledger.set("lora", None, "full fine-tuning: the builder's name does not begin with lora_")
         if section.flag("quantize_base"):
             message = "full fine-tuning with quantised base: quantised weights cannot be trained"
-            section.refuse("quantize_base", "E1166", message, "a builder whose name begins with qlora_")
+            section.refuse("quantize_base", "E1146", message, "a builder whose name begins with qlora_")
     section.passive(
         ("tie_word_embeddings", "quantize_base", "attn_dropout", "max_seq_len"), "the model's own"
     )
@@ -80,17 +80,20 @@ def _model(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
     ids = BUILDERS.get(plain)
     if component is None:
         section.refuse(
-            "_component_", "E1165", "the file names no model", "torchtune.models.llama3_2.lora_llama3_2_1b"
+            "_component_",
+            "E1144",
+            "the file names no model",
+            "_component_: torchtune.models.llama3_2.lora_llama3_2_1b",
         )
         return None
     if any(part in component for part in ("vision", "clip", "flux", "t5")):
         message = f"{component} is no model of text alone"
-        section.refuse("_component_", "E1170", message, "port the configuration of a text model")
+        section.refuse("_component_", "E1150", message, "port the configuration of a text model")
         return None
     if ids is None:
         builders = listing(sorted({name.partition(".")[0] for name in BUILDERS}))
         message = f"the model of {component} is not in the catalogue"
-        section.refuse("_component_", "E1165", message, f"builders that are known: of {builders}")
+        section.refuse("_component_", "E0801", message, f"builders that are known: of {builders}")
         return None
     directory = keys.source.get("checkpointer.checkpoint_dir", None)
     folder = Path(str(directory)).name if isinstance(directory, str) else ""
@@ -98,7 +101,7 @@ def _model(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
     if named is not None and named not in ids:
         message = f"the builder is of {ids[0]}, and the checkpoint's folder of {named}"
         section.refuse(
-            "_component_", "E1169", message, "make the builder and checkpointer.checkpoint_dir agree"
+            "_component_", "E1145", message, "make the builder and checkpointer.checkpoint_dir agree"
         )
     chosen = named or ids[0]
     if named is not None:
@@ -121,7 +124,7 @@ def _lora(keys: Keys) -> None:
     if not targets:
         keys.refuse(
             "lora_attn_modules",
-            "E1164",
+            "E1148",
             "no projection carries an adapter",
             "lora_attn_modules: [q_proj, v_proj]",
         )

@@ -65,11 +65,11 @@ def _model(keys: Keys, adapter: Keys | None) -> Named | None:
     name = where.text(key)
     if name is None:
         help = "--set model_name_or_path=Qwen/Qwen3-8B"
-        keys.refuse("model_name_or_path", "E1165", "the files name no model", help)
+        keys.refuse("model_name_or_path", "E1144", "the files name no model", help)
         return None
     named = models.resolve(name, where.source.path.parent)
     if named.model is None:
-        where.refuse(key, "E1165", named.error, named.help)
+        where.refuse(key, named.code, named.error, named.help)
     where.say(key, {"model.id": named.id}, named.note)
     for place, revision in ((keys, "model_revision"), (adapter, "revision")):
         if place is not None and place.text(revision) not in (None, "main"):
@@ -90,7 +90,7 @@ def _data(keys: Keys, named: Named | None) -> None:
         message = (
             place.note if place is not None else "the files name no data set: a script of their own reads it"
         )
-        keys.refuse(key, "E1167", message, help)
+        keys.refuse(key, "E1143", message, help)
     else:
         config = keys.text("dataset_config_name")
         keys.say(key, {"data.train": [datasets.source(place.path, config=config)]})

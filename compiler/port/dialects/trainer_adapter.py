@@ -11,6 +11,7 @@ from compiler.port.ledger import Ledger
 from compiler.port.meaning import adapters
 from compiler.port.meaning.models import Named
 from compiler.port.source import Source
+from compiler.wording import flow
 
 TITLE = "PEFT"
 
@@ -32,7 +33,7 @@ def speak(keys: Keys, named: Named | None) -> None:
     ledger = keys.ledger
     if str(keys.value("peft_type") or "LORA").upper() != "LORA":
         message = f"{keys.value('peft_type')} is no LoRA, and has no counterpart here"
-        keys.refuse("peft_type", "E1163", message, "train a LoRA adapter: peft_type: LORA")
+        keys.refuse("peft_type", "E1149", message, "peft_type: LORA")
     keys.say("r", {"lora.rank": keys.integer("r")})
     keys.say("lora_alpha", {"lora.alpha": keys.number("lora_alpha")})
     keys.say("lora_dropout", {"lora.dropout": keys.number("lora_dropout")})
@@ -62,13 +63,14 @@ def _targets(keys: Keys, named: Named | None) -> None:
     layers = keys.value("layers_to_transform")
     layers = [layers] if isinstance(layers, int) else layers
     if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
-        keys.refuse("layers_to_transform", "E1160", "layers_to_transform is no list of numbers", "[0, 1, 2]")
+        message = f"layers_to_transform is {flow(layers)}, which is no list of numbers"
+        keys.refuse("layers_to_transform", "E1160", message, "layers_to_transform: [0, 1, 2]")
         layers = None
     pattern = keys.texts("layers_pattern")
     usual: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
     if spec is None:
         message = "PEFT has no target modules of its own for this model"
-        keys.refuse("target_modules", "E1164", message, 'target_modules: "all-linear"')
+        keys.refuse("target_modules", "E1148", message, 'target_modules: "all-linear"')
     else:
         exclude = keys.texts("exclude_modules")
         adapters.say_targets(

@@ -103,12 +103,12 @@ def _model(keys: Keys) -> Named | None:
     named = None
     if name is None:
         keys.refuse(
-            "model_name_or_path", "E1165", "the file names no model", "--set model_name_or_path=Qwen/Qwen3-8B"
+            "model_name_or_path", "E1144", "the file names no model", "--set model_name_or_path=Qwen/Qwen3-8B"
         )
     else:
         named = models.resolve(name, keys.source.path.parent)
         if named.model is None:
-            keys.refuse("model_name_or_path", "E1165", named.error, named.help)
+            keys.refuse("model_name_or_path", named.code, named.error, named.help)
         keys.say("model_name_or_path", {"model.id": named.id}, named.note)
     revision = keys.text("model_revision")
     keys.same("model_revision", {"model.revision": revision} if revision not in (None, "main") else None, "")
@@ -139,7 +139,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> None:
         for key in ("load_in_4bit", "load_in_8bit"):
             if keys.flag(key):
                 message = "full fine-tuning with quantised base: quantised weights cannot be trained"
-                keys.refuse(key, "E1166", message, "use_peft: true, or remove the quantisation")
+                keys.refuse(key, "E1146", message, "use_peft: true, or remove the quantisation")
         ours = [key for key in known.keys("trl", "model") if key.startswith("lora_")]
         keys.passive(
             (*ours, "use_rslora", "use_dora", *details, "load_in_4bit", "load_in_8bit"), "use_peft is off"
@@ -159,7 +159,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> None:
         keys.defaults = {**keys.defaults, "lora_target_modules": spec}
     if spec is None:
         message = "PEFT has no target modules of its own for this model"
-        keys.refuse("lora_target_modules", "E1164", message, "--set lora_target_modules=all-linear")
+        keys.refuse("lora_target_modules", "E1148", message, "--set lora_target_modules=all-linear")
     else:
         adapters.say_targets(keys, "lora_target_modules", model, spec)
     for key in ("lora_modules_to_save", "lora_target_parameters", "use_dora"):

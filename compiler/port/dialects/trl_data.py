@@ -61,12 +61,12 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
     name = keys.text("dataset_name")
     if name is None:
         help = "--set dataset_name=OWNER/NAME, or a file"
-        keys.refuse("dataset_name", "E1167", "the files name no data set", help)
+        keys.refuse("dataset_name", "E1143", "the files name no data set", help)
         return None
     place = datasets.place(name)
     if place.path is None:
         keys.refuse(
-            "dataset_name", "E1167", f"`{name}` cannot be a source: {place.note}", "name a file or a data set"
+            "dataset_name", "E1143", f"`{name}` cannot be a source: {place.note}", "name a file or a data set"
         )
         return None
     config, split = keys.text("dataset_config"), keys.text("dataset_train_split")
@@ -117,7 +117,7 @@ def _entry(keys: Keys) -> Any:
     place = datasets.place(path or "", listed)
     if path is None or place.path is None:
         note = place.note or "it names no path"
-        keys.refuse("path", "E1167", f"it cannot be a source: {note}", "path: OWNER/NAME, or a file")
+        keys.refuse("path", "E1143", f"it cannot be a source: {note}", "path: OWNER/NAME, or a file")
         keys.passive(known.keys("trl", "dataset"), "of a source that cannot be read")
         return None
     hub = place.path.startswith("hf://")
@@ -187,7 +187,7 @@ def _loss(keys: Keys, form: str) -> None:
         keys.say("assistant_only_loss", {"data.loss_on": "assistant" if assistant else "all"})
         if completion is True:
             message = "completion_only_loss is for prompts and completions, and the rows are conversations"
-            keys.refuse("completion_only_loss", "E1169", message, "assistant_only_loss: true")
+            keys.refuse("completion_only_loss", "E1145", message, "assistant_only_loss: true")
         keys.same("completion_only_loss", note="for prompts and completions alone")
     elif form == "prompt_completion":
         on = "all" if completion is False else "completion"

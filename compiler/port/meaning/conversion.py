@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from compiler.python_text import docstring
+
 FILE, FUNCTION = "convert.py", "convert"
 
 WIDTH = 100
@@ -49,8 +51,9 @@ def prompts(prompt: Prompt, origin: str) -> str:
         lines += constant("WITHOUT_INPUT", prompt.without_input)
     else:
         lines += constant("PROMPT", prompt.without_input)
-    columns = ", ".join(f"`{c}`" for c in (prompt.instruction, prompt.input) if c)
-    lines += ["", "", f"def {FUNCTION}(row):", f'    """A row of {columns} and `{prompt.output}`."""']
+    columns = ", ".join(f"`{docstring(c)}`" for c in (prompt.instruction, prompt.input) if c)
+    described = f"A row of {columns} and `{docstring(prompt.output)}`."
+    lines += ["", "", f"def {FUNCTION}(row):", f'    """{described}"""']
     if prompt.input is not None:
         lines += [
             f"    given = row.get({literal(prompt.input)})",
@@ -106,7 +109,7 @@ def alpaca(columns: Alpaca, ranking: bool) -> str:
         ranking: whether a row has two answers, for preferences.
     """
     asked = [column for column in (columns.prompt, columns.query) if column]
-    named = " and ".join(f"`{column}`" for column in asked)
+    named = " and ".join(f"`{docstring(column)}`" for column in asked)
     lines = ['"""Rows of instructions as messages, as LLaMA-Factory joins them."""', "", ""]
     lines += [f"def {FUNCTION}(row):", f'    """A row of {named}."""', "    messages = []"]
     if columns.system:
@@ -166,7 +169,8 @@ def tagged(tags: Tagged) -> str:
     lines = ['"""Conversations as messages of role and content."""', ""]
     lines += _roles(tags.roles or {})
     lines += ["", f"def {FUNCTION}(row):"]
-    lines.append(f'    """A row of `{tags.messages}`' + (" and two answers." if tags.chosen else ".") + '"""')
+    described = f"A row of `{docstring(tags.messages)}`" + (" and two answers." if tags.chosen else ".")
+    lines.append(f'    """{described}"""')
     lines.append(f"    messages = [plain(message) for message in row[{literal(tags.messages)}]]")
     if tags.system:
         lines += [

@@ -45,7 +45,7 @@ def place(path: str, data_files: str | Sequence[str] | None = None) -> Place:
         return Place("gs://" + path.partition("://")[2])
     if "://" in path:
         return Place(
-            None, f"{path.partition('://')[0]}:// cannot be read here: copy the file to a folder or to gs://"
+            None, f"a run does not read {path.partition('://')[0]}://, so copy it to a folder or to gs://"
         )
     if is_local(path):
         return Place(path)

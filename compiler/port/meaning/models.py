@@ -20,12 +20,13 @@ class Named:
         id: of `model.id`.
         model: None where nothing is known of it.
         note: how `id` differs from what the file says, "" where it does not.
-        error, help: why there is no `model`.
+        code, error, help: of a diagnostic that says why there is no `model`.
     """
 
     id: str
     model: Model | None
     note: str = ""
+    code: str = ""
     error: str = ""
     help: str = ""
 
@@ -44,19 +45,22 @@ def resolve(name: str, folder: Path) -> Named:
     try:
         return Named(given, find(given, folder))
     except UnsupportedCheckpoint as error:
-        return Named(given, None, error=str(error), help="name another model, in the file or by --set KEY=ID")
+        return _unsupported(given, error)
     except UnknownModel as error:
         original = original_of(name)
         if original is None:
-            return Named(given, None, error=str(error), help=error.help)
+            return Named(given, None, code=error.code, error=str(error), help=error.help)
     try:
         model = find(original, folder)
     except UnsupportedCheckpoint as error:
-        return Named(
-            original, None, error=str(error), help="name another model, in the file or by --set KEY=ID"
-        )
+        return _unsupported(original, error)
     same = "quantised by its publisher" if _QUANTISED.search(name) else "the same weights and tokens"
     return Named(original, model, f"the original of {name}, which is a copy: {same}")
+
+
+def _unsupported(name: str, error: UnsupportedCheckpoint) -> Named:
+    help = "name another model, in the file or by --set KEY=ID"
+    return Named(name, None, code="E0803", error=f"`{name}` cannot be trained: {error}", help=help)
 
 
 def original_of(name: str) -> str | None:

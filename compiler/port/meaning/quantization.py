@@ -27,7 +27,6 @@ INT8 = (
     "LLM.int8() with its activations in int8 and outliers in float16"
 )
 FP4 = "nf4 in its place: the same size and blocks, other code points"
-GPTQ = "the base's weights, not quantised: its own calibrated codes cannot be read here"
 
 
 def translate(bits: int | None, kind: str = "nf4", nested: bool = False) -> Quantization:

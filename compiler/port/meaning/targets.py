@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from compiler.catalog import Model, entries
 
-PER_LAYER_INPUTS = ("per_layer_input_gate", "per_layer_projection", "per_layer_model_projection")
 VISION = "vision tower"
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from compiler.port.keys import Keys
 from compiler.port.meaning import optimizers
+from compiler.wording import flow
 
 _ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}
 
@@ -81,6 +82,6 @@ def _betas(keys: Keys, name: str) -> None:
     try:
         first, second = (float(beta) for beta in betas)
     except (TypeError, ValueError):
-        keys.refuse("betas", "E1160", "betas are two numbers", "betas: [0.9, 0.999]")
+        keys.refuse("betas", "E1160", f"betas are {flow(betas)}, and not two numbers", "betas: [0.9, 0.999]")
         return
     keys.say("betas", {"train.optimizer.b1": first, "train.optimizer.b2": second})

@@ -136,9 +136,8 @@ def length(keys: Keys) -> None:
         return
     keys.same("max_steps", note="not above zero: the epochs set the length of the run")
     if epochs is None or epochs <= 0:
-        keys.refuse(
-            "num_train_epochs", "E1160", "a run has a part of an epoch at the least", "num_train_epochs: 1"
-        )
+        message = f"num_train_epochs is {epochs}, and not above 0"
+        keys.refuse("num_train_epochs", "E1160", message, "num_train_epochs: 1")
         return
     whole = math.ceil(epochs)
     note = "" if whole == epochs else f"whole epochs here, not {epochs}: give train.steps for a part of one"

@@ -20,5 +20,6 @@ arguments=(
     gsm8k
 )
 
-PYTHONPATH="$here/../.." exec python3 -m runtime.serving.evaluate \
+# No module is taken from the folder that this is called in.
+PYTHONSAFEPATH=1 PYTHONPATH="$here/../.." exec python3 -m runtime.serving.evaluate \
     "${arguments[@]}" --results "$here/../results/eval" "$@"

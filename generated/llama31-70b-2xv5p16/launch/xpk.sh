@@ -1,56 +1,21 @@
 #!/usr/bin/env bash
-# llama31-70b-2xv5p16 by xpk, on 2 slices of v5p-16 (2 hosts of 4 chips each) of a cluster that xpk has set up.
-# Usage: xpk.sh [--dry-run] COMMAND, in the folder of llama31-70b-2xv5p16.tar.gz, which `recipe pack llama31-70b-2xv5p16` makes:
-#   create        starts the run, from an image of python:3.11-slim-bookworm with the archive's files
-#   status        says what has become of it
-#   delete NAME   deletes it, and not its checkpoints; the name is to be typed out
-# HF_TOKEN of this machine's environment is handed on; in the cluster it can be read by whoever may read the workload.
+# llama31-70b-2xv5p16 on 2 slices of v5p-16 (2 hosts of 4 chips each) of a cluster that xpk has set up.
+# xpk.sh --help lists the commands.
 set -euo pipefail
 
-name=llama31-70b-2xv5p16
+here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
-fail() {
-    printf 'error: %s\n  = help: %s\n' "$1" "$2" >&2
-    exit 1
-}
+values=(
+    --name=llama31-70b-2xv5p16
+    --workload=llama31-70b-2xv5p16
+    --cluster="${CLUSTER:-}"
+    --zone="${ZONE:-}"
+    --tpu-type=v5p-2x2x2
+    --num-slices=2
+    --image=python:3.11-slim-bookworm
+    --token=HF_TOKEN
+    --max-restarts=20
+    --termination-grace-period-seconds=300
+)
 
-[[ -n "${CLUSTER:-}" ]] || fail "no cluster is named" "export CLUSTER=NAME, or give launch.cluster in the recipe"
-[[ -n "${ZONE:-}" ]] || fail "no zone is named" "export ZONE=us-east5-a, or give launch.zone in the recipe"
-where=(--cluster="$CLUSTER" --zone="$ZONE")
-command -v xpk > /dev/null || fail "xpk is not installed" "python3 -m pip install xpk"
-
-create() {
-    local folder
-    [[ -f llama31-70b-2xv5p16.tar.gz ]] || fail "llama31-70b-2xv5p16.tar.gz is not in this folder" "recipe pack llama31-70b-2xv5p16"
-    folder="$(mktemp -d)"
-    # shellcheck disable=SC2064  # the folder of now
-    trap "rm -rf '$folder'" EXIT
-    mkdir "$folder/image"
-    tar xzf llama31-70b-2xv5p16.tar.gz -C "$folder/image"
-    : > "$folder/environment"
-    # A name alone: xpk takes the value from this environment.
-    [[ -z "${HF_TOKEN:-}" ]] || echo HF_TOKEN >> "$folder/environment"
-    # Restarted after 75 (another host is gone), and after 137 and 143, which xpk restarts by itself.
-    xpk workload create "${dry_run[@]}" --workload="$name" "${where[@]}" \
-        --tpu-type=v5p-2x2x2 --num-slices=2 \
-        --base-docker-image=python:3.11-slim-bookworm --script-dir="$folder/image" --env-file="$folder/environment" \
-        --command="exec bash llama31-70b-2xv5p16/launch/host.sh setup stage train" \
-        --max-restarts=20 --restart-on-exit-codes=75 \
-        --termination-grace-period-seconds=300
-}
-
-dry_run=(--no-dry-run)
-if [[ "${1:-}" == --dry-run ]]; then
-    dry_run=(--dry-run)
-    shift
-fi
-
-case "${1:-}" in
-    create) create ;;
-    status) xpk workload list "${dry_run[@]}" "${where[@]}" --filter-by-job="^$name\$" ;;
-    delete)
-        [[ "${2:-}" == "$name" ]] || fail "delete ends $name, and its name is to be typed out" "$0 delete $name"
-        xpk workload delete "${dry_run[@]}" "${where[@]}" --workload="$name" --force
-        ;;
-    *) fail "no command \`${1:-}\`" "create, status or delete" ;;
-esac
+exec bash "$here/../../runtime/launch/xpk.sh" "$0" "${values[@]}" -- "$@"

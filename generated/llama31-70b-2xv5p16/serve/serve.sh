@@ -22,6 +22,8 @@ fi
 export HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1
 
+# No module is taken from the folder that this is called in.
+export PYTHONSAFEPATH=1
 exec vllm serve "$model" \
     --served-model-name llama31-70b-2xv5p16 \
     --host 127.0.0.1 \

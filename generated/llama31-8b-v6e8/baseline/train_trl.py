@@ -63,7 +63,6 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=2,
-    steps=None,
     global_batch_size=16,
     micro_batch_size=1,
     loss_normalization="tokens",
@@ -72,6 +71,7 @@ TRAIN = TrainSettings(
     log_every=10,
     tensorboard=True,
 )
+MICRO_BATCH_ROWS = 8
 CHECKPOINT = CheckpointSettings(directory="checkpoints-trl", every_steps=50, keep=2)
 CACHE = "cache"
 
@@ -115,14 +115,14 @@ if __name__ == "__main__":
         run(
             ARTIFACT,
             arguments,
-            MODEL,
-            LORA,
-            DATA,
-            TRAIN,
-            CHECKPOINT,
-            optimizer,
-            schedule,
-            micro_batch_rows=8,
+            model=MODEL,
+            lora=LORA,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            optimizer=optimizer,
+            schedule=schedule,
+            micro_batch_rows=MICRO_BATCH_ROWS,
             max_grad_norm=MAX_GRAD_NORM,
             cache=CACHE,
         )

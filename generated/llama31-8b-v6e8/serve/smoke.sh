@@ -15,4 +15,5 @@ arguments=(
     --weights "$model"
 )
 
-PYTHONPATH="$here/../.." exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"
+# No module is taken from the folder that this is called in.
+PYTHONSAFEPATH=1 PYTHONPATH="$here/../.." exec python3 -m runtime.serving.smoke "${arguments[@]}" "$@"

@@ -16,8 +16,9 @@ from runtime.adapters import LoraSettings, build_adapters
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.initial import initial_adapters
+from runtime.peft_adapter import open_adapter, without_copies
 from runtime.peft_export import WRAPPER, adapter_config, module_prefix
-from runtime.peft_import import check_modules, check_scales, check_shapes, open_adapter, without_copies
+from runtime.peft_import import check_modules, check_scales, check_shapes
 from runtime.settings import ModelSettings
 
 Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -59,10 +60,13 @@ def load_model(
     }
     try:
         if meta:
-            config = AutoConfig.from_pretrained(base.directory)
+            config = AutoConfig.from_pretrained(base.directory, trust_remote_code=False)
             with torch.device("meta"):
                 return AutoModelForCausalLM.from_config(config, **how)
-        return AutoModelForCausalLM.from_pretrained(base.directory, **how, **options)
+        # Asked by nobody, transformers would ask on the terminal whether the checkpoint's own code may run.
+        return AutoModelForCausalLM.from_pretrained(
+            base.directory, trust_remote_code=False, use_safetensors=True, **how, **options
+        )
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
@@ -182,19 +186,6 @@ def full_parameters(model: Any, base: BaseCheckpoint) -> dict[str, Any]:
 def trained_parameters(model: Any, base: BaseCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
     """The parameters that a run trains, by the names that a trace has for them."""
     return full_parameters(model, base) if lora is None else adapter_parameters(model, base)
-
-
-def model_inputs(tokens: Any, positions: Any) -> dict[str, Any]:
-    """The model's keyword arguments for rows of packed samples.
-
-    No attention mask is given: transformers' masks then keep samples apart whose positions begin anew
-    (transformers.masking_utils.find_packed_sequence_indices), within sliding windows too. Padding, whose
-    positions are all 0, sees itself alone. They do so only without a cache.
-
-    Args:
-        tokens, positions: integer arrays or tensors [B, T] of a micro-batch.
-    """
-    return {"input_ids": tokens, "position_ids": positions, "use_cache": False}
 
 
 def labels(tokens: np.ndarray, segment_ids: np.ndarray, loss_mask: np.ndarray) -> np.ndarray:

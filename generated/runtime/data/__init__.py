@@ -16,11 +16,3 @@ epochs     the samples that an epoch draws, by the sources' weights, and their r
 batches    rows -> micro-batches, in an order that depends on the seed and the epoch alone
 prepare    all of it, and the report
 """
-
-from __future__ import annotations
-
-from runtime.data.prepare import PreparedData, prepare
-from runtime.data.report import DataReport
-from runtime.data.tokenizer import load_tokenizer
-
-__all__ = ["DataReport", "PreparedData", "load_tokenizer", "prepare"]

@@ -18,6 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from runtime.errors import UserError
+from runtime.limit import TooLong, limit
 
 Messages = list[dict[str, Any]]
 Span = tuple[int, int]
@@ -26,6 +27,15 @@ Tools = list[dict[str, Any]] | None
 TODAY = datetime.datetime(2024, 7, 26)
 """What a template's `strftime_now` tells: the date that Llama's templates fall back to. With the day's own,
 the same recipe would train on other tokens tomorrow, and a resumed run on others than it began with."""
+
+RENDER_SECONDS = 30.0
+"""That a template may take for one conversation; milliseconds are usual."""
+
+LARGEST = 1 << 24
+"""Characters that it writes, and items that it makes of a few."""
+
+MOST_POWER = 64
+"""The largest exponent: Python's numbers have no end, and take all the memory there is."""
 
 
 class Refused(ValueError):
@@ -53,6 +63,23 @@ class _Generation(Extension):
         return text
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, which bounds loops, with a bound to what it makes of two small values."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        numbers = isinstance(left, int) and isinstance(right, int)
+        if operator == "**" and numbers and (abs(left) > LARGEST or right > MOST_POWER):
+            raise jinja2.exceptions.SecurityError("`**` makes too large a number")
+        if operator == "*" and not numbers:
+            size = max((len(value) for value in (left, right) if hasattr(value, "__len__")), default=0)
+            times = next((value for value in (left, right) if isinstance(value, int)), 0)
+            if size * times > LARGEST:
+                raise jinja2.exceptions.SecurityError(f"`*` makes more than {LARGEST:,} items")
+        return super().call_binop(context, operator, left, right)
+
+
 class ChatTemplate:
     """One template, compiled. Not for several threads at once.
 
@@ -68,7 +95,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _to_json
@@ -82,6 +109,11 @@ class ChatTemplate:
             raise UserError(
                 f"the chat template is not valid Jinja: line {error.lineno}: {error.message}",
                 "data.chat_template takes what tokenizer_config.json has as chat_template",
+            ) from error
+        except Exception as error:  # parts of it are computed already, and it may be nested without end
+            reason = type(error).__name__
+            raise UserError(
+                f"the chat template cannot be compiled: {reason}", "write it without deep nesting"
             ) from error
         self.marked = any(
             isinstance(node.call.node, jinja2.nodes.ExtensionAttribute)
@@ -119,15 +151,20 @@ class ChatTemplate:
         self._length, self._marks = 0, []
         parts: list[str] = []
         try:
-            for part in self._template.generate(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
-            ):
-                parts.append(part)
-                self._length += len(part)
+            with limit(RENDER_SECONDS):
+                for part in self._template.generate(
+                    messages=messages,
+                    tools=tools,
+                    documents=None,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._variables,
+                ):
+                    parts.append(part)
+                    self._length += len(part)
+                    if self._length > LARGEST:
+                        raise jinja2.exceptions.SecurityError(f"it writes more than {LARGEST:,} characters")
+        except TooLong as error:
+            raise Refused(f"the chat template has not ended within {RENDER_SECONDS:g} s") from error
         except Exception as error:  # a template is a program: it may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise Refused(f"the chat template refuses it: {reason}") from error

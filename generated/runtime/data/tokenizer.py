@@ -35,7 +35,7 @@ def load_tokenizer(
     logging.set_verbosity_error()
     source, revision = _source(model_dir, model, data_dir or Path())
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as error:  # transformers and the Rust parser raise whatever a broken file leads to
         raise UserError(
             f"the tokenizer of {source} cannot be loaded: {_first_line(error)}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.families.base import Architecture, Family, UnsupportedCheckpoint
+from runtime.families.base import MOST_LAYERS, Architecture, Family, UnsupportedCheckpoint, text_config
 from runtime.families.gemma2 import Gemma2
 from runtime.families.gemma3 import Gemma3
 from runtime.families.gemma4 import Gemma4
@@ -22,11 +22,14 @@ def family_of(config: Mapping[str, Any]) -> Family:
     """The family that a config.json belongs to, by its `model_type`.
 
     Raises:
-        UnsupportedCheckpoint: when no family knows that model type.
+        UnsupportedCheckpoint: when no family knows that model type, or it has more layers than any model.
     """
     model_type = config.get("model_type")
+    layers = text_config(config).get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise UnsupportedCheckpoint(f"config.json: num_hidden_layers is {layers:,}", "num_hidden_layers")
     for family in FAMILIES.values():
-        if model_type in family.model_types:
+        if isinstance(model_type, str) and model_type in family.model_types:
             return family
     known = ", ".join(sorted(kind for family in FAMILIES.values() for kind in family.model_types))
     raise UnsupportedCheckpoint(f"config.json: model_type is {model_type!r}; known are {known}", "model_type")

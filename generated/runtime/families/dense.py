@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.families.base import (
+    FULL,
+    SLIDING,
     Architecture,
     Family,
     Parameter,
@@ -29,8 +31,6 @@ from runtime.families.base import (
 )
 from runtime.rope import Rope
 
-FULL = "full_attention"
-SLIDING = "sliding_attention"
 THETA = 10_000.0
 """transformers' default rotary base."""
 

@@ -10,29 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from runtime.families.base import (
+    FULL,
+    SLIDING,
     Architecture,
     Family,
     Parameter,
     Site,
-    UnsupportedCheckpoint,
     built_in,
+    in_dtype,
     integer,
     mlp_parameters,
-    mlp_sites,
     number,
-    output_projection,
-    plain,
-    projection,
     refuse_unlike_tunix,
     section,
     text_config,
 )
+from runtime.families.gemma import embedding, fused_attention, fused_sites, layer_types, norm
 
-FULL = "full_attention"
-SLIDING = "sliding_attention"
 MODEL = "Tunix's Gemma 2"
 TUNIX_THETA = 10_000
 """The rotary base that is built into Tunix's model."""
@@ -77,11 +75,7 @@ class Gemma2(Family):
         built_in(text, "use_bidirectional_attention", False, MODEL)
         built_in(text, "attention_dropout", 0.0, MODEL)
         layers = integer(text, "num_hidden_layers", 26)
-        types = tuple(text.get("layer_types") or (FULL if i % 2 else SLIDING for i in range(layers)))
-        if len(types) != layers or not set(types) <= {FULL, SLIDING}:
-            raise UnsupportedCheckpoint(
-                f"config.json: layer_types does not name {layers} sliding or full layers", "layer_types"
-            )
+        default = [FULL if i % 2 else SLIDING for i in range(layers)]
         rope = section(text, "rope_parameters") or section(text, "rope_scaling")
         built_in({"rope_type": rope.get("rope_type", rope.get("type"))}, "rope_type", "default", MODEL)
         return Gemma2Architecture(
@@ -92,7 +86,7 @@ class Gemma2(Family):
             num_heads=integer(text, "num_attention_heads", 8),
             num_kv_heads=integer(text, "num_key_value_heads", 4),
             head_dim=integer(text, "head_dim", 256),
-            layer_types=types,
+            layer_types=layer_types(text, layers, default),
             sliding_window=integer(text, "sliding_window", 4096),
             theta=float(number(rope if "rope_theta" in rope else text, "rope_theta", TUNIX_THETA)),
             query_scalar=float(number(text, "query_pre_attn_scalar", 256)),
@@ -101,56 +95,18 @@ class Gemma2(Family):
         )
 
     def parameters(self, architecture: Architecture) -> list[Parameter]:
-        a = architecture
-        d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
-        out = [
-            Parameter(
-                "embedder.input_embedding",
-                (a.vocab_size, d),
-                ("tp", "fsdp"),
-                (plain("embed_tokens.weight", (a.vocab_size, d)),),
-            )
-        ]
-        for i in range(a.num_layers):
+        d = architecture.hidden_size
+        out = [embedding(architecture)]
+        for i in range(architecture.num_layers):
             layer = f"layers.{i}"
-            hf = f"{layer}.self_attn"
-            q = projection(f"{hf}.q_proj.weight", n, h, d)
-            kv = tuple(projection(f"{hf}.{name}_proj.weight", k, h, d) for name in "kv")
-            if n == k:
-                out.append(
-                    Parameter(
-                        f"{layer}.attn.qkv_einsum.w", (3, n, d, h), (None, "tp", "fsdp", None), (q, *kv)
-                    )
-                )
-            else:
-                out.append(Parameter(f"{layer}.attn.q_einsum.w", (n, d, h), ("tp", "fsdp", None), (q,)))
-                # A single key/value head cannot be split over tp: Tunix replicates it.
-                spec = (None, None if k == 1 else "tp", "fsdp", None)
-                out.append(Parameter(f"{layer}.attn.kv_einsum.w", (2, k, d, h), spec, kv))
-            output = output_projection(f"{hf}.o_proj.weight", n, h, d)
-            out.append(
-                Parameter(f"{layer}.attn.attn_vec_einsum.w", (n, h, d), ("tp", None, "fsdp"), (output,))
-            )
-            out += mlp_parameters(layer, d, a.intermediate_size)
-            for tunix, name in NORMS:
-                source = plain(f"{layer}.{name}.weight", (d,))
-                out.append(Parameter(f"{layer}.{tunix}.scale", (d,), ("tp",), (source,)))
-        out.append(Parameter("final_norm.scale", (d,), ("tp",), (plain("norm.weight", (d,)),)))
+            out += fused_attention(architecture, layer)
+            out += mlp_parameters(layer, d, architecture.intermediate_size)
+            out += [norm(f"{layer}.{tunix}", f"{layer}.{name}", d) for tunix, name in NORMS]
+        out.append(norm("final_norm", "norm", d))
         return out
 
     def sites(self, architecture: Architecture) -> list[Site]:
-        out = []
-        for i in range(architecture.num_layers):
-            attn = f"layers.{i}.attn"
-            q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
-            if architecture.num_heads == architecture.num_kv_heads:
-                out.append(Site(i, f"{attn}.qkv_einsum.w", (2,), (q, k, v)))
-            else:
-                out.append(Site(i, f"{attn}.q_einsum.w", (1,), (q,)))
-                out.append(Site(i, f"{attn}.kv_einsum.w", (2,), (k, v)))
-            out.append(Site(i, f"{attn}.attn_vec_einsum.w", (0, 1), (o,)))
-            out += mlp_sites(i)
-        return out
+        return fused_sites(architecture)
 
     def tunix_module(self) -> Any:
         from tunix.models.gemma import model
@@ -188,8 +144,6 @@ class Gemma2(Family):
         return out
 
     def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[Any, Any]:
-        from functools import partial
-
         from tunix.models.gemma import model as tunix_gemma
 
         assert isinstance(architecture, Gemma2Architecture)
@@ -199,7 +153,7 @@ class Gemma2(Family):
             SLIDING: tunix_gemma.AttentionType.LOCAL_SLIDING,
         }
         # Tunix's ModelConfig knows no dtype here, and makes every parameter float32.
-        return partial(_in_dtype, tunix_gemma.Gemma, settings["dtype"]), tunix_gemma.ModelConfig(
+        return partial(in_dtype, tunix_gemma.Gemma, settings["dtype"]), tunix_gemma.ModelConfig(
             num_layers=a.num_layers,
             num_embed=a.vocab_size,
             embed_dim=a.hidden_size,
@@ -214,17 +168,6 @@ class Gemma2(Family):
             attn_logits_soft_cap=a.attention_softcap,
             sliding_window_size=a.sliding_window,
         )
-
-
-def _in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
-    """A model with its parameters in a dtype."""
-    from flax import nnx
-
-    model = model_class(config, rngs=rngs)
-    for _, node in nnx.iter_graph(model):
-        if isinstance(node, nnx.Param):
-            node.set_value(node.get_value().astype(dtype))
-    return model
 
 
 def _softcap(text: Mapping[str, Any], key: str, default: float) -> float | None:

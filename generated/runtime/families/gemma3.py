@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.families.base import (
+    FULL,
+    SLIDING,
     Architecture,
     Family,
     Parameter,
@@ -15,15 +17,12 @@ from runtime.families.base import (
     built_in,
     integer,
     mlp_parameters,
-    mlp_sites,
     number,
-    output_projection,
-    plain,
-    projection,
     refuse_unlike_tunix,
     section,
     text_config,
 )
+from runtime.families.gemma import NORMS, embedding, fused_attention, fused_sites, norm
 
 PERIOD = 6
 """Tunix repeats five sliding layers and one full layer."""
@@ -65,9 +64,7 @@ class Gemma3(Family):
         built_in(text, "final_logit_softcapping", None, MODEL)
         built_in(text, "use_bidirectional_attention", False, MODEL)
         layers = integer(text, "num_hidden_layers", 26)
-        expected = tuple(
-            "full_attention" if (i + 1) % PERIOD == 0 else "sliding_attention" for i in range(layers)
-        )
+        expected = tuple(FULL if (i + 1) % PERIOD == 0 else SLIDING for i in range(layers))
         if "layer_types" not in text:
             built_in(text, "sliding_window_pattern", PERIOD, MODEL)
         if tuple(text.get("layer_types") or expected) != expected:
@@ -103,68 +100,20 @@ class Gemma3(Family):
         )
 
     def parameters(self, architecture: Architecture) -> list[Parameter]:
-        a = architecture
-        d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
-        out = [
-            Parameter(
-                "embedder.input_embedding",
-                (a.vocab_size, d),
-                ("tp", "fsdp"),
-                (plain("embed_tokens.weight", (a.vocab_size, d)),),
-            )
-        ]
+        a, d, h = architecture, architecture.hidden_size, architecture.head_dim
+        out = [embedding(a)]
         for i in range(a.num_layers):
             layer = f"layers.{i}"
-            hf = f"{layer}.self_attn"
-            q = projection(f"{hf}.q_proj.weight", n, h, d)
-            kv = [projection(f"{hf}.{name}_proj.weight", k, h, d) for name in ("k", "v")]
-            if n == k:
-                out.append(
-                    Parameter(
-                        f"{layer}.attn.qkv_einsum.w", (3, n, d, h), (None, "tp", "fsdp", None), (q, *kv)
-                    )
-                )
-            else:
-                out.append(Parameter(f"{layer}.attn.q_einsum.w", (n, d, h), ("tp", "fsdp", None), (q,)))
-                # A single key/value head cannot be split over tp: Tunix replicates it.
-                spec = (None, None if k == 1 else "tp", "fsdp", None)
-                out.append(Parameter(f"{layer}.attn.kv_einsum.w", (2, k, d, h), spec, tuple(kv)))
-            out.append(
-                Parameter(
-                    f"{layer}.attn.attn_vec_einsum.w",
-                    (n, h, d),
-                    ("tp", None, "fsdp"),
-                    (output_projection(f"{hf}.o_proj.weight", n, h, d),),
-                )
-            )
+            out += fused_attention(a, layer)
             for tunix, name in (("_query_norm", "q_norm"), ("_key_norm", "k_norm")):
-                source = plain(f"{hf}.{name}.weight", (h,))
-                out.append(Parameter(f"{layer}.attn.{tunix}.scale", (h,), (None,), (source,)))
+                out.append(norm(f"{layer}.attn.{tunix}", f"{layer}.self_attn.{name}", h, None))
             out += mlp_parameters(layer, d, a.intermediate_size)
-            for tunix, name in (
-                ("pre_attention_norm", "input_layernorm"),
-                ("post_attention_norm", "post_attention_layernorm"),
-                ("pre_ffw_norm", "pre_feedforward_layernorm"),
-                ("post_ffw_norm", "post_feedforward_layernorm"),
-            ):
-                source = plain(f"{layer}.{name}.weight", (d,))
-                out.append(Parameter(f"{layer}.{tunix}.scale", (d,), ("tp",), (source,)))
-        out.append(Parameter("final_norm.scale", (d,), ("tp",), (plain("norm.weight", (d,)),)))
+            out += [norm(f"{layer}.{tunix}", f"{layer}.{name}", d) for tunix, name in NORMS]
+        out.append(norm("final_norm", "norm", d))
         return out
 
     def sites(self, architecture: Architecture) -> list[Site]:
-        out = []
-        for i in range(architecture.num_layers):
-            attn = f"layers.{i}.attn"
-            q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
-            if architecture.num_heads == architecture.num_kv_heads:
-                out.append(Site(i, f"{attn}.qkv_einsum.w", (2,), (q, k, v)))
-            else:
-                out.append(Site(i, f"{attn}.q_einsum.w", (1,), (q,)))
-                out.append(Site(i, f"{attn}.kv_einsum.w", (2,), (k, v)))
-            out.append(Site(i, f"{attn}.attn_vec_einsum.w", (0, 1), (o,)))
-            out += mlp_sites(i)
-        return out
+        return fused_sites(architecture)
 
     def tunix_module(self) -> Any:
         from tunix.models.gemma3 import model
@@ -208,7 +157,7 @@ def _rope(text: Mapping[str, Any]) -> tuple[int, int, float]:
     """Local base, global base and global scale, from either spelling of transformers."""
     parameters = section(text, "rope_parameters")
     if parameters:
-        full, sliding = section(parameters, "full_attention"), section(parameters, "sliding_attention")
+        full, sliding = section(parameters, FULL), section(parameters, SLIDING)
         built_in(sliding, "rope_type", "default", MODEL)
         local, theta = number(sliding, "rope_theta", 10_000), number(full, "rope_theta", 1_000_000)
     else:

@@ -131,7 +131,7 @@ def _points(
     """Measures points, and stops where the server has died: returns what to say about that."""
     started = time.monotonic()
     for number, point in enumerate(todo, 1):
-        left = _left(sweep, todo, number - 1, time.monotonic() - started)
+        left = time_left(sweep, todo, number - 1, time.monotonic() - started)
         print(f"{number}/{len(todo)} {point}{left}: ", end="", flush=True)
         try:
             record = _measured(sweep, runner, point, server.max_model_len or sweep.max_model_len)
@@ -153,7 +153,7 @@ def _points(
     return None
 
 
-def _left(sweep: Sweep, todo: Sequence[Point], done: int, passed: float) -> str:
+def time_left(sweep: Sweep, todo: Sequence[Point], done: int, passed: float) -> str:
     """How long the points from `done` on still take, at the pace of those before: " (3 min 05 s left)".
 
     A point takes the time in which its requests are sent, and what the others took beyond theirs.
@@ -187,7 +187,10 @@ def _measured(sweep: Sweep, runner: Runner, point: Point, limit: int | None) -> 
     except TimedOut:
         failure = f"no end within {seconds / 60:.3g} minutes"
     except OSError as error:
-        raise UserError(f"vllm bench serve does not start: {error}") from None
+        raise UserError(
+            f"vllm bench serve does not start: {error}",
+            "run it where the vllm of the server is, or its image",
+        ) from None
     finally:
         runner.remove(folder)
     return {

@@ -11,6 +11,14 @@ from runtime.serving.findings import Failed, Finding, quoted
 
 UNKNOWN = "no-such-model"
 
+ROUTES = (
+    *("/invocations", "/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank"),
+    *("/metrics", "/load", "/server_info", "/tokenizer_info", "/docs", "/redoc", "/openapi.json"),
+    *("/start_profile", "/stop_profile", "/reset_prefix_cache", "/reset_mm_cache", "/sleep", "/wake_up"),
+    *("/collective_rpc", "/scale_elastic_ep", "/load_lora_adapter", "/unload_lora_adapter"),
+)
+"""Routes that some version of vLLM has outside of what its key guards. /invocations asks the model."""
+
 FIRST = "Name three colours of the rainbow."
 SECOND = "Count from one to twenty in words."
 """Another one, so that nothing of the first request's cache answers it."""
@@ -90,7 +98,25 @@ def key(model: Model, demanded: bool) -> Finding:
         if not demanded:
             return Finding("the server asks for none, though one is set here", made=False)
         raise Failed(f"{what} is answered", "start the server with VLLM_API_KEY set: anyone may use it now")
-    return Finding("401 without it")
+    found = unguarded(stranger)
+    told = f"asked for no key: {', '.join(found)}; have a proxy or a firewall pass /v1 and /health alone"
+    return Finding("401 without it", warnings=(told,) if found else ())
+
+
+def unguarded(stranger: Client) -> list[str]:
+    """Routes beside /v1 that a server has, and for which it asks for no key.
+
+    Each is asked by GET, which no route that does something takes: it then says 405, and does nothing.
+    """
+    found = []
+    for path in ROUTES:
+        try:
+            stranger.text(path)
+        except ServerError as error:
+            if error.status in (None, 401, 403, 404) or error.status >= 500:
+                continue
+        found.append(path)
+    return found
 
 
 def unknown(model: Model) -> Finding:
@@ -172,9 +198,9 @@ class Answers:
         for _ in range(STREAMS - 1):
             stream = self.model.streamed(self.paced)
             with suppress(Failed):
-                return stream, _one_by_one(stream)
+                return stream, came_one_by_one(stream)
         stream = self.model.streamed(self.paced)
-        return stream, _one_by_one(stream)
+        return stream, came_one_by_one(stream)
 
     def _same(self, stream: Streamed, answer: Whole) -> list[str]:
         """That both are one answer; a note where numerics parted them.
@@ -216,7 +242,7 @@ class Answers:
         return likeliest[0] - likeliest[1] if len(likeliest) > 1 else None
 
 
-def _one_by_one(stream: Streamed) -> list[str]:
+def came_one_by_one(stream: Streamed) -> list[str]:
     """That the chunks did not all come at once."""
     help = "something on the way holds the stream back: switch off the proxy's buffering"
     chunks = len(stream.times)

@@ -14,7 +14,8 @@ import orbax.checkpoint as ocp
 
 from runtime.elastic import after_step, between_steps
 from runtime.errors import UserError
-from runtime.saving import CHECK, DATA, OPTIMIZER, begin_save, digest, first_line, manager, not_written
+from runtime.resuming import CHECK, DATA, OPTIMIZER, digest
+from runtime.saving import begin_save, first_line, manager, not_written
 from runtime.step import Live
 from runtime.trained import ITEM
 

@@ -144,7 +144,10 @@ class Trainer:
         norm = None
         window = list(itertools.islice(stream, self._accumulation))
         if len(window) < self._accumulation:
-            raise UserError(f"the training data ended within step {self.done + 1}")
+            raise UserError(
+                f"the training data ended within step {self.done + 1}",
+                "its files were changed under the run: put them back, and continue with --resume",
+            )
         for batch in window:
             tokens += int(np.count_nonzero(batch["segment_ids"]))
             targets += count_targets(batch)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
     from runtime.backends.report import Report
-    from runtime.backends.trl.trainer import RecipeTrainer
     from runtime.checkpoint import BaseCheckpoint
     from runtime.data.prepare import PreparedData
 
@@ -47,14 +46,14 @@ def parse_arguments(artifact: Path) -> Arguments:
 def run(
     artifact: Path,
     arguments: Arguments,
+    *,
     model: ModelSettings,
-    lora: LoraSettings | None,
+    lora: LoraSettings | None = None,
     data: DataSettings,
     train: TrainSettings,
     checkpoint: CheckpointSettings,
     optimizer: Callable[[Any], Any],
     schedule: Callable[[Any, int], Any],
-    *,
     micro_batch_rows: int,
     max_grad_norm: float | None = None,
     master_weights: bool = False,
@@ -66,6 +65,7 @@ def run(
 
     Args:
         artifact: folder of recipe.lock.json.
+        lora: None trains all weights.
         checkpoint: its directory is a folder, relative to --output.
         optimizer: the torch optimizer of a list of parameters.
         schedule: the learning rate's LambdaLR for that optimizer and a run of so many steps.
@@ -140,7 +140,7 @@ def _run(job: _Job) -> int:
     from runtime.backends.trl.objectives import objective_of
     from runtime.backends.trl.pieces import Pieces
     from runtime.backends.trl.start import settings_of, trainable_model
-    from runtime.backends.trl.trainer import RecipeTrainer
+    from runtime.backends.trl.trainer import RecipeTrainer, arrays
     from runtime.checkpoint import BaseCheckpoint
     from runtime.locate import locate_model
 
@@ -226,9 +226,14 @@ def _run(job: _Job) -> int:
             job.interrupts.deferred = False
         step = trainer.state.global_step
         if job.interrupts.requested is not None and step < until:
+            place.destroy_process_group()
             raise Interrupted(job.interrupts.requested)
-    _leave(job, trainer, base, trace, step == total)
+    trained = arrays(trainer.trained())  # all processes take part, for the last time
+    # A process that ends within its group is aborted now and then by the threads of gloo.
+    place.destroy_process_group()
     if report is not None:
+        trace.gradients, trace.trained = trainer.first_gradients or {}, trained
+        _write(job, base, trace, step == total)
         if step < total:
             print(
                 f"stopped after step {step} of {total}, as --steps says; --resume goes on from there",
@@ -257,7 +262,8 @@ def _ending(job: _Job, report: Report | None, total: int, until: int) -> Iterato
 
 def _data(job: _Job, base: BaseCheckpoint, processes: int) -> tuple[Any, PreparedData]:
     """The tokenizer and the run's data."""
-    from runtime.data import load_tokenizer, prepare
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
 
     model, _, data, train, _ = job.settings
     if train.global_batch_size % (train.micro_batch_size * processes):
@@ -279,26 +285,19 @@ def _data(job: _Job, base: BaseCheckpoint, processes: int) -> tuple[Any, Prepare
     )
 
 
-def _leave(job: _Job, trainer: RecipeTrainer, base: BaseCheckpoint, trace: Trace, ended: bool) -> None:
-    """Writes the adapter or the model, and the trace.
+def _write(job: _Job, base: BaseCheckpoint, trace: Trace, ended: bool) -> None:
+    """Writes what was trained, as the adapter or the model, and the trace.
 
     Args:
         ended: whether the run is at its last step: a whole model is written then alone.
     """
-    from runtime.backends.trl.trainer import arrays
-
     model, lora, *_ = job.settings
-    trained = arrays(trainer.trained())  # all processes take part
-    if not trainer.accelerator.is_main_process:
-        return
     output = job.arguments.output.expanduser().resolve()
     if lora is not None:
-        saving.save_adapter(output / saving.ADAPTER, base, model, lora, saving.pairs(trained))
+        saving.save_adapter(output / saving.ADAPTER, base, model, lora, saving.pairs(trace.trained))
     elif ended:
-        saving.save_model(output / saving.MODEL, base, trained)
+        saving.save_model(output / saving.MODEL, base, trace.trained)
     if job.arguments.trace is not None:
-        trace.gradients = trainer.first_gradients or {}
-        trace.trained = trained
         trace.write(job.arguments.trace)
 
 

@@ -14,13 +14,7 @@ from runtime.settings import ModelSettings
 
 ARTIFACT = Path(__file__).resolve().parent
 
-MODEL = ModelSettings(
-    id="meta-llama/Llama-3.1-8B-Instruct",
-    family="llama3",
-    dtype="bfloat16",
-    attention="dot",
-    remat="decoder",
-)
+MODEL = ModelSettings(id="meta-llama/Llama-3.1-8B-Instruct", family="llama3")
 CHECKPOINT = "gs://bucket/run"
 OUTPUT = "merged"
 DTYPE = "bfloat16"
@@ -31,7 +25,7 @@ if __name__ == "__main__":
     sys.exit(
         main(
             ARTIFACT,
-            MODEL,
+            model=MODEL,
             checkpoint=CHECKPOINT,
             output=OUTPUT,
             dtype=DTYPE,

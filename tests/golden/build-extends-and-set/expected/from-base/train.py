@@ -53,7 +53,6 @@ DATA = DataSettings(
     shuffle_seed=0,
 )
 TRAIN = TrainSettings(
-    epochs=None,
     steps=200,
     global_batch_size=8,
     micro_batch_size=1,
@@ -105,14 +104,14 @@ if __name__ == "__main__":
         run(
             ARTIFACT,
             arguments,
-            MODEL,
-            MESH,
-            LORA,
-            DATA,
-            TRAIN,
-            CHECKPOINT,
-            learning_rate,
-            optimizer,
+            model=MODEL,
+            mesh=MESH,
+            lora=LORA,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            learning_rate=learning_rate,
+            optimizer=optimizer,
             rules=SHARDING_RULES,
             cache=CACHE,
         )

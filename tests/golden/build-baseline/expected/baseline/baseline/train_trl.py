@@ -54,7 +54,6 @@ DATA = DataSettings(
 )
 TRAIN = TrainSettings(
     epochs=2,
-    steps=None,
     global_batch_size=16,
     micro_batch_size=2,
     loss_normalization="tokens",
@@ -62,6 +61,7 @@ TRAIN = TrainSettings(
     log_every=10,
     tensorboard=True,
 )
+MICRO_BATCH_ROWS = 4
 CHECKPOINT = CheckpointSettings(directory="checkpoints-trl", every_steps=100, keep=3)
 CACHE = "cache"
 
@@ -107,14 +107,14 @@ if __name__ == "__main__":
         run(
             ARTIFACT,
             arguments,
-            MODEL,
-            LORA,
-            DATA,
-            TRAIN,
-            CHECKPOINT,
-            optimizer,
-            schedule,
-            micro_batch_rows=4,
+            model=MODEL,
+            lora=LORA,
+            data=DATA,
+            train=TRAIN,
+            checkpoint=CHECKPOINT,
+            optimizer=optimizer,
+            schedule=schedule,
+            micro_batch_rows=MICRO_BATCH_ROWS,
             max_grad_norm=MAX_GRAD_NORM,
             cache=CACHE,
         )

@@ -6,20 +6,22 @@ set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 
+arguments=(
+    --url http://127.0.0.1:8000 --model from-base
+    --input-lengths "512,4096" --output-length 512
+    --request-rates "1,4,16,inf" --prompts 100
+    --max-model-len 16384
+    --accelerator v6e-8 --chips 8
+    --accelerator-usd-per-hour 21.52 --price-source "list price of 2026-05, on demand: 8 chips at US\$ 2.69"
+)
 # vLLM's own client: of this machine, or of the server's container.
 if command -v vllm > /dev/null; then
     model="${MODEL_DIR:-$here/../merged}"
-    client=(--tokenizer "$model")
+    arguments+=(--tokenizer "$model")
 else
-    client=(--compose "$here/compose.yaml" --tokenizer /model)
+    arguments+=(--compose "$here/compose.yaml" --tokenizer /model)
 fi
 
-PYTHONPATH="$here/../.." exec python3 -m runtime.serving.bench "${client[@]}" \
-    --results "$here/../results/bench" --lock "$here/../recipe.lock.json" \
-    --url http://127.0.0.1:8000 --model from-base \
-    --input-lengths 512,4096 --output-length 512 \
-    --request-rates 1,4,16,inf --prompts 100 \
-    --max-model-len 16384 \
-    --accelerator v6e-8 --chips 8 \
-    --accelerator-usd-per-hour 21.52 --price-source "list price of 2026-05, on demand: 8 chips at US\$ 2.69" \
-    "$@"
+# No module is taken from the folder that this is called in.
+PYTHONSAFEPATH=1 PYTHONPATH="$here/../.." exec python3 -m runtime.serving.bench \
+    --results "$here/../results/bench" --lock "$here/../recipe.lock.json" "${arguments[@]}" "$@"

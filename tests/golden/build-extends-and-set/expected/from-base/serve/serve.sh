@@ -23,6 +23,8 @@ export HF_HUB_OFFLINE=1
 export VLLM_NO_USAGE_STATS=1
 export HF_HOME=/dev/shm/hf
 
+# No module is taken from the folder that this is called in.
+export PYTHONSAFEPATH=1
 exec vllm serve "$model" \
     --served-model-name from-base \
     --host 127.0.0.1 \

@@ -1,0 +1,199 @@
+"""One configuration of a server, compiled: its memory, its speed at loads, and published figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from compiler import pins
+from compiler import published as figures
+from compiler.errors import ArtifactError
+from compiler.plan.serve.compile import Run, Say, compile_program, extrapolated
+from compiler.plan.serve.estimate import Steps, machine
+from compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
+from compiler.plan.serve.load import point
+from compiler.plan.serve.program import has_vision, padded
+from compiler.plan.serve.results import CompiledServing, ServingPoint
+from compiler.program import Program
+from compiler.serving import blocks
+from runtime.families.base import SLIDING
+
+BLOCKS = blocks.VARIABLE
+
+
+def serving(
+    program: Program,
+    exact: bool = False,
+    say: Say = print,
+    run: Run | None = None,
+    data_parallel: int | None = None,
+    prefill: ServeProgram | None = None,
+    **changes: Any,
+) -> CompiledServing:
+    """One configuration: the recipe's, with changes.
+
+    Args:
+        data_parallel: replicas; the recipe's when None.
+        prefill: of the same parallelism, compiled before: only the decode step is compiled.
+        changes: fields of the job that differ from what the recipe says.
+
+    Raises:
+        ArtifactError: it cannot be compiled.
+    """
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    if serve is None or accelerator is None:
+        raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
+    if prefill is not None:
+        changes["buckets"] = (Bucket("decode", padded(serve.max_num_seqs)),)
+    made, done, notes = compile_program(program, exact, say, run, **changes)
+    replicas = data_parallel or serve.data_parallel_size
+    layers = program.architecture.num_layers
+    weights, page, programs = extrapolated(done, layers)
+    refusal = next((p.refusal for p in (*programs, done.head) if p.refusal), None)
+    arguments = max(p.arguments for p in programs)
+    if prefill is not None:
+        programs = (*programs, prefill)
+    used = arguments + max(p.temporaries + p.code + p.outputs for p in programs)
+    planned = CompiledServing(
+        recipe=program.name,
+        model=program.recipe.model.id,
+        accelerator=accelerator.name,
+        topology=made.topology,
+        tensor_parallel=made.tensor_parallel,
+        data_parallel=replicas,
+        kv_cache_dtype=made.kv_cache_dtype,
+        decode_blocks=dict(made.environment).get(BLOCKS),
+        layers=layers,
+        compiled_layers=tuple(depth.layers for depth in done.depths),
+        weights=weights,
+        cache=page * done.pages,
+        cache_tokens=done.pages * done.page_tokens,
+        page_tokens=done.page_tokens,
+        programs=(*programs, done.head),
+        used=used,
+        available=made.hbm_bytes,
+        refusal=refusal,
+        points=(),
+        decode_alone=0.0,
+        decode_full=0.0,
+        published=(),
+        versions=dict(pins.sets()["serve"]),
+        notes=tuple([*notes, *_notes(made, done)]),
+        compile_seconds=done.seconds,
+        peak_rss=done.peak_rss,
+    )
+    return _timed(planned, program, made, done, programs) if planned.fits else planned
+
+
+def _notes(made: ServeJob, done: ServeAnswer) -> list[str]:
+    notes = []
+    if not has_vision(made.config) and "text_config" in made.config:
+        notes.append("text model alone: the weights of the vision tower are not counted")
+    if len(done.depths) > 1:
+        depths = " and ".join(str(depth.layers) for depth in done.depths)
+        notes.append(f"extrapolated from {depths} layers; --exact compiles all {made.model_layers}")
+    if BLOCKS in dict(made.environment):
+        notes.append(f"{BLOCKS} was compiled, and is untested on hardware")
+    if "USE_BATCHED_RPA_KERNEL" in dict(made.environment):
+        notes.append("the batched attention kernel's reads of the cache are not counted")
+    return notes
+
+
+def _timed(
+    planned: CompiledServing,
+    program: Program,
+    made: ServeJob,
+    done: ServeAnswer,
+    programs: Sequence[ServeProgram],
+) -> CompiledServing:
+    """With the estimates of its times."""
+    serve, benchmark = program.recipe.serve, program.recipe.benchmark
+    assert serve is not None
+    steps = steps_of(program, made, done, programs, planned.weights)
+    points: list[ServingPoint] = []
+    answer = benchmark.output_length
+    for prompt in benchmark.input_lengths:
+        if prompt + answer > made.max_model_len:
+            continue
+        most = min(
+            planned.cache_tokens / (prompt + answer),
+            float(made.max_num_seqs),
+            max(1.0, benchmark.prompts / planned.data_parallel),
+        )
+        for rate in benchmark.request_rates:
+            number = None if isinstance(rate, str) else float(rate)
+            load = (number, planned.data_parallel, most, made.max_num_batched_tokens)
+            points.append(point(steps, prompt, answer, *load))
+    longest = min(max(benchmark.input_lengths) + answer, made.max_model_len)
+    full = min(float(made.max_num_seqs), planned.cache_tokens / longest)
+    timed = replace(
+        planned,
+        points=tuple(points),
+        decode_alone=steps.decode_seconds(1, min(benchmark.input_lengths)),
+        decode_full=steps.decode_seconds(max(1.0, full), longest),
+    )
+    return replace(timed, published=published(timed, steps, made.max_num_batched_tokens))
+
+
+def steps_of(
+    program: Program, made: ServeJob, done: ServeAnswer, programs: Sequence[ServeProgram], weights: float
+) -> Steps:
+    """The steps of the whole model, for estimates.
+
+    Raises:
+        ArtifactError: a step is missing from the answer.
+    """
+    kinds = {p.kind: p for p in programs}
+    if "decode" not in kinds:
+        raise ArtifactError("the worker answered without a decode step", "make the serving environment again")
+    architecture = program.architecture
+    size = getattr(architecture, "layer_head_dim", lambda layer: architecture.head_dim)
+    window = getattr(architecture, "sliding_window", None) or 0
+    widths = [
+        architecture.heads(layer) * size(layer) / made.tensor_parallel
+        for layer in range(architecture.num_layers)
+    ]
+    local = [kind == SLIDING for kind in architecture.layer_types]
+    return Steps(
+        decode=kinds["decode"],
+        prefill=kinds.get("prefill", kinds["decode"]),
+        head=done.head,
+        token_bytes=done.token_bytes,
+        weights=weights,
+        attention_width=sum(widths),
+        windowed_width=sum(w for w, windowed in zip(widths, local, strict=True) if windowed),
+        window=window,
+        machine=machine(made.generation, made.tensor_parallel),
+    )
+
+
+def published(planned: CompiledServing, steps: Steps, step_tokens: int) -> tuple[str, ...]:
+    """How far the estimates of the published run lie from what was measured; () for another run."""
+    found = figures.serving()
+    parallel = (planned.tensor_parallel, planned.data_parallel)
+    if not found.is_of(planned.model, planned.accelerator, *parallel, planned.kv_cache_dtype):
+        return ()
+    prompt, measured = int(found.median_ttft_ms["input_length"]), found.median_ttft_ms["ms"] / 1e3
+    first = steps.prompt_seconds(prompt, step_tokens)
+    weights = found.weights_gb_per_chip
+    share = planned.weights / (1e9 * weights) - 1
+    shortest = min((p.ttft for p in planned.points), default=first)
+    longest = max((p.ttft for p in planned.points), default=first)
+    return (
+        f"weights: {planned.weights / 1e9:.2f} GB a chip, published {weights:.2f} GB ({share:+.1%})",
+        "TPOT: a decode step is estimated at "
+        + _against(planned.decode_alone, planned.decode_full, found.tpot_ms)
+        + "; the load behind each published figure is not known",
+        "TTFT: the benchmark's prompts are estimated at " + _against(shortest, longest, found.ttft_ms),
+        f"TTFT of {prompt:,} tokens: {1e3 * first:.0f} ms estimated, {1e3 * measured:.0f} ms published "
+        f"({first / measured - 1:+.0%})",
+    )
+
+
+def _against(low: float, high: float, measured: Mapping[str, float]) -> str:
+    lowest, highest = measured["lowest"], measured["highest"]
+    return (
+        f"{1e3 * low:.1f} to {1e3 * high:.1f} ms, published {lowest:g} to {highest:g} ms "
+        f"({1e3 * low / lowest - 1:+.0%} and {1e3 * high / highest - 1:+.0%})"
+    )

@@ -1,0 +1,42 @@
+"""What a server has of a device's memory, and what its weights take of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from compiler.errors import ArtifactError
+from compiler.serving.flags import by_flag
+
+if TYPE_CHECKING:
+    from spec.language import Recipe
+
+DEFAULT_SHARE = 0.92
+"""vLLM 0.32's default for --gpu-memory-utilization: of a device's memory, for weights and cache."""
+
+
+def memory_share(extra_args: Mapping[str, Any]) -> float:
+    """The share of a device's memory that vLLM uses: of the recipe's flags, or vLLM's default.
+
+    Raises:
+        ArtifactError: when the flag's value is no share.
+    """
+    given = by_flag(extra_args)
+    value = given.get("gpu-memory-utilization", given.get("device-memory-utilization", DEFAULT_SHARE))
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ArtifactError(
+            f"serve.extra_args: gpu-memory-utilization is {value!r}, which is no share of the memory",
+            f"write a number above 0 and at most 1, for example {DEFAULT_SHARE}",
+        )
+    return share
+
+
+def weight_size(recipe: Recipe) -> int:
+    """Bytes of each of the served weights' numbers; the few that are never quantised are counted alike."""
+    assert recipe.serve is not None
+    merged = recipe.merge.quantization if recipe.serve.weights == "merged" else None
+    return 1 if recipe.serve.quantization or merged else 2

@@ -1,0 +1,183 @@
+#!/usr/bin/env bash
+# What each host of a run does: an artifact's launch/host.sh calls it with that recipe's values.
+#   host.sh VALUE... -- STEP...
+set -euo pipefail
+
+uv=0.13.9
+python=3.11
+steps="setup, stage, train, start, state, follow, stop or merge"
+
+usage() {
+    cat << END
+Usage: host.sh STEP..., of which each sees what is done already:
+  setup    an environment of Python $python with the pinned packages, in venv/
+  stage    the base weights, in \$WEIGHTS ($weights)
+  train    trains on from the newest checkpoint, or from the beginning
+  start    the same, detached from the connection; its output goes to train.log
+  state    says \`running\`, \`stopped\`, \`ended STATUS\` or \`not started\`
+  follow   shows the log until the training ends
+  stop     ends the training after the step that it is in, with a checkpoint
+  merge    writes the merged model; on one host alone
+END
+}
+
+fail() {
+    printf 'error: %s\n  = help: %s\n' "$1" "$2" >&2
+    exit 1
+}
+
+setup() {
+    local requirements="$name/requirements-train.txt"
+    if cmp --silent "$requirements" venv/installed.txt; then return; fi
+    # uv brings the Python where the system has another: a Cloud TPU VM has 3.10.
+    python3 -m pip install --quiet --user uv=="$uv"
+    python3 -m uv venv --quiet --clear --python "$python" venv
+    python3 -m uv pip install --quiet --python venv/bin/python --requirement "$requirements"
+    cp "$requirements" venv/installed.txt
+}
+
+# Another model's weights stay in the folder as long as the machine runs.
+refuse_others() {
+    local found
+    [[ -n "$folder" || ! -d "$weights" || -z "$(ls -A -- "$weights")" ]] && return
+    found="files that no stage wrote"
+    if [[ -f "$weights/.origin" ]]; then found="$(< "$weights/.origin")"; fi
+    [[ "$found" == "$origin" ]] ||
+        fail "$weights holds $found, and this run begins with $origin" \
+            "empty it, or name another folder in WEIGHTS; if it is the same: echo '$origin' > $weights/.origin"
+}
+
+stage() {
+    local free have
+    if [[ -n "$folder" ]]; then
+        [[ -f "$weights/config.json" ]] ||
+            fail "$weights holds no config.json" "copy $folder there, on every host"
+        return
+    fi
+    refuse_others
+    if [[ -e "$weights/.complete" ]]; then return; fi
+    mkdir -p -- "$weights"
+    free="$(df --output=avail --block-size=1M -- "$weights" | tail -n 1)"
+    have="$(du --summarize --block-size=1M -- "$weights" | cut -f 1)"
+    ((free + have >= weights_mib)) ||
+        fail "$weights has room for $(((free + have) / 1024)) GiB, and the weights take \
+$(((weights_mib + 1023) / 1024)) GiB" "name a folder on a larger disk in WEIGHTS"
+    printf '%s\n' "$origin" > "$weights/.origin"
+    if [[ -n "$hub" ]]; then
+        venv/bin/hf download --quiet "$hub" ${revision:+--revision "$revision"} --exclude "original/*" \
+            --local-dir "$weights"
+    else
+        venv/bin/python -c "
+import sys, fsspec
+system, root = fsspec.core.url_to_fs(sys.argv[1])
+system.get(root.rstrip('/') + '/', sys.argv[2] + '/', recursive=True)
+" "$bucket" "$weights"
+    fi
+    touch "$weights/.complete"
+}
+
+# What is missing or another model's is said before anything runs in the background.
+see_what_is_there() {
+    [[ -x venv/bin/python ]] || fail "there is no environment in venv/ yet" "bash $name/launch/host.sh setup stage"
+    refuse_others
+}
+
+train() {
+    see_what_is_there
+    exec venv/bin/python "$name/train.py" --model "$weights" --resume
+}
+
+# As long as the training lives it holds the lock, which no crash and no restart of the machine leaves behind.
+running() {
+    ! flock --shared --nonblock train.lock true
+}
+
+start() {
+    exec 9> train.lock
+    if ! flock --timeout 1 9; then return; fi
+    see_what_is_there
+    rm -f train.pid train.status train.stopped
+    setsid bash "$name/launch/host.sh" attend < /dev/null >> train.log 2>&1 &
+}
+
+# What `start` leaves running.
+attend() {
+    local status=0
+    venv/bin/python "$name/train.py" --model "$weights" --resume &
+    echo "$!" > train.pid
+    wait "$!" || status="$?"
+    echo "$status" > train.status
+}
+
+state() {
+    if running; then
+        echo running
+    elif [[ -f train.stopped ]]; then
+        echo stopped
+    elif [[ -f train.status ]]; then
+        echo "ended $(< train.status)"
+    elif [[ -f train.log ]]; then
+        echo "ended 137" # with the machine
+    else
+        echo "not started"
+    fi
+}
+
+follow() {
+    if ! running; then return; fi
+    tail --lines=20 --follow=name train.log &
+    trap 'kill "$!"' EXIT
+    flock --shared train.lock sleep 0.5 # for the last lines
+}
+
+stop() {
+    if ! running; then return; fi
+    touch train.stopped
+    kill -TERM "$(< train.pid)"
+    flock --shared --timeout "$stop_seconds" train.lock true ||
+        fail "the training has not ended in $stop_seconds s" \
+            "wait, or end it without a checkpoint: kill -KILL $(< train.pid)"
+}
+
+merge() {
+    see_what_is_there
+    "${merge[@]}"
+}
+
+# Where the artifact's folder and runtime/ lie.
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
+
+name="" hub="" revision="" bucket="" folder="" weights_mib=0 stop_seconds=300 merge_flags=()
+while [[ "$1" != -- ]]; do
+    case "$1" in
+        --name=*) name="${1#*=}" ;;
+        --hub=*) hub="${1#*=}" ;;
+        --revision=*) revision="${1#*=}" ;;
+        --bucket=*) bucket="${1#*=}" ;;
+        --folder=*) folder="${1#*=}" ;;
+        --weights=*) weights="${WEIGHTS:-${1#*=}}" ;;
+        --weights-mib=*) weights_mib="${1#*=}" ;;
+        --stop-seconds=*) stop_seconds="${1#*=}" ;;
+        --merge-output=*) merge_flags+=(--output "${1#*=}") ;;
+        --merge-checkpoint=*) merge_flags+=(--checkpoint "${1#*=}") ;;
+        *) fail "no value $1" "build the artifact again: recipe build RECIPE" ;;
+    esac
+    shift
+done
+shift
+origin="$hub$bucket${revision:+ at $revision}"
+merge=(venv/bin/python "$name/merge.py" --model "$weights" "${merge_flags[@]}")
+
+if [[ -f secrets.env ]]; then
+    # shellcheck source=/dev/null
+    source secrets.env
+fi
+
+(($# > 0)) || fail "no step is given" "$steps; host.sh --help explains them"
+for step in "$@"; do
+    case "$step" in
+        setup | stage | train | start | attend | state | follow | stop | merge) "$step" ;;
+        --help) usage ;;
+        *) fail "no step \`$step\`" "$steps" ;;
+    esac
+done

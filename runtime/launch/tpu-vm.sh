@@ -1,0 +1,447 @@
+#!/usr/bin/env bash
+# Runs a recipe on Cloud TPU VMs by gcloud: what an artifact's launch/tpu-vm.sh calls, with that recipe's values.
+#   tpu-vm.sh SCRIPT VALUE... -- COMMAND
+# SCRIPT is how the caller was called, for what is said. It runs on laptops too: nothing here needs a bash after 3.2.
+set -euo pipefail
+
+help="one of up, push, setup, stage, train, logs, status, stop, merge, fetch, run and down"
+
+usage() {
+    cat << END
+Usage: $script [--dry-run] [--queue] COMMAND
+  up           creates the VM; with --queue, or where the recipe says so, by a queued resource, which it waits for
+  push         copies $name.tar.gz, which \`recipe pack $name\` makes, to every host
+  setup        Python 3.11 and the pinned packages, on every host
+  stage        the base weights, on every host; WEIGHTS names another folder than the recipe's
+  train        trains on every host, whether or not this terminal stays; starts again what was cut off
+  logs         follows the training from here
+  status       says what each host is at
+  stop         ends the training after the step that it is in, with a checkpoint
+  merge        merges on the first host
+  fetch        brings metrics, logs and the adapter to results/$name; \`fetch merged\` brings the merged model
+  run [NAME]   up, push, setup, stage and train; where NAME is typed out, VMs that are taken away are replaced
+  down NAME    deletes what up created, and all that is on it; the name is to be typed out
+Every command sees what is done already. --dry-run shows what would be run, and runs nothing.
+The zone is the recipe's, or else ZONE.
+END
+    [[ -z "$tokens" ]] || echo "From this machine's environment there go to the hosts with push, in a file:$tokens"
+}
+
+fail() {
+    printf 'error: %s\n  = help: %s\n' "$1" "$2" >&2
+    exit 1
+}
+
+say() {
+    printf '%s\n' "$*" >&2
+}
+
+# Runs a command, or shows it.
+call() {
+    if $dry_run; then
+        printf '%q ' "$@"
+        printf '\n'
+    else
+        "$@"
+    fi
+}
+
+tpus() {
+    call gcloud compute tpus "$@" "${place[@]}"
+}
+
+# The value of a field of a VM or a queued resource; `absent` where there is none.
+describe() {
+    local answer
+    if $dry_run; then
+        echo absent
+    elif answer="$(gcloud compute tpus "$1" describe "$vm" --format="value($2)" "${place[@]}" 2>&1)"; then
+        tail -n 1 <<< "$answer"
+    elif [[ "$answer" == *NOT_FOUND* ]]; then
+        echo absent
+    else
+        fail "gcloud cannot tell the state of $vm: $(grep -m 1 ERROR <<< "$answer" || tail -n 1 <<< "$answer")" \
+            "see the zone and the project; gcloud auth login, where it asks for that"
+    fi
+}
+
+# What there is of it: `ready`, `absent`, `gone STATE` or `waiting STATE`.
+condition() {
+    local state
+    if $queue; then
+        state="$(describe queued-resources state.state)" || exit 1
+    else
+        state="$(describe tpu-vm state)" || exit 1
+    fi
+    case "$state" in
+        absent) echo absent ;;
+        READY | ACTIVE) echo ready ;;
+        PREEMPTED | TERMINATED | FAILED | SUSPENDING | SUSPENDED) echo "gone $state" ;;
+        *) echo "waiting $state" ;;
+    esac
+}
+
+create() {
+    if ! $queue; then
+        call "${gcloud[@]}" compute tpus tpu-vm create "$vm" \
+            "${machine[@]}" --version="$runtime_version" "${place[@]}"
+    elif ((${#nodes[@]} > 1)); then
+        call "${gcloud[@]}" compute tpus queued-resources create "$vm" \
+            --node-count="${#nodes[@]}" --node-prefix="$vm" "${queued[@]}" "${machine[@]}" "${place[@]}"
+    else
+        call "${gcloud[@]}" compute tpus queued-resources create "$vm" \
+            --node-id="$vm" "${queued[@]}" "${machine[@]}" "${place[@]}"
+    fi
+}
+
+delete() {
+    if $queue; then
+        tpus queued-resources delete "$vm" --force --quiet
+    else
+        tpus tpu-vm delete "$vm" --quiet
+    fi
+}
+
+up() {
+    local now
+    while true; do
+        now="$(condition)" || exit 1
+        case "$now" in
+            ready) return ;;
+            absent) create || return ;;
+            gone*)
+                [[ "$typed" == "$vm" ]] ||
+                    fail "$vm is ${now#gone }" "$script run $vm replaces it; $script down $vm deletes it"
+                delete || return
+                ;;
+            *STOPPED) fail "$vm is stopped" "gcloud compute tpus tpu-vm start $vm ${place[*]}" ;;
+            *)
+                say "$vm: ${now#waiting }"
+                sleep "$poll"
+                ;;
+        esac
+        if $dry_run; then return; fi
+    done
+}
+
+# Runs a gcloud command for every VM, at once; fails where one of them does.
+on_nodes() {
+    local node job failed=0 jobs=()
+    if ((${#nodes[@]} == 1)); then
+        "$@" "$vm"
+        return
+    fi
+    for node in "${nodes[@]}"; do
+        "$@" "$node" &
+        jobs+=("$!")
+        if $dry_run; then wait "$!"; fi
+    done
+    for job in "${jobs[@]}"; do
+        wait "$job" || failed=1
+    done
+    return "$failed"
+}
+
+ssh_node() {
+    tpus tpu-vm ssh "$2" --worker=all --command="$1"
+}
+
+copy_node() {
+    tpus tpu-vm scp "$1" "$3:$2" --worker=all --scp-flag=-p
+}
+
+# Runs a command on every host.
+on_hosts() {
+    on_nodes ssh_node "$1"
+}
+
+# Runs a command on the first host.
+on_first() {
+    tpus tpu-vm ssh "${nodes[0]}" --worker=0 --command="$1"
+}
+
+copy() {
+    on_nodes copy_node "$1" "$2"
+}
+
+# The same until it succeeds, three times at most: a new VM may not know the key yet, and connections break.
+patiently() {
+    local try
+    for try in 1 2 3; do
+        if "$@"; then return; fi
+        if ((try < 3)); then
+            say "a host failed; once more in $poll s"
+            sleep "$poll"
+        fi
+    done
+    return 1
+}
+
+# The command that does steps of host.sh.
+step() {
+    printf '%s' "${WEIGHTS:+WEIGHTS=$(printf '%q' "$WEIGHTS") }bash $name/launch/host.sh $*"
+}
+
+# Does them on every host.
+steps() {
+    on_hosts "$(step "$@")"
+}
+
+# Whether a training runs on any host: it holds the lock. A host without the files has nobody who does.
+trains() {
+    local question="flock --shared --nonblock train.lock true || echo training" answers
+    if $dry_run; then
+        on_hosts "$question"
+        return 1
+    fi
+    answers="$(patiently on_hosts "$question")" && grep -q '^training$' <<< "$answers"
+}
+
+push() {
+    local token
+    [[ -f "$name.tar.gz" ]] || $dry_run || fail "$name.tar.gz is not in this folder" "recipe pack $name"
+    if trains; then
+        fail "a training runs on $vm, from the files that push would replace" \
+            "$script train follows it; $script stop ends it"
+    fi
+    patiently copy "$name.tar.gz" "" || return
+    for token in $tokens; do
+        if [[ -n "${!token:-}" ]]; then
+            [[ -n "$secrets" ]] || secrets="$(mktemp)" || return
+            printf 'export %s=%q\n' "$token" "${!token}" >> "$secrets"
+        fi
+    done
+    if [[ -n "$secrets" ]]; then
+        patiently copy "$secrets" secrets.env || return
+        rm -f "$secrets"
+        secrets=""
+    fi
+    # The lock, lest a training has begun since.
+    patiently on_hosts "flock --nonblock train.lock tar xzf $name.tar.gz"
+}
+
+train() {
+    patiently steps start || return
+    if $dry_run; then return; fi
+    trap left INT
+    watch
+}
+
+left() {
+    say "The training goes on without this terminal: $script logs follows it, $script stop ends it."
+    exit 130
+}
+
+# Shows the log, and starts again what was cut off; returns 1 where a host is gone, or new.
+watch() {
+    local states now restarts=0
+    while true; do
+        on_first "$(step follow)" || true
+        states="$(steps state 2> /dev/null | grep -E '^(running|stopped|not started|ended [0-9]+)$')" || true
+        if grep -q -E '^ended (1|2|126|127)$' <<< "$states"; then
+            on_hosts "tail -n 5 train.log" >&2 || true
+            fail "the training ended with an error" "mend what the log says, then: $script push, and $script train"
+        elif grep -q '^stopped' <<< "$states"; then
+            say "The training was stopped; $script train goes on from its checkpoint."
+            return
+        elif (($(grep -c . <<< "$states") < hosts)); then
+            now="$(condition)" || exit 1
+            if [[ "$now" != ready ]]; then
+                say "$vm is ${now#* }"
+                return 1
+            fi
+            say "not every host answers; asking again in $poll s"
+        elif ! grep -q -v '^ended 0$' <<< "$states"; then
+            say "The training is done."
+            return
+        elif grep -q '^running$' <<< "$states"; then
+            : # those that run end by themselves when one of them is gone
+        elif grep -q '^not started$' <<< "$states"; then
+            say "A host has lost its files: $script push, setup and stage bring them back, and train goes on."
+            return 1
+        else
+            ((restarts < max_restarts)) ||
+                fail "it was cut off $restarts times" "see $script logs; $script train goes on"
+            restarts=$((restarts + 1))
+            say "The training was cut off; starting it again ($restarts of $max_restarts)."
+            steps start || true
+        fi
+        sleep "$poll"
+    done
+}
+
+# Brings the hosts to where they can train, or sees that they do.
+ready_to_train() {
+    up || return
+    if trains; then
+        say "A training runs on $vm: following it. For another archive, $script stop comes first."
+    else
+        push && patiently steps setup stage
+    fi
+}
+
+run() {
+    local now tries=0
+    while true; do
+        if ready_to_train; then
+            if train; then return; fi
+        else
+            now="$(condition)" || exit 1
+            [[ "$now" != ready ]] || fail "a step failed on a host" "see what it says; the same command goes on"
+        fi
+        tries=$((tries + 1))
+        ((tries <= max_restarts)) || fail "$vm was taken away or refused $tries times" "the same command goes on"
+        sleep "$poll"
+    done
+}
+
+# Copies a folder of the first host, or of a bucket.
+fetch_folder() {
+    if [[ "$1" == *://* ]]; then
+        call gcloud storage cp --recursive "$1" "$2/"
+    else
+        tpus tpu-vm scp "${nodes[0]}:$1" "$2/" --worker=0 --recurse
+    fi
+}
+
+# What the hosts have written besides checkpoints.
+fetch_logs() {
+    local node worker host log
+    for node in "${nodes[@]}"; do
+        for ((worker = 0; worker < hosts / ${#nodes[@]}; worker++)); do
+            if ((${#nodes[@]} > 1)); then
+                host="host $worker of $node" log="$node-$worker.log"
+            else
+                host="host $worker" log="host-$worker.log"
+            fi
+            tpus tpu-vm scp "$node:train.log" "$1/$log" --worker="$worker"
+            if ((hosts > 1)); then
+                tpus tpu-vm scp "$node:$name/logs/*" "$1/" --worker="$worker" ||
+                    say "There is no log of the process of $host."
+            fi
+        done
+    done
+}
+
+fetch() {
+    local results="results/$name" model="${merged##*/}"
+    if [[ "${1:-}" == merged ]]; then
+        call mkdir -p "$results"
+        fetch_folder "$merged" "$results"
+        return
+    fi
+    call mkdir -p "$results/logs"
+    if [[ "$checkpoints" == *://* ]]; then
+        # All but the steps' own folders, those that were set aside, and merged weights that were put beside them.
+        call gcloud storage rsync --recursive \
+            --exclude="^(([0-9]|corrupt-)[^/]*|${model//./\\.}(-adapter)?)/.*" "$checkpoints" "$results"
+    else
+        tpus tpu-vm scp "${nodes[0]}:$checkpoints/*.json*" "$results/" --worker=0
+    fi
+    fetch_logs "$results/logs"
+    if $adapter; then
+        fetch_folder "$merged-adapter" "$results" || say "There is no adapter yet: $script merge writes it."
+    fi
+}
+
+status() {
+    local now
+    now="$(condition)" || exit 1
+    echo "$now"
+    if [[ "$now" == ready ]] || $dry_run; then
+        on_hosts "$(step state); tail -n 1 train.log"
+    fi
+}
+
+down() {
+    local now
+    [[ "${1:-}" == "$vm" ]] || fail "down deletes $vm, and its name is to be typed out" "$script down $vm"
+    if ! $queue; then
+        # A VM of a queued resource goes with it.
+        now="$(describe queued-resources state.state)" || exit 1
+        if [[ "$now" != absent ]]; then queue=true; fi
+    fi
+    now="$(condition)" || exit 1
+    if [[ "$now" == absent ]] && ! $dry_run; then
+        say "$vm is not there."
+    else
+        delete
+    fi
+}
+
+script="$1"
+shift
+
+name="" vm="" slices=1 hosts=1 runtime_version="" max_restarts=0 tokens="" checkpoints="" merged="" adapter=false
+zone="" place=() machine=() queued=() queue=false gcloud=(gcloud)
+while [[ "$1" != -- ]]; do
+    case "$1" in
+        --name=*) name="${1#*=}" ;;
+        --vm=*) vm="${1#*=}" ;;
+        --slices=*) slices="${1#*=}" ;;
+        --hosts=*) hosts="${1#*=}" ;;
+        --zone=*) zone="${1#*=}" place+=("$1") ;;
+        --project=*) place+=("$1") ;;
+        --runtime-version=*) runtime_version="${1#*=}" queued+=("$1") ;;
+        --valid-until-duration=*) queued+=("$1") ;;
+        # A reservation by its name is the alpha commands' alone.
+        --reservation=*) machine+=("$1") gcloud=(gcloud alpha) ;;
+        --accelerator-type=* | --spot | --network=* | --subnetwork=* | --service-account=*) machine+=("$1") ;;
+        --queued) queue=true ;;
+        --max-restarts=*) max_restarts="${1#*=}" ;;
+        --token=*) tokens="$tokens ${1#*=}" ;;
+        --checkpoints=*) checkpoints="${1#*=}" ;;
+        --merged=*) merged="${1#*=}" ;;
+        --adapter) adapter=true ;;
+        *) fail "no value $1" "build the artifact again: recipe build RECIPE" ;;
+    esac
+    shift
+done
+shift
+
+nodes=("$vm")
+if ((slices > 1)); then
+    nodes=()
+    for ((i = 0; i < slices; i++)); do nodes+=("$vm-$i"); done
+fi
+poll="${POLL_SECONDS:-30}"
+typed="" # the name, where it was typed out
+secrets=""
+trap '[[ -z "$secrets" ]] || rm -f "$secrets"' EXIT
+
+dry_run=false
+while [[ "${1:-}" == --* ]]; do
+    case "$1" in
+        --dry-run) dry_run=true ;;
+        --queue) queue=true ;;
+        --help)
+            usage
+            exit
+            ;;
+        *) fail "no option $1" "--dry-run, --queue or --help" ;;
+    esac
+    shift
+done
+
+command="${1:-}"
+[[ -n "$command" ]] || fail "no command is given" "$help; $script --help explains them"
+[[ -n "$zone" ]] || fail "no zone is named" "export ZONE=us-east5-a, or give launch.zone in the recipe"
+$dry_run || command -v gcloud > /dev/null ||
+    fail "gcloud is not installed" "install the Google Cloud CLI: https://cloud.google.com/sdk/docs/install"
+
+case "$command" in
+    up | push | train) "$command" ;;
+    setup | stage) patiently steps "$command" ;;
+    stop) steps stop ;;
+    logs) on_first "tail --lines=100 --follow=name train.log" ;;
+    status) status ;;
+    merge) on_first "$(step merge)" ;;
+    fetch) fetch "${2:-}" ;;
+    run)
+        typed="${2:-}"
+        [[ -z "$typed" || "$typed" == "$vm" ]] || fail "this is $vm, not $typed" "$script run $vm"
+        run
+        ;;
+    down) down "${2:-}" ;;
+    *) fail "no command \`$command\`" "$help" ;;
+esac

@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Runs a recipe as a workload of xpk: what an artifact's launch/xpk.sh calls, with that recipe's values.
+#   xpk.sh SCRIPT VALUE... -- COMMAND
+# SCRIPT is how the caller was called, for what is said. It runs on laptops too: nothing here needs a bash after 3.2.
+set -euo pipefail
+
+version=1.9.0 # that this was tested with
+
+usage() {
+    cat << END
+Usage: $script [--dry-run] COMMAND, in the folder of $name.tar.gz, which \`recipe pack $name\` makes
+  create        starts the run, from an image of $image with the archive's files
+  status        says what has become of it
+  delete NAME   deletes it, and not its checkpoints; the name is to be typed out
+Cluster and zone are the recipe's, or else CLUSTER and ZONE.
+END
+    [[ -z "$tokens" ]] ||
+        echo "From this machine's environment is handed on, for whoever may read the workload to read:$tokens"
+}
+
+fail() {
+    printf 'error: %s\n  = help: %s\n' "$1" "$2" >&2
+    exit 1
+}
+
+create() {
+    local token
+    [[ -f "$name.tar.gz" ]] || fail "$name.tar.gz is not in this folder" "recipe pack $name"
+    folder="$(mktemp -d)"
+    mkdir "$folder/image"
+    tar xzf "$name.tar.gz" -C "$folder/image"
+    : > "$folder/environment"
+    for token in $tokens; do
+        # A name alone: xpk takes the value from this environment.
+        if [[ -n "${!token:-}" ]]; then echo "$token" >> "$folder/environment"; fi
+    done
+    # Restarted after 75 (another host is gone), and after 137 and 143, which xpk restarts by itself.
+    xpk workload create "$mode" --workload="$workload" "${place[@]}" "${machine[@]}" \
+        --base-docker-image="$image" --script-dir="$folder/image" --env-file="$folder/environment" \
+        --command="exec bash $name/launch/host.sh setup stage train" \
+        --restart-on-exit-codes=75 "${limits[@]}"
+}
+
+delete() {
+    [[ "${1:-}" == "$workload" ]] ||
+        fail "delete ends $workload, and its name is to be typed out" "$script delete $workload"
+    xpk workload delete "$mode" --workload="$workload" "${place[@]}" --force
+}
+
+script="$1"
+shift
+
+name="" workload="" cluster="" zone="" image="" tokens="" place=() machine=() limits=()
+while [[ "$1" != -- ]]; do
+    case "$1" in
+        --name=*) name="${1#*=}" ;;
+        --workload=*) workload="${1#*=}" ;;
+        --cluster=*) cluster="${1#*=}" place+=("$1") ;;
+        --zone=*) zone="${1#*=}" place+=("$1") ;;
+        --project=*) place+=("$1") ;;
+        --image=*) image="${1#*=}" ;;
+        --token=*) tokens="$tokens ${1#*=}" ;;
+        --tpu-type=* | --num-slices=* | --spot | --reservation=*) machine+=("$1") ;;
+        --max-restarts=* | --termination-grace-period-seconds=*) limits+=("$1") ;;
+        *) fail "no value $1" "build the artifact again: recipe build RECIPE" ;;
+    esac
+    shift
+done
+shift
+folder=""
+trap '[[ -z "$folder" ]] || rm -rf "$folder"' EXIT
+
+mode=--no-dry-run
+if [[ "${1:-}" == --dry-run ]]; then
+    mode=--dry-run
+    shift
+fi
+
+command="${1:-}"
+if [[ "$command" == --help ]]; then
+    usage
+    exit
+fi
+[[ -n "$cluster" ]] || fail "no cluster is named" "export CLUSTER=NAME, or give launch.cluster in the recipe"
+[[ -n "$zone" ]] || fail "no zone is named" "export ZONE=us-east5-a, or give launch.zone in the recipe"
+command -v xpk > /dev/null || fail "xpk is not installed" "python3 -m pip install xpk==$version"
+
+case "$command" in
+    create) create ;;
+    status) xpk workload list "$mode" "${place[@]}" --filter-by-job="^$workload\$" ;;
+    delete) delete "${2:-}" ;;
+    *) fail "no command \`$command\`" "create, status or delete" ;;
+esac

@@ -1,0 +1,31 @@
+"""The command line in this process and in one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from compiler import cli
+
+RUNNER = CliRunner()
+
+
+def recipe(*arguments: str | Path) -> tuple[int, str, str]:
+    """Exit status, stdout and stderr, in this process."""
+    result = RUNNER.invoke(cli.app, [str(a) for a in arguments], catch_exceptions=False)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "compiler.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=60,
+    )

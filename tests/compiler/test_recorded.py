@@ -1,0 +1,33 @@
+"""The recipe in a lock is read back as it was, and `recipe report` makes a program of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.recorded import from_record, to_record
+from compiler.report.recipe import resolved
+from spec.language import Recipe
+
+LOCKS = sorted((Path(__file__).parents[2] / "generated").glob("*/recipe.lock.json"))
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.parent.name)
+def test_a_lock_holds_its_recipe(path: Path) -> None:
+    values = json.loads(path.read_text())["recipe"]
+    assert to_record(Recipe.model_validate(from_record(values))) == values
+    found = resolved(values, str(path.parent))
+    assert (found.problem, found.program is None) == ("", False)
+
+
+def test_patterns_keep_their_order() -> None:
+    patterns = {".*": 8, "q_proj": 4}
+    recipe = Recipe.model_validate(
+        json.loads(LOCKS[0].read_text())["recipe"]
+        | {"lora": {"rank": 2, "targets": ["q_proj"], "rank_pattern": patterns}}
+    )
+    recorded = json.loads(json.dumps(to_record(recipe), sort_keys=True))
+    read = Recipe.model_validate(from_record(recorded)).lora
+    assert read is not None and list(read.rank_pattern.items()) == list(patterns.items())

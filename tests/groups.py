@@ -1,0 +1,74 @@
+"""A plugin of pytest for `make test`: which tests one worker runs one after the other, the long ones first.
+
+Modules of a group share what is dear to make, and a worker that runs one of them runs them all. What takes
+longest is handed out first, so that no worker is left with it at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+LONG = (
+    *("test_parity", "test_quickstart", "test_backends", "test_several_processes", "test_trl_run"),
+    *("test_attention", "test_peft_import", "test_merge_parity", "test_trl_preference", "test_torchax"),
+)
+"""Modules that take a worker longest."""
+
+OTHERS = "others"
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    # An artifact, its run, and the process that others are forked from.
+    "runs": ("test_robust", "test_damaged_steps", "test_train_run", "test_maintenance", "test_elastic"),
+    **{name: (name,) for name in LONG},
+    "test_peft_import": ("test_peft_import", "test_peft_import_forms", "test_peft_import_refused"),
+    OTHERS: (),
+}
+"""Modules by group. Any other module is a group by itself, handed out where the others stand."""
+
+
+class Groups(LoadScopeScheduling):
+    """Gives a group to one worker. (pytest-xdist's own, of marks, has no effect with pytest 9.2.)"""
+
+    def __init__(self, config: pytest.Config, log: Any, groups: Mapping[str, Iterable[str]]) -> None:
+        config.option.loadscopereorder = False  # in the order of the tests, not by their number
+        super().__init__(config, log)
+        self._groups = groups
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid, self._groups)
+
+
+def check(groups: Mapping[str, Iterable[str]]) -> None:
+    """Ends the session where a group names a module that is not there: it would be in nobody's group."""
+    there = {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
+    if missing := sorted({module for modules in groups.values() for module in modules} - there):
+        raise pytest.UsageError(f"groups of tests name modules that are not there: {', '.join(missing)}")
+
+
+def group(nodeid: str, groups: Mapping[str, Iterable[str]]) -> str:
+    """The group of a test, or its module's path."""
+    path = nodeid.partition("::")[0]
+    module = PurePosixPath(path).stem
+    return next((name for name, modules in groups.items() if module in modules), path)
+
+
+def put_in_order(items: list[pytest.Item], groups: Mapping[str, Iterable[str]]) -> None:
+    """Sorts tests by their groups."""
+    order = {name: number for number, name in enumerate(groups)}
+    items.sort(key=lambda item: order.get(group(item.nodeid, groups), order[OTHERS]))
+
+
+def pytest_configure() -> None:
+    check(GROUPS)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log, GROUPS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    put_in_order(items, GROUPS)

@@ -1,0 +1,43 @@
+"""Built models as tests look at them: with adapters that add something, and as the program that is traced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.runtime import training
+
+
+def randomise(built: Any, seed: int = 0) -> None:
+    """Gives B values, without which a delta is zero; masked entries stay zero."""
+    from flax import nnx
+
+    from runtime.lora import trained_mask
+
+    masks = {adapter.b_path: trained_mask(adapter) for adapter in built.adapters if adapter.masked}
+    random = np.random.default_rng(seed)
+    for path, variable in nnx.iter_graph(built.model):
+        name = ".".join(map(str, path))
+        if isinstance(variable, nnx.LoRAParam) and name.endswith("_lora_b"):
+            value = variable.get_raw_value()
+            noise = 0.3 * random.standard_normal(value.shape) * masks.get(name, 1.0)
+            import jax
+
+            variable.set_raw_value(jax.device_put(noise.astype(value.dtype), value.sharding))
+
+
+def jaxpr(built: Any, mesh: Any) -> str:
+    import jax
+    from flax import nnx
+
+    from runtime.loss import batch_loss
+
+    graph, state = nnx.split(built.model)
+    one = training.batch(0)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+    with mesh:
+        traced = jax.make_jaxpr(
+            lambda state: batch_loss(built.forward, nnx.merge(graph, state), *(one[n] for n in names))
+        )(state)
+    return str(traced)

@@ -1,0 +1,44 @@
+"""A base and a run that are merged once undisturbed, and merges that are started as a script starts them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.checkpoint import BaseCheckpoint
+from tests.runtime.llama_bases import contents, write_base
+from tests.runtime.merge_faults.merges import SHARDS, Outcome, Place, Run, start
+from tests.runtime.runs import lora_section, save_run
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    root = tmp_path_factory.mktemp("place")
+    base = write_base(root / "base")
+    save_run(root / "run", BaseCheckpoint.open(base), lora_section(), steps=(2, 4))
+    assert start(base, root / "run", root / "whole") == 0
+    whole = Place(base, root / "run", contents(root / "whole"), contents(root / "whole-adapter"))
+    assert sum(name.endswith(".safetensors") for name in whole.merged) == SHARDS
+    return whole
+
+
+@pytest.fixture(autouse=True)
+def durable_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Power does not fail here, and waiting for the disk takes most of the time."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture
+def run(place: Place, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a merge as a script does."""
+
+    def run(output: Path | str, *argv: str, base: Path | str | None = None, **settings: Any) -> Outcome:
+        capsys.readouterr()
+        trained = settings.pop("checkpoint", place.run)
+        status = start(base or place.base, trained, output, *argv, **settings)
+        return Outcome(status, *capsys.readouterr())
+
+    return run

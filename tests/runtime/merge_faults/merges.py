@@ -1,0 +1,94 @@
+"""A small base, a run of it, and merges of the two as a script starts them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime import merge
+from runtime.export.folder import LocalFolder
+from runtime.export.journal import JOURNAL
+from runtime.settings import ModelSettings
+from tests.runtime.llama_bases import contents
+
+MODEL = ModelSettings(id="./base", family="llama3")
+SETTINGS: dict[str, Any] = {"dtype": "bfloat16", "adapter": True, "max_shard_size": "4KB"}
+"""Three files of weights."""
+SHARDS = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """A base, a run with two checkpoints of it, and what an undisturbed merge writes."""
+
+    base: Path
+    run: Path
+    merged: dict[str, bytes]
+    adapter: dict[str, bytes]
+
+    def expect(self, folder: Path) -> None:
+        """Checks both folders of a merge, byte for byte."""
+        assert contents(folder) == self.merged
+        assert contents(folder.with_name(f"{folder.name}-adapter")) == self.adapter
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+    def refused(self, *words: str) -> None:
+        """Checks that it failed with one error and a help that say this."""
+        assert self.status == 1, self
+        assert self.err.startswith("error: ") and "\n  = help: " in self.err and "Traceback" not in self.err
+        for word in words:
+            assert word in self.err, (word, self.err)
+
+
+Run = Callable[..., Outcome]
+
+
+def start(base: Path | str, trained: Path, output: Path | str, *argv: str, **settings: Any) -> int:
+    values = {"checkpoint": str(trained), "output": str(output), **SETTINGS, **settings}
+    return merge.main(Path("/nowhere"), MODEL, argv=["--model", str(base), *argv], **values)
+
+
+def times(folder: Path) -> dict[str, tuple[int, int]]:
+    """What tells whether a file was written anew."""
+    entries = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {name: (entry.st_ino, entry.st_mtime_ns) for name, entry in entries.items()}
+
+
+def noted(folder: Path) -> set[str]:
+    """The files that an unfinished folder's journal calls whole."""
+    journal = folder / JOURNAL
+    return set(json.loads(journal.read_bytes())["files"]) if journal.exists() else set()
+
+
+def interrupt(target: Path, run: Run, after: str, **settings: Any) -> Outcome:
+    """Interrupts a merge as Ctrl-C does, once a file has its name and is noted."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LocalFolder, "free", lambda self: None)
+        create = LocalFolder.create
+
+        def begin(self: LocalFolder, name: str) -> Any:
+            if name != JOURNAL and (self.path / after).exists():
+                raise KeyboardInterrupt
+            return create(self, name)
+
+        patched.setattr(LocalFolder, "create", begin)
+        outcome = run(target, **settings)
+    assert outcome.status == 130 and (target / JOURNAL).exists()
+    return outcome
+
+
+def copy(folder: Path, target: Path) -> Path:
+    shutil.copytree(folder, target, symlinks=True)
+    return target

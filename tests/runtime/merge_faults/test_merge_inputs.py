@@ -1,0 +1,237 @@
+"""Merges of what is damaged: bases and runs are refused by name, and nothing is written of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.errors import UserError
+from runtime.export import job as jobs
+from runtime.export import record
+from tests.runtime.llama_bases import TINY, contents, flip, rewrite, write_base, write_sums
+from tests.runtime.merge_faults.disks import Disk, Killed
+from tests.runtime.merge_faults.merges import Place, Run, copy, interrupt, noted, times
+from tests.runtime.runs import lora_section, write_lock
+
+
+def cached(base: Path, root: Path) -> Path:
+    """A base as Hugging Face's cache keeps it; the folder of its revision."""
+    snapshot = root / "snapshots" / "0f"
+    snapshot.mkdir(parents=True)
+    (root / "blobs").mkdir()
+    for path in base.iterdir():
+        content = path.read_bytes()
+        large = path.suffix == ".safetensors"
+        name = (hashlib.sha256 if large else hashlib.sha1)(content).hexdigest()
+        (root / "blobs" / name).write_bytes(content)
+        (snapshot / path.name).symlink_to(f"../../blobs/{name}")
+    return snapshot
+
+
+def summed(base: Path, root: Path) -> Path:
+    write_sums(copy(base, root))
+    return root
+
+
+@pytest.mark.parametrize("file", ["model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors"])
+@pytest.mark.parametrize("made, knows", [(summed, "SHA256SUMS"), (cached, "Hugging Face's cache")])
+def test_a_flipped_bit_in_a_base_whose_hashes_are_known_is_refused_by_its_file(
+    made: Callable[[Path, Path], Path], knows: str, file: str, place: Place, run: Run, tmp_path: Path
+) -> None:
+    base = made(place.base, tmp_path / "base")
+    assert run(tmp_path / "whole", base=base).status == 0
+    flip(base / file, -5)
+    target = tmp_path / "merged"
+    run(target, base=base).refused(f"{base / file}: is not the file that its hash names", f"{knows} says")
+    assert contents(target) == {}, "nothing is left of what was made of it"
+    flip(base / file, -5)
+    assert run(target, base=base).status == 0
+    assert contents(target) == contents(tmp_path / "whole")
+
+
+def test_a_base_damaged_between_a_merge_and_its_continuation_leaves_nothing_of_it(
+    place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the tidying up is killed, nothing that was made of the damaged file counts as whole."""
+    monkeypatch.setattr(record, "SAMPLE_BYTES", 0)  # the damage is nowhere where the bases are told apart
+    base = summed(place.base, tmp_path / "base")
+    assert run(tmp_path / "whole", base=base).status == 0
+    file = base / "model-00001-of-00003.safetensors"
+    tidied = 0
+    for at in range(0, 40, 2):
+        target = tmp_path / f"merged-{at}"
+        flip(file, -5)
+        with pytest.MonkeyPatch.context() as patched:
+            # The merge that began knew of no hashes.
+            patched.setattr(jobs, "known_hashes", lambda folder: {})
+            interrupt(target, run, after=CONFIG, base=base)
+        with pytest.MonkeyPatch.context() as patched:
+            Disk(patched, at + 3)
+            with contextlib.suppress(Killed):
+                run(target, base=base).refused("is not the file that its hash names")
+                assert contents(target) == {}
+                break
+        if noted(target):  # it was killed before the damage was found
+            run(target, base=base).refused("is not the file that its hash names")
+            assert contents(target) == {}
+        else:
+            tidied += 1
+        flip(file, -5)
+        assert run(target, base=base).status == 0
+        assert contents(target) == contents(tmp_path / "whole"), at
+    else:
+        pytest.fail("the tidying up had no end")
+    assert tidied > 2
+
+
+def test_a_merge_goes_on_once_its_base_can_be_read_again(
+    place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written before a network failed is kept."""
+    target, read = tmp_path / "merged", BaseCheckpoint.bytes_of
+
+    def fail(self: BaseCheckpoint, *rest: Any) -> memoryview:
+        if noted(target):
+            raise UserError("gs://base: cannot be read: timed out", "run the same command again")
+        return read(self, *rest)
+
+    monkeypatch.setattr(BaseCheckpoint, "bytes_of", fail)
+    run(target).refused("timed out")
+    kept, before = noted(target), times(target)
+    assert kept
+    monkeypatch.undo()
+    assert run(target).status == 0
+    place.expect(target)
+    assert all(times(target)[name] == before[name] for name in kept)
+
+
+def cut(base: Path) -> None:
+    path = base / "model-00002-of-00003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def cut_header(base: Path) -> None:
+    path = base / "model-00002-of-00003.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def narrow(base: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        name = "model.layers.0.self_attn.q_proj.weight"
+        arrays[name] = np.ascontiguousarray(arrays[name][:, :-1])
+
+    rewrite(shard_of(base, "layers.0.self_attn.q_proj"), change)
+
+
+def integers(base: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        name = "model.layers.0.mlp.up_proj.weight"
+        arrays[name] = arrays[name].view(np.int16)
+
+    rewrite(shard_of(base, "layers.0.mlp.up_proj"), change)
+
+
+def without_module(base: Path) -> None:
+    name = "model.layers.0.mlp.down_proj.weight"
+    rewrite(shard_of(base, "layers.0.mlp.down_proj"), lambda arrays: arrays.__delitem__(name))
+    change_index(base, lambda names: {key: file for key, file in names.items() if key != name})
+
+
+def renamed(base: Path) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        for name in list(arrays):
+            arrays[f"transformer.{name}"] = arrays.pop(name)
+
+    for path in base.glob("*.safetensors"):
+        rewrite(path, change)
+    change_index(base, lambda names: {f"transformer.{key}": file for key, file in names.items()})
+
+
+def shard_of(base: Path, module: str) -> Path:
+    index = json.loads((base / INDEX).read_text())
+    return base / str(index["weight_map"][f"model.{module}.weight"])
+
+
+def change_index(base: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
+    index = json.loads((base / INDEX).read_text())
+    (base / INDEX).write_text(json.dumps(index | {"weight_map": change(index["weight_map"])}))
+
+
+def configured(**changes: Any) -> Callable[[Path], None]:
+    """Another base of other sizes."""
+
+    def change(base: Path) -> None:
+        shutil.rmtree(base)
+        write_base(base, {**TINY, **changes})
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (cut, ["model-00002-of-00003.safetensors: truncated:", "download the checkpoint again"]),
+        (cut_header, ["model-00002-of-00003.safetensors: truncated within its header"]),
+        (narrow, ["q_proj.weight has shape [16, 15], expected [16, 16] from config.json"]),
+        (integers, ["up_proj.weight has type I16, which is no float", "use the original"]),
+        (without_module, ["down_proj.weight is missing; config.json promises it with shape [16, 24]"]),
+        (renamed, ["no text embedding among its", "not a checkpoint in Hugging Face's layout"]),
+        (configured(intermediate_size=32), ["is 32; the run trained a model with 24", "--model"]),
+        (configured(num_hidden_layers=3), ["layer_types is", "the run trained a model with", "--model"]),
+        (
+            configured(model_type="qwen3"),
+            [
+                "is of the family qwen3; the run trained one of llama3",
+                "base checkpoint of the run with --model",
+            ],
+        ),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", "").removesuffix(".<locals>.change") or None,
+)
+def test_a_base_that_is_damaged_or_another_is_refused(
+    damage: Callable[[Path], None], words: list[str], place: Place, run: Run, tmp_path: Path
+) -> None:
+    base = copy(place.base, tmp_path / "base")
+    damage(base)
+    run(tmp_path / "merged", base=base).refused(*words)
+    assert not list(tmp_path.glob("merged*")), "refused before anything is written"
+
+
+def test_a_flipped_bit_in_a_header_is_refused_or_changes_nothing(place: Place, tmp_path: Path) -> None:
+    """Wherever it is: a message, or a header that means the same."""
+    base = copy(place.base, tmp_path / "base")
+    path = base / "model-00001-of-00003.safetensors"
+    content, choose = path.read_bytes(), random.Random(0)
+    header = BaseCheckpoint.open(base).headers[path.name]
+    refused = 0
+    places = range(header.data_start)
+    for at in places:
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << choose.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            opened = BaseCheckpoint.open(base)
+            opened.verify()
+        except UserError:
+            refused += 1
+        else:
+            assert opened.headers[path.name].tensors == header.tensors, at
+    assert refused > len(places) * 0.8
+
+
+def test_adapters_beside_another_runs_record_are_refused(place: Place, run: Run, tmp_path: Path) -> None:
+    """Adapters that do not fit the record beside them."""
+    trained = copy(place.run, tmp_path / "run")
+    write_lock(trained, BaseCheckpoint.open(place.base), lora_section(rank=4))
+    run(tmp_path / "merged", checkpoint=trained).refused("has shape", "must be of one run")
+    assert not list(tmp_path.glob("merged*"))

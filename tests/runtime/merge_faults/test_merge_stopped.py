@@ -1,0 +1,188 @@
+"""Merges that are killed, interrupted or out of room: nothing that was there is lost, the message says what
+to do, and the same command, once that is done, comes to the bytes of an undisturbed merge."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from runtime import merge
+from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.errors import UserError
+from runtime.export import folder as folders
+from runtime.export import writer
+from runtime.export.folder import LocalFolder
+from runtime.export.journal import JOURNAL, Journal
+from runtime.export.record import MergeSettings
+from tests.runtime.llama_bases import contents
+from tests.runtime.merge_faults.disks import Disk, Killed, mounted, remount
+from tests.runtime.merge_faults.merges import MODEL, Place, Run, interrupt, noted, times
+
+
+@pytest.fixture(scope="module")
+def job(place: Place) -> Callable[[Path, MergeSettings], merge.Job]:
+    """A merge of `place` into any folder; what it takes to begin one is done once."""
+    made: dict[MergeSettings, merge.Job] = {}
+
+    def job(target: Path, settings: MergeSettings) -> merge.Job:
+        if settings not in made:
+            arguments = merge.parse_arguments(Path("/nowhere"), ["--model", str(place.base)])
+            made[settings] = merge._job(arguments, MODEL, str(place.run), "unused", settings, True)
+        adapter = LocalFolder(target.with_name(f"{target.name}-adapter"))
+        return dataclasses.replace(made[settings], target=LocalFolder(target), adapter=adapter)
+
+    return job
+
+
+def loads(folder: Path) -> bool:
+    """Whether anyone would take a folder for a checkpoint."""
+    try:
+        BaseCheckpoint.open(folder)
+    except UserError:
+        return False
+    return True
+
+
+def watch_journals(patched: pytest.MonkeyPatch) -> dict[str, set[str]]:
+    """The files that the journal of each folder was last seen to call whole, by the folder's name."""
+    saved: dict[str, set[str]] = {}
+    save = Journal.save
+
+    def note(self: Journal) -> None:
+        save(self)
+        saved[self.folder.name] = set(self.files)
+
+    patched.setattr(Journal, "save", note)
+    return saved
+
+
+@pytest.mark.parametrize(
+    "how, every, settings",
+    [
+        ("killed", 1, MergeSettings("bfloat16", "4KB")),
+        ("killed", 4, MergeSettings("bfloat16", "5GB")),
+        ("killed", 9, MergeSettings("bfloat16", "4KB", "int8")),
+        ("interrupted", 6, MergeSettings("bfloat16", "4KB")),
+        ("full", 4, MergeSettings("bfloat16", "4KB")),
+    ],
+    ids=["killed", "killed-one-file", "killed-int8", "interrupted", "full"],
+)
+def test_a_merge_stopped_at_any_operation_ends_as_an_undisturbed_one(
+    how: str,
+    every: int,
+    settings: MergeSettings,
+    job: Callable[[Path, MergeSettings], merge.Job],
+    tmp_path: Path,
+) -> None:
+    """At every one of a merge's operations on files: the second run ends with an undisturbed one's bytes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LocalFolder, "free", lambda self: None)
+        disk = Disk(patched, None, how)
+        merge.merge(job(tmp_path / "whole", settings))
+    whole, adapter = contents(tmp_path / "whole"), contents(tmp_path / "whole-adapter")
+    ends = {"killed": Killed, "interrupted": KeyboardInterrupt, "full": UserError}
+    resumed = 0
+    for at in range(0, disk.done - (how == "full"), every):  # the last one, a removal, needs no room
+        target = tmp_path / f"{how}-{at}"
+        stopped = job(target, settings)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(LocalFolder, "free", lambda self: None)
+            Disk(patched, at, how)
+            saved = watch_journals(patched)
+            with pytest.raises(ends[how]) as caught:
+                merge.merge(stopped)
+            if isinstance(caught.value, UserError):
+                assert "cannot be written: No space left on device" in caught.value.message
+                assert "run the same command again" in str(caught.value.help)
+        left = contents(target)
+        assert noted(target) >= saved.get(str(target), set()), "whole files stay"
+        assert all(whole[name] == left[name] for name in noted(target))
+        if loads(target):
+            assert {name: data for name, data in left.items() if name != JOURNAL} == whole, at
+        if how != "killed":
+            names = [*left, *contents(tmp_path / f"{target.name}-adapter")]
+            assert not [name for name in names if name.endswith(folders.PARTIAL)], at
+        kept, before = noted(target), times(target)
+        merge.merge(stopped)
+        assert contents(target) == whole, at
+        assert contents(tmp_path / f"{target.name}-adapter") == adapter, at
+        after = times(target)
+        assert all(after[name] == before[name] for name in kept), "whole files are not written again"
+        resumed += bool(kept)
+    assert resumed > disk.done // every // 2
+
+
+@pytest.mark.parametrize("room", [8, 16, 28])
+def test_a_full_disk_is_told_and_the_merge_goes_on_once_there_is_room(
+    room: int, place: Place, run: Run, tmp_path: Path
+) -> None:
+    """A file system that does not say how much room it has, and has room for a part of it, in KiB."""
+    target = tmp_path / "disk" / "merged"
+    with mounted(tmp_path / "disk", f"size={room}k") as real, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(LocalFolder, "free", lambda self: None)
+        with pytest.MonkeyPatch.context() as full:
+            if not real:
+                Disk(full, room * 3, "full")
+            outcome = run(target)
+        outcome.refused(
+            "cannot be written: No space left on device", str(target), "make room", "same command"
+        )
+        kept, before = noted(target), times(target)
+        assert not [name for name in before if name.endswith(folders.PARTIAL)]
+        assert all(contents(target)[name] == place.merged[name] for name in before if name != JOURNAL)
+        assert not {INDEX, CONFIG} & set(before)
+        if real:
+            remount(tmp_path / "disk", "size=1m")
+        assert run(target).status == 0
+        place.expect(target)
+        assert all(times(target)[name] == before[name] for name in kept)
+
+
+def test_a_disk_without_room_for_the_merge_is_told_before_it_begins(
+    place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalFolder, "free", lambda self: 1_000_000)
+    run(tmp_path / "merged").refused("needs 67.1MB, 1.0MB are free", "another disk with --output")
+    assert contents(tmp_path) == {}
+    interrupt(tmp_path / "merged", run, after="model-00001-of-00003.safetensors")
+    before = times(tmp_path / "merged")
+    run(tmp_path / "merged").refused("1.0MB are free")
+    after = times(tmp_path / "merged")
+    assert all(after[name] == before[name] for name in before if name != JOURNAL)
+    monkeypatch.undo()
+    assert run(tmp_path / "merged").status == 0
+    place.expect(tmp_path / "merged")
+
+
+def test_ctrl_c_keeps_what_is_whole_and_the_same_command_goes_on(
+    place: Place, run: Run, tmp_path: Path
+) -> None:
+    outcome = interrupt(tmp_path / "merged", run, after="model-00002-of-00003.safetensors")
+    assert "the same command goes on" in outcome.err and "Traceback" not in outcome.err
+    assert noted(tmp_path / "merged") == {f"model-0000{i}-of-00003.safetensors" for i in (1, 2)}
+    assert run(tmp_path / "merged").status == 0
+    place.expect(tmp_path / "merged")
+
+
+def test_a_write_that_fails_at_the_last_does_not_count_as_whole(
+    place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk tells of a write that failed once, to whoever asks first: here to the thread that brings the
+    file's parts to it."""
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(writer, "FLUSH_BYTES", 2048)
+        patched.setattr(os, "fdatasync", fail)
+        patched.setattr(writer._Behind, "put", lambda self, item: self._items.put(item))  # nobody asks before
+        run(tmp_path / "merged").refused("Input/output error", "0 of 3 weight files are whole")
+    assert noted(tmp_path / "merged") == set()
+    assert run(tmp_path / "merged").status == 0
+    place.expect(tmp_path / "merged")

@@ -1,0 +1,107 @@
+"""A small base with adapters that are exported, and changes of what was exported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.checkpoint import BaseCheckpoint
+from runtime.errors import UserError
+from runtime.peft_import import import_adapter
+from runtime.settings import ModelSettings
+from runtime.trained import TrainedAdapters, load_trained
+from tests import tiny
+from tests.runtime.runs import lora_section, save_run, write_adapter, write_lock
+
+LIMIT = 5e-5
+"""Of logits that reach 20 to 30."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+TEXT = r"model\.language_model\.layers\.\d+\."
+
+
+def randomise(wrapped: Any) -> None:
+    """Gives a PEFT model's A and B values of which none is zero."""
+    import torch
+
+    torch.set_num_threads(1)  # on models this small, more of them mostly wait for each other
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in wrapped.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+
+
+def arrays_of(folder: Path) -> dict[str, np.ndarray]:
+    from safetensors.numpy import load_file
+
+    return load_file(folder / WEIGHTS)
+
+
+def assert_same(expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray]) -> None:
+    assert expected.keys() == found.keys()
+    for name, array in expected.items():
+        assert array.dtype == found[name].dtype and array.shape == found[name].shape, name
+        assert array.tobytes() == found[name].tobytes(), name
+
+
+class Small:
+    """A Gemma 3 of two layers, whose K and V are fused; random adapters in our form, and their export."""
+
+    def __init__(self, folder: Path) -> None:
+        tiny.make_gemma3(folder / "base", num_hidden_layers=2)
+        self.base = BaseCheckpoint.open(folder / "base")
+        self.section = lora_section(targets=["q_proj", "k_proj", "v_proj", "down_proj"], dropout=0.0)
+        save_run(folder / "run", self.base, self.section)
+        self.trained = load_trained(folder / "run", "latest", self.base)
+        assert isinstance(self.trained, TrainedAdapters)
+        self.adapter = folder / "adapter"
+        self.export(self.trained, self.adapter)
+        self.artifact = folder / "artifact"
+        write_lock(self.artifact, self.base, self.section)
+
+    def export(self, trained: TrainedAdapters, folder: Path) -> None:
+        folder.mkdir()
+        model = ModelSettings(id="some/gemma", family=self.base.family.name)
+        write_adapter(folder, self.base, model, trained)
+
+    def fail(self, adapter: Path | str, folder: Path, section: Mapping[str, Any] | None = None) -> str:
+        """The message of an import that is refused, and that it left nothing behind."""
+        artifact = self.artifact
+        if section is not None:
+            artifact = folder / "artifact"
+            write_lock(artifact, self.base, section)
+        with pytest.raises(UserError) as caught:
+            import_adapter(adapter, self.base, artifact, folder / "imported")
+        assert not (folder / "imported").exists(), "nothing is left of a refused import"
+        assert caught.value.help
+        return f"{caught.value.message}\n{caught.value.help}".replace(str(adapter), "ADAPTER")
+
+
+def write_tensors(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / WEIGHTS)
+
+
+def set_config(**values: Any) -> Callable[[Path], Any]:
+    def apply(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text())
+        (folder / CONFIG).write_text(json.dumps({**config, **values}))
+
+    return apply
+
+
+def rename(old: str, new: str) -> Callable[[Path], Any]:
+    """Renames tensors."""
+    return lambda folder: write_tensors(
+        folder, {name.replace(old, new): array for name, array in arrays_of(folder).items()}
+    )
+
+
+BUILD = "build the recipe with {}, and import the adapter into that artifact"

@@ -1,0 +1,262 @@
+"""Adapters that real peft saved, as step 0 of a run: exactly what they were."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime import merge, resuming
+from runtime.checkpoint import BaseCheckpoint
+from runtime.peft_export import keys_as_values, same_scale
+from runtime.peft_import import import_adapter
+from runtime.settings import ModelSettings
+from runtime.trained import TrainedAdapters, load_trained, restore_tree
+from tests import tiny
+from tests.runtime.peft_import.adapters import CONFIG, LIMIT, TEXT, arrays_of, assert_same, randomise
+from tests.runtime.runs import lora_section, write_adapter, write_lock
+
+TWO = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    # A tower of vision, whose projections bear the same names; a global layer without v_proj; K and V fused.
+    "gemma4": (
+        tiny.make_gemma4,
+        TWO,
+        {
+            "target_modules": TEXT
+            + r"(mlp\.down_proj|self_attn\.k_proj|self_attn\.o_proj|self_attn\.v_proj)",
+            "rank_pattern": {"k_proj": 5, r"layers\.1\.mlp\.down_proj": 2},
+            "alpha_pattern": {"v_proj": 9},
+        },
+    ),
+    # Q, K and V fused; K is not trained, and its part of the array stays zero.
+    "gemma3": (
+        tiny.make_gemma3,
+        {"num_key_value_heads": 8, "num_hidden_layers": 2},
+        {
+            "target_modules": ["q_proj", "v_proj", "up_proj"],
+            "rank_pattern": {"v_proj": 2},
+            "alpha_pattern": {r"layers\.0\.self_attn\.q_proj": 3.5},
+        },
+    ),
+    "llama": (tiny.make_llama, {}, {"target_modules": ["down_proj", "k_proj"], "layers_to_transform": [1]}),
+}
+
+
+class Case:
+    """A base, an adapter that peft made and saved, the artifact that fits it, and the run of the import."""
+
+    def __init__(self, folder: Path, make: Any, sizes: dict[str, Any], fields: dict[str, Any]) -> None:
+        import peft
+
+        made = make(folder / "base", **sizes)
+        self.reference = lambda: type(made).from_pretrained(folder / "base", dtype="float32").eval()
+        self.base = BaseCheckpoint.open(folder / "base")
+        self.model = ModelSettings(
+            id=str(folder / "base"), family=self.base.family.name, dtype="float32", remat="none"
+        )
+        if "layers_to_transform" in fields:
+            fields = {**fields, "layers_pattern": "layers"}
+        config = peft.LoraConfig(r=4, lora_alpha=8, use_rslora=True, task_type="CAUSAL_LM", **fields)
+        self.wrapped = peft.get_peft_model(self.reference(), config)
+        randomise(self.wrapped)
+        self.adapter = folder / "adapter"
+        self.wrapped.save_pretrained(self.adapter)
+        names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+        targets = fields["target_modules"]
+        self.section = lora_section(
+            rank=4,
+            alpha=8.0,
+            rslora=True,
+            dropout=0.0,
+            targets=[name for name in names if name in targets],
+            layers=fields.get("layers_to_transform", "all"),
+            rank_pattern=fields.get("rank_pattern", {}),
+            alpha_pattern=fields.get("alpha_pattern", {}),
+        )
+        self.folder = folder
+        write_lock(folder / "artifact", self.base, self.section)
+        assert import_adapter(self.adapter, self.base, folder / "artifact", folder / "run") == 0
+        trained = load_trained(folder / "run", "latest", self.base)
+        assert isinstance(trained, TrainedAdapters) and trained.step == 0
+        self.trained = trained
+
+
+@pytest.fixture(scope="module", params=list(CASES))
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return Case(tmp_path_factory.mktemp(request.param), *CASES[request.param])
+
+
+def test_deltas_are_pefts_bit_for_bit(case: Case) -> None:
+    deltas = case.trained.deltas()
+    found = {}
+    for name, module in case.wrapped.named_modules():
+        if hasattr(module, "lora_A"):
+            delta = deltas.pop(name[name.index("layers.") :])
+            assert delta.scale == module.scaling["default"], name
+            found[f"{name}.lora_A.weight"], found[f"{name}.lora_B.weight"] = delta.a, delta.b
+    assert not deltas, "nothing else is trained"
+    assert_same(arrays_of(case.adapter), found)
+
+
+def test_exported_again_it_is_the_adapter_that_peft_saved(case: Case, tmp_path: Path) -> None:
+    import peft
+
+    deltas = case.trained.deltas()
+    write_adapter(tmp_path, case.base, case.model, case.trained)
+    original, again = arrays_of(case.adapter), arrays_of(tmp_path)
+    copies = {name: again.pop(name) for name in again.keys() - original.keys()}
+    assert_same(original, again)
+    pairs = keys_as_values(case.base, deltas)
+    named = [values for keys, values in pairs if same_scale(case.trained.settings, keys, values)]
+    assert len(copies) == 2 * len(named), "of keys that serve as values, for vLLM"
+    for name, array in copies.items():
+        np.testing.assert_array_equal(array, original[name.replace(".v_proj.", ".k_proj.")])
+    expected, found = (peft.LoraConfig.from_pretrained(folder) for folder in (case.adapter, tmp_path))
+    assert dataclasses.asdict(found) == dataclasses.asdict(expected)
+    for key, value in json.loads((tmp_path / CONFIG).read_text()).items():
+        original = json.loads((case.adapter / CONFIG).read_text())[key]
+        assert value == (
+            sorted(original) if key == "target_modules" and isinstance(value, list) else original
+        )
+
+
+def test_logits_and_merged_weights_are_pefts(case: Case) -> None:
+    import torch
+
+    from runtime.logits import logits, set_adapters, token_rows
+    from runtime.mesh import start
+    from runtime.model import build
+    from runtime.settings import MeshSettings
+
+    rows = token_rows(case.base.architecture.vocab_size, 8)
+    rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
+    mesh = start(MeshSettings("cpu", 8, {"fsdp": 4, "tp": 2}))
+    built = build(case.base, case.model, case.trained.settings, mesh)
+    set_adapters(built, case.trained, mesh)
+    found = logits(built, rows, mesh)
+    with torch.no_grad():
+        expected = np.concatenate(
+            [
+                case.wrapped.eval()(input_ids=torch.tensor(t[s > 0][None], dtype=torch.long))
+                .logits[0]
+                .numpy()
+                for t, s in zip(rows["tokens"], rows["segment_ids"], strict=True)
+            ]
+        )
+    assert np.abs(found - expected).max() <= LIMIT
+    assert (
+        merge.main(
+            case.folder,
+            case.model,
+            checkpoint="run",
+            output="merged",
+            dtype="float32",
+            adapter=False,
+            argv=[],
+        )
+        == 0
+    )
+    merged = BaseCheckpoint.open(case.folder / "merged")
+    import peft
+
+    state = peft.PeftModel.from_pretrained(case.reference(), case.adapter).merge_and_unload().state_dict()
+    changed = 0
+    for name in case.trained.changes(case.base):
+        np.testing.assert_allclose(merged.read(name), state[name].numpy(), rtol=0, atol=2e-6, err_msg=name)
+        changed += not np.array_equal(merged.read(name), case.base.read(name))
+    assert changed == len(case.trained.deltas())
+
+
+def test_training_goes_on_from_an_imported_adapter(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """train.py --resume: its first loss is peft's; the step that it saves is one as any other, and comes back
+    bit for bit when it is exported and imported."""
+    import sys
+    import warnings
+
+    import jax
+    import optax
+    import peft
+    import torch
+    import transformers
+
+    from runtime import train
+    from runtime.adapters import LoraSettings
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
+    from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, TrainSettings
+
+    base = BaseCheckpoint.open(place / "model")
+    targets = ["q_proj", "v_proj", "down_proj"]
+    reference = transformers.Gemma4ForConditionalGeneration.from_pretrained(place / "model", dtype="float32")
+    modules = TEXT + r"(self_attn\.[qv]_proj|mlp\.down_proj)"
+    wrapped = peft.get_peft_model(
+        reference.eval(), peft.LoraConfig(r=2, lora_alpha=4, target_modules=modules)
+    )
+    randomise(wrapped)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    write_lock(tmp_path / "artifact", base, lora_section(rank=2, alpha=4.0, dropout=0.0, targets=targets))
+    run = tmp_path / "work" / "checkpoints"
+    import_adapter(tmp_path / "adapter", base, tmp_path / "artifact", run)
+
+    model = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="float32", remat="none")
+    data = DataSettings(train=("train.jsonl",), max_length=48)
+    settings = TrainSettings(steps=2, global_batch_size=4, micro_batch_size=2, log_every=1, tensorboard=False)
+    paths = ("--model", str(place / "model"), "--data-dir", str(place), "--output", str(tmp_path / "work"))
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with warnings.catch_warnings():
+        status = train.run(
+            tmp_path / "artifact",
+            train.parse_arguments(tmp_path / "artifact", ["--resume", "--steps", "1", *paths]),
+            model=model,
+            mesh=MeshSettings(platform="cpu", devices=2, axes={"fsdp": 2, "tp": 1}),
+            lora=LoraSettings(rank=2, alpha=4.0, targets=tuple(targets)),
+            data=data,
+            train=settings,
+            checkpoint=CheckpointSettings(directory="checkpoints", every_steps=1, keep=2),
+            learning_rate=lambda steps: optax.linear_schedule(1e-2, 0.0, steps),
+            optimizer=lambda schedule: optax.adamw(schedule, weight_decay=0.01),
+        )
+    jax.config.update("jax_default_matmul_precision", None)
+    err = capsys.readouterr().err
+    assert status == 0, err
+    assert f"note: step 0 holds the adapter of {tmp_path / 'adapter'}: training begins with it" in err
+
+    tokenizer = load_tokenizer(place / "model", model, data, place)
+    batch = prepare(data, settings, 4, tokenizer, place, base.architecture.vocab_size).micro_batch(0)
+    total = 0.0
+    for tokens, segments, mask in zip(batch["tokens"], batch["segment_ids"], batch["loss_mask"], strict=True):
+        for segment in range(1, segments.max() + 1):
+            own = segments == segment
+            ids = torch.tensor(tokens[own].astype(np.int64))
+            with torch.no_grad():
+                chosen = torch.log_softmax(wrapped(input_ids=ids[None]).logits[0, :-1], -1)
+            total -= float((chosen.gather(-1, ids[1:, None])[:, 0] * torch.tensor(mask[own][1:])).sum())
+    (first,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert first["step"] == 1 and first["learning_rate"] == pytest.approx(1e-2)
+    assert first["loss"] == pytest.approx(total / float(batch["norm"]), abs=LIMIT)
+    found = resuming.find(str(run))
+    assert found.step == 1 and found.imported is None and found.data is not None
+    optimizer = restore_tree(str(run / "1" / "optimizer_state"))
+    assert {int(array) for path, array in optimizer.items() if path.endswith("count")} == {1}
+
+    trained = load_trained(run, "1", base)
+    assert isinstance(trained, TrainedAdapters)
+    (tmp_path / "again").mkdir()
+    write_adapter(tmp_path / "again", base, model, trained)
+    import_adapter(tmp_path / "again", base, tmp_path / "artifact", tmp_path / "back")
+    trees = [run / "1" / "model_params", tmp_path / "back" / "0" / "model_params"]
+    assert_same(*(restore_tree(str(tree)) for tree in trees))
+    names = [sorted(path.name for path in tree.iterdir()) for tree in trees]
+    assert names[0] == names[1], "also the files of the tree, and how they describe it"
+    keys = [json.loads((tree / "_METADATA").read_text()) for tree in trees]
+    for entry in (entry for one in keys for entry in one["tree_metadata"].values()):
+        del entry["value_metadata"]["write_shape"]  # of a device's part
+    assert keys[0] == keys[1]

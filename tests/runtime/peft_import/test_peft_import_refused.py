@@ -1,0 +1,338 @@
+"""Adapters that a run cannot begin with: refused with the way out, which works when it is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.errors import UserError
+from runtime.peft_config import PASSIVE, REFUSED
+from runtime.peft_import import import_adapter
+from runtime.trained import TrainedAdapters, load_trained
+from tests.runtime.peft_import.adapters import (
+    BUILD,
+    CONFIG,
+    WEIGHTS,
+    Small,
+    arrays_of,
+    rename,
+    set_config,
+    write_tensors,
+)
+from tests.runtime.runs import save_run, write_lock
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    **{
+        f"{key} set": (
+            set_config(**{key: value}),
+            f"ADAPTER/{CONFIG}: {key} is set: {REFUSED[key][0]}",
+            REFUSED[key][1],
+        )
+        for key, value in {
+            **dict.fromkeys(("use_dora", "lora_bias", "fan_in_fan_out", "use_qalora"), True),
+            "modules_to_save": ["lm_head"],
+            "trainable_token_indices": [1, 2],
+            "layer_replication": [[0, 2], [1, 2]],
+            "target_parameters": ["mlp.experts.gate_up_proj"],
+            "alora_invocation_tokens": [5],
+            **{
+                f"{name}_config" if name != "use_bdlora" else name: {"a": 1}
+                for name in ("megatron", "use_bdlora", "arrow", "kasa", "monteclora")
+            },
+        }.items()
+    },
+    "biases": (
+        set_config(bias="all"),
+        f'ADAPTER/{CONFIG}: bias is "all": biases of the base',
+        "merge_and_unload",
+    ),
+    "VeRA": (
+        set_config(peft_type="VERA"),
+        f'ADAPTER/{CONFIG}: peft_type is "VERA", not LORA',
+        "merge_and_unload",
+    ),
+    "AdaLoRA": (set_config(peft_type="ADALORA"), 'peft_type is "ADALORA", not LORA', "merge_and_unload"),
+    "no kind": (set_config(peft_type=None), "peft_type is null, not LORA", "LoRA adapters alone"),
+    "key of a later version": (
+        set_config(use_newlora=True),
+        f"ADAPTER/{CONFIG}: use_newlora is set, and is not among what peft 0.21 writes",
+        f"remove use_newlora from {CONFIG}",
+    ),
+    **{
+        init: (set_config(init_lora_weights=init), f'init_lora_weights is "{init}": {reason}', help)
+        for init, reason, help in (
+            ("pissa", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
+            (
+                "pissa_niter_16",
+                "it changed the base's weights too",
+                "path_initial_model_for_weight_conversion",
+            ),
+            ("olora", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
+            ("corda", "it changed the base's weights too", "path_initial_model_for_weight_conversion"),
+            ("lora_ga", "it changed the base's weights too", "merge_and_unload"),
+            ("loftq", "A and B make good what its own quantised base had lost", "merge_and_unload"),
+            ("mica", "B is frozen", "merge_and_unload"),
+            ("later", "it is not known whether", "merge_and_unload"),
+        )
+    },
+    "rank that is none": (set_config(r="8"), f'ADAPTER/{CONFIG}: r is "8", not a rank', "again"),
+    "alpha that is none": (
+        set_config(alpha_pattern={"q_proj": None}),
+        "alpha_pattern.q_proj is null",
+        "again",
+    ),
+    "configuration cut off": (
+        lambda folder: (folder / CONFIG).write_text("{"),
+        f"ADAPTER/{CONFIG}: not JSON",
+        "again",
+    ),
+    "no configuration": (
+        lambda folder: (folder / CONFIG).unlink(),
+        f"ADAPTER: no {CONFIG}",
+        "one of its checkpoint-N",
+    ),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), f"ADAPTER: no {WEIGHTS}", "again"),
+    "weights cut off": (
+        lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-8]),
+        f"ADAPTER/{WEIGHTS}: truncated",
+        "again",
+    ),
+    "pickled weights": (
+        lambda folder: (folder / WEIGHTS).rename(folder / "adapter_model.bin"),
+        "ADAPTER/adapter_model.bin: a pickle",
+        "save_pretrained writes safetensors",
+    ),
+    "rank of another save": (
+        set_config(r=6),
+        "A of layers.0.self_attn.q_proj has shape [3, 64]; adapter_config.json gives it rank 6",
+        "one adapter",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_what_cannot_be_carried_is_refused(small: Small, copy: Path, tmp_path: Path, kind: str) -> None:
+    change, message, help = BROKEN[kind]
+    change(copy)
+    first, second = small.fail(copy, tmp_path).split("\n")
+    assert message in first and help in second
+
+
+def put(name: str, *shape: int, dtype: Any = np.float32) -> Callable[[dict[str, np.ndarray]], Any]:
+    return lambda arrays: arrays.update({name: np.ones(shape, dtype)})
+
+
+def poison(arrays: dict[str, np.ndarray]) -> None:
+    arrays[f"{FIRST}.lora_A.weight"] = np.full((3, 64), np.nan, np.float32)
+
+
+FIRST = "base_model.model.model.layers.0.self_attn.q_proj"
+TENSORS: dict[str, tuple[Callable[[dict[str, np.ndarray]], Any], str, str]] = {
+    "embedding": (
+        put("base_model.model.model.embed_tokens.lora_embedding_A", 3, 509),
+        "embed_tokens.lora_embedding_A: an adapter on an embedding",
+        "merge_and_unload",
+    ),
+    "saved embedding": (
+        put("base_model.model.model.embed_tokens.weight", 509, 64),
+        "embed_tokens.weight: the base's own embedding",
+        "save_embedding_layers=False",
+    ),
+    "magnitude": (put(f"{FIRST}.lora_magnitude_vector", 64), "a magnitude of DoRA", "merge_and_unload"),
+    "bias": (put(f"{FIRST}.lora_B.bias", 64), "a bias of an adapter (lora_bias)", "merge_and_unload"),
+    "whole module": (
+        put("base_model.model.score.modules_to_save.weight", 2, 64),
+        "a module that was trained whole",
+        "merge_and_unload",
+    ),
+    "unknown name": (
+        put("model.q_proj", 2, 2),
+        "holds model.q_proj: not a name of A or B",
+        "save_pretrained",
+    ),
+    "vision tower": (
+        put("base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", 3, 64),
+        "model.vision_tower.encoder.layers.0.self_attn.q_proj carries an adapter, and is no part of",
+        "text decoder's projections alone",
+    ),
+    "output head": (
+        put("base_model.model.lm_head.lora_A.weight", 3, 64),
+        "lm_head carries an adapter, and is no part of a decoder layer",
+        "text decoder's projections alone",
+    ),
+    "other module of a layer": (
+        lambda arrays: [
+            put(f"base_model.model.model.layers.0.input_layernorm.lora_{which}.weight", *shape)(arrays)
+            for which, shape in (("A", (3, 64)), ("B", (64, 3)))
+        ],
+        "layers.0.input_layernorm carries an adapter, and is no projection that train.py trains",
+        "merge_and_unload",
+    ),
+    "layer that the base has not": (
+        lambda arrays: [
+            put(f"base_model.model.model.layers.2.self_attn.q_proj.lora_{which}.weight", *shape)(arrays)
+            for which, shape in (("A", (3, 64)), ("B", (128, 3)))
+        ],
+        "layers.2.self_attn.q_proj carries an adapter; the base has 2 layers",
+        "the adapter's own base with --model (some/gemma)",
+    ),
+    "twice": (
+        put(FIRST.replace(".model.layers", ".model.language_model.layers") + ".lora_A.weight", 3, 64),
+        "layers.0.self_attn.q_proj has more than one A",
+        "one adapter, by itself",
+    ),
+    "two adapters": (put(f"{FIRST}.lora_A.other.weight", 3, 64), "has more than one A", "one adapter"),
+    "no B": (
+        lambda arrays: arrays.pop(f"{FIRST}.lora_B.weight"),
+        "layers.0.self_attn.q_proj has no B",
+        "again",
+    ),
+    "nothing": (lambda arrays: arrays.clear(), "holds no adapter", "again"),
+    "shape": (
+        put(f"{FIRST}.lora_B.weight", 96, 3),
+        "B of layers.0.self_attn.q_proj has shape [96, 3]; the base's weight asks for [128, 3]",
+        "own base with --model (some/gemma)",
+    ),
+    "shards that were not gathered": (
+        put(f"{FIRST}.lora_A.weight", 0),
+        "A of layers.0.self_attn.q_proj has shape [0]; adapter_config.json gives it rank 3",
+        "gathered first",
+    ),
+    "element type": (
+        put(f"{FIRST}.lora_A.weight", 3, 64, dtype=np.float64),
+        "lora_A.weight has type F64",
+        "float32, bfloat16 or float16",
+    ),
+    "not finite": (
+        poison,
+        "layers.0.self_attn.q_proj holds values that are not finite",
+        "earlier checkpoint",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_tensors_that_do_not_fit_are_refused(small: Small, copy: Path, tmp_path: Path, kind: str) -> None:
+    change, message, help = TENSORS[kind]
+    arrays = arrays_of(copy)
+    change(arrays)
+    write_tensors(copy, arrays)
+    first, second = small.fail(copy, tmp_path).split("\n")
+    assert first.startswith(f"ADAPTER/{WEIGHTS}: ")
+    assert message in first and help in second
+
+
+RECIPES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "rank": (
+        {"rank": 4},
+        "does not fit the recipe: layers.0.self_attn.q_proj (and 7 more) has rank 3, in the recipe 4",
+        "lora.rank: 3, lora.rank_pattern: {}",
+    ),
+    "rank of some": (
+        {"rank_pattern": {"v_proj": 5}},
+        "layers.0.self_attn.v_proj (and 1 more) has rank 3, in the recipe 5",
+        "lora.rank: 3, lora.rank_pattern: {}",
+    ),
+    "alpha": (
+        {"alpha": 16.0},
+        "layers.0.self_attn.q_proj (and 7 more) has alpha 6, in the recipe 16",
+        "lora.alpha: 6, lora.alpha_pattern: {}",
+    ),
+    "scaling": ({"rslora": True}, "use_rslora is false, and lora.rslora true", "lora.rslora: false"),
+    "rank and alpha": (
+        {"rank": 6, "alpha": 12.0},
+        "has rank 3, in the recipe 6; layers.0.self_attn.q_proj (and 7 more) has alpha 6, in the recipe 12",
+        "lora.rank: 3, lora.rank_pattern: {}, lora.alpha: 6, lora.alpha_pattern: {}",
+    ),
+    "targets": (
+        {"targets": ["q_proj", "k_proj", "o_proj", "down_proj"]},
+        "the recipe trains layers.0.self_attn.o_proj, layers.1.self_attn.o_proj, which the adapter has not; "
+        "the adapter has layers.0.self_attn.v_proj, layers.1.self_attn.v_proj, which "
+        "the recipe does not train",
+        "lora.targets: [down_proj, k_proj, q_proj, v_proj], lora.layers: all",
+    ),
+    "layers": (
+        {"layers": [0]},
+        "the adapter has layers.1.mlp.down_proj, layers.1.self_attn.k_proj, layers.1.self_attn.q_proj and 1 "
+        "more, which the recipe does not train",
+        "lora.targets: [down_proj, k_proj, q_proj, v_proj], lora.layers: all",
+    ),
+    "shared A": (
+        {"kv": "shared"},
+        "layers.0.self_attn.k_proj and layers.0.self_attn.v_proj have different A, and lora.kv: shared has "
+        "one for both",
+        "lora.kv: independent",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RECIPES)
+def test_a_recipe_that_does_not_fit_is_told_how_it_would(small: Small, tmp_path: Path, kind: str) -> None:
+    changes, message, lines = RECIPES[kind]
+    first, second = small.fail(small.adapter, tmp_path, {**small.section, **changes}).split("\n")
+    assert message in first
+    assert second == BUILD.format(lines)
+
+
+def test_every_key_of_pefts_configuration_is_known() -> None:
+    """A key that peft adds is either of no consequence or refused; somebody has to say which."""
+    import peft
+
+    keys = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    assert keys == PASSIVE | REFUSED.keys()
+    assert not PASSIVE & REFUSED.keys()
+
+
+def test_other_targets_of_a_recipe_are_named_one_by_one(small: Small, copy: Path, tmp_path: Path) -> None:
+    """Where no list of names and layers means what the adapter has."""
+    arrays = arrays_of(copy)
+    write_tensors(copy, {name: array for name, array in arrays.items() if "layers.1.mlp" not in name})
+    _, lines = small.fail(copy, tmp_path).split("\n")
+    targets = lines[lines.index("[") + 1 : lines.index("]")].split(", ")
+    section = {**small.section, "targets": targets}
+    write_lock(tmp_path / "fits", small.base, section)
+    import_adapter(copy, small.base, tmp_path / "fits", tmp_path / "imported")
+
+
+@pytest.mark.parametrize(
+    ("key", "suggested"),
+    [
+        ("q_proj", {"q_proj": 5}),
+        # Of a layout that the recipe's patterns do not spell.
+        (
+            r"^language_model\.model\.layers\.\d\.self_attn\.q_proj",
+            {rf"layers\.{layer}\.self_attn\.q_proj": 5 for layer in (0, 1)},
+        ),
+    ],
+)
+def test_suggested_patterns_fit(
+    small: Small, tmp_path: Path, key: str, suggested: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    section = {**small.section, "rank_pattern": {"q_proj": 5}}
+    save_run(tmp_path / "run", small.base, section)
+    trained = load_trained(tmp_path / "run", "latest", small.base)
+    assert isinstance(trained, TrainedAdapters)
+    adapter = tmp_path / "adapter"
+    small.export(trained, adapter)
+    rename(".model.model.layers", ".model.language_model.model.layers")(adapter)
+    set_config(rank_pattern={key: 5})(adapter)
+    first, second = small.fail(adapter, tmp_path).split("\n")
+    assert "layers.0.self_attn.q_proj (and 1 more) has rank 5, in the recipe 3" in first
+    assert second == BUILD.format(f"lora.rank: 3, lora.rank_pattern: {json.dumps(suggested)}")
+    write_lock(tmp_path / "fits", small.base, {**small.section, "rank_pattern": suggested})
+    import_adapter(adapter, small.base, tmp_path / "fits", tmp_path / "imported")
+
+
+def test_a_recipe_without_lora_is_refused(small: Small, tmp_path: Path) -> None:
+    write_lock(tmp_path / "artifact", small.base, None)
+    with pytest.raises(UserError, match="trains all weights") as caught:
+        import_adapter(small.adapter, small.base, tmp_path / "artifact", tmp_path / "imported")
+    assert caught.value.help == BUILD.format("lora: {rank: 3, alpha: 6}")
+    with pytest.raises(UserError, match=r"recipe\.lock\.json: no such file"):
+        import_adapter(small.adapter, small.base, tmp_path / "nothing", tmp_path / "imported")

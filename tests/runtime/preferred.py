@@ -1,0 +1,90 @@
+"""Pairs of answers, as TRL's trainer of preferences and as our rows have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BETA, SMOOTHING = 0.3, 0.1
+PAIRS = [
+    {"prompt": "What does the baker do?", "chosen": " She bakes.", "rejected": " No one knows it at all."},
+    {"prompt": "Name a river.", "chosen": " The Seine flows through Paris.", "rejected": " Stone."},
+    {"prompt": "Add two and three", "chosen": ": five", "rejected": ": the answer is seven"},
+    {"prompt": "Rain?", "chosen": " It falls on the roof and sings.", "rejected": " Rain rain rain."},
+]
+
+
+def trainer_of(objective: str, model: Any, tokenizer: Any, folder: Path) -> Any:
+    """TRL's trainer of a model with PEFT's adapters on PAIRS, all in one batch.
+
+    Nothing but the first step's loss is asked of it.
+    """
+    from datasets import Dataset
+
+    arguments: dict[str, Any] = {
+        "output_dir": str(folder),
+        "beta": BETA,
+        "per_device_train_batch_size": len(PAIRS),
+        "report_to": "none",
+        "max_length": 64,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_dropout": True,
+    }
+    given = {"train_dataset": Dataset.from_list(PAIRS), "processing_class": tokenizer}
+    if objective == "dpo":
+        from trl import DPOConfig, DPOTrainer
+
+        return DPOTrainer(model, args=DPOConfig(**arguments, loss_type="sigmoid"), **given)
+    from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+    return ORPOTrainer(model, args=ORPOConfig(**arguments), **given)
+
+
+def interleaved(chosen: Mapping[str, Any], rejected: Mapping[str, Any], rows: int = 8) -> dict[str, Any]:
+    """TRL's halves of a batch as our rows, padded to `rows` of 64 tokens."""
+    out = {}
+    for name in ("tokens", "segment_ids", "loss_mask"):
+        whole = np.zeros((rows, 64), np.int32)
+        for start, half in ((0, chosen[name]), (1, rejected[name])):
+            for i, row in enumerate(half):
+                whole[2 * i + start, : len(row)] = row
+        out[name] = whole
+    out["positions"] = np.tile(np.arange(64, dtype=np.int32), (rows, 1))
+    out["loss_mask"] = out["loss_mask"].astype(bool)
+    out["norm"] = np.float32(len(PAIRS))
+    out["index"] = np.int32(0)
+    return out
+
+
+def collated(trainer: Any) -> tuple[Any, dict[str, Any]]:
+    """A batch of all pairs as TRL makes it, and as our rows."""
+    inputs = next(iter(trainer.get_train_dataloader()))
+    if "input_ids" in inputs:
+        halves = [
+            {"tokens": ids, "segment_ids": mask, "loss_mask": completion}
+            for ids, mask, completion in zip(
+                *(
+                    inputs[name].numpy().reshape(2, len(PAIRS), -1)
+                    for name in ("input_ids", "attention_mask", "completion_mask")
+                ),
+                strict=True,
+            )
+        ]
+    else:
+        halves = []
+        for kind in ("chosen", "rejected"):
+            ids = inputs[f"{kind}_input_ids"].numpy()
+            mask = inputs[f"{kind}_attention_mask"].numpy()
+            halves.append(
+                {
+                    "tokens": ids * mask,
+                    "segment_ids": mask,
+                    "loss_mask": inputs[f"{kind}_labels"].numpy() != -100,
+                }
+            )
+    return inputs, interleaved(*halves)

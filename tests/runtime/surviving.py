@@ -1,0 +1,38 @@
+"""Lives of a run that something happens to, and what they say of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.runtime.artifacts import script
+from tests.runtime.lives import Life, Lives
+
+SLOW = """
+import sys
+import time
+
+from runtime import trainer
+
+quick = trainer.Trainer._step
+
+
+def slow(self, *arguments):
+    time.sleep({seconds} if self._train_steps and "--resume" not in sys.argv else 0)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = slow
+"""
+"""Code of an artifact whose steps take their time, but for the first and those of a resumed run."""
+
+
+def error_of(life: Life, place: Path, output: str) -> list[str]:
+    """The lines of a life's one error, DIRECTORY standing for its checkpoints'."""
+    assert "Traceback" not in life.stderr, life.stderr
+    (start,) = [i for i, line in enumerate(life.stderr.splitlines()) if line.startswith("error: ")]
+    text = "\n".join(life.stderr.splitlines()[start:])
+    return text.replace(str(place / output / "checkpoints"), "DIRECTORY").splitlines()
+
+
+def begin(lives: Lives, place: Path, output: str, *options: str, artifact: str = "artifact") -> Life:
+    return lives.begin(*script(place, output, *options, artifact=artifact))

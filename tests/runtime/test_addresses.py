@@ -1,0 +1,85 @@
+"""Versions of Python that crash while they write to a bucket are refused before anything is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from runtime import addresses, merge
+from runtime.addresses import check_uploads
+from runtime.errors import UserError
+from runtime.export.record import MergeSettings
+from runtime.session import begin
+
+BUCKET = "gs://bucket/run"
+ANY = cast(Any, SimpleNamespace(output=Path("out")))
+"""What is not looked at before the addresses are."""
+
+
+@pytest.fixture
+def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the runtime take itself to run on another version of Python."""
+
+    def become(*version: int) -> None:
+        monkeypatch.setattr(addresses, "sys", SimpleNamespace(version_info=(*version, "final", 0)))
+
+    return become
+
+
+@pytest.mark.parametrize("version", [(3, 12, 0), (3, 12, 1)])
+@pytest.mark.parametrize("address", [BUCKET, "gcs://bucket/run"])
+def test_a_python_that_crashes_is_refused(
+    version: tuple[int, ...], address: str, python: Callable[..., None]
+) -> None:
+    python(*version)
+    with pytest.raises(UserError) as caught:
+        check_uploads("run", None, address)
+    number = ".".join(map(str, version))
+    assert caught.value.message == f"{address}: Python {number} crashes while gcsfs writes to a bucket"
+    assert caught.value.help == "run it with Python 3.12.2 or newer, or with 3.11"
+
+
+@pytest.mark.parametrize("version", [(3, 11, 0), (3, 11, 9), (3, 12, 2), (3, 12, 10), (3, 13, 0)])
+def test_other_versions_write_to_buckets(version: tuple[int, ...], python: Callable[..., None]) -> None:
+    python(*version)
+    check_uploads(BUCKET)
+
+
+def test_what_gcsfs_does_not_write_passes(python: Callable[..., None]) -> None:
+    python(3, 12, 1)
+    check_uploads("run", Path("run"), "s3://bucket/run", "gs", None)
+
+
+def training(directory: str, cache: str | None) -> None:
+    begin(Path("artifact"), ANY, directory, ANY, cache, ANY)
+
+
+def merging(*argv: str) -> None:
+    arguments = merge.parse_arguments(Path("artifact"), argv)
+    if arguments.import_adapter:
+        merge.import_peft(arguments, ANY, Path("artifact"), "checkpoints")
+    else:
+        merge.run(arguments, ANY, "checkpoints", "merged", MergeSettings("bfloat16", "5GB"), True)
+
+
+@pytest.mark.parametrize(
+    ("work", "named"),
+    [
+        pytest.param(lambda: training(BUCKET, None), BUCKET, id="checkpoints"),
+        pytest.param(lambda: training("/run", "gs://bucket/cache"), "gs://bucket/cache", id="cache"),
+        pytest.param(lambda: merging("--output", BUCKET), f"{BUCKET}/merged", id="merged"),
+        pytest.param(lambda: merging("--checkpoint", BUCKET), BUCKET, id="trained"),
+        pytest.param(lambda: merging("--import-adapter", "a", "--checkpoint", BUCKET), BUCKET, id="imported"),
+    ],
+)
+def test_scripts_refuse_it_first(
+    work: Callable[[], None], named: str, python: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    python(3, 12, 1)
+    with pytest.raises(UserError, match=f"^{named}: Python 3.12.1 crashes"):
+        work()

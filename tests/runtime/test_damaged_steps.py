@@ -1,0 +1,210 @@
+"""Checkpoints that a disk damaged: noticed, set aside, and passed over for the one before them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.artifacts import (
+    STEPS,
+    assert_equal,
+    entries,
+    steps,
+    train,
+)
+from tests.runtime.lives import Lives
+from tests.runtime.surviving import error_of
+
+
+def flip(path: Path, place: int) -> None:
+    """Flips one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+
+
+def data_file(step: Path, item: str = "model_params") -> Path:
+    """The largest file of arrays of a step."""
+    return max((step / item).rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def truncate(step: Path) -> None:
+    path = data_file(step)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def drop_line(step: Path) -> None:
+    sums = step / "model_params" / "SHA256SUMS"
+    sums.write_text("".join(sums.read_text().splitlines(keepends=True)[1:]))
+
+
+def change_data_state(step: Path) -> None:
+    path = step / "_CHECKPOINT_METADATA"
+    path.write_text(path.read_text().replace('"rows": 80', '"rows": 88'))
+
+
+def empty(step: Path) -> None:
+    shutil.rmtree(step)
+    step.mkdir()
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "flipped bit": (
+        lambda step: flip(data_file(step), 1000),
+        "the content of model_params/FILE is not what was saved",
+    ),
+    "flipped bit of the optimizer": (
+        lambda step: flip(data_file(step, "optimizer_state"), 1000),
+        "the content of optimizer_state/FILE is not what was saved",
+    ),
+    "truncated file": (truncate, "the content of model_params/FILE is not what was saved"),
+    "missing file": (lambda step: data_file(step).unlink(), "model_params/FILE is missing"),
+    "missing manifest of the arrays": (
+        lambda step: (step / "model_params" / "manifest.ocdbt").unlink(),
+        "model_params/manifest.ocdbt is missing",
+    ),
+    "missing tree": (lambda step: shutil.rmtree(step / "optimizer_state"), "optimizer_state is missing"),
+    "empty folder": (empty, "its folder is empty"),
+    "missing metadata": (
+        lambda step: (step / "_CHECKPOINT_METADATA").unlink(),
+        "_CHECKPOINT_METADATA is missing",
+    ),
+    "metadata cut off": (
+        lambda step: (step / "_CHECKPOINT_METADATA").write_text("{"),
+        "_CHECKPOINT_METADATA is damaged",
+    ),
+    "state of the data changed": (change_data_state, "_CHECKPOINT_METADATA is damaged"),
+    "missing checksums": (
+        lambda step: (step / "model_params" / "SHA256SUMS").unlink(),
+        "model_params/SHA256SUMS is missing",
+    ),
+    "checksums cut off": (drop_line, "model_params/SHA256SUMS does not list _METADATA"),
+    "file that nobody saved": (
+        lambda step: (step / "model_params" / "d" / "more").write_text("x"),
+        "model_params/SHA256SUMS does not list d/more",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_step_is_passed_over_for_the_one_before(
+    place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path, kind: str
+) -> None:
+    from runtime import resuming
+
+    directory = tmp_path / "checkpoints"
+    shutil.copytree(place / "whole" / "checkpoints", directory)
+    assert resuming.find(str(directory)).step == 10
+    file = str(data_file(directory / "10").relative_to(directory / "10" / "model_params"))
+    other = str(data_file(directory / "10", "optimizer_state").relative_to(directory / "10/optimizer_state"))
+    change, reason = DAMAGE[kind]
+    change(directory / "10")
+    found = resuming.find(str(directory))
+    assert found.step == 8 and found.data is not None and found.data["rows"] == 64
+    ((step, why),) = found.damaged
+    assert (step, why.replace(file, "FILE").replace(other, "FILE")) == (10, reason)
+
+
+def test_any_flipped_bit_is_noticed(
+    place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    """Orbax restores most of these without a word."""
+    from runtime import resuming
+
+    step = tmp_path / "checkpoints" / "10"
+    shutil.copytree(place / "whole" / "checkpoints" / "10", step)
+    choose, noticed = random.Random(1), 0
+    for item in ("model_params", "optimizer_state"):
+        for path in sorted((step / item).rglob("*")):
+            if path.is_file() and path.name != "commit_success.txt" and path.stat().st_size:
+                before = path.read_bytes()
+                flip(path, choose.randrange(len(before)))
+                assert resuming.examine(resuming.epath.Path(step))[0] is not None, path
+                path.write_bytes(before)
+                noticed += 1
+    assert noticed > 15
+    assert resuming.examine(resuming.epath.Path(step))[0] is None
+
+
+def test_resuming_passes_over_a_damaged_step_and_keeps_it(
+    place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
+) -> None:
+    """It is renamed; training goes on from the one before it, and comes to what it came to before."""
+    folder = place / "damaged" / "checkpoints"
+    shutil.copytree(place / "whole" / "checkpoints", folder)
+    (folder / "corrupt-10").mkdir()
+    file = data_file(folder / "10")
+    flip(file, 1000)
+    kept = file.read_bytes()
+    life = train(lives, place, "damaged", "--resume")
+    assert life.status == 0, life.stderr
+    inside = file.relative_to(folder / "10")
+    assert (
+        f"note: the checkpoint of step 10 is damaged (the content of {inside} is not what was saved); "
+        "it is now corrupt-10-2, and training continues from step 8\n"
+    ) in life.stderr
+    assert "continuing after step 8 of 10" in life.stderr
+    assert (folder / "corrupt-10-2" / inside).read_bytes() == kept
+    assert steps(folder) == [8, 10]
+    assert_equal(place, "whole", "damaged", STEPS)
+    assert entries(folder) == entries(place / "whole" / "checkpoints")
+
+
+def test_a_run_without_a_whole_step_is_refused_with_each_damage(
+    place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
+) -> None:
+    folder = place / "ruined" / "checkpoints"
+    shutil.copytree(place / "whole" / "checkpoints", folder)
+    for step in (8, 10):
+        empty(folder / str(step))
+    life = train(lives, place, "ruined", "--resume")
+    assert life.status == 1
+    assert error_of(life, place, "ruined") == [
+        "error: DIRECTORY: none of its checkpoints is whole: step 10: its folder is empty; "
+        "step 8: its folder is empty",
+        "  = help: bring one back from a copy, or begin again without --resume in another --output",
+    ]
+    assert steps(folder) == [8, 10], "nothing is renamed when nothing can be continued"
+    refused = train(lives, place, "ruined")
+    assert refused.status == 1
+    assert "already holds checkpoints, the newest of step 10" in refused.stderr
+
+
+def test_merging_a_damaged_step_names_the_one_before(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from etils import epath
+
+    from runtime import manifest
+    from runtime.checkpoint import BaseCheckpoint
+    from runtime.errors import UserError
+    from runtime.trained import load_trained
+    from tests.runtime import runs
+
+    base = BaseCheckpoint.open(place / "model")
+    runs.save_run(tmp_path, base, runs.lora_section(), steps=(2, 4, 6))
+    for step in (2, 4, 6):
+        manifest.write(epath.Path(tmp_path) / str(step) / "model_params")
+    assert load_trained(tmp_path, "latest", base).step == 6
+    file = data_file(tmp_path / "6")
+    flip(file, 1000)
+    empty(tmp_path / "4")
+    with pytest.raises(UserError) as caught:
+        load_trained(tmp_path, "latest", base)
+    inside = file.relative_to(tmp_path / "6")
+    assert str(caught.value) == (
+        f"{tmp_path}: the checkpoint of step 6 is damaged (the content of {inside} is not what was saved)"
+    )
+    assert caught.value.help == "--step 2 is the newest whole one before it"
+    assert load_trained(tmp_path, "2", base).step == 2
+    empty(tmp_path / "6")
+    assert load_trained(tmp_path, "latest", base).step == 2
+    assert capsys.readouterr().err == "".join(
+        f"note: {tmp_path}/{step} holds no checkpoint; step 2 is taken\n" for step in (4, 6)
+    )

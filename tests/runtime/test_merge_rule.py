@@ -1,0 +1,152 @@
+"""The merge rule by itself: what A and B add to which tensor, and which modules peft is told of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.adapters import Adapter, LoraSettings, build_adapters
+from runtime.export import arithmetic
+from runtime.export.arithmetic import changed_blocks
+from runtime.families import family_of
+from runtime.peft_export import select_modules
+from runtime.trained import Delta
+from tests import tiny
+from tests.runtime.runs import ALL, random_arrays
+
+
+def architecture(kind: str) -> tuple[Any, Any]:
+    """A family and an architecture whose sizes are all different where a mistake could hide."""
+    gemma3 = {
+        "model_type": "gemma3_text",
+        "vocab_size": 11,
+        "hidden_size": 10,
+        "intermediate_size": 14,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "query_pre_attn_scalar": 4,
+    }
+    configs = {
+        "gemma4": {
+            "model_type": "gemma4_text",
+            **tiny.gemma4_text(hidden_size=10, intermediate_size=14, head_dim=4),
+        },
+        "gemma3": gemma3,
+        "gemma3-fused": {**gemma3, "num_attention_heads": 3, "num_key_value_heads": 3},
+    }
+    family = family_of(configs[kind])
+    return family, family.architecture(configs[kind])
+
+
+def hand_written(adapter: Adapter, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    """[out, in] deltas, unscaled, written out for each kind of Tunix weight on its own."""
+    kind = adapter.site.weight.split(".")[-2]
+    layer = f"layers.{adapter.site.layer}"
+    if kind in ("q_einsum", "k_einsum"):
+        product = np.einsum("dr,rnh->nhd", a, b)
+        return {f"{layer}.self_attn.{kind[0]}_proj": product.reshape(-1, a.shape[0])}
+    if kind in ("kv_einsum", "qkv_einsum"):
+        product = np.einsum("dr,rsnh->snhd", a, b)
+        letters = kind.removesuffix("_einsum")
+        return {
+            f"{layer}.self_attn.{letter}_proj": product[slot].reshape(-1, a.shape[0])
+            for slot, letter in enumerate(letters)
+        }
+    if kind == "attn_vec_einsum":
+        product = np.einsum("nhr,rd->dnh", a, b)
+        return {f"{layer}.self_attn.o_proj": product.reshape(b.shape[1], -1)}
+    assert kind in ("gate_proj", "up_proj", "down_proj")
+    return {f"{layer}.mlp.{kind}": np.einsum("ir,ro->oi", a, b)}
+
+
+@pytest.mark.parametrize("kv", ["independent", "shared"])
+@pytest.mark.parametrize(
+    "targets", [ALL, ("k_proj",), ("v_proj",), ("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj")]
+)
+@pytest.mark.parametrize("kind", ["gemma4", "gemma3", "gemma3-fused"])
+def test_deltas_are_those_of_the_fused_arrays(kind: str, targets: tuple[str, ...], kv: str) -> None:
+    family, arch = architecture(kind)
+    lora = LoraSettings(rank=3, alpha=5.0, targets=targets, kv=kv)
+    adapters = build_adapters(family, arch, lora)
+    arrays = random_arrays(adapters)
+    shapes = {
+        source.name.removesuffix(".weight"): source.shape
+        for parameter in family.parameters(arch)
+        for source in parameter.sources
+    }
+    seen = set()
+    for adapter in adapters:
+        a, b = arrays[adapter.a_path], arrays[adapter.b_path]
+        expected = hand_written(adapter, a, b)
+        split = adapter.split(a, b)
+        assert set(split) == {name for name in expected if name.rpartition(".")[2] in targets}, (
+            "the trained projections and no other"
+        )
+        for name, (low, high) in split.items():
+            assert (low.shape[0], high.shape[1]) == (3, 3)
+            assert (high.shape[0], low.shape[1]) == shapes[name]
+            np.testing.assert_allclose(high @ low, expected[name], rtol=1e-5, atol=1e-6)
+            seen.add(name)
+        for name in expected.keys() - split.keys():
+            assert not expected[name].any(), f"{name} is not trained"
+    assert seen == {name for name in shapes if name.rpartition(".")[2] in targets}
+
+
+def test_the_merge_rule_adds_scaled_ba_and_rounds_once_in_any_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ml_dtypes
+
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((4, 50)), random.standard_normal((7, 4))
+    weight = random.standard_normal((7, 50)).astype(ml_dtypes.bfloat16)
+    delta = Delta(a.astype(np.float32), b.astype(np.float32), 0.5)
+    exact = weight.astype(np.float64) + 0.5 * (b @ a)
+    for elements in (1, 100, 1 << 20):
+        monkeypatch.setattr(arithmetic, "BLOCK_ELEMENTS", elements)
+        wide = np.concatenate(list(changed_blocks(weight, delta, np.dtype("float32"))))
+        narrow = np.concatenate(list(changed_blocks(weight, delta, weight.dtype)))
+        np.testing.assert_allclose(wide, exact, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(narrow, wide.astype(ml_dtypes.bfloat16))
+
+
+TEXT = {f"model.layers.{i}.self_attn.{n}_proj" for i in range(12) for n in "qkvo"}
+VISION = {f"vision.layers.{i}.self_attn.{n}_proj" for i in range(2) for n in "qkvo"}
+
+
+@pytest.mark.parametrize(
+    "chosen, modules, targets, layers",
+    [
+        (TEXT, TEXT, ["k_proj", "o_proj", "q_proj", "v_proj"], None),
+        (
+            {m for m in TEXT if m.split(".")[2] in ("1", "11") and m.endswith("q_proj")},
+            TEXT,
+            ["q_proj"],
+            [1, 11],
+        ),
+        (
+            {m for m in TEXT if m.endswith(("k_proj", "v_proj"))},
+            TEXT | VISION,
+            r"model\.layers\.\d+\.(self_attn\.k_proj|self_attn\.v_proj)",
+            None,
+        ),
+        (
+            {"model.layers.1.self_attn.q_proj", "model.layers.10.self_attn.q_proj"},
+            TEXT | VISION,
+            r"model\.layers\.(1|10)\.self_attn\.q_proj",
+            None,
+        ),
+        (
+            {"model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.k_proj"},
+            TEXT,
+            r"model\.layers\.(0\.self_attn\.q_proj|1\.self_attn\.k_proj)",
+            None,
+        ),
+    ],
+)
+def test_peft_targets_mean_the_trained_modules_alone(
+    chosen: set[str], modules: set[str], targets: object, layers: object
+) -> None:
+    assert select_modules(chosen, modules, "model.") == (targets, layers)

@@ -1,0 +1,53 @@
+"""Models in transformers: one of multimodal names, and the logits of any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests import tiny
+
+
+def make_gemma3_multimodal(directory: Path) -> Any:
+    """Gemma 3 in the layout of google/gemma-3-4b-it (language_model.model.*), in float32."""
+    import torch
+    import transformers
+
+    text = {
+        "vocab_size": tiny.VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 8,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+    }
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        **{f"{name}_index": 508 - i for i, name in enumerate(("image_token", "boi_token", "eoi_token"))},
+    )
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).float().eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def torch_logits(model: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
+    """Logits of all tokens but the padding, row by row, so that nothing is padded."""
+    import torch
+
+    out = []
+    with torch.no_grad():
+        for tokens, segments in zip(rows["tokens"], rows["segment_ids"], strict=True):
+            ids = torch.tensor(tokens[segments > 0][None], dtype=torch.long)
+            out.append(model.eval()(input_ids=ids).logits[0].float().numpy())
+    return np.concatenate(out)

@@ -1,0 +1,279 @@
+"""A checkpoint from a stranger: its files are data, and what they claim is held against what they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from runtime import trained
+from runtime.adapters import Adapter, lora_settings, parse_layers
+from runtime.backends.model import load_model
+from runtime.checkpoint import CONFIG, INDEX, SINGLE, BaseCheckpoint
+from runtime.checkpoint_files import LocalFiles
+from runtime.data.tokenizer import load_tokenizer
+from runtime.errors import UserError
+from runtime.families import FAMILIES
+from runtime.peft_import import open_adapter
+from runtime.safetensors_reader import read_header
+from runtime.settings import DataSettings, ModelSettings
+from runtime.trace import read_trace
+from runtime.trained import recorded_lora
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 16,
+    "head_dim": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e4,
+}
+ENTRY: dict[str, Any] = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+def header(fields: Any, data: bytes = b"1234", length: int | None = None, raw: bytes | None = None) -> bytes:
+    """A safetensors file, whatever its header says."""
+    body = json.dumps(fields).encode() if raw is None else raw
+    return struct.pack("<Q", len(body) if length is None else length) + body + data
+
+
+HEADERS = {
+    "longer than the file": header({"a": ENTRY}, length=1 << 40),
+    "longer than any": header({"a": ENTRY}, length=(1 << 64) - 1),
+    "nested without end": header(None, raw=b'{"a":' + b"[" * 100_000),
+    "no mapping": header([1]),
+    "an entry that is none": header({"a": 1}),
+    "a negative shape": header({"a": ENTRY | {"shape": [-1, -1]}}),
+    "a shape of fractions": header({"a": ENTRY | {"shape": [1.0]}}),
+    "a shape of truth values": header({"a": ENTRY | {"shape": [True]}}),
+    "a shape in words": header({"a": ENTRY | {"shape": "1"}}),
+    "a shape of very many axes": header({"a": ENTRY | {"shape": [1] * 10_000}}),
+    "a shape of 10**30": header({"a": ENTRY | {"shape": [10**30]}}),
+    "a shape of all the memory": header({"a": ENTRY | {"shape": [1 << 40], "data_offsets": [0, 1 << 42]}}),
+    "a type that is none": header({"a": ENTRY | {"dtype": ["F32"]}}),
+    "places that overlap": header({"a": ENTRY, "b": ENTRY}),
+    "a place before the data": header({"a": ENTRY | {"data_offsets": [-4, 0]}}),
+    "a place behind the file": header({"a": ENTRY | {"data_offsets": [4, 8]}}),
+    "a place of fractions": header({"a": ENTRY | {"data_offsets": [0, 4.0]}}),
+    "three places": header({"a": ENTRY | {"data_offsets": [0, 4, 8]}}),
+    "metadata that are a list": header({"a": ENTRY, "__metadata__": [1]}),
+    "a pickle": b"\x80\x04cos\nsystem\n",
+}
+
+
+@pytest.mark.parametrize("kind", HEADERS)
+def test_a_header_that_lies_is_a_sentence(kind: str, tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(HEADERS[kind])
+    with pytest.raises(UserError):
+        read_header(LocalFiles(tmp_path), SINGLE)
+
+
+def test_a_header_that_does_not_is_read(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(header({"a": ENTRY, "__metadata__": {"format": "pt"}}))
+    assert read_header(LocalFiles(tmp_path), SINGLE).tensors["a"].shape == (1,)
+
+
+CONFIGS: dict[str, Any] = {
+    "10**12 layers": {"num_hidden_layers": 10**12},
+    "layers in words": {"num_hidden_layers": "1"},
+    "heads in words": {"num_attention_heads": "2"},
+    "no layers": {"num_hidden_layers": -1},
+    "sizes of fractions": {"hidden_size": 8.5},
+    "a type that is a list": {"model_type": []},
+    "a text config that is a list": {"model_type": "gemma3", "text_config": [1]},
+    "rope in words": {"rope_scaling": "much"},
+    "layer types in words": {"layer_types": 7, "model_type": "qwen3"},
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_config_of_other_types_is_a_sentence(kind: str, tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_text(json.dumps(TINY | CONFIGS[kind]))
+    (tmp_path / SINGLE).write_bytes(header({"a": ENTRY}))
+    with pytest.raises(UserError):
+        BaseCheckpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"{" + b" " * (1 << 27), b"\x80\x04cos\nsystem\n"])
+def test_a_config_that_is_none_is_a_sentence(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / CONFIG).write_bytes(content)
+    with pytest.raises(UserError):
+        BaseCheckpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "file", ["../private", "/etc/passwd", "a/b.safetensors", "..", 7, None, "pickle.bin"]
+)
+def test_an_index_names_files_of_its_folder_alone(file: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "private").write_bytes(header({"a": ENTRY}))
+    (folder / CONFIG).write_text(json.dumps(TINY))
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(UserError):
+        BaseCheckpoint.open(folder)
+
+
+def test_a_pickle_is_never_read(tmp_path: Path) -> None:
+    """It would run as soon as it is unpickled."""
+    (tmp_path / CONFIG).write_text(json.dumps(TINY))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch CANARY'\ntR.")
+    with pytest.raises(UserError, match="another format"):
+        BaseCheckpoint.open(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch CANARY'\ntR.")
+    with pytest.raises(UserError, match="a pickle, which runs what code it likes"):
+        open_adapter(tmp_path)
+
+
+def test_no_file_of_numpys_is_unpickled(tmp_path: Path) -> None:
+    import numpy as np
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "CANARY",)
+
+    with (tmp_path / "trace.npz").open("wb") as file:
+        np.savez(file, head=np.array([Evil()], dtype=object))
+    with pytest.raises(UserError):
+        read_trace(tmp_path / "trace.npz")
+    assert not (tmp_path / "CANARY").exists()
+
+
+def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a tokenizer's nor a model's, and nobody is asked whether it may."""
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("somebody is asked"))
+    canary = tmp_path / "CANARY"
+    (model := tmp_path / "model").mkdir()
+    (model / "strange.py").write_text(f"open({str(canary)!r}, 'w')\n")
+    auto = {
+        "AutoConfig": "strange.C",
+        "AutoModelForCausalLM": "strange.M",
+        "AutoTokenizer": ["strange.T", None],
+    }
+    (model / CONFIG).write_text(json.dumps(TINY | {"model_type": "strange", "auto_map": auto}))
+    (model / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto, "tokenizer_class": "T"}))
+    settings = ModelSettings(id="strange", family="llama3")
+    with pytest.raises(UserError):
+        load_tokenizer(model, settings, DataSettings(train=("train.jsonl",), max_length=8))
+    checkpoint = cast(BaseCheckpoint, SimpleNamespace(directory=model, name="strange"))
+    with pytest.raises(UserError):
+        load_model(checkpoint, settings, meta=True, attention="eager")
+    with pytest.raises(UserError):
+        load_model(checkpoint, settings, attention="eager")
+    assert not canary.exists()
+
+
+def test_nothing_is_taken_along_by_a_link(tmp_path: Path) -> None:
+    """What lies beside the weights is copied beside the merged ones; the hub's cache is made of links."""
+    (tmp_path / "private").write_text("a password")
+    hub = tmp_path / "hub" / "models--a--b"
+    folder = hub / "snapshots" / "0123"
+    folder.mkdir(parents=True)
+    (hub / "blobs").mkdir()
+    (hub / "blobs" / "1").write_text(json.dumps(TINY))
+    (folder / CONFIG).symlink_to("../../blobs/1")
+    name = "model.embed_tokens.weight"
+    (folder / SINGLE).write_bytes(header({name: ENTRY}))
+    assert CONFIG in BaseCheckpoint.open(folder).side_files
+    (folder / "LICENSE").symlink_to("../../../../private")
+    with pytest.raises(UserError, match=r"is a link to .*, which is no part of the checkpoint"):
+        BaseCheckpoint.open(folder)
+
+
+def layout(section: dict[str, Any]) -> list[Adapter]:
+    """The adapters that a record's lora section promises."""
+    settings = recorded_lora({"recipe": {"lora": section}}, base())
+    assert settings is not None
+    return trained._recorded_adapters(base(), settings)
+
+
+RECORDED = {
+    "layers": "all",
+    "rank": 8,
+    "alpha": 8.0,
+    "targets": ["q_proj"],
+    "dropout": 0.0,
+    "init": "peft",
+    "dtype": "float32",
+    "kv": "independent",
+}
+
+
+def base() -> BaseCheckpoint:
+    family = FAMILIES["llama3"]
+    return cast(
+        BaseCheckpoint, SimpleNamespace(family=family, architecture=family.architecture(TINY), name="base")
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        *(
+            {"layers": layers}
+            for layers in ("0-99999999999999", f"{'9' * 4000}", {}, None, ["a"], "__import__('os')")
+        ),
+        *({"rank": rank} for rank in ("8", None, [8])),
+        *({"targets": targets} for targets in (7, [7], [["q_proj"]], ["("])),
+        *({"rank_pattern": pattern} for pattern in (7, [[1, 2, 3]], {"q_proj": "8"})),
+    ],
+)
+def test_a_record_is_data_and_may_hold_anything(changed: dict[str, Any]) -> None:
+    """A range of layers is not made before it is refused, either."""
+    with suppress(UserError):
+        assert layout(RECORDED | changed) == []
+
+
+def test_a_whole_record_is_read() -> None:
+    assert [adapter.a_shape[-1] for adapter in layout(RECORDED)] == [8]
+
+
+def test_an_expression_of_a_record_that_tries_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained, "MATCH_SECONDS", 0.5)
+    settings = lora_settings(RECORDED | {"targets": ["([a-z0-9_.]+)+!"]}, 1)
+    started = time.monotonic()
+    with pytest.raises(UserError, match="have not been matched within"):
+        trained._recorded_adapters(base(), settings)
+    assert time.monotonic() - started < 20
+
+
+def test_a_range_of_layers_is_cut_before_it_is_made() -> None:
+    with pytest.raises(ValueError, match=re.escape("layer 2 is not one of the model's 2 (0 to 1)")):
+        parse_layers("0-99999999999999", 2)
+
+
+def tree(path: Path, arrays: dict[str, Any]) -> None:
+    """An Orbax tree."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        checkpointer.save(path, args=ocp.args.PyTreeSave(jax.tree.map(lambda array: array, arrays)))
+
+
+def test_a_shape_is_judged_before_its_array_is_made(tmp_path: Path) -> None:
+    import numpy as np
+
+    tree(tmp_path / "tree", {"a": np.zeros((2, 3), np.float32)})
+    asked: list[Any] = []
+
+    def refuse(shapes: Any) -> None:
+        asked.append(dict(shapes))
+        raise UserError("too large")
+
+    with pytest.raises(UserError, match="too large"):
+        trained.restore_tree(str(tmp_path / "tree"), cast(Callable[..., None], refuse))
+    assert asked == [{"a": (2, 3)}]

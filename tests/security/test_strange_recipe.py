@@ -1,0 +1,226 @@
+"""A recipe from a stranger: what it names is neither read nor run beyond what docs/security.md says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler import cli_base
+from compiler.cli import app
+from compiler.errors import ArtifactError
+from spec.document import MOST_FAULTS
+from spec.load import MOST_EXTENDED, load
+
+RECIPE = """\
+recipe: 1
+name: example
+model: {id: meta-llama/Llama-3.2-1B-Instruct}
+mesh: {accelerator: v5e-8, axes: {fsdp: 8}}
+lora: {rank: 8}
+data: {train: [train.jsonl]}
+train: {steps: 10}
+"""
+
+ROW = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+
+SECRET = "the-neighbours-password"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a recipe, beside what it has no business with; nothing of that changes."""
+    (folder := tmp_path / "work").mkdir()
+    (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "train.jsonl").write_text(ROW)
+    (private := tmp_path / "private").mkdir()
+    (private / "host.sh").write_text(SECRET)
+    (private / "settings.yaml").write_text(f"{SECRET}: [\n")
+    monkeypatch.chdir(folder)
+    yield folder
+    assert sorted(path.name for path in private.iterdir()) == ["host.sh", "settings.yaml"]
+    assert (private / "host.sh").read_text() == SECRET
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command came to, and all that it printed."""
+
+    status: int
+    text: str
+
+
+def recipe(*arguments: str) -> Said:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, ArtifactError | SystemExit):
+        raise result.exception
+    return Said(result.exit_code, f"{result.output}{result.stderr}{result.exception or ''}")
+
+
+@pytest.mark.parametrize("name", ["../private/host.sh", ".hidden/base.yaml", "base.yaml", "/etc/passwd"])
+def test_no_line_of_another_file_is_shown(name: str, place: Path) -> None:
+    """Nor of one that a link of a harmless name leads to."""
+    (place / ".hidden").mkdir()
+    (place / ".hidden/base.yaml").write_text(f"{SECRET}: [\n")
+    (place / "base.yaml").symlink_to("../private/host.sh")
+    (place / "recipe.yaml").write_text(f"extends: {name}\n{RECIPE}")
+    for command in ("check", "explain", "build"):
+        found = recipe(command, "recipe.yaml")
+        assert found.status == 1 and "E0020" in found.text
+        assert SECRET not in found.text and "root:" not in found.text
+
+
+def test_a_chain_of_files_has_an_end(place: Path) -> None:
+    for number in range(MOST_EXTENDED + 2):
+        (place / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
+    (place / "recipe.yaml").write_text(f"extends: 0.yaml\n{RECIPE}")
+    assert "E0022" in recipe("check", "recipe.yaml").text
+
+
+def test_faults_without_end_are_cut_off(place: Path) -> None:
+    """Each keeps its line, which is the whole file here: all of them would take hours."""
+    (place / "recipe.yaml").write_text(f"name: [{'&a 1,' * 10_000}]\n")
+    started = time.process_time()
+    assert len(load(place / "recipe.yaml").diagnostics) == MOST_FAULTS + 1
+    assert time.process_time() - started < 30
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['lora: {targets: ["([a-z0-9_.]+)+!"]}', 'sharding: {rules: [{match: "([a-z0-9_.]+)+!", spec: [null]}]}'],
+)
+def test_an_expression_that_tries_for_ever_is_a_diagnostic(
+    line: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_base, "CHECK_SECONDS", 1.0)
+    (place / "recipe.yaml").write_text(RECIPE.replace("lora: {rank: 8}", line))
+    for arguments in (
+        ["check", "recipe.yaml"],
+        ["check", "recipe.yaml", "--format", "json"],
+        ["build", "recipe.yaml"],
+    ):
+        found = recipe(*arguments)
+        assert found.status == 1 and "E0042" in found.text
+
+
+TRANSFORM = "from pathlib import Path\nPath('CANARY').touch()\n\ndef clean(row):\n    return row\n"
+
+
+def test_no_command_that_reads_a_recipe_runs_its_transform(place: Path) -> None:
+    (place / "prepare.py").write_text(TRANSFORM)
+    (place / "recipe.yaml").write_text(
+        RECIPE.replace("[train.jsonl]", "[train.jsonl], transform: prepare.py:clean")
+    )
+    for line in (
+        *("check recipe.yaml", "explain recipe.yaml", "build recipe.yaml", "build recipe.yaml --check"),
+        *(
+            "pack example --recipe recipe.yaml",
+            "diff recipe.yaml recipe.yaml",
+            "cost recipe.yaml --train-hours 1",
+        ),
+    ):
+        assert recipe(*line.split()).status == 0, line
+        assert not any(place.rglob("CANARY")), line
+
+
+def test_nothing_is_taken_along_by_a_link(place: Path) -> None:
+    (place / "chat.jinja").symlink_to("../private/host.sh")
+    (place / "prompts.jsonl").symlink_to("../private/host.sh")
+    (place / "inside").symlink_to("../private")
+    for keys in (
+        "data.chat_template=chat.jinja",
+        "evaluate.prompts=prompts.jsonl",
+        "data.chat_template=inside/host.sh",
+    ):
+        found = recipe("build", "recipe.yaml", "--set", keys)
+        assert found.status == 1 and "E0708" in found.text and SECRET not in found.text
+    assert not (place / "generated").exists()
+
+
+def test_a_link_within_the_folder_is_a_file_like_others(place: Path) -> None:
+    (place / "real.jinja").write_text("<|start_header_id|><|eot_id|>{{ messages }}")
+    (place / "chat.jinja").symlink_to("real.jinja")
+    assert recipe("build", "recipe.yaml", "--set", "data.chat_template=chat.jinja").status == 0
+    assert not (place / "generated/example/chat.jinja").is_symlink()
+
+
+def built(place: Path) -> Path:
+    assert recipe("build", "recipe.yaml").status == 0
+    return place / "generated/example"
+
+
+def test_build_writes_through_no_link(place: Path) -> None:
+    launch = built(place) / "launch"
+    shutil.rmtree(launch)
+    launch.symlink_to("../../../private")
+    found = recipe("build", "recipe.yaml")
+    assert found.status == 1 and "launch is a link to another folder" in found.text
+    launch.unlink()
+    # A file that is a link is replaced, and not what it leads to.
+    (launch.parent / "train.py").unlink()
+    (launch.parent / "train.py").symlink_to("../../../private/host.sh")
+    assert recipe("build", "recipe.yaml").status == 0
+    assert not (launch.parent / "train.py").is_symlink()
+
+
+def test_build_removes_nothing_behind_a_link(place: Path) -> None:
+    folder = built(place)
+    (folder / "old").symlink_to("../../../private")
+    lock = (folder / "recipe.lock.json").read_text()
+    (folder / "recipe.lock.json").write_text(lock.replace('"files": {', '"files": {"old/host.sh": "00", '))
+    assert recipe("build", "recipe.yaml").status == 0
+    assert (folder / "old").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["train.py", "recipe.lock.json", "../recipe.schema.json"])
+def test_check_shows_where_a_link_leads_and_not_what_is_there(name: str, place: Path) -> None:
+    file = built(place) / name
+    file.unlink()
+    file.symlink_to(os.path.relpath(place.parent / "private/host.sh", file.parent))
+    found = recipe("build", "recipe.yaml", "--check")
+    assert found.status == 1 and SECRET not in found.text
+
+
+def test_pack_takes_no_data_by_a_link(place: Path) -> None:
+    built(place)
+    (place / "train.jsonl").unlink()
+    (place / "train.jsonl").symlink_to("../private/host.sh")
+    found = recipe("pack", "example", "--recipe", "recipe.yaml")
+    assert found.status == 1 and "lies outside of" in found.text and not (place / "example.tar.gz").exists()
+
+
+def test_pack_believes_no_lock_about_places(place: Path) -> None:
+    """Of an artifact without its recipe nothing but its own lock says what its data is."""
+    folder = built(place)
+    lock = (folder / "recipe.lock.json").read_text()
+    (folder / "recipe.lock.json").write_text(
+        lock.replace('"path": "train.jsonl"', '"path": "../../../private/host.sh"')
+    )
+    (place / "recipe.yaml").unlink()
+    found = recipe("pack", "example")
+    assert found.status == 1 and "lies outside of" in found.text and not (place / "example.tar.gz").exists()
+
+
+def test_pack_takes_no_code_along_with_data(place: Path) -> None:
+    (place / "jax").mkdir()
+    (place / "jax/data.jsonl").write_text(ROW)
+    (place / "jax/__init__.py").write_text("")
+    (place / "recipe.yaml").write_text(RECIPE.replace("[train.jsonl]", "[jax]"))
+    built(place)
+    found = recipe("pack", "example", "--recipe", "recipe.yaml")
+    assert found.status == 1 and "is code, which would lie beside train.py" in found.text
+
+
+@pytest.mark.parametrize("secret", ["api_key: [SECRET]", "hf-token: {value: SECRET}"])
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_a_secret_in_a_list_is_not_shown(secret: str, format: str, place: Path) -> None:
+    line = f"serve: {{extra_args: {{{secret.replace('SECRET', SECRET)}}}}}\n"
+    (place / "recipe.yaml").write_text(RECIPE + line)
+    found = recipe("check", "recipe.yaml", "--format", format)
+    assert found.status == 1 and SECRET not in found.text

@@ -1,0 +1,33 @@
+"""A benchmark of a stand-in for vLLM with a client that measures nothing, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving.benching import Bench
+from tests.serving.fake_vllm import FakeVllm
+from tests.waiting import gone
+
+
+@pytest.fixture(autouse=True)
+def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take longer than all the rest, and are tested by themselves."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def server(fake: Callable[..., FakeVllm]) -> FakeVllm:
+    return fake(["tuned"])
+
+
+@pytest.fixture
+def bench(tmp_path: Path, server: FakeVllm, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    made = Bench(tmp_path, server.url)
+    monkeypatch.setenv("PATH", made.path)
+    yield made
+    assert all(gone(call["pid"]) for call in made.calls())
+    assert not [folder for folder in made.folders if Path(folder).exists()]

@@ -1,0 +1,260 @@
+"""A sweep's points: what is measured, what is kept, and what goes wrong. The client is a stand-in."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from runtime.serving import bench_runner
+from runtime.serving.bench import time_left
+from runtime.serving.bench_points import Point, parse_rate
+from runtime.serving.bench_runner import Processes
+from runtime.serving.bench_sweep import parsed
+from tests.serving.bench.points import ALL, FAULTS, FIRST, LAST, SECOND, THIRD
+from tests.serving.benching import Bench
+from tests.serving.fake_vllm import FakeVllm
+
+
+def test_each_point_is_a_file(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.run() == 0
+    assert bench.measured() == ALL
+    record = bench.record(FIRST)
+    assert record["point"] == {"input_length": 512, "rate": "0.5"} and record["failure"] is None
+    assert record["result"]["output_throughput"] == 8 and record["settings"]["prompts"] == 10
+    assert record["server"]["vllm"] == "0.32.0"
+    assert bench.outcomes() == dict.fromkeys(ALL, "measured")
+    said = capsys.readouterr().out
+    assert "1/4 512 tokens in, 0.5 requests/s: 8 output tokens/s, TTFT 51.7 ms, TPOT 10.5 ms" in said
+    assert "no plots: matplotlib is not installed" in said
+
+
+def test_the_time_left_counts_what_points_took_so_far(bench: Bench) -> None:
+    """Of 10 requests a point: 20 s at 0.5/s, and what the points before took beyond theirs."""
+    sweep, _ = parsed(bench.words)
+    todo = [Point(512, rate) for rate in ("0.5", "inf", "0.5")]
+    assert time_left(sweep, todo, 0, 0.0) == ""
+    assert time_left(sweep, todo, 1, 25.0) == " (30 s left)"
+    assert time_left(sweep, todo, 2, 90.0) == " (55 s left)"
+    assert time_left(sweep, todo, 2, 5.0) == " (20 s left)", "a clock that was set back"
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("4", "4"), ("4.0", "4"), ("5e-1", "0.5"), ("1e-05", "0.00001"), ("inf", "inf"), ("1E2", "100")],
+)
+def test_a_rate_has_one_name(text: str, rate: str) -> None:
+    assert parse_rate(text) == rate
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "", "4x", "-inf"])
+def test_what_is_no_rate_is_wrong_usage(text: str, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.run(f"--request-rates={text}")
+    assert ended.value.code == 2
+    assert "--request-rates" in capsys.readouterr().err
+
+
+def test_what_is_measured_is_not_measured_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    bench.run()
+    bench.calls()
+    assert bench.run() == 0 and bench.measured() == []
+    assert "4 of 4 points are measured already, and kept" in capsys.readouterr().out
+    (bench.results / f"{SECOND}.json").unlink()
+    whole = (bench.results / f"{LAST}.json").read_text()
+    (bench.results / f"{LAST}.json").write_text(whole[: len(whole) // 2])
+    assert bench.run() == 0 and bench.measured() == [SECOND, LAST]
+    # Another point of the same settings is measured alone.
+    assert bench.run("--request-rates", "0.5,2,inf") == 0
+    assert bench.measured() == ["input-512-rate-2", "input-1024-rate-2"]
+
+
+def test_results_of_other_settings_are_not_mixed(
+    bench: Bench, server: FakeVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = tmp_path / "recipe.lock.json"
+
+    def locked(**serve: object) -> list[str]:
+        lock.write_text(json.dumps({"recipe": {"serve": {"max_num_seqs": 64, "port": 8000, **serve}}}))
+        return ["--lock", str(lock)]
+
+    bench.run(*locked())
+    bench.calls()
+    bench.run(*locked(port=9000))
+    assert bench.measured() == []
+    capsys.readouterr()
+    bench.run(*locked(max_num_seqs=128))
+    assert bench.measured() == ALL
+    (aside,) = (bench.results / "earlier").iterdir()
+    assert sorted(path.stem for path in aside.glob("*.json")) == sorted(ALL)
+    assert len(list(aside.glob("*.log"))) == 4
+    assert (
+        f"4 results measured with other settings (recipe.max_num_seqs 64 -> 128) set aside in {aside}\n"
+        in capsys.readouterr().out
+    )
+    server.version = "0.33.0"
+    bench.run(*locked(max_num_seqs=128))
+    assert bench.measured() == ALL
+    assert "server.vllm 0.32.0 -> 0.33.0" in capsys.readouterr().out
+    # And back: what was measured with these settings is taken from where it was set aside.
+    server.version = "0.32.0"
+    bench.run(*locked())
+    assert bench.measured() == []
+    assert (
+        f"4 results measured earlier with these settings taken back from {aside}" in capsys.readouterr().out
+    )
+
+
+def test_failed_points_are_told_and_measured_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {f"input-{length}-rate-2": fault for length, fault in enumerate(["", *FAULTS], 1)}
+    sweep = ["--seed", "5", "--request-rates", "2", "--input-lengths"]
+    sweep.append(",".join(map(str, range(1, len(names) + 1))))
+    bench.plan(names)
+    assert bench.run(*sweep) == 1
+    assert bench.measured() == list(names)
+    assert bench.outcomes() == {
+        name: f"failed: {FAULTS[fault]}" if fault else "measured" for name, fault in names.items()
+    }
+    said, table = capsys.readouterr(), (bench.results / "summary.md").read_text()
+    for number, fault in enumerate(FAULTS, 2):
+        left = rf"{number}/9 {number} tokens in, 2 requests/s \(\d+ s left\): failed: "
+        assert re.search(left + re.escape(FAULTS[fault]) + "\n", said.out)
+        assert f"| {number} | 2 | - | - | - | - | - | - | failed: {FAULTS[fault]} |\n" in table
+    assert said.err == "8 of 9 points failed; the same command measures them again\n"
+    bench.plan({})
+    assert bench.run(*sweep) == 0 and bench.measured() == list(names)[1:]
+    assert set(bench.outcomes().values()) == {"measured"}
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang-deaf"])
+def test_a_point_that_does_not_end_is_ended(
+    fault: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_runner, "GRACE_SECONDS", 0.2)
+    bench.plan({LAST: fault})
+    assert bench.run("--timeout", "0.005") == 1
+    assert bench.outcomes()[LAST] == "failed: no end within 0.005 minutes"
+
+
+class Dying:
+    """Where vLLM is, and a server that dies in the middle of a point."""
+
+    def __init__(self, server: FakeVllm, at: str) -> None:
+        self.server, self.at, self.inner = server, at, Processes()
+
+    def check(self) -> None:
+        self.inner.check()
+
+    def run(self, folder: str, words: Sequence[str], log: Path, seconds: float) -> int:
+        if log.stem == self.at:
+            self.server.die()
+        return self.inner.run(folder, words, log, seconds)
+
+    def read(self, folder: str, name: str) -> bytes | None:
+        return self.inner.read(folder, name)
+
+    def remove(self, folder: str) -> None:
+        self.inner.remove(folder)
+
+
+def test_a_dead_server_ends_the_sweep(
+    bench: Bench, server: FakeVllm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.plan({SECOND: "refused"})
+    assert bench.run(runner=Dying(server, SECOND)) == 1
+    assert bench.measured() == [FIRST, SECOND]
+    assert bench.outcomes() == {
+        FIRST: "measured",
+        SECOND: f"failed: {FAULTS['refused']}",
+        THIRD: "not measured",
+        LAST: "not measured",
+    }
+    said = capsys.readouterr().err
+    assert said == (
+        "error: the server died at 512 tokens in, all requests at once: nothing listens at "
+        f"{server.url}; points not begun: 2\n"
+        "  = help: look at its log, start it again, and run this again: what is measured is kept\n"
+    )
+
+
+def test_lengths_that_the_server_does_not_take_are_left_out(
+    bench: Bench, fake: Callable[..., FakeVllm], capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = fake(["tuned"], max_model_len=1039)
+    assert bench.run("--url", small.url) == 0
+    assert bench.measured() == [FIRST, SECOND]
+    left_out = "1,024 tokens in, 0.5 requests/s: with 16 out that is more than the 1,039 tokens of the server"
+    assert f"left out: {left_out}\n" in capsys.readouterr().out
+    assert f"- Left out: {left_out}.\n" in (bench.results / "summary.md").read_text()
+
+
+def test_answers_that_do_not_fit(bench: Bench, fake: Callable[..., FakeVllm]) -> None:
+    """vLLM cuts them to what its length leaves, when a prompt came out longer than asked."""
+    small = fake(["tuned"], max_model_len=530)
+    bench.plan({FIRST: "short"})
+    assert bench.run("--url", small.url) == 1
+    why = "; prompts come out some tokens longer, and the server takes no more"
+    assert bench.outcomes()[FIRST] == f"failed: {FAULTS['short']}{why}"
+
+
+def test_prompts_are_never_those_of_another_point(bench: Bench) -> None:
+    """A server with prefix caching would know them already."""
+    bench.run()
+    seeds = [bench.record(name)["seed"] for name in ALL]
+    assert len(set(seeds)) == 4
+    words = [call["words"] for call in bench.calls()]
+    assert [int(w[w.index("--seed") + 1]) for w in words] == seeds
+
+
+def test_prompts_of_another_length_are_noted(bench: Bench) -> None:
+    bench.plan({FIRST: "longer"})
+    assert bench.run() == 0
+    assert bench.outcomes()[FIRST] == "measured: its prompts had 563 tokens on average"
+
+
+def test_faults_before_the_first_point_are_one_sentence_and_nothing_is_measured(
+    bench: Bench, server: FakeVllm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fault(*more: str) -> str:
+        assert bench.run(*more) == 1
+        said = capsys.readouterr().err
+        assert re.fullmatch(r"error: [^\n]+\n(  = help: [^\n]+\n)?", said), said
+        return said
+
+    assert f"the server at {server.url} serves tuned, and not other" in fault("--model", "other")
+    assert "nothing listens at http://127.0.0.1:9" in fault("--url", "http://127.0.0.1:9")
+    assert "is not the address of a server" in fault("--url", "localhost")
+    (tmp_path / "file").write_text("")
+    assert "cannot hold results" in fault("--results", str(tmp_path / "file"))
+    (tmp_path / "lock").write_text('{"recipe": []}')
+    assert "is not an artifact's lock" in fault("--lock", str(tmp_path / "lock"))
+    assert bench.measured() == []
+
+
+def test_a_folder_in_the_place_of_a_file_is_one_sentence(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (bench.results / "summary.md").mkdir(parents=True)
+    assert bench.run() == 1
+    assert capsys.readouterr().err == (
+        f"error: {bench.results / 'summary.md'} cannot be written: Is a directory\n"
+        "  = help: make room there, or get the right to it\n"
+    )
+    (bench.results / f"{FIRST}.json").unlink()
+    (bench.results / f"{FIRST}.json").mkdir()
+    assert bench.run() == 1
+    assert capsys.readouterr().err == f"error: {bench.results / FIRST}.json: Is a directory\n"
+
+
+def test_a_second_benchmark_does_not_write_to_the_same_results(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from runtime.serving.bench_guards import alone
+
+    with alone(bench.results):
+        assert bench.run() == 1
+    assert "another benchmark is writing to" in capsys.readouterr().err
+    assert bench.run() == 0

@@ -1,0 +1,173 @@
+"""The client of a sweep, here or in the server's container: it ends with the sweep, with its key alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from runtime.serving import bench_runner
+from runtime.serving.bench_runner import Processes
+from tests.serving.bench.points import ALL, FIRST, LAST, SECOND, THIRD
+from tests.serving.benching import Bench
+from tests.serving.fake_vllm import FakeVllm
+from tests.waiting import gone
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_key_stays_in_the_environment(
+    bench: Bench,
+    fake: Callable[..., FakeVllm],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    secret = "sk-sentinel-5150"
+    locked = fake(["tuned"], key=secret)
+    monkeypatch.setenv("OPENAI_API_KEY", "of-another-service")
+    assert bench.run("--url", locked.url) == 1
+    assert "export VLLM_API_KEY" in capfd.readouterr().err
+    monkeypatch.setenv("VLLM_API_KEY", secret)
+    assert bench.run("--url", locked.url) == 0
+    calls = bench.calls()
+    assert {call["OPENAI_API_KEY"] for call in calls} == {secret}
+    assert not any(secret in word for call in calls for word in call["words"])
+    for path in bench.results.rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes(), path
+    assert secret not in "".join(capfd.readouterr())
+    # A key for another service does not go to a server that asks for none.
+    monkeypatch.delenv("VLLM_API_KEY")
+    bench.run("--prompts", "11")
+    assert {call["OPENAI_API_KEY"] for call in bench.calls()} == {""}
+
+
+def interrupted(bench: Bench, numbers: Sequence[int]) -> subprocess.CompletedProcess[str]:
+    """A run that gets signals once its third point is being measured."""
+    without = bench.bin / "without"
+    without.mkdir()
+    (without / "matplotlib.py").write_text("raise ImportError")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime.serving.bench", *bench.words],
+        env={**os.environ, "PYTHONPATH": f"{without}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    calls = bench.bin / "calls.jsonl"
+    deadline = time.monotonic() + 60
+    while not calls.is_file() or THIRD not in map(_point, calls.read_text().splitlines()):
+        assert time.monotonic() < deadline and process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(0.1)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+def _point(line: str) -> str:
+    with suppress(ValueError):
+        words = json.loads(line)["words"]
+        return f"input-{words[words.index('--random-input-len') + 1]}-rate-" + str(
+            words[words.index("--request-rate") + 1]
+        )
+    return ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_client_and_keeps_what_is_measured(number: int, bench: Bench) -> None:
+    bench.plan({THIRD: "hang"})
+    done = interrupted(bench, [number])
+    assert done.returncode == 128 + number
+    assert done.stderr == (
+        f"error: stopped by {signal.Signals(number).name}\n  = help: finished points are kept\n"
+    )
+    assert bench.outcomes() == {
+        FIRST: "measured",
+        SECOND: "measured",
+        THIRD: "not measured",
+        LAST: "not measured",
+    }
+    bench.plan({})
+    assert all(gone(call["pid"]) for call in bench.calls())
+    assert bench.run() == 0 and bench.measured() == [THIRD, LAST]
+
+
+def test_a_second_signal_does_not_leave_a_client_behind(bench: Bench) -> None:
+    bench.plan({THIRD: "hang-deaf"})
+    done = interrupted(bench, [signal.SIGINT, signal.SIGINT])
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+
+
+DOCKER = """\
+#!/bin/sh
+# docker compose --file FILE exec -T vllm COMMAND...: like Docker's, the command outlives its client.
+test "$1 $2 $4 $5 $6" = "compose --file exec -T vllm" || exit 9
+test -f "$3" || { echo 'service "vllm" is not running' >&2; exit 1; }
+shift 6
+env -i PATH="$PATH" VLLM_API_KEY=of-the-container setsid "$@" &
+wait $!
+"""
+
+
+@pytest.fixture
+def container(bench: Bench, tmp_path: Path) -> list[str]:
+    """The flags that measure in a container: one with an environment and processes of its own."""
+    (bench.bin / "docker").write_text(DOCKER)
+    (bench.bin / "docker").chmod(0o755)
+    (tmp_path / "compose.yaml").write_text("")
+    return ["--compose", str(tmp_path / "compose.yaml")]
+
+
+def test_points_are_measured_by_the_client_of_the_container(bench: Bench, container: list[str]) -> None:
+    assert bench.run(*container) == 0
+    calls = bench.calls()
+    assert len(calls) == 4 and {call["OPENAI_API_KEY"] for call in calls} == {"of-the-container"}
+    assert bench.outcomes() == dict.fromkeys(ALL, "measured")
+
+
+@pytest.mark.parametrize("fault", ["hang", "hang-deaf"])
+def test_the_client_of_the_container_is_ended(
+    fault: str, bench: Bench, container: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench_runner, "GRACE_SECONDS", 0.3)
+    bench.plan({SECOND: fault})
+    one = ["--input-lengths", "512", "--request-rates", "inf", "--timeout", "0.02"]
+    assert bench.run(*container, *one) == 1
+    # On a busy machine it may have been ended before its first line.
+    for call in bench.calls():
+        assert gone(call["pid"])
+
+
+def test_a_client_that_is_about_to_start_does_not(bench: Bench, tmp_path: Path) -> None:
+    """A container's client may start when the command that brought it there has been ended already."""
+    folder, log = str(tmp_path / "m"), tmp_path / "log"
+    subprocess.run(["sh", "-c", bench_runner.PREPARE, "sh", folder], check=True)
+    subprocess.run(["sh", "-c", bench_runner.STOP, "sh", folder, "1"], check=True)
+    late = subprocess.run(["sh", "-c", bench_runner.START, "sh", folder, "vllm"], stderr=log.open("w"))
+    assert late.returncode == 1 and bench.calls() == []
+    Processes().remove(folder)
+    gone = subprocess.run(["sh", "-c", bench_runner.START, "sh", folder, "vllm"], stderr=log.open("w"))
+    assert gone.returncode != 0 and bench.calls() == []
+
+
+def test_no_vllm_is_one_sentence(
+    bench: Bench,
+    container: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert bench.run("--compose", str(tmp_path / "other.yaml")) == 1
+    assert 'has no vllm to measure with: service "vllm" is not running\n' in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert bench.run() == 1
+    assert capsys.readouterr().err.startswith("error: vllm is not on PATH\n")

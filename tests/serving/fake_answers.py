@@ -1,0 +1,224 @@
+"""The JSON of the stand-in for vLLM: whole answers and a stream's events, of chats and of completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tests.serving.fake_language import VOCABULARY, WORDS, Said, text_of
+
+if TYPE_CHECKING:
+    from tests.serving.fake_vllm import FakeVllm
+
+
+class Answers:
+    """The answers to one request, in the forms of its two paths."""
+
+    def __init__(self, fake: FakeVllm, model: str, body: Mapping[str, Any], path: str) -> None:
+        self.fake, self.model, self.body = fake, model, body
+        self.language = fake.language
+        self.fingerprint = f"vllm-{fake.version}-0"
+        self.chat = path.endswith("/chat/completions")
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex[:16]}"
+        self.prompts, self.texts = self._prompts()
+        samples = body.get("n") or 1
+        self.said = [
+            self.language.answer(model, prompt, text, body, sample)
+            if body.get("max_tokens") != 0
+            else Said([], "length")
+            for prompt, text in zip(self.prompts, self.texts, strict=True)
+            for sample in range(samples)
+        ]
+        self.prompt_of = [prompt for prompt in self.prompts for _ in range(samples)]
+        self.usage = {
+            "prompt_tokens": sum(map(len, self.prompts)),
+            "total_tokens": sum(map(len, self.prompts)) + sum(len(said.tokens) for said in self.said),
+            "completion_tokens": sum(len(said.tokens) for said in self.said),
+        }
+        with fake.lock:
+            fake.tokens["prompt"] += self.usage["prompt_tokens"]
+            fake.tokens["generation"] += self.usage["completion_tokens"]
+
+    def _prompts(self) -> tuple[list[list[int]], list[str]]:
+        """Token ids of every prompt, and its text."""
+        if self.chat:
+            messages = self.body["messages"]
+            return [self.language.encode_chat(messages)], [text_of(messages[-1]["content"])]
+        prompt = self.body["prompt"]
+        several = (
+            prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
+        )
+        tokens = [self.language.encode(one) if isinstance(one, str) else list(one) for one in several]
+        return tokens, [one if isinstance(one, str) else self.language.decode(one) for one in several]
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self._choice(index) for index in range(len(self.said))]
+        answer = {
+            "id": self.id,
+            "object": "chat.completion" if self.chat else "text_completion",
+            "created": int(time.time()),
+            "model": self.model,
+            "choices": choices,
+            "service_tier": None,
+            "system_fingerprint": self.fingerprint,
+            "usage": {**self.usage, "prompt_tokens_details": None, "completion_tokens_details": None},
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": None,
+        }
+        if self.fake.faults.no_usage:
+            del answer["usage"]
+        if self.chat:
+            answer["prompt_logprobs"] = self._prompt_logprobs(self.prompts[0])
+            answer["prompt_token_ids"] = self.prompts[0] if self.body.get("return_token_ids") else None
+            answer["prompt_text"] = None
+        return answer
+
+    def _choice(self, index: int) -> dict[str, Any]:
+        said, prompt = self.said[index], self.prompt_of[index]
+        ids = self.body.get("return_token_ids")
+        choice: dict[str, Any] = {"index": index}
+        if self.chat:
+            choice["message"] = {
+                "role": "assistant",
+                "content": self.language.decode(said.tokens),
+                "refusal": None,
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
+                "reasoning": None,
+            }
+            choice["logprobs"] = self._chat_logprobs(prompt, said.tokens)
+        else:
+            echo = self.body.get("echo")
+            start = 0 if echo else len(prompt)
+            shown = self.language.decode(prompt) if echo and not ids else ""
+            choice["text"] = shown + self.language.decode(said.tokens)
+            choice["logprobs"] = self._logprobs([*prompt, *said.tokens], start)
+        choice |= {"finish_reason": said.finish_reason, "stop_reason": None}
+        choice["token_ids"] = said.tokens if ids else None
+        if not self.chat:
+            choice["prompt_logprobs"] = self._prompt_logprobs(prompt)
+            choice["prompt_token_ids"] = prompt if ids else None
+        return choice | {"routed_experts": None}
+
+    def events(self) -> list[dict[str, Any]]:
+        """Every event of a stream: one for a token, and before them, in a chat, one for the role."""
+        common = {
+            "id": self.id,
+            "object": "chat.completion.chunk" if self.chat else "text_completion",
+            "created": int(time.time()),
+            "model": self.model,
+        }
+        ids = self.body.get("return_token_ids")
+        usage = (self.body.get("stream_options") or {}).get("include_usage") and not self.fake.faults.no_usage
+        out: list[dict[str, Any]] = []
+        for index, said in enumerate(self.said):
+            prompt = self.prompt_of[index]
+            if self.chat:
+                delta = {"role": "assistant", "content": ""}
+                choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+                first = {"prompt_token_ids": prompt if ids else None, "prompt_text": None}
+                out.append({**common, "choices": [choice], **first})
+            offset = 0
+            for number in range(len(said.tokens)):
+                choice = self._delta(index, number)
+                if choice["logprobs"] and not self.chat:
+                    choice["logprobs"]["text_offset"] = [offset]
+                    offset += len(choice["logprobs"]["tokens"][0])
+                event = {**common, "choices": [choice]}
+                if choice["finish_reason"] and not usage:
+                    event["system_fingerprint"] = self.fingerprint
+                out.append(event)
+        if usage:
+            last = {"choices": [], "usage": self.usage, "system_fingerprint": self.fingerprint}
+            out.append({**common, **last})
+        return out
+
+    def _delta(self, index: int, number: int) -> dict[str, Any]:
+        """The choice of the event that brings one token."""
+        said, prompt = self.said[index], self.prompt_of[index]
+        token, wobble = said.tokens[number], self.fake.faults.wobble
+        spoken = token
+        if wobble is not None and number >= wobble:
+            spoken = WORDS + (token + 1 - WORDS) % len(VOCABULARY)
+        text = self.language.decode([spoken])
+        before = [*prompt, *said.tokens[:number]]
+        end = said.finish_reason if number == len(said.tokens) - 1 else None
+        ids = [spoken] if self.body.get("return_token_ids") else None
+        if self.chat:
+            choice: dict[str, Any] = {"index": index, "delta": {"content": text}}
+            choice |= {"logprobs": self._chat_logprobs(before, [token]), "finish_reason": end}
+            return choice | ({"stop_reason": None} if end else {}) | {"token_ids": ids}
+        choice = {"index": index, "text": text, "logprobs": self._logprobs([*before, token], len(before))}
+        choice |= {"finish_reason": end, "stop_reason": None}
+        choice["prompt_token_ids"] = prompt if ids and number == 0 else None
+        return choice | {"token_ids": ids}
+
+    def _name(self, token: int) -> str:
+        return (
+            f"token_id:{token}"
+            if self.body.get("return_tokens_as_token_ids")
+            else self.language.decode([token])
+        )
+
+    def _logprobs(self, tokens: Sequence[int], start: int) -> dict[str, Any] | None:
+        """Of a completion, for the tokens from `start` on; None for the first of all."""
+        count = self.body.get("logprobs")
+        if count is None:
+            return None
+        names, own, tops, offsets, offset = [], [], [], [], 0
+        for place in range(start, len(tokens)):
+            token, name = tokens[place], self._name(tokens[place])
+            names.append(name)
+            offsets.append(offset)
+            offset += len(name)
+            if place == 0:
+                own.append(None)
+                tops.append(None)
+                continue
+            logprob = self.language.logprob(self.model, tokens[:place], token)
+            ranked = self.language.predict(self.model, tokens[:place])[:count]
+            own.append(logprob)
+            tops.append({name: logprob, **{self._name(other): value for other, value in ranked}})
+        return {"text_offset": offsets, "token_logprobs": own, "tokens": names, "top_logprobs": tops}
+
+    def _chat_logprobs(self, prompt: Sequence[int], said: Sequence[int]) -> dict[str, Any] | None:
+        if not self.body.get("logprobs"):
+            return None
+        content = []
+        for number, token in enumerate(said):
+            before = [*prompt, *said[:number]]
+            ranked = self.language.predict(self.model, before)[: self.body.get("top_logprobs") or 0]
+            content.append(
+                {
+                    **self._chat_logprob(token, self.language.logprob(self.model, before, token)),
+                    "top_logprobs": [self._chat_logprob(other, value) for other, value in ranked],
+                }
+            )
+        return {"content": content}
+
+    def _chat_logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        name = self._name(token)
+        return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
+
+    def _prompt_logprobs(self, prompt: Sequence[int]) -> list[dict[str, Any] | None] | None:
+        count = self.body.get("prompt_logprobs")
+        if count is None and self.body.get("echo"):
+            count = self.body.get("logprobs")
+        if count is None:
+            return None
+        out: list[dict[str, Any] | None] = [None]
+        for place in range(1, len(prompt)):
+            own = prompt[place]
+            ranked = self.language.predict(self.model, prompt[:place])
+            ranks = {token: (value, rank) for rank, (token, value) in enumerate(ranked, 1)}
+            shown = dict.fromkeys([own, *(token for token, _ in ranked[:count])])
+            last = self.language.logprob(self.model, prompt[:place], own), 100
+            out.append({str(token): self._prompt_logprob(token, *ranks.get(token, last)) for token in shown})
+        return out
+
+    def _prompt_logprob(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self.language.decode([token])}

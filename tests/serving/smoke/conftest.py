@@ -1,0 +1,29 @@
+"""Runs smoke against a server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from runtime.serving import smoke
+from tests.serving.fake_vllm import FakeVllm
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """smoke's exit status and what it prints, with addresses as URL and figures of time as N."""
+
+    def run(server: FakeVllm | str, *arguments: object, model: str = "tuned") -> tuple[int, str]:
+        url = server if isinstance(server, str) else server.url
+        status = smoke.main(["--url", url, "--model", model, *map(str, arguments)])
+        captured = capsys.readouterr()
+        out = captured.out + captured.err
+        out = out.replace(url, "URL")
+        out = re.sub(r" +\d+\.\d s(?=  |$|;)", " N s", out, flags=re.MULTILINE)
+        return status, re.sub(
+            r"\d+ ms|\d\.\d\d s", "N ms", re.sub(r"then [\d.e+]+ tokens", "then N tokens", out)
+        )
+
+    return run

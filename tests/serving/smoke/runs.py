@@ -1,0 +1,27 @@
+"""Servers for smoke, and what it prints of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tests.serving.fake_faults import Faults
+from tests.serving.fake_vllm import FakeVllm
+
+Start = Callable[..., FakeVllm]
+
+BOTH = ["tuned", "tuned-base"]
+SAME = {"tuned": "one", "tuned-base": "one"}
+
+
+def paced(**faults: Any) -> Faults:
+    """A server whose tokens come one by one."""
+    return Faults(**{"token_seconds": 0.001, **faults})
+
+
+def line(output: str, name: str) -> str:
+    """The line of a check with what belongs to it, after its seconds."""
+    found = re.search(rf"^\S+ +{name} .*\n(?: .*\n)*", output, re.MULTILINE)
+    assert found, output
+    return re.sub(r"  +", " ", found[0])

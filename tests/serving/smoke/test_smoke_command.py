@@ -1,0 +1,245 @@
+"""smoke as a command: keys, how long it waits for a server, its words, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.errors import UserError
+from runtime.serving import smoke
+from runtime.serving.client import KEY_VARIABLE, Client
+from runtime.serving.waiting import Waited, wait
+from tests.ports import free_port
+from tests.serving.fake_faults import Faults
+from tests.serving.fake_language import Language
+from tests.serving.smoke.runs import Start, line, paced
+
+# Keys
+
+
+def test_a_server_that_demands_a_key_gets_it_and_is_asked_without_it(
+    fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = fake(key="sesame", faults=paced())
+    status, output = run(server, "--api-key")
+    assert (status, output) == (
+        1,
+        "error: the recipe's server is open to others than this machine and demands a key\n"
+        "  = help: export VLLM_API_KEY with the key that the server was started with\n",
+    )
+    monkeypatch.setenv(KEY_VARIABLE, "sesame")
+    status, output = run(server, "--api-key")
+    assert status == 0
+    assert line(output, "API key") == (
+        "ok API key N s 401 without it\n"
+        " = warning: asked for no key: /tokenize, /detokenize, /metrics; have a proxy or a firewall pass /v1 "
+        "and /health alone\n"
+    )
+    # None of the routes that do something was asked to do it.
+    strange = [asked for asked in server.asked if not asked.path.startswith(("/v1", "/health", "/version"))]
+    assert all(asked.method == "GET" for asked in strange if asked.authorization is None)
+    monkeypatch.setenv(KEY_VARIABLE, "tahini")
+    status, output = run(server, "--api-key")
+    assert status == 1
+    assert "= help: the server has another key than VLLM_API_KEY" in line(output, "served models")
+
+
+def test_a_server_that_asks_for_no_key_fails_where_the_recipe_demands_one(
+    fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "sesame")
+    server = fake(faults=paced())
+    status, output = run(server, "--api-key")
+    assert status == 1
+    assert line(output, "API key") == (
+        "FAILED API key N s /v1/models without a key is answered\n"
+        " = help: start the server with VLLM_API_KEY set: anyone may use it now\n"
+    )
+    status, output = run(server)
+    assert status == 0
+    assert line(output, "API key") == "- API key N s the server asks for none, though one is set here\n"
+
+
+def test_the_key_is_printed_nowhere(
+    fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "sesame-4711")
+    report = tmp_path / "smoke.json"
+    fail = {"/version": 500, "/v1/chat/completions": 500}
+    server = fake(key="sesame-4711", faults=Faults(fail=fail, repeat_key=True))
+    status, output = run(server, "--api-key", "--json", report)
+    assert status == 1 and "Bearer ***" in output
+    assert "sesame" not in output and "sesame" not in report.read_text()
+
+
+# Waiting
+
+
+def test_an_address_where_nothing_listens_fails_after_the_wait(run: Callable[..., tuple[int, str]]) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    status, output = run(url, "--wait", "0.01")
+    assert status == 1
+    assert (
+        "waiting for the server, 0 s: nothing listens yet (loading and compiling, or not started:" in output
+    )
+    assert line(output, "ready") == (
+        "FAILED ready N s nothing listens at URL after 0.01 min\n"
+        " = help: is the server started, and does it still load? docker compose ps; docker compose logs "
+        "vllm\n"
+    )
+    assert "1 of 1 checks FAILED in N s; the checks after it were not made\n" in output
+
+
+def test_a_server_that_becomes_ready_is_waited_for(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+    status, output = run(fake(faults=paced(unready=2)))
+    assert status == 0
+    assert "waiting for the server, 0 s: the server listens, and its engine is not ready (503)\n" in output
+
+
+def test_a_server_that_does_not_become_ready_fails_after_the_wait(
+    fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
+    status, output = run(fake(faults=Faults(unready=10_000)), "--wait", "0.005")
+    assert status == 1
+    assert "the server is not ready after 0.005 min: URL/health answers 503 Service Unavailable\n" in output
+
+
+def test_a_server_that_is_gone_is_not_waited_for(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+    server = fake(faults=Faults(unready=10_000, stop_after=2))
+    started = time.monotonic()
+    status, output = run(server, "--wait", "10")
+    assert status == 1 and time.monotonic() - started < 60
+    assert line(output, "ready") == (
+        "FAILED ready N s the server at URL answered and is gone now: nothing listens there any longer\n"
+        " = help: look at its log: docker compose logs vllm\n"
+    )
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_another_server_is_not_waited_for(
+    status: int, fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
+    assert run(fake(faults=Faults(fail={"/health": status})), "--wait", "10")[0] == 1
+
+
+def test_waiting_ends_with_the_process(fake: Start) -> None:
+    said: list[tuple[float, str]] = []
+    client = Client(f"http://127.0.0.1:{free_port()}")
+    ends = iter([None, None, "the server ended with 137: it was killed"])
+    with pytest.raises(UserError, match="the server ended with 137") as caught:
+        wait(client, 5, lambda *a: said.append(a), died=lambda: next(ends), pauses=(0.01,))
+    assert len(said) == 2 and "look at its log" in str(caught.value.help)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminals_line_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    out = Terminal()
+    waited = Waited(out)
+    waited(0.2, "nothing listens yet, and this is a long reason for it")
+    waited(65, "503")
+    waited.end()
+    first, second, last = out.getvalue().split("\r")[1:4]
+    assert first == "waiting for the server, 0 s: nothing listens yet, and this i"[:59]
+    assert second == "waiting for the server, 1 min 05 s: 503".ljust(59)
+    assert last.strip() == "" and "\n" not in out.getvalue()
+
+
+def test_elsewhere_there_is_a_line_now_and_then() -> None:
+    out = io.StringIO()
+    waited = Waited(out, interval=30)
+    for seconds in range(0, 65, 5):
+        waited(seconds, "503" if seconds < 50 else "refused")
+    waited.end()
+    assert [line.split(", ")[1] for line in out.getvalue().splitlines()] == [
+        "0 s: 503",
+        "30 s: 503",
+        "50 s: refused",
+    ]
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--url", "http://x"],
+        ["--url", "http://x", "--model", "m", "--wait", "soon"],
+        ["--wait", "-1"],
+        ["--wait", "nan"],
+    ],
+)
+def test_wrong_words_are_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        smoke.main(arguments)
+    assert caught.value.code == 2
+    assert "smoke: error: " in capsys.readouterr().err
+
+
+def test_an_address_that_is_none_is_one_sentence(run: Callable[..., tuple[int, str]]) -> None:
+    status, output = run("tpu:8000")
+    assert status == 1
+    assert output == "error: 'URL' is not the address of a server\n  = help: write it as http://HOST:PORT\n"
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(
+    fake: Start, run: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    status, output = run(fake(faults=paced()), "--json", tmp_path / "none" / "x.json")
+    assert status == 1
+    assert f"error: {tmp_path}/none/x.json cannot be written: No such file or directory\n" in output
+
+
+def started(*arguments: str, **keywords: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "runtime.serving.smoke", "--model", "tuned", *arguments]
+    return subprocess.Popen(
+        command,
+        cwd=Path(smoke.__file__).parents[2],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **keywords,
+    )
+
+
+def test_ctrl_c_ends_the_wait_without_a_traceback(fake: Start) -> None:
+    process = started("--url", fake(faults=Faults(unready=10_000)).url)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("waiting for the server")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("stopped\n") and "Traceback" not in out + err
+
+
+def test_a_reader_that_goes_is_no_error(fake: Start) -> None:
+    """smoke.sh | head -1"""
+    process = started("--url", fake(faults=paced()).url)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    error = process.stderr.read()
+    assert process.wait(60) == 1
+    assert error == ""
+
+
+def test_answers_are_shown_on_a_terminal_of_few_characters(fake: Start) -> None:
+    server = fake(language=Language(script=lambda *_: "Käse \N{SNOWMAN}"), faults=paced())
+    process = started("--url", server.url, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    out, err = process.communicate(timeout=60)
+    assert "K\\xe4se \\u2603" in out and err == ""

@@ -1,0 +1,251 @@
+"""smoke of servers that answer wrongly, late or not at all: a sentence for each, and no traceback."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from runtime.serving import smoke_checks
+from runtime.serving.answers import Streamed
+from runtime.serving.findings import Failed
+from runtime.serving.smoke_checks import came_one_by_one
+from tests.serving import fake_vllm
+from tests.serving.fake_answers import Answers
+from tests.serving.fake_faults import Faults
+from tests.serving.fake_language import Language, Ranked
+from tests.serving.smoke.runs import BOTH, SAME, Start, line, paced
+
+FAULTS: dict[str, tuple[str, Faults, str]] = {
+    "no JSON": (
+        "served models",
+        Faults(html={"/v1/models"}),
+        "URL/v1/models answers with something that is not JSON: "
+        "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>\n = help: is this vLLM's address?\n",
+    ),
+    "version": (
+        "version",
+        Faults(fail={"/version": 500}),
+        "URL/version answers 500 Internal Server Error: EngineCore encountered an issue.\n"
+        " = help: look at the server's log\n",
+    ),
+    "cut stream": (
+        "first request",
+        Faults(cut_stream=3),
+        "the stream of URL/v1/chat/completions ended after 3 events without [DONE]\n"
+        " = help: the server stopped in mid-answer: look at its log\n",
+    ),
+    "failing stream": (
+        "streaming",
+        Faults(fail_stream=5),
+        "URL/v1/chat/completions failed in mid-answer: EngineCore encountered an issue.\n"
+        " = help: look at the server's log\n",
+    ),
+    "half an answer": (
+        "chat completion",
+        Faults(half={"/v1/chat/completions"}),
+        "the connection to URL/v1/chat/completions ended before the answer: a part of it came\n"
+        " = help: the server may have died: look at its log\n",
+    ),
+    "no choices": (
+        "chat completion",
+        Faults(shape={"/v1/chat/completions": {"choices": []}}),
+        "/v1/chat/completions answers without a proper `choices[0]`\n = help: is this vLLM's address?\n",
+    ),
+    "no usage": (
+        "streaming",
+        Faults(no_usage=True, token_seconds=0.001),
+        "the stream tells no usage\n = help: stream_options.include_usage was asked for\n",
+    ),
+    "chunks at once": (
+        "streaming",
+        Faults(lump=True, token_seconds=0.002),
+        "all 64 chunks came at once, N ms after the request\n"
+        " = help: something on the way holds the stream back: switch off the proxy's buffering\n",
+    ),
+    "another streamed answer": (
+        "streaming",
+        Faults(wobble=4, token_seconds=0.001),
+        'the streamed answer is another than the whole one from token 5 on: "grey fish sailor west tea six '
+        'root sea child bird milk on..." against "grey fish sailor west milk five leaf wind queen root '
+        'salt..."\n'
+        " = help: both are greedy: does something on the way change or cache answers?\n",
+    ),
+    "any model": (
+        "unknown model",
+        Faults(accept_all=True),
+        "a request for `no-such-model` is answered\n = help: does a router answer in the server's place?\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_of_a_server_are_one_sentence_each(
+    name: str, fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
+    check, faults, said = FAULTS[name]
+    status, output = run(fake(faults=faults))
+    assert status == 1
+    assert line(output, check) == f"FAILED {check} N s {said}"
+    assert "Traceback" not in output
+    assert re.search(r"^\d of \d checks FAILED in N s", output, re.MULTILINE)
+
+
+def test_a_model_without_a_chat_template_is_asked_for_text(
+    fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
+    server = fake(BOTH, faults=paced())
+    status, output = run(server, "--base", "tuned-base", "--text")
+    assert status == 0
+    assert not server.bodies("/v1/chat/completions")
+    assert line(output, "completion").startswith('ok completion N s 23 tokens: "baker')
+    assert "answers to 3 of 3 prompts" in line(output, "differs from base")
+    assert server.bodies("/v1/completions")[0]["prompt"] == smoke_checks.FIRST
+    server.faults.wobble = 4
+    assert "= help: both are greedy" in line(run(server, "--text")[1], "streaming")
+    server.faults.shape["/v1/completions"] = {"choices": [7]}
+    found = line(run(server, "--text")[1], "completion")
+    assert "/v1/completions answers without a proper `choices[0]`" in found
+
+
+ODD = (None, True, 7, -1.5, "x", "", [], {}, [7], [None], {"a": 1}, float("nan"))
+
+
+def garbled(value: Any, random: Random) -> Any:
+    """JSON in which a part is left out here and there, or of another kind."""
+    if random.random() < 0.08:
+        return random.choice(ODD)
+    if isinstance(value, dict):
+        return {key: garbled(part, random) for key, part in value.items() if random.random() > 0.03}
+    if isinstance(value, list):
+        return [garbled(part, random) for part in value if random.random() > 0.03]
+    return value
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_garbled_answers_are_no_tracebacks(
+    seed: int, fake: Start, run: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = Random(seed)
+    send, events = fake_vllm._Handler._json, Answers.events
+    garble = lambda handler, value, status=200: send(handler, garbled(value, random), status)  # noqa: E731
+    monkeypatch.setattr(fake_vllm._Handler, "_json", garble)
+    monkeypatch.setattr(
+        Answers, "events", lambda answers: [garbled(event, random) for event in events(answers)]
+    )
+    server, base = fake(BOTH), fake(["base"])
+    arguments = ["--base", "tuned-base"] if seed % 2 else ["--base-url", base.url]
+    status, output = run(server, *arguments, *(["--text"] if seed % 3 else []), "--timeout", "5")
+    assert status in (0, 1) and "checks" in output
+
+
+class Close(Language):
+    """Two tokens are about as likely."""
+
+    def predict(self, model: str, prefix: Sequence[int]) -> Ranked:
+        return [(token, -0.5 - 0.01 * rank) for rank, (token, _) in enumerate(super().predict(model, prefix))]
+
+
+def test_a_streamed_answer_that_numerics_parted_is_a_note(
+    fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
+    status, output = run(fake(language=Close(), faults=paced(wobble=4)))
+    assert status == 0
+    assert (
+        "= note: the streamed answer is another from token 5 on: the two likeliest tokens there are 0.01 "
+        "apart, and which is taken hangs on numerics"
+    ) in output
+
+
+def test_a_model_that_is_not_served_fails(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+    status, output = run(fake(["tuned"]), "--base", "tuned-base")
+    assert status == 1
+    assert line(output, "served models") == (
+        "FAILED served models N s tuned-base is not served: the server has tuned\n"
+        " = help: is this recipe's server at this address?\n"
+    )
+    assert output.endswith("1 of 2 checks FAILED in N s; the checks after it were not made\n")
+
+
+def test_an_adapter_that_is_not_loaded_is_pointed_out(
+    fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
+    """Its name is one more of the base's own: --served-model-name tuned-base tuned."""
+    cards = {"data": [{"id": "tuned-base", "parent": None}, {"id": "tuned", "parent": None}]}
+    faults = paced(shape={"/v1/models": cards})
+    status, output = run(fake(BOTH, language=Language(seeds=SAME), faults=faults), "--base", "tuned-base")
+    assert status == 1 and "the adapter is a no-op" in output
+    assert (
+        "= warning: tuned is served as a model of its own, not as an adapter: is --lora-modules set?"
+        in output
+    )
+
+
+def test_another_version_of_vllm_is_warned_of(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+    warning = (
+        "= warning: the recipe's flags were checked against 0.32.0: another version may read them otherwise"
+    )
+    assert warning in line(run(fake(version="0.33.1", faults=paced()), "--vllm", "0.32.0")[1], "version")
+    assert warning not in run(fake(version="0.32.0+cpu", faults=paced()), "--vllm", "0.32.0")[1]
+
+
+def test_an_empty_answer_is_warned_of(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+    status, output = run(fake(language=Language(script=lambda *_: ""), faults=paced()))
+    assert "= warning: the answer is empty: does the chat template fit the model?" in output
+    assert status == 0
+
+
+def test_a_server_that_dies_between_two_checks_ends_them(
+    fake: Start, run: Callable[..., tuple[int, str]]
+) -> None:
+    status, output = run(fake(faults=paced(die_after=1)))
+    assert status == 1
+    assert (
+        "FAILED chat completion N s the connection to URL/v1/chat/completions ended before the answer"
+        in re.sub("  +", " ", output)
+    )
+    assert "s  nothing listens at URL\n" in output
+    assert output.endswith("checks FAILED in N s; the checks after it were not made\n")
+
+
+def test_a_server_that_hangs_is_not_asked_again(fake: Start, run: Callable[..., tuple[int, str]]) -> None:
+    """It is not asked again and again."""
+    faults = Faults(pauses={"/v1/chat/completions": 5.0})
+    status, output = run(fake(faults=faults), "--timeout", "1.5")
+    assert status == 1
+    said = "FAILED first request N s URL/v1/chat/completions gave no answer within N s\n"
+    assert line(output, "first request") == said
+    assert output.endswith("1 of 4 checks FAILED in N s; the checks after it were not made\n")
+
+
+def stream_of(*times: float, tokens: int = 64) -> Streamed:
+    return Streamed(("", ""), None, "length", times, 1, tokens)
+
+
+def test_chunks_that_come_one_by_one_pass() -> None:
+    assert came_one_by_one(stream_of(*(0.1 + 0.01 * n for n in range(64)))) == []
+    # After a long wait in the queue, or in bursts, as a busy machine reads them.
+    assert came_one_by_one(stream_of(*(60 + 0.005 * n for n in range(64)))) == []
+    assert came_one_by_one(stream_of(*(0.1 + 0.2 * (n // 16) for n in range(64)))) == []
+
+
+def test_chunks_that_come_at_once_fail() -> None:
+    for times in (
+        [2 + 0.0001 * n for n in range(64)],
+        # This machine was busy for a moment.
+        [2 + 0.0001 * n + (0.1 if n > 20 else 0) for n in range(64)],
+        [2.0, 2.0],
+        [2.0],
+    ):
+        with pytest.raises(Failed, match=r"2\.00 s after the request"):
+            came_one_by_one(stream_of(*times))
+
+
+def test_answers_too_short_or_too_quick_to_judge_are_noted() -> None:
+    (note,) = came_one_by_one(stream_of(0.5, tokens=2))
+    assert note == "the answer is too short to tell whether chunks come one by one"
+    (note,) = came_one_by_one(stream_of(0.01, 0.0101))
+    assert note == "the answer came too quickly to tell whether chunks come one by one"

@@ -1,0 +1,22 @@
+"""An artifact that can be served, and an engine that only plays containers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving.fake_docker import FakeDocker
+from tests.serving.up_artifact import PORT, build
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    return build(tmp_path, f"serve.port={PORT}")
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> Iterator[FakeDocker]:
+    with FakeDocker(tmp_path) as engine:
+        yield engine

@@ -1,0 +1,193 @@
+"""`recipe serve verify` against an endpoint that computes with transformers: it passes on the checkpoint that
+is served, and finds other weights, another tokenizer, another template and another choice of tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.serving.verify import served_types
+from compiler.serving.verify_compare import Compared, Step, Tolerance, problems, tolerance
+from compiler.serving.verify_endpoint import Case, Reply
+from compiler.serving.verify_reference import ServedTypes, Tokens
+from runtime.errors import UserError
+from tests.serving.verify.verifying import TOKENS, Computed, Start, changed, check, made
+
+
+def test_the_checkpoint_that_is_served_passes(fake: Start, checkpoint: Path) -> None:
+    server = fake(["m"], language=Computed(checkpoint))
+    result = check(server, checkpoint)
+    assert result["problems"] == []
+    kinds = [(row["kind"], row["same_prompt"], row["parts_at"]) for row in result["prompts"]]
+    assert kinds == [("text", True, None)] * 6 + [("chat", True, None)] * 3
+    assert all(row["tokens"] == TOKENS or row["tokens"] > 0 for row in result["prompts"])
+    # Of different lengths, one of them past the sliding window of 8 tokens.
+    assert len({row["prompt_tokens"] for row in result["prompts"]}) == 9
+    assert result["largest"] < 1e-4 and result["tolerance"]["source"] == "the server computes in float32"
+    assert all(body["temperature"] == 0 for body in server.bodies("/v1/completions"))
+
+
+def test_other_weights_are_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+    """One matrix, a quarter of which is larger by 5 %; the norm behind it would hide the whole."""
+
+    def larger(arrays: dict[str, Any]) -> None:
+        (name,) = (name for name in arrays if name.endswith("layers.0.self_attn.o_proj.weight"))
+        arrays[name][:, :32] *= 1.05
+
+    other = changed(checkpoint, tmp_path / "other", larger)
+    result = check(fake(["m"], language=Computed(other)), checkpoint)
+    assert any(problem.startswith("log probabilities differ by up to") for problem in result["problems"])
+    assert all(row["same_prompt"] for row in result["prompts"])
+
+
+def test_an_adapter_that_was_not_merged_is_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+    """The base in place of the merged weights: far apart, and other answers."""
+    result = check(fake(["m"], language=Computed(made(tmp_path / "base", seed=1))), checkpoint)
+    assert any("answers part from the checkpoint's by more than a tie" in p for p in result["problems"])
+
+
+def test_another_tokenizer_is_found(fake: Start, checkpoint: Path) -> None:
+    language = Computed(checkpoint)
+    real = language.encode
+    language.encode = lambda text: real(text)[1:]  # type: ignore[method-assign]
+    result = check(fake(["m"], language=language), checkpoint)
+    (problem,) = result["problems"]
+    assert problem.startswith(
+        "the server has another tokenizer: 6 of 6 prompts have other tokens there; `Paris`"
+    )
+    assert "from token 0 on it reads" in problem and "'<bos>" in problem
+    # The weights are still compared, on the tokens that the server read.
+    assert result["largest"] < 1e-4
+
+
+def test_another_template_is_found(fake: Start, checkpoint: Path) -> None:
+    language = Computed(checkpoint)
+    language.encode_chat = lambda messages: language.encode(  # type: ignore[method-assign]
+        f"[INST] {messages[-1]['content']} [/INST]"
+    )
+    (problem,) = check(fake(["m"], language=language), checkpoint)["problems"]
+    assert problem.startswith("the server has another chat template: 3 of 3 prompts have other tokens there")
+    assert "<start_of_turn>user" in problem and "[INST]" in problem
+
+
+def test_a_server_that_refuses_chats_is_found(fake: Start, checkpoint: Path) -> None:
+    server = fake(["m"], language=Computed(checkpoint))
+    server.faults.fail["/v1/chat/completions"] = 400
+    (problem,) = check(server, checkpoint)["problems"]
+    assert problem.startswith("the server has another chat template: it refuses a chat: ")
+
+
+def test_a_server_that_does_not_take_the_likeliest_is_found(fake: Start, checkpoint: Path) -> None:
+    result = check(fake(["m"], language=Computed(checkpoint, rank=1)), checkpoint)
+    assert any("are not what the server itself thought likeliest" in p for p in result["problems"])
+
+
+def test_a_vocabulary_of_another_size_is_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+    result = check(fake(["m"], language=Computed(made(tmp_path / "wide", vocabulary=4096))), checkpoint)
+    assert any("is beyond the checkpoint's" in problem for problem in result["problems"])
+
+
+TYPES = [
+    ServedTypes("bfloat16"),
+    ServedTypes("bfloat16", "fp8"),
+    ServedTypes("bfloat16", "fp8_e5m2", "fp8"),
+]
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_rounding_is_measured_in_the_servers_types(
+    types: ServedTypes,
+    fake: Start,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = fake(["m"], language=Computed(checkpoint, types))
+    assert check(server, checkpoint)["problems"], "held to float32's tolerance, it is another model"
+    monkeypatch.setattr("compiler.serving.verify.served_types", lambda *_: types)
+    result = check(server, checkpoint)
+    assert result["problems"] == []
+    assert result["tolerance"]["source"].startswith(
+        f"3 times what rounding to {types} makes of these answers"
+    )
+    assert result["tolerance"]["largest"] == pytest.approx(3 * result["largest"], rel=0.05)
+
+    def other(arrays: dict[str, Any]) -> None:
+        for name in arrays:
+            if name.endswith("o_proj.weight"):
+                arrays[name] *= -1
+
+    wrong = changed(checkpoint, tmp_path / "wrong", other)
+    assert check(fake(["m"], language=Computed(wrong, types)), checkpoint)["problems"]
+
+
+def test_coarser_types_are_allowed_more(
+    fake: Start, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, allowed = fake(["m"], language=Computed(checkpoint)), []
+    for types in (ServedTypes("float32"), *TYPES[:2]):
+        monkeypatch.setattr("compiler.serving.verify.served_types", lambda *_, types=types: types)
+        allowed.append(check(server, checkpoint)["tolerance"]["mean"])
+    assert allowed == sorted(allowed) and len({*allowed}) == 3
+
+
+def test_a_given_tolerance_is_the_only_one(fake: Start, checkpoint: Path) -> None:
+    server = fake(["m"], language=Computed(checkpoint, ServedTypes("bfloat16")))
+    assert check(server, checkpoint, tolerance=1e-6)["problems"]
+    result = check(server, checkpoint, tolerance=100.0)
+    assert result["problems"] == [] and result["tolerance"]["mean"] is None
+
+
+@pytest.mark.parametrize(("types", "largest"), [*zip(TYPES, (0.36, 2.22, 4.5), strict=True)], ids=str)
+def test_a_reference_in_bfloat16_is_coarse(types: ServedTypes, largest: float) -> None:
+    found = tolerance([], types, "bfloat16", None)
+    assert found.largest == pytest.approx(largest) and "--dtype float32 measures it" in found.source
+
+
+def step(token: int, best: int, margin: float) -> Step:
+    return Step(token, best, margin, True, (-1.0,), (-1.0,))
+
+
+def test_a_tie_is_no_difference(checkpoint: Path) -> None:
+    reply = Reply(Case("a prompt", "a prompt"), (2, 30), (40, 41), ({40: -1.0}, {41: -1.0}))
+    allowed = Tolerance(0.01, 0.01, "")
+    tie = Compared(reply, (2, 30), (step(40, 45, 0.015), step(41, 41, 0.0)))
+    assert (tie.ties(0.02), tie.parted(0.02)) == (1, None)
+    assert problems([tie], allowed, Tokens(checkpoint)) == []
+    apart = Compared(reply, (2, 30), (step(40, 40, 0.0), step(41, 45, 0.5)))
+    (problem,) = problems([apart], allowed, Tokens(checkpoint))
+    assert problem.endswith("`a prompt` at token 1, by 0.5")
+
+
+def test_own_prompts_are_asked_too(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"prompt": "Mine?"}\n{"messages": [{"role": "user", "content": "And this?"}]}\n')
+    result = check(fake(["m"], language=Computed(checkpoint)), checkpoint, prompts=own)
+    assert [row["prompt"] for row in result["prompts"][-2:]] == ["Mine?", "And this?"]
+    assert result["prompts"][-1]["kind"] == "chat"
+    own.write_text('{"prompt": 3}\n')
+    with pytest.raises(UserError, match=r"own.jsonl:1: `prompt` must be a text"):
+        check(fake(["m"]), checkpoint, prompts=own)
+
+
+def test_prompts_that_the_server_has_no_room_for_are_left_out(fake: Start, checkpoint: Path) -> None:
+    result = check(fake(["m"], language=Computed(checkpoint), max_model_len=40), checkpoint)
+    assert result["problems"] == []
+    assert max(row["prompt_tokens"] for row in result["prompts"]) <= 40 - TOKENS
+
+
+CONFIGS: list[tuple[dict[str, Any], str]] = [
+    ({"dtype": "bfloat16"}, "bfloat16"),
+    ({"torch_dtype": "float16"}, "float16"),
+    ({"text_config": {"dtype": "bfloat16"}}, "bfloat16"),
+    ({"dtype": "float32"}, "bfloat16"),
+    ({}, "bfloat16"),
+]
+
+
+@pytest.mark.parametrize(("config", "dtype"), CONFIGS)
+def test_the_dtype_is_what_vllm_chooses_by_itself(config: dict[str, Any], dtype: str) -> None:
+    assert str(served_types(None, config, None)) == dtype
+    assert str(served_types(None, config, "float32")) == "float32"

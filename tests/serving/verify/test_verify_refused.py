@@ -1,0 +1,162 @@
+"""What `recipe serve verify` cannot compare, in a sentence each, and its faults as a command."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compiler import cli_serve
+from compiler.serving import verify_reference
+from compiler.serving.verify import verify
+from runtime import memory
+from runtime.errors import UserError
+from tests.ports import free_port
+from tests.serving.verify.verifying import Computed, Start, check
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    return f"{caught.value.message} | {caught.value.help}"
+
+
+def test_a_url_that_does_not_answer_is_one_sentence(checkpoint: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    assert refusal(lambda: verify(url, model=checkpoint)).startswith(f"nothing listens at {url}")
+
+
+def test_a_key_that_is_missing_is_asked_for(checkpoint: Path, fake: Start) -> None:
+    said = refusal(lambda: check(fake(["m"], key="secret"), checkpoint))
+    assert "answers 401" in said and said.endswith("export VLLM_API_KEY with the server's key")
+
+
+def test_a_server_of_another_model_is_refused(checkpoint: Path, fake: Start) -> None:
+    server = fake(["a", "b"])
+    assert f"{server.url} serves a, b: which of them is meant? | --name NAME" in refusal(
+        lambda: check(server, checkpoint)
+    )
+    assert f"{server.url} serves a, b, and not mine" in refusal(
+        lambda: check(server, checkpoint, name="mine")
+    )
+
+
+def test_an_older_server_that_tells_no_ids_is_refused(checkpoint: Path, fake: Start) -> None:
+    server = fake(["m"])
+    answer = {"choices": [{"text": "x", "logprobs": None, "token_ids": None}]}
+    server.faults.shape["/v1/completions"] = answer
+    assert "tells no token ids" in refusal(lambda: check(server, checkpoint))
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_packages_that_are_not_installed_are_named(
+    missing: str, checkpoint: Path, fake: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.import_module
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == missing:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(verify_reference.importlib, "import_module", without)
+    said = refusal(lambda: check(fake(["m"]), checkpoint))
+    assert said.startswith(
+        f"verifying compares with transformers, and {missing} is not installed | pip install"
+    )
+
+
+def test_a_model_that_memory_does_not_hold_is_refused_before_it_is_loaded(
+    checkpoint: Path, fake: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 4000000 kB\nMemAvailable:  1000000 kB\n")
+    monkeypatch.setattr(memory, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(verify_reference, "count_numbers", lambda folder: 31_000_000_000)
+    server = fake(["m"])
+    said = refusal(lambda: check(server, checkpoint))
+    assert (
+        f"{checkpoint} has 31.00 billion numbers, which take 131.7 GB in float32, and this machine has"
+        in said
+    )
+    assert "1.0 GB available" in said and "--dtype bfloat16 takes 66.6 GB" in said
+    assert not server.bodies("/v1/completions")
+
+
+FOLDERS: list[tuple[str, Callable[[Path], Any], str]] = [
+    ("nowhere", lambda folder: None, "nowhere is not there | run merge.py, or name the merged folder"),
+    ("empty", lambda folder: folder.mkdir(), "empty is no checkpoint: it has no config.json"),
+    (
+        "odd",
+        lambda folder: (folder.mkdir(), (folder / "config.json").write_text("{")),
+        "config.json is not JSON",
+    ),
+    (
+        "light",
+        lambda folder: (folder.mkdir(), (folder / "config.json").write_text("{}")),
+        "light holds no weights: no .safetensors file",
+    ),
+    (
+        "damaged",
+        lambda folder: (
+            folder.mkdir(),
+            (folder / "config.json").write_text("{}"),
+            (folder / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{]"),
+        ),
+        "model.safetensors is damaged: its header cannot be read",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "wanted"), FOLDERS)
+def test_folders_that_hold_no_checkpoint_are_one_sentence(
+    name: str, make: Callable[[Path], Any], wanted: str, fake: Start, tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    assert wanted in refusal(lambda: check(fake(["m"]), tmp_path / name))
+
+
+def test_a_checkpoint_of_an_unknown_architecture_is_one_sentence(
+    fake: Start, checkpoint: Path, tmp_path: Path
+) -> None:
+    odd = tmp_path / "odd"
+    shutil.copytree(checkpoint, odd)
+    config = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps({**config, "architectures": ["Gemma9"]}))
+    said = refusal(lambda: check(fake(["m"], language=Computed(checkpoint)), odd))
+    assert said.startswith(f"transformers does not load {odd}: ")
+
+
+def invoke(*arguments: object) -> Any:
+    return CliRunner().invoke(cli_serve.app, ["verify", *map(str, arguments)])
+
+
+def test_the_command_prints_the_comparison_and_its_verdict(fake: Start, checkpoint: Path) -> None:
+    server = fake(["m"], language=Computed(checkpoint))
+    common = (server.url, "--model", checkpoint, "--tokens", 2, "--server-dtype", "float32")
+    done = invoke(*common)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:3] == ["prompt", "kind", "tokens"] and "same answer" in lines[0]
+    assert lines[-1] == "verdict: the same model"
+    assert json.loads(invoke(*common, "--json").stdout)["problems"] == []
+    other = fake(["m"], language=Computed(checkpoint, rank=1))
+    failed = invoke(other.url, *common[1:])
+    assert failed.exit_code == 1
+    assert failed.stdout.splitlines()[-1] == "verdict: the endpoint is not this checkpoint"
+
+
+def test_faults_of_the_command_are_one_sentence(fake: Start, checkpoint: Path, tmp_path: Path) -> None:
+    assert invoke("http://127.0.0.1:1").exit_code == 2
+    done = invoke("not an address", "--model", checkpoint)
+    assert done.exit_code == 1 and done.stderr.startswith(
+        "error: 'not an address' is not the address of a server\n"
+    )
+    done = invoke("http://127.0.0.1:1", "--artifact", tmp_path / "nowhere")
+    assert done.exit_code == 1
+    assert done.stderr.startswith(f"error: there is no artifact {tmp_path / 'nowhere'}\n  = help: ")

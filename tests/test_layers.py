@@ -1,0 +1,312 @@
+"""Which room may know of which: read from the modules' syntax trees, nothing is imported.
+
+docs/architecture.md says what the rooms are for. An import counts where a module is read ("at once") or where
+a function runs ("later"); one for types alone, under TYPE_CHECKING, counts for neither.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("spec", "compiler", "runtime", "templates")
+FOLDERS = (*PACKAGES, "scripts", "tests")
+
+BASE = {"pydantic", "pydantic_core", "jinja2", "markupsafe", "ruamel", "typer", "rich", "yaml"}
+"""What the distribution installs without an extra, by the names that are imported."""
+
+ELSEWHERE = {
+    "compiler.lsp": "what an editor speaks with, of the extra lsp",
+    "compiler.parity": "compares arrays of runs, which trained here",
+    "compiler.plan.abstract": "the step of shapes, in a worker's process",
+    "compiler.plan.abstract_torchax": "the same of the backend TorchAX",
+    "compiler.plan.topology": "libtpu's devices, in a worker's process",
+}
+"""Parts of the compiler that need more than BASE, and why; no other module imports them at once."""
+
+ASKED_BY = {
+    "compiler.checks": {"compiler.lower"},
+    "compiler.emitters": {"compiler.emit", "compiler.backends", "compiler.plan.worker"},
+    "compiler.cli": {"compiler.guard", "scripts.docs.commands"},
+    "compiler.guard": {"compiler.cli"},
+}
+"""Rooms with a door: who alone imports a module of theirs, beside themselves."""
+
+LONGEST = 400
+"""Lines of a module that reads from top to bottom."""
+
+LONG = {
+    "spec/codes.py": "one table: an entry for each diagnostic, which docs/diagnostics.md prints",
+}
+"""Longer modules, and why they are not cut."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One name that a module imports.
+
+    Attributes:
+        module: a module of this repository, or the first part of another package's name.
+        name: what is taken from it; None for the module itself.
+        line: where it stands.
+        later: whether only a function's run imports it.
+    """
+
+    module: str
+    name: str | None
+    line: int
+    later: bool
+
+
+def listed() -> dict[str, Path]:
+    """Every module of the repository, by its name."""
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            file = path.relative_to(ROOT)
+            if file.parts[:2] != ("tests", "golden"):
+                found[".".join(file.with_suffix("").parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = listed()
+
+
+@functools.cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+@functools.cache
+def imports(module: str) -> tuple[Import, ...]:
+    return tuple(_imports(tree(module), later=False))
+
+
+def _imports(node: ast.AST, later: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            for other in child.orelse:
+                yield from _imports(other, later)
+        elif isinstance(child, ast.Import):
+            for alias in child.names:
+                yield Import(known(alias.name), None, child.lineno, later)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0 and child.module is not None, "imports say whence in full"
+            for alias in child.names:
+                whole = f"{child.module}.{alias.name}"
+                if whole in MODULES:
+                    yield Import(whole, None, child.lineno, later)
+                else:
+                    yield Import(known(child.module), alias.name, child.lineno, later)
+        else:
+            inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from _imports(child, later or inner)
+
+
+def known(name: str) -> str:
+    return name if name in MODULES else name.partition(".")[0]
+
+
+def inside(module: str, room: str) -> bool:
+    """Whether a module lies in a room: a package, a module, or modules whose names begin with cli_."""
+    return (
+        module == room
+        or module.startswith(f"{room}.")
+        or (room == "compiler.cli" and module.startswith(f"{room}_"))
+    )
+
+
+def those(*rooms: str) -> list[str]:
+    return [module for module in MODULES if any(inside(module, room) for room in rooms)]
+
+
+def said(importer: str, one: Import) -> str:
+    what = one.module if one.name is None else f"{one.module}.{one.name}"
+    return f"{MODULES[importer].relative_to(ROOT)}:{one.line} imports {what}"
+
+
+@pytest.mark.parametrize(
+    ("room", "strangers"),
+    [
+        ("runtime", {"spec", "compiler", "templates", "scripts", "tests"}),
+        ("spec", {"compiler", "runtime", "templates", "scripts", "tests"}),
+        ("templates", {"spec", "compiler", "runtime", "scripts", "tests"}),
+        ("compiler", {"scripts", "tests"}),
+        ("scripts", {"tests"}),
+    ],
+)
+def test_a_package_knows_nothing_of_its_strangers(room: str, strangers: set[str]) -> None:
+    wrong = [
+        said(module, one)
+        for module in those(room)
+        for one in imports(module)
+        if one.module.partition(".")[0] in strangers
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(("room", "askers"), ASKED_BY.items())
+def test_a_room_is_entered_by_its_door(room: str, askers: set[str]) -> None:
+    wrong = [
+        said(module, one)
+        for module in those("compiler", "scripts")
+        for one in imports(module)
+        if inside(one.module, room) and not inside(module, room) and module not in askers
+    ]
+    assert not wrong
+
+
+def test_families_and_adapters_are_the_standard_library_alone() -> None:
+    """Compiler and runtime share them; a family imports jax and Tunix where its model is built."""
+    shared = those("runtime.families", "runtime.adapters")
+    wrong = [
+        said(module, one)
+        for module in shared
+        for one in imports(module)
+        if not one.later
+        and one.module not in sys.stdlib_module_names
+        and one.module not in {*shared, "runtime.rope", "runtime.errors"}
+    ]
+    assert not wrong
+
+
+def at_once(module: str) -> set[str]:
+    """All modules that are imported with a module, the packages around it among them."""
+    found: set[str] = set()
+    left = [module]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name in MODULES:
+            parts = name.split(".")
+            left += [".".join(parts[:length]) for length in range(1, len(parts))]
+            left += [one.module for one in imports(name) if not one.later]
+    return found
+
+
+def test_the_compiler_reads_without_jax_and_numpy() -> None:
+    """`recipe build` has to work where the distribution is installed without an extra."""
+    wrong = {}
+    for module in set(those("spec", "compiler")) - set(those(*ELSEWHERE)):
+        needed = {name for name in at_once(module) if name not in MODULES} - sys.stdlib_module_names
+        if needed - BASE:
+            wrong[module] = needed - BASE
+    assert not wrong
+
+
+def test_what_needs_more_is_there() -> None:
+    for part in ELSEWHERE:
+        needed = {name for module in those(part) for name in at_once(module) if name not in MODULES}
+        assert needed - sys.stdlib_module_names - BASE, f"{part} needs no exception"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Not even later: of two such modules neither could be read without the other."""
+    graph = {
+        module: {one.module for one in imports(module) if one.module in MODULES} - {module}
+        for module in those(*PACKAGES, "scripts")
+    }
+    while True:
+        leaves = {module for module, others in graph.items() if not others & graph.keys()}
+        if not leaves:
+            break
+        graph = {module: others for module, others in graph.items() if module not in leaves}
+    # What is left lies on a circle, or imports one.
+    while True:
+        wanted = set().union(*graph.values()) if graph else set()
+        outer = graph.keys() - wanted
+        if not outer:
+            break
+        graph = {module: others for module, others in graph.items() if module not in outer}
+    assert not graph
+
+
+def test_private_names_stay_at_home() -> None:
+    wrong = [
+        said(module, one)
+        for module in MODULES
+        for one in imports(module)
+        if one.module in MODULES and re.match(r"_[^_]", one.name or "")
+    ]
+    assert not wrong
+
+
+def test_private_names_are_not_reached_for_either() -> None:
+    wrong = []
+    for module in those(*PACKAGES, "scripts"):
+        aliases = {
+            alias.asname or alias.name
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if f"{node.module}.{alias.name}" in MODULES
+        }
+        wrong += [
+            f"{MODULES[module].relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}"
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            if node.value.id in aliases and re.match(r"_[^_]", node.attr)
+        ]
+    assert not wrong
+
+
+def test_long_modules_have_a_reason() -> None:
+    long = {}
+    for module in those(*PACKAGES, "scripts"):
+        path = MODULES[module]
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > LONGEST:
+            long[path.relative_to(ROOT).as_posix()] = lines
+    assert long.keys() == LONG.keys(), long
+
+
+def test_every_dependency_has_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    demanded = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        demanded += extra
+    names = {re.match(r"[\w.-]+", text)[0].lower() for text in demanded}  # type: ignore[index]
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = page.partition("\n## Dependencies\n")[2].partition("\nWritten by hand")[0]
+    told = [
+        name.lower()
+        for cell in re.findall(r"^\| (`[^|]+) \|", page, re.M)
+        for name in re.findall(r"`([^`]+)`", cell)
+    ]
+    assert sorted(set(told)) == sorted(told), "a dependency stands twice in docs/architecture.md"
+    assert set(told) == names
+
+
+def test_checking_a_recipe_needs_nothing_heavy(tmp_path: Path) -> None:
+    """With every package that no plain installation has made impossible to import."""
+    heavy = [
+        *("jax", "jaxlib", "numpy", "ml_dtypes", "flax", "optax", "orbax", "grain"),
+        *("tunix", "qwix", "torch", "transformers"),
+    ]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "recipe: 1\nname: example\nmodel: {id: google/gemma-4-31B-it}\n"
+        "mesh: {accelerator: v5p-8, axes: {fsdp: 4}}\n"
+        "lora: {rank: 16}\ndata: {train: [gs://bucket/train.jsonl]}\n"
+        "serve: {accelerator: v6e-8, tensor_parallel_size: 8}\n"
+    )
+    program = (
+        f"import sys\nfor name in {heavy!r}: sys.modules[name] = None\n"
+        "from pathlib import Path\nfrom compiler.emit import emit\nfrom compiler.lower import lower\n"
+        f"from spec.load import load\nprogram = lower(load(Path({str(recipe)!r}))).program\n"
+        "assert 'train.py' in emit(program)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
