@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from accelerate.state import AcceleratorState, DistributedType
+from torch import distributed
 
 begin = AcceleratorState.__init__
 
@@ -22,4 +23,7 @@ def on_cpu(self: Any, *arguments: Any, fsdp_plugin: Any = None, **options: Any) 
 
 AcceleratorState.__init__ = on_cpu
 sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    assert not distributed.is_initialized(), "the script ends within its process group"

@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,8 @@ from typing import Any
 from runtime.checkpoint import BaseCheckpoint
 from runtime.serving.client import Client, ServerError
 from tests.e2e.docker_engine import Engine
-from tests.e2e.test_vllm import make_gemma4, merged_in_float32
+from tests.e2e.merged_models import make_gemma4, merged_in_float32
+from tests.ports import free_port
 from tests.runtime.runs import lora_section, save_run
 
 SENTINELS = {
@@ -220,9 +220,7 @@ def build(
     Args:
         env: further environment variables of the server.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "train.jsonl").write_text(json.dumps(CONVERSATION) + "\n")
     text = RECIPE.format(

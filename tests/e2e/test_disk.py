@@ -9,6 +9,8 @@ import pytest
 
 from tests.e2e import disk
 
+pytestmark = pytest.mark.e2e
+
 
 def test_a_disk_that_is_too_small_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"bytes": 2**30}

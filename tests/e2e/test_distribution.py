@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from compiler import __version__
-from tests.e2e.interpreters import interpreter
+from tests.interpreters import interpreter
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.chromium import Tab, tab
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -99,9 +99,8 @@ def test_its_search_finds_a_code(browser: Tab, address: str) -> None:
         field.dispatchEvent(new Event("keyup", {bubbles: true}));
         field.dispatchEvent(new Event("input", {bubbles: true})); })()"""
     )
-    end = time.monotonic() + 20
-    while not (found := browser.evaluate(FOUND)) and time.monotonic() < end:
-        time.sleep(0.2)
+    until(lambda: browser.evaluate(FOUND))
+    found = browser.evaluate(FOUND)
     assert any("/diagnostics/mesh.html" in link and link.endswith("#E0203") for link in found), found
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.trained import _restore, saved_steps, unfinished
-from tests.hosts.crews import CrewOfLives, free_port, light, place_of
+from runtime.trained import restore_tree, saved_steps, unfinished
+from tests.hosts.crews import CrewOfLives, light, place_of
+from tests.ports import free_port
 from tests.remote.conftest import gcs
 from tests.remote.gcs import Gcs
 from tests.runtime import artifacts
@@ -65,7 +66,9 @@ def killed_at(gcs: Gcs, crew: CrewOfLives, who: int, request: str) -> None:
     assert "Traceback" not in crew.said(), crew.said()
 
 
-def test_killed_within_saves_then_resumed(place: Path, gcs: Gcs, lives: Lives) -> None:
+def test_a_run_killed_within_saves_to_a_bucket_goes_on_from_a_whole_step(
+    place: Path, gcs: Gcs, lives: Lives
+) -> None:
     """A shard of one process that never arrives, then the marker of the whole step: neither step is one."""
     killed_at(gcs, start(lives, place), 1, r"POST .*run/4/model_params/ocdbt\.process_1/")
     assert saved_steps(RUN) == [2] and unfinished(RUN) == [4]
@@ -83,7 +86,7 @@ def test_killed_within_saves_then_resumed(place: Path, gcs: Gcs, lives: Lives) -
     whole = artifacts.train(lives, place, "whole", artifact="here")
     assert whole.status == 0, whole.stderr
     for item in ("model_params", "optimizer_state"):
-        expected, found = artifacts.saved(place, "whole", STEPS, item), _restore(f"{RUN}/{STEPS}/{item}")
+        expected, found = artifacts.saved(place, "whole", STEPS, item), restore_tree(f"{RUN}/{STEPS}/{item}")
         assert expected.keys() == found.keys()
         for path in expected:
             np.testing.assert_array_equal(found[path], expected[path])

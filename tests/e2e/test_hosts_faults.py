@@ -17,22 +17,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.e2e.crew_preludes import AHEAD, FULL, PACED, PREFERENCES, WAITS, WITHIN
 from tests.hosts import conftest as shared
 from tests.hosts.crews import (
     DUMPED,
+    PATIENT,
     PEER,
-    SLOW,
     CrewOfLives,
     begun,
     dumped_rows,
-    free_port,
     kill_all,
     light,
     losses,
     start,
 )
+from tests.ports import free_port
 from tests.runtime.artifacts import assert_equal, saved, steps, train, write_artifact
 from tests.runtime.lives import Lives
+from tests.runtime.surviving import SLOW
+from tests.waiting import gone
 
 pytestmark = pytest.mark.e2e
 place, lives = shared.place, shared.lives
@@ -40,79 +43,6 @@ place, lives = shared.place, shared.lives
 STEPS = 4
 MANY, KILLS = 24, 6
 PAIR = {"fsdp": 2, "tp": 1}
-
-AHEAD = """
-import os
-import time
-
-if os.environ.get("JAX_PROCESS_ID") == "1":
-    right = time.time
-    time.time = lambda: right() + 3600
-"""
-"""Code of an artifact of which the clock of process 1 is an hour ahead."""
-
-FULL = """
-LORA = None
-"""
-
-PREFERENCES = """
-DATA = dataclasses.replace(
-    DATA, train=("pairs.jsonl",), eval=None, format="preference", loss_on="completion", max_length=48
-)
-TRAIN = dataclasses.replace(TRAIN, objective="dpo")
-"""
-
-PACED = """
-import time
-
-from runtime import trainer
-
-quick = trainer.Trainer._step
-
-
-def paced(self, *arguments):
-    time.sleep(0.4)
-    return quick(self, *arguments)
-
-
-trainer.Trainer._step = paced
-"""
-"""Code of an artifact of which most of a run's time are its steps."""
-
-WAITS = """
-import os
-import time
-
-from runtime import trainer
-from runtime.hosts import leader
-
-leader.NOTE_AFTER = 3.0
-quick = trainer.Trainer._step
-
-
-def late(self, *arguments):
-    time.sleep(9 if self._train_steps == 2 and os.environ.get("JAX_PROCESS_ID") == "1" else 0)
-    return quick(self, *arguments)
-
-
-trainer.Trainer._step = late
-"""
-"""Code of an artifact of which process 1 takes longer for a micro-batch than a process may be silent."""
-
-WITHIN = """
-import ctypes
-import os
-
-if "NAMESPACE" in os.environ:
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.setns(os.open("/run/netns/" + os.environ["NAMESPACE"], os.O_RDONLY), 0) == 0
-    # What gloo gives out as a machine's address is that of its name, which both have.
-    from jax._src.lib import _jax
-
-    make = _jax.make_gloo_tcp_collectives
-    _jax.make_gloo_tcp_collectives = lambda **given: make(**given, hostname=os.environ["OWN_ADDRESS"])
-"""
-"""Code of an artifact whose processes are machines of a network of their own."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +62,7 @@ def same_end(place: Path, output: str) -> None:
 
 def resumed(lives: Lives, place: Path, output: str, port: int | None = None) -> None:
     """Starts all again; the run comes to its end as if nothing had been."""
-    again = start(lives, place, output, 2, "--resume", artifact="slow", port=port)
+    again = start(lives, place, output, 2, "--resume", artifact="slow", port=port, peer=PATIENT)
     assert again.wait() == [0, 0], again.said()
     same_end(place, output)
 
@@ -162,7 +92,7 @@ def _status(pid: int) -> str:
         ("pairs", 2, {"dcn": 2, "fsdp": 2, "tp": 1}, PREFERENCES),
     ],
 )
-def test_the_same_numbers_as_one_process(
+def test_several_processes_compute_the_numbers_of_one(
     place: Path,
     lives: Lives,
     name: str,
@@ -175,7 +105,7 @@ def test_the_same_numbers_as_one_process(
     write_artifact(place / name, prelude=light(axes, more=more + DUMPED), steps=2)
     whole = train(lives, place, f"{name}-one", artifact=name)
     assert whole.status == 0, whole.stderr
-    crew = start(lives, place, f"{name}-all", count, artifact=name)
+    crew = start(lives, place, f"{name}-all", count, artifact=name, peer=PATIENT)
     assert crew.wait() == [0] * count, crew.said()
     one, all_ = (losses(place / f"{name}-{which}" / "checkpoints") for which in ("one", "all"))
     assert len(one) == len(all_)
@@ -202,25 +132,21 @@ def write_pairs(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_process_0_is_killed(slow: Path, lives: Lives) -> None:
+def test_a_run_whose_process_0_is_killed_ends_and_goes_on(slow: Path, lives: Lives) -> None:
     """The other one names it. JAX's service goes after it, and the port is free at once."""
     crew = start(lives, slow, "headless", 2, artifact="slow")
     crew.until(lambda: steps(slow / "headless" / "checkpoints") != [])
     (service,) = services(crew[0].pid)
     crew[0].send(signal.SIGKILL)
-    killed = time.monotonic()
     assert crew.wait() == [-9, 75], crew.said()
-    assert time.monotonic() - killed < PEER
     (error,) = crew.errors()[1]
     assert re.search(rf"process 0 of 2 \(.*, pid {crew[0].pid}\) is gone: it ended without a word$", error)
     clean(crew)
     resumed(lives, slow, "headless", crew.port)
-    while _status(service) and time.monotonic() - killed < 20:
-        time.sleep(0.1)
-    assert time.monotonic() - killed < 20, "JAX's service stays behind"
+    assert gone(service), "JAX's service stays behind"
 
 
-def test_process_0_goes_with_its_service(slow: Path, lives: Lives) -> None:
+def test_a_run_whose_process_0_goes_with_its_service_ends_and_goes_on(slow: Path, lives: Lives) -> None:
     """As where a machine or a container ends: JAX's service is no longer there to outlive it."""
     crew = start(lives, slow, "beheaded", 2, artifact="slow")
     crew.until(lambda: steps(slow / "beheaded" / "checkpoints") != [])
@@ -234,7 +160,7 @@ def test_process_0_goes_with_its_service(slow: Path, lives: Lives) -> None:
     resumed(lives, slow, "beheaded", crew.port)
 
 
-def test_killed_at_random_moments(place: Path, lives: Lives) -> None:
+def test_a_run_killed_at_random_moments_ends_as_one_that_was_not(place: Path, lives: Lives) -> None:
     """Now one process, now two; one of them is killed wherever it may be, and others go on from there."""
     seed = random.randrange(10_000)
     choose = random.Random(seed)
@@ -262,7 +188,7 @@ def test_killed_at_random_moments(place: Path, lives: Lives) -> None:
 
 
 @pytest.mark.parametrize("who", [0, 1])
-def test_one_hangs(slow: Path, lives: Lives, who: int) -> None:
+def test_a_process_that_hangs_is_named_by_the_others(slow: Path, lives: Lives, who: int) -> None:
     crew = start(lives, slow, f"hangs-{who}", 2, artifact="slow")
     try:
         crew.until(lambda: begun(slow, f"hangs-{who}", 1, who))
@@ -270,7 +196,7 @@ def test_one_hangs(slow: Path, lives: Lives, who: int) -> None:
         stopped = time.monotonic()
         other = crew[1 - who]
         assert other.wait() == 75, crew.said()
-        assert PEER - 2 < time.monotonic() - stopped < PEER + 8
+        assert PEER - 2 < time.monotonic() - stopped < PEER + 20
         (error,) = crew.errors()[1 - who]
         assert re.search(rf"process {who} of 2 \(.*\) is gone: nothing was heard of it for \d+ s$", error)
         crew[who].send(signal.SIGCONT)
@@ -280,7 +206,7 @@ def test_one_hangs(slow: Path, lives: Lives, who: int) -> None:
         kill_all(crew)
 
 
-def test_one_is_slow(slow: Path, lives: Lives) -> None:
+def test_a_process_that_is_slow_is_waited_for(slow: Path, lives: Lives) -> None:
     """Slower than a silent process may be: it lives, and is waited for, and named."""
     write_artifact(slow / "waits", prelude=light(PAIR, more=WAITS), steps=STEPS, every=1)
     crew = start(lives, slow, "waits-out", 2, artifact="waits")
@@ -328,7 +254,7 @@ def test_what_differs_between_hosts_is_refused(slow: Path, lives: Lives, tmp_pat
         assert not (slow / output / "checkpoints").exists()
 
 
-def test_a_signal_to_all_and_one_while_loading(slow: Path, lives: Lives) -> None:
+def test_a_signal_to_all_saves_and_one_while_loading_stops_them(slow: Path, lives: Lives) -> None:
     crew = start(lives, slow, "all-told", 2, artifact="slow")
     crew.until(lambda: begun(slow, "all-told", 1))
     crew.send(signal.SIGINT)
@@ -367,7 +293,9 @@ def machines() -> Iterator[tuple[str, str]]:
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
-def test_over_a_network(slow: Path, lives: Lives, machines: tuple[str, str]) -> None:
+def test_a_run_over_a_network_ends_by_name_where_the_cable_is_cut(
+    slow: Path, lives: Lives, machines: tuple[str, str]
+) -> None:
     """A run between two machines is as any; where the cable is cut, each names the other one and ends."""
     for name, seconds in (("wired", 0), ("cut", 2)):
         more = WITHIN + (SLOW.format(seconds=seconds) if seconds else "")
@@ -388,14 +316,14 @@ def test_over_a_network(slow: Path, lives: Lives, machines: tuple[str, str]) -> 
     subprocess.run(["ip", "-n", machines[1], "link", "set", machines[1], "down"], check=True)
     cut = time.monotonic()
     assert crew.wait() == [75, 75], crew.said()
-    assert time.monotonic() - cut < PEER + 10
+    assert time.monotonic() - cut < PEER + 20
     for number, errors in enumerate(crew.errors()):
         (error,) = errors
         assert f"process {1 - number} of 2" in error and " is gone: " in error
     clean(crew)
 
 
-def test_a_disk_of_one_takes_no_more(slow: Path, lives: Lives) -> None:
+def test_a_full_disk_of_one_host_ends_all_with_its_name(slow: Path, lives: Lives) -> None:
     crew = start(lives, slow, "cramped", 2, artifact="slow")
     folder = slow / "cramped" / "checkpoints"
     crew.until(lambda: steps(folder) != [])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shlex
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from compiler.emitters.launch import emit_launch
+from compiler.emitters.launch import XPK, emit_launch
 from compiler.launching import machines
 from compiler.program import Program
 from tests.emit.emitting import program_of
@@ -42,7 +42,7 @@ for path in sys.argv[1:]:
 print(json.dumps(found))
 """
 
-XPK = """
+XPK_SCRIPT = """
 import argparse, json, sys
 from xpk.core.system_characteristics import get_system_characteristics
 from xpk.parser.core import set_parser
@@ -137,20 +137,23 @@ def test_xpk_reads_the_commands(programs: dict[str, Program], tmp_path: Path) ->
     record = tmp_path / "bin" / "xpk"
     record.write_text('#!/bin/bash\nprintf "%s\\0" "$@" >> "$WORDS"; printf "\\n" >> "$WORDS"\n')
     record.chmod(0o755)
+    shutil.copytree(ROOT / "runtime" / "launch", tmp_path / "runtime" / "launch")
     commands, shapes = [], []
     for shape, program in programs.items():
         text = emit_launch(program).get("launch/xpk.sh")
         if text is None:
             continue
-        (tmp_path / "xpk.sh").write_text(text)
+        script = tmp_path / "sample" / "launch" / "xpk.sh"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(text)
         (tmp_path / "empty").touch()
         subprocess.run(["tar", "czf", f"{program.name}.tar.gz", "empty"], cwd=tmp_path, check=True)
         words = tmp_path / "words"
         words.unlink(missing_ok=True)
-        name = next(line for line in text.splitlines() if line.startswith("name=")).removeprefix("name=")
-        for arguments in (["create"], ["--dry-run", "create"], ["delete", shlex.split(name)[0]]):
+        (name,) = re.findall(r"--workload=(.*)$", text, re.MULTILINE)
+        for arguments in (["create"], ["--dry-run", "create"], ["delete", name]):
             subprocess.run(
-                ["bash", str(tmp_path / "xpk.sh"), *arguments],
+                ["bash", str(script), *arguments],
                 cwd=tmp_path,
                 env={
                     "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin",
@@ -166,7 +169,7 @@ def test_xpk_reads_the_commands(programs: dict[str, Program], tmp_path: Path) ->
         shapes.append(shape)
         assert "--dry-run" in dry and "--no-dry-run" in create and "--no-dry-run" in delete
     assert len(shapes) >= 7
-    found = asked(environment("xpk==1.9.0"), XPK, folder=tmp_path, given=json.dumps(commands))
+    found = asked(environment(f"xpk=={XPK}"), XPK_SCRIPT, folder=tmp_path, given=json.dumps(commands))
     for shape, answer in zip(shapes, found, strict=True):
         program = programs[shape]
         made, given = machines(program.accelerator), answer["given"]

@@ -57,7 +57,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("backend", FOLDERS, ids=lambda backend: backend.value)
-def test_a_run_that_lost_its_last_checkpoint(place: Place, backend: Backend) -> None:
+def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, backend: Backend) -> None:
     """Step 3 is trained twice; everything shows it once."""
     script, data = SCRIPTS[backend], ("--data-dir", place.folder)
     output = f"logged-{backend.value}"

@@ -166,7 +166,7 @@ def stamp(path: Path) -> tuple[int, int]:
     return entry.st_ino, entry.st_mtime_ns
 
 
-def test_killed_at_random_moments(merges: Merges) -> None:
+def test_a_merge_killed_at_random_moments_ends_as_an_undisturbed_one(merges: Merges) -> None:
     """The second run, or the one after a second kill, ends with the bytes of an undisturbed merge."""
     choose, seconds = random.Random(4), merges.seconds
     phases, late, twice, resumed, kept_files = Counter[str](), 0, 0, 0, 0
@@ -214,14 +214,16 @@ def test_killed_at_random_moments(merges: Merges) -> None:
         (f"merged/{RECORD}", "record, config, index"),
     ],
 )
-def test_killed_in_every_phase(last: str, expected: str, merges: Merges) -> None:
+def test_a_merge_killed_in_any_phase_ends_as_an_undisturbed_one(
+    last: str, expected: str, merges: Merges
+) -> None:
     """As soon as a file is there; the small ones are written within milliseconds, which few kills hit."""
     hit = ""
     for attempt in range(10):
         work = f"aimed-{attempt}"
         life = merges.begin(work)
         path = merges.place / (f"{work}/{last.format(count=merges.shards)}" if last else ".")
-        while not path.exists() and life.poll() is None:
+        while not path.exists() and life.status is None:
             spin = time.monotonic() + 0.01
             while not path.exists() and time.monotonic() < spin:
                 pass
@@ -248,7 +250,9 @@ def writing(merges: Merges, work: str) -> Life:
     "signum, status, words",
     [(signal.SIGINT, 130, "the same command goes on"), (signal.SIGTERM, -signal.SIGTERM, "")],
 )
-def test_stopped_by_a_signal(signum: int, status: int, words: str, merges: Merges) -> None:
+def test_a_merge_stopped_by_a_signal_goes_on_where_it_was(
+    signum: int, status: int, words: str, merges: Merges
+) -> None:
     life = writing(merges, f"signal-{signum}")
     life.send(signum)
     assert life.wait() == status, life.stderr
@@ -262,7 +266,7 @@ def test_stopped_by_a_signal(signum: int, status: int, words: str, merges: Merge
     assert all(stamp(merged / name) == entry for name, entry in kept.items())
 
 
-def test_two_merges_into_one_folder(merges: Merges) -> None:
+def test_a_second_merge_into_a_folder_is_refused(merges: Merges) -> None:
     """The second is refused at once, whatever the first is doing, and the first comes to its end."""
     first = writing(merges, "shared")
     first.send(signal.SIGSTOP)
@@ -281,7 +285,7 @@ def test_two_merges_into_one_folder(merges: Merges) -> None:
         assert not differing(merges.place / "whole" / folder, merges.place / "shared" / folder)
 
 
-def test_two_merges_begun_at_once(merges: Merges) -> None:
+def test_of_merges_begun_at_once_one_writes(merges: Merges) -> None:
     """Neither knows of the other: one of them writes."""
     lives = [merges.begin("race") for _ in range(3)]
     statuses = sorted(life.wait() for life in lives)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from compiler import catalog
-from compiler.artifact import ArtifactError
+from compiler.errors import ArtifactError
 from compiler.hardware import from_name
 from compiler.new.recipe import Asked, make
 from compiler.new.source import Source
@@ -107,7 +107,7 @@ def conversation(at: Path, *answers: tuple[str, str]) -> tuple[int, str]:
     if pid == 0:
         os.chdir(at)
         os.execve(BIN / "recipe", ["recipe", "new", "demo"], environment(at.parent))
-    shown, left, deadline, seen = "", list(answers), time.monotonic() + 60, 0
+    shown, left, deadline, seen = "", list(answers), time.monotonic() + 300, 0
     while time.monotonic() < deadline:
         if not select.select([end], [], [], 1)[0]:
             continue

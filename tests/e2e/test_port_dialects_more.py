@@ -19,11 +19,11 @@ import pytest
 import yaml
 
 from compiler.catalog import entries, find
-from compiler.emitters.python import source
-from compiler.emitters.train import _schedule
+from compiler.emitters.train import schedule
 from compiler.port.ledger import Ledger
 from compiler.port.meaning import adapters, schedules, sharding, torch_optimizers
 from compiler.port.source import Sources
+from compiler.python_text import source
 from spec.language.train import Train
 from tests.port import wheels
 from tests.port.dialects import ported
@@ -58,8 +58,8 @@ def rates(ledger: Ledger, steps: int) -> list[float]:
     }
     given = {key: value for key, value in values.items() if value is not None}
     train = Train.model_validate({"schedule": given})
-    text = source(_schedule(types.SimpleNamespace(recipe=types.SimpleNamespace(train=train))))  # type: ignore[arg-type]
-    schedule = eval(
+    text = source(schedule(types.SimpleNamespace(recipe=types.SimpleNamespace(train=train))))  # type: ignore[arg-type]
+    rate = eval(
         text,
         {
             "optax": optax,
@@ -70,7 +70,7 @@ def rates(ledger: Ledger, steps: int) -> list[float]:
             "steps": steps,
         },
     )
-    return [float(schedule(step)) for step in range(steps)]
+    return [float(rate(step)) for step in range(steps)]
 
 
 def stepped(make: Callable[[Any], Any], steps: int) -> list[float]:
@@ -232,7 +232,7 @@ def test_dpo_switches_an_adapters_dropout_off() -> None:
         torch.nn.Sequential(torch.nn.Linear(2, 2)), LoraConfig(target_modules=["0"], lora_dropout=0.5)
     )
     disable_dropout_in_model(model)
-    assert all(module.p == 0 for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0}
 
 
 @pytest.mark.parametrize("key", ["fsdp2", "multi_gpu", "single_gpu", "zero2", "zero3"])

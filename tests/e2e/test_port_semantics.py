@@ -74,7 +74,7 @@ def learnt(labels: list[int]) -> list[bool]:
 
 
 @pytest.mark.parametrize("name", templates.LLAMAFACTORY)
-def test_llamafactorys_templates(theirs: Any, name: str) -> None:
+def test_llamafactorys_templates_write_the_same_tokens(theirs: Any, name: str) -> None:
     compared = 0
     for key, (ids, labels) in theirs["templates"].items():
         template, thinking, title, system = key.split("|")
@@ -89,7 +89,7 @@ def test_llamafactorys_templates(theirs: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*PROMPTS, "user_defined"])
-def test_axolotls_data_set_types(theirs: Any, name: str) -> None:
+def test_axolotls_data_set_types_write_the_same_prompts(theirs: Any, name: str) -> None:
     kind = user_defined(port_tools.OWN) if name == "user_defined" else plain(name)
     assert kind is not None
     namespace: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def test_axolotls_data_set_types(theirs: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", port_tools.MODELS)
 @pytest.mark.parametrize("given", [["all"], ["q_proj", "v_proj"]])
-def test_llamafactorys_targets(theirs: Any, name: str, given: list[str]) -> None:
+def test_llamafactorys_targets_are_the_same_projections(theirs: Any, name: str, given: list[str]) -> None:
     model = find(name, Path())
     found = theirs["linear"][f"{name}|{'all' if given == ['all'] else 'list'}"]
     ours = targets.choose(model, target_modules(model, given))
@@ -112,11 +112,11 @@ def test_llamafactorys_targets(theirs: Any, name: str, given: list[str]) -> None
     assert not text or {each[each.index("layers.") :] for each in text} == set(ours.sites)
 
 
-def test_llamafactorys_defaults(theirs: Any) -> None:
+def test_llamafactorys_defaults_are_the_ones_that_are_written(theirs: Any) -> None:
     assert theirs["defaults"] == {"alpha": 24, "target": ["all"], "beta": 0.1, "cutoff": 511, "packing": True}
 
 
-def test_llamafactorys_instructions(theirs: Any) -> None:
+def test_llamafactorys_instructions_are_the_same_messages(theirs: Any) -> None:
     namespace: dict[str, Any] = {}
     exec(conversion.alpaca(conversion.Alpaca(system="system"), False), namespace)
     made = theirs["alpaca"]

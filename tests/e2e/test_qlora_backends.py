@@ -17,8 +17,8 @@ from compiler.backends import Backend
 from compiler.parity.backends import SCRIPTS
 from compiler.parity.compare import TOLERANCES, Subject, compare
 from runtime.trace import Trace, read_trace
+from tests.parity.parity_cases import CASES
 from tests.parity.running import Case, Place, merged_tensors
-from tests.parity.test_backends import CASES
 
 pytestmark = pytest.mark.e2e
 

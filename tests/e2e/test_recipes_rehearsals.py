@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli, miniature_config, pipeline
+from compiler import cli, miniature_config
 from runtime.families.gemma4 import Gemma4Architecture
-from tests.e2e.preloaded import Preloaded
+from tests.preloaded import preloaded_scripts
 
 pytestmark = pytest.mark.e2e
 
@@ -41,16 +41,14 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("preloaded")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
-        server = Preloaded(pipeline.script_environment(folder))
-        patch.setattr(pipeline.subprocess, "Popen", server.start)
         patch.setattr(miniature_config, "_gemma4", one_of_each)
-        yield
-    server.close()
+        with preloaded_scripts(folder):
+            yield
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_passes_its_rehearsal(name: str) -> None:
-    result = CliRunner().invoke(cli.app, ["rehearse", str(RECIPES / f"{name}.yaml"), "--steps", "8"])
+    result = CliRunner().invoke(cli.app, ["rehearse", str(RECIPES / f"{name}.yaml"), "--steps", "4"])
     assert result.exit_code == 0, result.output
     table = result.stdout
     assert all(f"{step:<12} ok " in table for step in STEPS), table

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 from compiler import cli
 from tests.e2e.chromium import Tab, tab
 from tests.report import writing
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -67,10 +67,7 @@ def make(folder: Path, name: str, *words: str) -> Path:
 
 def drawn(browser: Tab) -> None:
     """Waits for the plots."""
-    deadline = time.monotonic() + 30
-    while not browser.evaluate("document.body.dataset.drawn"):
-        assert time.monotonic() < deadline, browser.complaints()
-        time.sleep(0.05)
+    until(lambda: browser.evaluate("document.body.dataset.drawn"))
 
 
 def ranges(browser: Tab) -> dict[str, list[float]]:
@@ -118,16 +115,16 @@ def test_a_stretch_that_is_dragged_is_shown_in_all_plots(browser: Tab, pages: di
         })()"""
     )
     drag(browser, left + 0.25 * width, left + 0.5 * width, top + height / 2)
-    after = ranges(browser)
     low, high = before["loss"]
-    assert after["loss"] == pytest.approx([low + 0.25 * (high - low), low + 0.5 * (high - low)], rel=0.05)
-    assert after["memory"] == pytest.approx(after["loss"]) and after["lengths"] == before["lengths"]
-    assert float(browser.evaluate("document.getElementById('from').value")) == pytest.approx(
-        after["loss"][0], rel=0.01
-    )
+    dragged = pytest.approx([low + 0.25 * (high - low), low + 0.5 * (high - low)], rel=0.05)
+    until(lambda: ranges(browser)["loss"] == dragged)
+    shown = pytest.approx(ranges(browser)["loss"])
+    until(lambda: ranges(browser)["memory"] == shown)
+    assert ranges(browser)["lengths"] == before["lengths"]
+    field = "document.getElementById('from').value"
+    until(lambda: float(browser.evaluate(field)) == pytest.approx(ranges(browser)["loss"][0], rel=0.01))
     browser.evaluate("document.getElementById('all').click()")
-    time.sleep(0.3)
-    assert ranges(browser)["speed"] == pytest.approx(before["speed"])
+    until(lambda: ranges(browser)["speed"] == pytest.approx(before["speed"]))
 
 
 def drag(browser: Tab, start: float, end: float, y: float) -> None:
@@ -138,10 +135,11 @@ def drag(browser: Tab, start: float, end: float, y: float) -> None:
         x = start + share * (end - start)
         browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y, buttons=1, **at)
     browser.send("Input.dispatchMouseEvent", type="mouseReleased", x=end, y=y, **at)
-    time.sleep(0.5)
 
 
-def test_the_controls(browser: Tab, pages: dict[str, Path]) -> None:
+def test_the_controls_change_axes_scale_and_range_and_offer_no_cloud(
+    browser: Tab, pages: dict[str, Path]
+) -> None:
     browser.show(pages["compared"], 1440, "light")
     drawn(browser)
 
@@ -151,14 +149,14 @@ def test_the_controls(browser: Tab, pages: dict[str, Path]) -> None:
 
     def click(selector: str) -> None:
         browser.evaluate(f"document.querySelector('{selector}').click()")
-        time.sleep(0.3)
 
     click('input[value="tokens"]')
-    assert ranges(browser)["loss"][1] == pytest.approx(180_000, rel=0.1)
-    assert of_loss("xaxis.title.text") == "tokens trained on"
+    until(lambda: of_loss("xaxis.title.text") == "tokens trained on")
+    until(lambda: ranges(browser)["loss"][1] == pytest.approx(180_000, rel=0.1))
     click('input[name="logarithmic"]')
-    assert of_loss("yaxis.type") == "log"
+    until(lambda: of_loss("yaxis.type") == "log")
     click('input[value="step"]')
+    until(lambda: of_loss("xaxis.title.text") != "tokens trained on")
     browser.evaluate(
         """for (const [name, value] of [["from", 20], ["to", 60]]) {
           const field = document.getElementById(name);
@@ -166,8 +164,7 @@ def test_the_controls(browser: Tab, pages: dict[str, Path]) -> None:
           field.dispatchEvent(new Event("change", { bubbles: true }));
         }"""
     )
-    time.sleep(0.3)
-    assert ranges(browser)["grad-norm"] == [20, 60]
+    until(lambda: ranges(browser)["grad-norm"] == [20, 60])
     assert browser.evaluate("document.querySelectorAll('.modebar-btn[data-attr=cloud]').length") == 0
     titles = browser.evaluate(
         "[...document.querySelectorAll('.modebar-btn')].map((one) => one.dataset.title)"
@@ -181,10 +178,10 @@ def test_it_follows_the_systems_colours(browser: Tab, pages: dict[str, Path]) ->
     light = browser.evaluate("getComputedStyle(document.querySelector('.js-line')).stroke")
     features = [{"name": "prefers-color-scheme", "value": "dark"}]
     browser.send("Emulation.setEmulatedMedia", features=features)
-    time.sleep(0.8)
-    assert browser.evaluate("getComputedStyle(document.querySelector('.js-line')).stroke") != light
-    ink = browser.evaluate("getComputedStyle(document.querySelector('.xtick text')).fill")
-    assert ink == "rgb(233, 232, 229)"
+    line = "getComputedStyle(document.querySelector('.js-line')).stroke"
+    until(lambda: browser.evaluate(line) != light)
+    ink = "getComputedStyle(document.querySelector('.xtick text')).fill"
+    until(lambda: browser.evaluate(ink) == "rgb(233, 232, 229)")
 
 
 def test_paper_is_white(browser: Tab, pages: dict[str, Path]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.serving.client import Client
+from runtime.serving.client import ServerError
 from tests.e2e import serving_artifacts
 from tests.e2e.docker_engine import Engine
 from tests.e2e.serving_artifacts import Artifact, Tiny, build
@@ -32,6 +33,12 @@ TOKENS = 8
 LONG_TOKENS = 200
 """Of answers that are in flight when the server is told to end."""
 
+STREAMS = 8
+"""Clients that ask for such answers, one after the other, until the server is being stopped."""
+
+SILENCE = 20.0
+"""Seconds: vLLM leaves a request without an answer that reaches it after SIGTERM."""
+
 START_SECONDS = 300
 
 
@@ -43,7 +50,7 @@ def faulty(engine: Engine, vllm_image: str, tiny: Tiny, tmp_path_factory: pytest
     return artifact
 
 
-def test_a_server_that_is_killed_during_load(faulty: Artifact, tmp_path: Path) -> None:
+def test_a_server_that_is_killed_during_load_is_told_in_a_sentence(faulty: Artifact, tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     process = faulty.start("serve", "up", faulty.folder, log=log)
     try:
@@ -59,14 +66,16 @@ def test_a_server_that_is_killed_during_load(faulty: Artifact, tmp_path: Path) -
     assert faulty.engine.containers() == []
 
 
-def test_a_container_out_of_memory(faulty: Artifact) -> None:
+def test_a_container_out_of_memory_is_told_with_its_limit(faulty: Artifact) -> None:
     said = faulty.recipe("serve", "up", faulty.folder, "--memory", "300m", status=1).output
     assert "it ran out of memory, with more than its limit of 300m" in said
     assert faulty.engine.containers() == []
 
 
 @pytest.mark.parametrize("damage", ["a flipped byte in the header", "a file cut off"])
-def test_a_corrupt_shard(faulty: Artifact, tiny: Tiny, damage: str, tmp_path: Path) -> None:
+def test_a_corrupt_shard_is_told_before_anything_is_started(
+    faulty: Artifact, tiny: Tiny, damage: str, tmp_path: Path
+) -> None:
     """Told before anything is built or started."""
     folder = serving_artifacts.copy(tiny.merged, tmp_path / "model")
     shard = sorted(folder.glob("*.safetensors"))[-1]
@@ -121,7 +130,9 @@ def test_no_request_of_many_clients_is_lost(serving: Artifact) -> None:
     assert serving.metric("vllm:request_success_total") >= REQUESTS
 
 
-def test_a_server_that_dies_during_a_benchmark(serving: Artifact, tmp_path: Path) -> None:
+def test_a_server_that_dies_during_a_benchmark_fails_its_point_alone(
+    serving: Artifact, tmp_path: Path
+) -> None:
     """The point is told as failed; once the engine has started the server again, it alone is measured."""
     points = [serving.folder / "results" / "bench" / f"input-32-rate-{rate}.json" for rate in ("inf", "1")]
     log = tmp_path / "bench.log"
@@ -150,29 +161,62 @@ def test_a_server_that_dies_during_a_benchmark(serving: Artifact, tmp_path: Path
     assert json.loads(points[1].read_text())["failure"] is None
 
 
-def test_a_wrong_tokenizer(serving: Artifact, tiny: Tiny) -> None:
+def test_a_wrong_tokenizer_is_found(serving: Artifact, tiny: Tiny) -> None:
     """The server answers, and `recipe serve verify` tells that it reads prompts as others."""
     words = ("--model", tiny.merged, "--name", serving.name, "--server-dtype", "float32")
     said = serving.recipe("serve", "verify", serving.url, *words, status=1).output
     assert "tokenizer" in said.partition("problem: ")[2]
 
 
-def test_requests_in_flight_finish_after_sigterm(serving: Artifact) -> None:
-    client = serving.client
+def test_requests_in_flight_finish_after_sigterm(serving: Artifact, tmp_path: Path) -> None:
+    """Each client asks again as soon as it has its answer: SIGTERM finds them in mid-answer."""
     serving.await_health(START_SECONDS)
-    with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(_long_answer, client, serving, number) for number in range(8)]
-        running = "vllm:num_requests_running"
-        _until(lambda: serving.metric(running) >= 8, lambda: None, seconds=60, pause=0.05)
-        serving.recipe("serve", "down", serving.folder)
-        assert [answer.result() for answer in answers] == [("length", LONG_TOKENS)] * 8
-    assert not client.healthy()
+    answering, stopping, log = threading.Barrier(STREAMS + 1), threading.Event(), tmp_path / "down.log"
+    with ThreadPoolExecutor(STREAMS) as pool:
+        clients = [pool.submit(_answers, serving, number, answering, stopping) for number in range(STREAMS)]
+        try:
+            answering.wait(START_SECONDS)
+            process = serving.start("serve", "down", serving.folder, log=log)
+            _until(lambda: "stopping tiny-serving" in log.read_text(), process.poll, pause=0.01)
+        finally:
+            stopping.set()
+        assert process.wait(START_SECONDS) == 0, log.read_text()
+        answers = [client.result() for client in clients]
+    print(f"\n{sum(map(len, answers))} answers of {STREAMS} clients until the server was down")
+    assert all(answers)
+    assert {answer for of_one in answers for answer in of_one} == {("length", LONG_TOKENS)}
+    assert not serving.client.healthy()
     assert serving.engine.containers() == []
 
 
-def _long_answer(client: Client, artifact: Artifact, number: int) -> tuple[str, int]:
-    answer = client.post("/v1/completions", _body(artifact, [2, 40 + number], LONG_TOKENS))
-    return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
+def _answers(
+    artifact: Artifact, number: int, answering: threading.Barrier, stopping: threading.Event
+) -> list[tuple[str, int]]:
+    """Asks until the server is being stopped; how each answer that had begun ended, and its number of tokens.
+
+    Args:
+        answering: waited for once, in mid-answer.
+    """
+    client = artifact.client.within(SILENCE)
+    body = _body(artifact, [2, 40 + number], LONG_TOKENS)
+    body |= {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    ended: list[tuple[str, int]] = []
+    while not stopping.is_set():
+        begun, reason, tokens = False, "none", 0
+        try:
+            for event in client.stream("/v1/completions", body):
+                tokens = event["usage"]["completion_tokens"]
+                for choice in event["choices"]:
+                    reason = choice["finish_reason"] or reason
+                if not begun and tokens and not ended:
+                    answering.wait(START_SECONDS)
+                begun = begun or tokens > 0
+        except ServerError:
+            if begun or not stopping.is_set():
+                raise
+        if begun:
+            ended.append((reason, tokens))
+    return ended
 
 
 def _body(artifact: Artifact, prompt: list[int], tokens: int) -> dict[str, object]:

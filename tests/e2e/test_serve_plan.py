@@ -124,14 +124,14 @@ def test_a_cache_too_large_is_refused_by_the_compiler(small: Path) -> None:
     assert "It does not fit; the compiler says:" in text
 
 
-def test_the_published_run(root: Path) -> None:
+def test_the_published_runs_plan_is_what_was_measured(root: Path) -> None:
     # The recipe's 16,384 tokens give the decode kernel a block as large, which takes four times as long to
     # compile and changes neither weights nor cycles.
     _, plan = planned(root / "recipes" / "gemma4-31b-v5p8.yaml", "serve.max_model_len=4608")
     assert plan.compiled_layers == (6, 12) and plan.fits
     assert plan.weights == pytest.approx(7.75e9, rel=0.02)
-    # What vLLM leaves of 31.25 GiB beside the weights, at its share of 0.9.
-    assert plan.cache == pytest.approx(0.9 * 31.25 * 2**30 - plan.weights, rel=0.01)
+    # What vLLM leaves of 31.25 GiB beside the weights, at its share of 0.92.
+    assert plan.cache == pytest.approx(0.92 * 31.25 * 2**30 - plan.weights, rel=0.01)
     # Three in each of ten global layers, whose keys are split on the head size; two all-reduces a layer.
     counts = {c.kind: c.count for c in plan.programs[0].collectives}
     assert counts["all-gather"] == 30 and 120 <= counts["all-reduce"] <= 140

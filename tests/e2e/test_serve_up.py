@@ -18,12 +18,16 @@ import pytest
 
 from tests.e2e import docker_engine, stand_in
 from tests.e2e.docker_engine import Engine
-from tests.serving.fake_docker import free_port
+from tests.ports import free_port
 from tests.serving.up_artifact import Command, build
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
 SENTINEL = "sk-SENTINEL-9876543210"
+
+WITHOUT_GRACE = 60.0
+"""Seconds: less than half of what a server has from SIGTERM to SIGKILL, and enough for a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +82,7 @@ def test_requests_in_flight_finish_at_ctrl_c(served: Served) -> None:
     assert "sample_xla-cache" in served.engine.docker("volume", "ls", "--quiet").split()
 
 
-def test_a_second_ctrl_c_kills(served: Served) -> None:
+def test_a_second_ctrl_c_kills_the_container(served: Served) -> None:
     served.tell(ignore_sigterm=True)
     up = served.run("up")
     up.until("Ctrl-C stops it")
@@ -86,37 +90,33 @@ def test_a_second_ctrl_c_kills(served: Served) -> None:
     up.until("stopping sample")
     time.sleep(0.5)
     up.signal()
-    assert up.ended(15) == 130
+    assert up.ended(WITHOUT_GRACE) == 130
     assert served.engine.containers() == []
 
 
-def test_sigterm_while_it_loads(served: Served) -> None:
+def test_sigterm_while_it_loads_leaves_no_container(served: Served) -> None:
     served.tell(start_seconds=600)
     up = served.run("up")
     up.until("a warning")
     up.signal(signal.SIGTERM)
     # Python as process 1 has no handler yet, so that only SIGKILL ends it.
-    assert up.ended(20) == 143
+    assert up.ended(WITHOUT_GRACE) == 143
     assert served.engine.containers() == []
 
 
-def test_ctrl_c_while_it_is_built(served: Served) -> None:
+def test_ctrl_c_while_it_is_built_leaves_no_container(served: Served) -> None:
     dockerfile = served.folder / "serve/Dockerfile"
     dockerfile.write_text(dockerfile.read_text() + 'RUN ["python3", "-c", "import time; time.sleep(600)"]\n')
     up = served.run("up")
     up.until(": RUN [")
-    deadline = time.monotonic() + 20
-    while not served.engine.containers():
-        assert time.monotonic() < deadline
+    until(served.engine.containers)
     up.signal()
-    assert up.ended(10) == 130
+    assert up.ended(WITHOUT_GRACE) == 130
     # The engine ends the step of a build that nobody waits for.
-    while served.engine.containers():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not served.engine.containers())
 
 
-def test_detached_until_down(served: Served, tmp_path: Path) -> None:
+def test_a_detached_server_serves_until_down(served: Served, tmp_path: Path) -> None:
     served.tell(echo_key=True)
     up = served.run("up", "--detach", VLLM_API_KEY=SENTINEL)
     assert up.ended() == 0, up.text
@@ -146,7 +146,7 @@ def test_detached_until_down(served: Served, tmp_path: Path) -> None:
     assert (down.ended(), down.text) == (0, "sample does not run\n")
 
 
-def test_a_container_out_of_memory(served: Served) -> None:
+def test_a_container_out_of_memory_is_told_with_its_limit(served: Served) -> None:
     served.tell(load_mb=400)
     up = served.run("up", "--memory", "80m")
     assert up.ended() == 1
@@ -156,7 +156,7 @@ def test_a_container_out_of_memory(served: Served) -> None:
     assert served.engine.containers() == []
 
 
-def test_a_server_that_crashes_while_it_loads(served: Served) -> None:
+def test_a_server_that_crashes_while_it_loads_is_told_with_its_log(served: Served) -> None:
     served.tell(crash="RuntimeError: no room for the key/value cache")
     up = served.run("up", "--detach")
     assert up.ended() == 1
@@ -167,7 +167,7 @@ def test_a_server_that_crashes_while_it_loads(served: Served) -> None:
     assert served.engine.containers() == []
 
 
-def test_a_server_that_dies_while_it_serves(served: Served) -> None:
+def test_a_server_that_dies_while_it_serves_is_told_with_its_log(served: Served) -> None:
     served.tell(die_after_seconds=2)
     up = served.run("up")
     assert up.ended() == 1
@@ -175,7 +175,7 @@ def test_a_server_that_dies_while_it_serves(served: Served) -> None:
     assert served.engine.containers() == []
 
 
-def test_an_image_that_is_nowhere(served: Served) -> None:
+def test_an_image_that_is_nowhere_is_one_sentence(served: Served) -> None:
     up = served.run("up", "--base-image", "127.0.0.1:1/none:1")
     assert up.ended() == 1
     assert (
@@ -183,7 +183,9 @@ def test_an_image_that_is_nowhere(served: Served) -> None:
     )
 
 
-def test_an_engine_that_stops_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_stops_in_the_middle_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = docker_engine.FOLDER.parent / "docker-stopped"
     monkeypatch.setattr(docker_engine, "FOLDER", folder)
     try:

@@ -158,7 +158,7 @@ def test_full_fine_tuning_leaves_a_checkpoint(place: Path) -> None:
     assert evaluation_loss(place, model.eval()) == pytest.approx(expected, abs=1e-4)
 
 
-def test_splash_is_dot(tmp_path: Path) -> None:
+def test_splash_attention_trains_as_dot_attention(tmp_path: Path) -> None:
     """Gradients with the kernel, interpreted, which knows its segments by the same argument."""
     tiny.make_llama(tmp_path, num_hidden_layers=1, head_dim=128)
     one, axes = torchax_models.packed_batch(padding=0), {"fsdp": 4, "tp": 2}
@@ -173,13 +173,16 @@ def evaluation_loss(place: Path, model: object) -> float:
     """The mean loss of the evaluation data's targets, by torch."""
     import torch
 
-    from runtime.data import load_tokenizer, prepare
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
     from runtime.settings import DataSettings, ModelSettings, TrainSettings
     from tests.backends.torchax_models import torch_loss
 
     data = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=64, packing=True)
     settings = ModelSettings(id=str(place / "model"), family="gemma4")
     tokenizer = load_tokenizer(place / "model", settings, data, place)
-    prepared = prepare(data, TrainSettings(None, 8, 8, 2), 4, tokenizer, place)
+    prepared = prepare(
+        data, TrainSettings(steps=8, global_batch_size=8, micro_batch_size=2), 4, tokenizer, place
+    )
     with torch.no_grad():
         return float(np.mean([float(torch_loss(model, one)) for one in prepared.eval_batches]))

@@ -8,8 +8,7 @@ The figures go to build/e2e/vllm.json; the servers' logs lie beside it.
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,38 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.miniature_tokenizer import MARKERS, write_tokenizer
-from runtime import merge
 from runtime.checkpoint import BaseCheckpoint
-from runtime.settings import ModelSettings
-from tests import tiny
 from tests.e2e import vllm_cpu
 from tests.e2e.gemma3 import Tuned
+from tests.e2e.greedy import NEW_TOKENS, Answer, agreement, asked, differing, load, said, tokens, with_peft
+from tests.e2e.merged_models import Merged, make_gemma4, merged_in_float32
 from tests.runtime.runs import lora_section, save_run
 
 pytestmark = pytest.mark.e2e
-
-NEW_TOKENS = 16
-TOLERANCE = 1e-3
-"""Between log probabilities; the largest difference seen was 2.4e-4."""
-TIE = 2 * TOLERANCE
-"""Where transformers' likeliest token and vLLM's are closer than this, either is right, and what follows is
-not compared."""
-TIES = 1
-"""At most, among the answers of one model."""
-
-MEDIA = {
-    f"{name}_token_id": MARKERS["gemma4"].index(marker)
-    for name, marker in {
-        "boi": "<|image>",
-        "image": "<|image|>",
-        "eoi": "<image|>",
-        "video": "<|video|>",
-        "boa": "<|audio>",
-        "audio": "<|audio|>",
-    }.items()
-}
-"""The ids in config.json, of the tokenizer's own markers."""
 
 PLAIN = (
     "Paris",
@@ -61,52 +36,6 @@ PLAIN = (
     * 4
     + "One day",
 )
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model says greedily to a prompt.
-
-    Attributes:
-        tokens: `NEW_TOKENS` ids, going on after an end of text.
-        logprobs: at every step, by token id: the likeliest five of vLLM, all of transformers.
-    """
-
-    tokens: list[int]
-    logprobs: Sequence[Mapping[int, float] | np.ndarray]
-
-
-@dataclass(frozen=True)
-class Merged:
-    """A base, and a run's outcome in float32: the merged folder and the adapter.
-
-    Attributes:
-        prompts: token ids, of odd and different lengths.
-        question: a user's turn.
-        keys: another outcome on the same base, trained on k_proj alone.
-    """
-
-    base: Path
-    merged: Path
-    adapter: Path
-    prompts: list[list[int]]
-    question: str
-    keys: tuple[Path, Path] | None = None
-
-
-def merged_in_float32(base: Path, family: str, run: Path, folder: Path) -> tuple[Path, Path]:
-    """The merged folder and the adapter's that merging a run writes into `folder`."""
-    status = merge.main(
-        folder,
-        ModelSettings(id=str(base), family=family),
-        checkpoint=str(run),
-        output="merged",
-        dtype="float32",
-        adapter=True,
-        argv=["--model", str(base), "--output", str(folder)],
-    )
-    assert status == 0
-    return folder / "merged", folder / "merged-adapter"
 
 
 @pytest.fixture(scope="module")
@@ -144,32 +73,6 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Merged:
     lengths = (1, 3, 5, 9, 16, 23, 40, 61, 97, 131)
     prompts = [[2, *random.integers(30, 500, length).tolist()] for length in lengths]
     return Merged(base, merged, adapter, prompts, "What is the capital of France?", keys)
-
-
-def make_gemma4(directory: Path) -> None:
-    """A tiny Gemma 4 that vLLM loads, and whose answers are more than its prompts' last tokens."""
-    import torch
-
-    model = tiny.make_gemma4(
-        directory.with_name("small"),
-        vocab_size=512,
-        vocab_size_per_layer_input=512,
-        head_dim=32,
-        global_head_dim=64,
-    )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # What the layers add outweighs the embedding, which by itself says the last token again.
-            if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
-                parameter.mul_(8)
-        # What stands for images and sounds is never said: transformers would take what it said itself for
-        # the place of an image that is not there.
-        model.get_input_embeddings().weight[[*MEDIA.values()]] = 0
-    for name, token in MEDIA.items():
-        setattr(model.config, name, token)
-    model.config.vision_config.default_output_length = 280
-    model.save_pretrained(directory, max_shard_size="1MB")
-    write_tokenizer(directory, "gemma4")
 
 
 class References:
@@ -256,105 +159,6 @@ def report(root: Path) -> Iterator[dict[str, Any]]:
     print(json.dumps(figures, indent=2))
 
 
-def load(directory: Path) -> Any:
-    """transformers' model of a folder, of the class that its config.json names, in float32."""
-    import torch
-    import transformers
-
-    size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-    torch.set_num_threads(1 if size < 100e6 else os.cpu_count() or 1)
-    config = json.loads((directory / "config.json").read_text("utf-8"))
-    build = getattr(transformers, config["architectures"][0])
-    return build.from_pretrained(directory, dtype=torch.float32).eval()
-
-
-def with_peft(base: Path, adapter: Path) -> Any:
-    import peft
-
-    return peft.PeftModel.from_pretrained(load(base), adapter).eval()
-
-
-def said(model: Any, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """transformers' answers, one prompt at a time."""
-    import torch
-
-    model.generation_config.eos_token_id = None
-    out = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        made = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-        logprobs = torch.cat(made.logits).float().log_softmax(-1).numpy()
-        out.append(Answer(made.sequences[0, len(prompt) :].tolist(), logprobs))
-    return out
-
-
-def asked(server: vllm_cpu.Server, model: str, prompts: Sequence[Sequence[int]]) -> list[Answer]:
-    """vLLM's answers, to all prompts in one request."""
-    body = {
-        "model": model,
-        "prompt": prompts,
-        "max_tokens": NEW_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-        "logprobs": 5,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
-    }
-    choices = sorted(server.post("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
-    assert [choice["prompt_token_ids"] for choice in choices] == list(prompts)
-    return [
-        Answer(
-            choice["token_ids"],
-            [
-                {int(token.removeprefix("token_id:")): value for token, value in step.items()}
-                for step in choice["logprobs"]["top_logprobs"]
-            ],
-        )
-        for choice in choices
-    ]
-
-
-def agreement(answers: Sequence[Answer], wanted: Sequence[Answer]) -> dict[str, Any]:
-    """How vLLM's answers agree with transformers', all of them, but for `TIES`.
-
-    Returns:
-        The number of answers; that of ties; and the largest difference between log probabilities, at all
-        steps up to an answer's first tie.
-    """
-    ties = 0
-    largest = 0.0
-    for number, (answer, want) in enumerate(zip(answers, wanted, strict=True)):
-        assert len(answer.tokens) == len(want.tokens) == NEW_TOKENS
-        for step, (token, expected) in enumerate(zip(answer.tokens, want.tokens, strict=True)):
-            logprobs = want.logprobs[step]
-            differences = [abs(value - logprobs[i]) for i, value in answer.logprobs[step].items()]
-            largest = max(largest, *map(float, differences))
-            if token != expected:
-                margin = logprobs[expected] - logprobs[token]
-                assert margin < TIE, f"prompt {number}, step {step}: {token} for {expected}, by {margin}"
-                ties += 1
-                break
-    assert largest < TOLERANCE
-    assert ties <= TIES
-    return {"answers": len(answers), "ties": ties, "largest_logprob_difference": float(f"{largest:.2g}")}
-
-
-def tokens(answers: Sequence[Answer]) -> list[list[int]]:
-    return [answer.tokens for answer in answers]
-
-
-def differing(one: Sequence[Answer], other: Sequence[Answer]) -> float:
-    """The share of answers that differ."""
-    return sum(a != b for a, b in zip(tokens(one), tokens(other), strict=True)) / len(one)
-
-
 def test_the_merged_folder_answers_as_in_transformers(
     name: str, served: Served, references: References, report: dict[str, Any]
 ) -> None:
@@ -406,7 +210,7 @@ def test_a_chat_goes_through_the_merged_folders_template(case: Merged, served: S
 
 
 @pytest.mark.parametrize("name", ["gemma4"], indirect=True, scope="module")
-def test_keys_that_are_values_too(
+def test_merged_keys_that_are_values_too_answer_as_in_transformers(
     name: str, served: Served, references: References, report: dict[str, Any]
 ) -> None:
     """Gemma 4's global layers have one matrix for both, which merging changes for both.

@@ -20,7 +20,6 @@ from runtime.remat import POLICIES
 ROWS, LENGTH = 8, 3072
 MESHES = {
     "v5p:2x2x1, fsdp 4": ("v5p:2x2x1", {"fsdp": 4, "tp": 1}),
-    "v6e:2x4, fsdp 8": ("v6e:2x4", {"fsdp": 8, "tp": 1}),
     "v6e:2x4, fsdp 4 x tp 2": ("v6e:2x4", {"fsdp": 4, "tp": 2}),
 }
 KERNELS = {

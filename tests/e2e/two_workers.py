@@ -9,12 +9,12 @@ as a whole.
 from __future__ import annotations
 
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
+from tests import groups
 from tests.e2e import disk
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,6 @@ OUTPUT = ROOT / "build" / "e2e" / "output.txt"
 LINES = 14
 """Shown of a test's output: its last ones."""
 
-OTHERS = "others"
 GROUPS: dict[str, tuple[str, ...]] = {
     # Compiles for TPUs, of up to 5 GB in each of two processes, and 10 GB of memory for a checkpoint.
     "compile": ("test_serve_plan", "test_plan", "test_tpu_compile", "test_startup_memory"),
@@ -31,43 +30,25 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gemma3": ("test_gemma3_270m", "test_vllm"),
     # Containers of one engine.
     "docker": ("test_serve_containers", "test_serve_faults", "test_serve_up"),
-    OTHERS: (),
+    groups.OTHERS: (),
 }
 """Modules by group. Any other module is a group by itself, handed out where the others stand."""
 
 
-class Groups(LoadScopeScheduling):
-    """Gives a group to one worker. (pytest-xdist's own, of marks, has no effect with pytest 9.2.)"""
-
-    def __init__(self, config: pytest.Config, log: Any) -> None:
-        config.option.loadscopereorder = False  # in the order of the tests, not by their number
-        super().__init__(config, log)
-
-    def _split_scope(self, nodeid: str) -> str:
-        return group(nodeid)
-
-
-def group(nodeid: str) -> str:
-    """The group of a test, or its module's path."""
-    path = nodeid.partition("::")[0]
-    module = PurePosixPath(path).stem
-    return next((name for name, modules in GROUPS.items() if module in modules), path)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Ends the session where the disk is too small for it."""
+    groups.check(GROUPS)
     started_by_another = hasattr(config, "workerinput")
     if not started_by_another and (missing := disk.shortage()):
         raise pytest.UsageError(missing)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
-    return Groups(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> groups.Groups:
+    return groups.Groups(config, log, GROUPS)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: number for number, name in enumerate(GROUPS)}
-    items.sort(key=lambda item: order.get(group(item.nodeid), order[OTHERS]))
+    groups.put_in_order(items, GROUPS)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

