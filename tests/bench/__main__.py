@@ -1,6 +1,6 @@
 """`make bench`: every measurement, each beside a baseline of the same run. Writes docs/benchmarks.md.
 
-python -m tests.bench [SECTION...]    only some, printed and not written: commands, throughput, ...
+python -m tests.bench [SECTION...]    only some, the others of the page stay: commands, throughput, ...
 """
 
 from __future__ import annotations
@@ -96,6 +96,15 @@ def _met(ratio: float, least: float) -> str:
     return f"at least {least}: {'met' if ratio >= least else 'missed'}"
 
 
+def commit() -> str:
+    """The commit that is measured, as far as there is a repository, and whether files differ from it."""
+    try:
+        command = ["git", "describe", "--always", "--dirty=, with changes", "--exclude=*"]
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
 def processor() -> str:
     """The processor's name as Linux gives it, else as Python does."""
     try:
@@ -124,7 +133,7 @@ def main(chosen: list[str]) -> int:
         print(f"measuring: {name}", file=sys.stderr, flush=True)
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         title, measure = SECTIONS[name]
-        texts[name] = f"## {title}\n\n{measure().rstrip()}\n\nMeasured on {today}.\n"
+        texts[name] = f"## {title}\n\n{measure().rstrip()}\n\nMeasured on {today}, at commit {commit()}.\n"
         print(texts[name], flush=True)
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in PACKAGES)
     head = f"""# Benchmarks

@@ -12,7 +12,6 @@ Needs 27 GB of disk where temporary files are, and 16 GB of memory, which are PE
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import shutil
@@ -25,18 +24,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-MODEL = "google/gemma-4-31B-it"
+from tests.bench.merged_base import MODEL, RANK, ROOT, SHARD, write_base, write_run
+
 RECIPE = "recipes/gemma4-31b-v5p8.yaml"
 """Whose merge.py is measured: bfloat16, files of at most 5 GB, the PEFT adapter beside them."""
-RANK = 64
-SHARD = 3_000_000_000
-"""Bytes of tensors in a file of the base, at most."""
+
 WHOLE = 62.5
 """GB of Gemma 4 31B."""
 
@@ -198,7 +193,7 @@ def measure(folder: Path, layers: int, vocabulary: int, rounds: int, against: bo
     folder.mkdir()
     base, run, script = folder / "base", folder / "run", folder / "generated" / Path(RECIPE).stem / "merge.py"
     write_base(base, layers, vocabulary)
-    adapters = _save_run(run, base)
+    adapters = write_run(run, base)
     recipe = Path(sys.executable).with_name("recipe")
     subprocess.run(
         [recipe, "build", RECIPE, "-o", folder / "generated"], cwd=ROOT, check=True, capture_output=True
@@ -284,74 +279,6 @@ def _memory(pid: int) -> dict[str, int]:
         return {}
     fields = (line.split() for line in lines if line.endswith(" kB"))
     return {name.rstrip(":"): int(number) * 1024 for name, number, _ in fields}
-
-
-def config(layers: int, vocabulary: int) -> dict[str, Any]:
-    """config.json of the model's last layers alone, at most 6, text only."""
-    from compiler.miniature_config import complete
-
-    models = json.loads((ROOT / "compiler" / "data" / "models.json").read_text(encoding="utf-8"))
-    text = models[MODEL]["config"]["text_config"]
-    return complete(
-        {
-            **text,
-            "num_hidden_layers": layers,
-            "layer_types": (["sliding_attention"] * 5 + ["full_attention"])[-layers:],
-            "vocab_size": vocabulary,
-            "vocab_size_per_layer_input": vocabulary,
-            "tie_word_embeddings": True,
-        }
-    )
-
-
-def write_base(folder: Path, layers: int, vocabulary: int) -> None:
-    """Writes config.json, and weights that repeat 64 MiB of random numbers, each tensor from a place of its own."""
-    from runtime.families import family_of
-    from runtime.safetensors_writer import encode_header
-
-    settings = config(layers, vocabulary)
-    family = family_of(settings)
-    tensors = [
-        (source.full_name("model."), source.shape, 2 * math.prod(source.shape))
-        for parameter in family.parameters(family.architecture(settings))
-        for source in parameter.sources
-    ]
-    files: list[list[tuple[str, tuple[int, ...], int]]] = [[]]
-    for tensor in tensors:
-        if files[-1] and sum(size for _, _, size in files[-1]) + tensor[2] > SHARD:
-            files.append([])
-        files[-1].append(tensor)
-    folder.mkdir()
-    random = np.random.default_rng(0)
-    values = (random.standard_normal(1 << 25, dtype=np.float32) * np.float32(0.02)).astype(ml_dtypes.bfloat16)
-    noise = memoryview(values.view(np.uint8))
-    weight_map = {}
-    for number, file in enumerate(files, start=1):
-        name = f"model-{number:05}-of-{len(files):05}.safetensors"
-        with (folder / name).open("wb") as stream:
-            header = encode_header({t: ("BF16", shape, size) for t, shape, size in file}, {"format": "pt"})
-            stream.write(len(header).to_bytes(8, "little") + header)
-            for tensor, _, size in file:
-                weight_map[tensor] = name
-                place = 2 * int(random.integers(len(values)))
-                while size:
-                    block = noise[place : place + size]
-                    stream.write(block)
-                    size, place = size - len(block), 0
-    index = {"metadata": {"total_size": sum(size for *_, size in tensors)}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-
-
-def _save_run(folder: Path, base: Path) -> int:
-    """Writes a checkpoint of random adapters for the base; returns their bytes."""
-    from runtime.checkpoint import BaseCheckpoint
-    from tests.runtime.runs import lora_section, save_run
-
-    section = lora_section(rank=RANK, alpha=float(RANK))
-    # Deltas of about a tenth of the weights: more than a rounding, and not all that is left.
-    adapters = save_run(folder, BaseCheckpoint.open(base), section, scale=0.02)
-    return 4 * sum(math.prod(one.a_shape) + math.prod(one.b_shape) for one in adapters)
 
 
 def _weights(folder: Path) -> int:

@@ -148,12 +148,13 @@ def stock(folder: Path) -> float:
     from tunix.models.gemma4 import model as gemma4
     from tunix.sft import peft_trainer, utils
 
-    from runtime.data import load_tokenizer, prepare
+    from runtime.data.prepare import prepare
+    from runtime.data.tokenizer import load_tokenizer
     from runtime.families import family_of
     from runtime.settings import DataSettings, ModelSettings, TrainSettings
 
     data = DataSettings(train=("train.jsonl",), max_length=CAP, packing=False)
-    train = TrainSettings(None, STEPS, ROWS * ACCUMULATION, ROWS)
+    train = TrainSettings(steps=STEPS, global_batch_size=ROWS * ACCUMULATION, micro_batch_size=ROWS)
     settings = ModelSettings(id=str(folder / "model"), family="gemma4", dtype="float32")
     tokenizer = load_tokenizer(folder / "model", settings, data, folder)
     prepared = prepare(data, train, ROWS, tokenizer, folder, TEXT["vocab_size"])

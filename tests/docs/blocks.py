@@ -10,6 +10,12 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from tests.docs.shell import ROOT
+
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+"""Pages that are not of the site."""
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in TOP)]
+
 _TITLE = re.compile(r'title="([^"]*)"')
 _COMMENT = re.compile(r"<!--\s*(.*?)\s*-->\s*$", re.S)
 
@@ -25,7 +31,8 @@ class Block:
         title: the file that it is, or shows, as the fence says; "".
         remark: the HTML comment right above it; "". `PATH` says that the block is that file of the
             repository, `from PATH` that it is a part of it, `slow` that its commands take too long to be run
-            with the tests, `wrong` that a recipe does not compile.
+            with the tests, `parsed: REASON` and `each` what `tests.docs.running` says, `wrong` that a recipe
+            does not compile.
         text: with its last newline.
     """
 

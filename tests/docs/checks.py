@@ -17,10 +17,12 @@ from typer.testing import CliRunner
 
 from compiler.cli import app
 from compiler.lower import lower
+from runtime.data.formats import FIELDS, parse_preference, parse_row
+from runtime.data.values import Malformed
 from spec.diagnostics import render_text
 from spec.language import Recipe
 from spec.load import load
-from tests.docs import shell
+from tests.docs import running, shell
 from tests.docs.blocks import Block
 
 ROOT = shell.ROOT
@@ -108,10 +110,13 @@ def _recipe(block: Block, folder: Path, value: dict[str, Any]) -> Iterator[str]:
 
 
 def _sh(block: Block, folder: Path) -> Iterator[str]:
+    """Commands that there are, with options that they have; and they work, where they can be run here."""
     made: list[str] = []
+    found: list[str] = []
     for words in shell.commands(block.text):
-        yield from shell.problems(words, made)
+        found += shell.problems(words, made)
         made += shell.written(words)
+    yield from found or running.problems(block, folder)
 
 
 def _console(block: Block, folder: Path) -> Iterator[str]:
@@ -153,7 +158,7 @@ def run(command: str, folder: Path) -> str:
         return f"{done.stderr}{done.stdout}{failed and f'error: {failed}'}"
     if words[0] in ("cat", "ls", "head"):
         return subprocess.run(
-            words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=20
+            words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
         ).stdout
     raise AssertionError(f"`{command}` cannot be run here: mark its block by <!-- slow -->")
 
@@ -169,12 +174,14 @@ def _trimmed(text: str) -> str:
 
 
 def _python(block: Block, folder: Path) -> Iterator[str]:
-    """It compiles, and what it imports of this project is there."""
+    """It compiles, and what it imports of this project is there. A file of the reader's is written."""
     try:
         tree = ast.parse(block.text)
     except SyntaxError as error:
         yield f"not Python: {error}"
         return
+    if block.title and "/" not in block.title:
+        (folder / block.title).write_text(block.text, encoding="utf-8")
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.ImportFrom)
@@ -224,9 +231,18 @@ def _json_with_comments(text: str) -> None:
     json.loads(re.sub(r",(\s*[}\]])", r"\1", re.sub(r"^\s*//.*$", "", text, flags=re.M)))
 
 
-def _json_lines(text: str) -> None:
-    for line in text.splitlines():
-        json.loads(line)
+def _samples(block: Block, folder: Path) -> Iterator[str]:
+    """Lines of JSON; of a file that is called as a format of data is, samples of that format."""
+    name = block.title.removesuffix(".jsonl")
+    for number, line in enumerate(block.text.splitlines(), 1):
+        try:
+            sample = json.loads(line)
+            if name == "preference":
+                parse_preference("", sample, {})
+            elif name in FIELDS:
+                parse_row(name, "", sample, {})
+        except (ValueError, Malformed) as error:
+            yield f"line {number} is not {name or 'jsonl'}: {error}"
 
 
 CHECKS: dict[str, Callable[[Block, Path], Iterator[str]]] = {
@@ -235,7 +251,7 @@ CHECKS: dict[str, Callable[[Block, Path], Iterator[str]]] = {
     "console": _console,
     "python": _python,
     "json": _parsed(json.loads),
-    "jsonl": _parsed(_json_lines),
+    "jsonl": _samples,
     "jsonc": _parsed(_json_with_comments),
     "toml": _parsed(tomllib.loads),
     "jinja": _parsed(jinja2.Environment().parse),

@@ -33,24 +33,36 @@ SCRIPTS = {
 
 _SEPARATORS = frozenset({"|", "||", "&&", ";", "&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.S)
-_PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|.*[\[\]|<>].*|\.\.\.")
+PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*|.*[\[\]|<>].*|\.\.\.")
+"""A word that a reader puts something else in for."""
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The words of each command of a shell script; pipes and lists are taken apart, redirections left out."""
+class Words(list[str]):
+    """The words of a command.
+
+    Attributes:
+        into: the file that its output goes to; "".
+    """
+
+    into = ""
+
+
+def commands(text: str) -> Iterator[Words]:
+    """The commands of a shell script; pipes and lists are taken apart."""
     for line in text.replace("\\\n", " ").splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split = True
-        words: list[str] = []
-        redirected = False
+        words = Words()
+        redirected = ""
         for token in lexer:
             if token in _SEPARATORS:
                 yield from [words] if words else []
-                words, redirected = [], False
+                words, redirected = Words(), ""
             elif set(token) <= set("<>&"):
-                redirected = True
+                redirected = token
             elif redirected:
-                redirected = False
+                words.into = token if redirected == ">" else words.into
+                redirected = ""
             else:
                 words.append(token)
         yield from [words] if words else []
@@ -121,7 +133,7 @@ def mentioned(text: str) -> Iterator[str]:
         if commands is None or not word or word.startswith("-"):
             break
         if word not in commands:
-            if not _PLACEHOLDER.fullmatch(word):
+            if not PLACEHOLDER.fullmatch(word):
                 yield f"`{text}`: `recipe` has no command `{word}`"
             return
         command = commands[word]

@@ -18,10 +18,13 @@ lora: {rank: 16}
 data: {train: [gs://bucket/train.jsonl]}
 train: {global_batch_size: 8}
 """
+NEW = "--model Qwen/Qwen3-8B --accelerator v6e-8 --data hf://owner/name --format chat"
+"""Options with which `recipe new` asks for nothing."""
 
 
 def found(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is wrong with the blocks of a page."""
+    (tmp_path / "recipes").mkdir()
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -53,13 +56,18 @@ def fence(language: str, text: str, above: str = "") -> str:
         (fence("sh", "python -m compiler.nothing"), "no module compiler.nothing"),
         (fence("sh", "pip install 'recipec[gpu]'"), "no extra `gpu`"),
         (fence("sh", "frob --hard"), "no program"),
+        (fence("sh", "recipe check nowhere.yaml"), "exits with 1"),
+        (fence("sh", f"recipe new a {NEW}\nrecipe new a {NEW}"), "exits with 1"),
+        (fence("sh", "cat nowhere.txt"), "exits with 1"),
+        (fence("sh", "git frob"), "does not say what to do with `git`"),
         (fence("console", "$ recipe schema --no"), "No such option"),
         (fence("console", "$ recipe --version\nrecipec 99"), "prints:\nrecipec "),
         (fence("python", "def x(:"), "not Python"),
         (fence("python", "from compiler.emit import omit"), "has no `omit`"),
         (fence("python", "from compiler.nowhere import x"), "no module compiler.nowhere"),
         (fence("json", "{a: 1}"), "not json"),
-        (fence("jsonl", "{}\n{"), "not jsonl"),
+        (fence("jsonl", "{}\n{"), "line 2 is not jsonl"),
+        (fence('jsonl title="text.jsonl"', '{"txt": "a"}'), "is not text: no 'text'"),
         (fence("toml", "a ="), "not toml"),
         (fence("jinja", "{% if %}"), "not jinja"),
         (fence("python", "x = 1", "<!-- compiler/emit.py -->"), "not what compiler/emit.py has"),
@@ -67,7 +75,9 @@ def fence(language: str, text: str, above: str = "") -> str:
         (fence("text", "x", "<!-- docs/nothing.md -->"), "no file docs/nothing.md"),
     ],
 )
-def test_it_finds(page: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_do_not_hold_are_found(
+    page: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problems = found(page, tmp_path, monkeypatch)
     assert len(problems) == 1 and said in problems[0], problems
 
@@ -87,14 +97,18 @@ def test_it_finds(page: str, said: str, tmp_path: Path, monkeypatch: pytest.Monk
         fence("yaml", GOOD.replace("fsdp: 8", "tp: 8"), "<!-- wrong -->"),
         fence('yaml title="a.yaml"', GOOD) + "\n```console\n$ recipe check a.yaml\n...\na.yaml: ok\n```\n",
         fence("sh", "# a comment\nrecipe plan RECIPE --json | head -1  # another's comment"),
-        fence("sh", "recipe new mine\nrecipe check recipes/mine.yaml"),
-        fence("sh", "A=1 recipe build \\\n  recipes/quickstart.yaml > out.txt"),
+        fence("sh", f"recipe new mine {NEW}\nrecipe check recipes/mine.yaml\nls recipes/mine.yaml"),
+        fence("sh", f"recipe new a {NEW}\nrecipe new a {NEW}", "<!-- each -->"),
+        fence("sh", "cd nowhere", "<!-- parsed: nobody goes there -->"),
+        fence("sh", "recipe \\\n  schema > schema.json\nhead -1 schema.json"),
         fence("console", "$ make quickstart\n...", "<!-- slow -->"),
         fence("jsonc", '// why\n{"a": 1,}'),
         fence("python", "from compiler.emit import emit"),
+        fence('jsonl title="chat.jsonl"', '{"messages": [{"role": "assistant", "content": "a"}]}'),
+        fence('python title="own.py"', "x = 1") + "\n```sh\ncat own.py\n```\n",
     ],
 )
-def test_it_lets_through(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_hold_are_let_through(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(page, tmp_path, monkeypatch) == []
 
 
@@ -115,7 +129,7 @@ def test_an_output_is_brought_up_to_date(tmp_path: Path, monkeypatch: pytest.Mon
     assert made.startswith("$ recipe check none.yaml\nerror[E0001]") and "stale" not in made
 
 
-def test_commands_in_running_text(tmp_path: Path) -> None:
+def test_commands_and_options_in_running_text_that_there_are_not_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "Run `recipe plan R [--sarch]`, `recipe plan R [--json]`.\n\n| `recipe serv up` |\n|---|\n"

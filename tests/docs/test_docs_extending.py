@@ -27,7 +27,7 @@ def files(root: Path) -> dict[str, Block]:
     return {block.title: block for block in blocks(root / "docs" / "extending.md") if block.title}
 
 
-def test_the_entry_of_the_catalogue(
+def test_the_pages_entry_of_the_catalogue_is_a_model_that_checks(
     files: dict[str, Block], root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     added = json.loads(files["compiler/data/models.json"].text)
@@ -49,7 +49,9 @@ def test_the_entry_of_the_catalogue(
     assert before.exit_code == 1 and "E0801" in before.stderr
 
 
-def test_the_template(files: dict[str, Block], root: Path, tmp_path: Path) -> None:
+def test_the_pages_template_is_emitted_into_artifacts(
+    files: dict[str, Block], root: Path, tmp_path: Path
+) -> None:
     ignored = shutil.ignore_patterns("__pycache__")
     for name in SOURCES:
         shutil.copytree(root / name, tmp_path / name, ignore=ignored)
@@ -57,7 +59,7 @@ def test_the_template(files: dict[str, Block], root: Path, tmp_path: Path) -> No
         assert not (tmp_path / path).exists()
         (tmp_path / path).write_text(files[path].text, encoding="utf-8")
     (tmp_path / "emit.diff").write_text(files["compiler/emit.py"].text, encoding="utf-8")
-    subprocess.run(["git", "apply", "emit.diff"], cwd=tmp_path, check=True, timeout=20)
+    subprocess.run(["git", "apply", "emit.diff"], cwd=tmp_path, check=True, timeout=60)
 
     def recipe(*arguments: str) -> None:
         command = [sys.executable, "-m", "compiler.cli", *arguments]

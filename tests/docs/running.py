@@ -1,0 +1,161 @@
+"""The commands of the pages' `sh` blocks: which are run, how, and why the others are not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from compiler import quickstart
+from compiler.cli import app
+from tests.docs import shell
+from tests.docs.blocks import Block
+from tests.report import writing
+from tests.watch import watching
+
+NOT_RUN = {
+    "make": "it installs, trains or builds for minutes",
+    "pip": "it installs",
+    "pipx": "it installs",
+    "uv": "it installs",
+    "source": "it changes the reader's shell",
+    "recipe plan": "it compiles for minutes",
+    "recipe parity": "it trains for minutes",
+    "recipe rehearse": "it trains for minutes",
+    "recipe preview": "it wants the model's tokenizer",
+    "recipe serve": "it wants Docker, or a server",
+    "recipe port --plan": "it compiles for minutes",
+    "recipe report --open": "it opens a browser",
+    "python pytest": "it is what runs here",
+    "python spec": "it rewrites this repository's files",
+    "python scripts": "it downloads, compiles, or rewrites this repository's files",
+    "python train.py": "it trains",
+    "python merge.py": "it wants a run's checkpoints",
+    "gcloud": "it wants Google Cloud",
+    "kubectl": "it wants a cluster",
+    "sky": "it wants Google Cloud",
+    "tensorboard": "it serves until it is ended",
+    "wandb": "it wants an account",
+}
+"""Commands that are held against their options and files alone, and why."""
+
+SHELL = ("cat", "cp", "head", "ls", "mkdir")
+PARSED = "parsed: "
+"""How the remark above a block begins whose commands are not run, with the reason behind it."""
+EACH = "each"
+"""The remark above a block whose commands stand for one another: each is run in the folder as it was."""
+
+
+def reason(words: Sequence[str]) -> str | None:
+    """Why a command is not run; None when it is."""
+    if (name := listed(words)) is not None:
+        return NOT_RUN[name]
+    if any("://" in word for word in words if "hf://" not in word):
+        return "it wants a network"
+    if any(shell.PLACEHOLDER.fullmatch(part) for word in words for part in word.split("/")):
+        return "it names what a reader puts in"
+    return None
+
+
+def listed(words: Sequence[str]) -> str | None:
+    """The entry of NOT_RUN that a command is of."""
+    program, *rest = [Path(words[0]).name, *words[1:]]
+    if program == "recipe" and rest:
+        program = f"recipe {rest[0]}"
+    elif re.fullmatch(r"python[\d.]*", program):
+        script = rest[1].partition(".")[0] if rest[0] == "-m" else rest[0]
+        program = (
+            f"python {Path(script).name if Path(script).name in shell.SCRIPTS else Path(script).parts[0]}"
+        )
+    names = [program, *(f"{program} {word}" for word in rest if word.startswith("--"))]
+    return next((name for name in names if name in NOT_RUN), None)
+
+
+def problems(block: Block, folder: Path) -> Iterator[str]:
+    """What goes wrong where a block's commands are run in a page's folder, one after the other."""
+    if block.remark == "slow" or block.remark.startswith(PARSED):
+        return
+    if block.remark == EACH:
+        for number, words in enumerate(shell.commands(block.text)):
+            place = folder.parent / f"{folder.name}-{block.line}-{number}"
+            shutil.copytree(folder, place, symlinks=True)
+            with chdir(place):
+                yield from _problem(words)
+        return
+    with chdir(folder):
+        for words in shell.commands(block.text):
+            yield from _problem(words)
+
+
+def _problem(words: shell.Words) -> Iterator[str]:
+    if reason(words) is not None:
+        return
+    if words[0] == "cd":
+        os.chdir(words[1])
+        return
+    status, out, error = _run(words)
+    if words.into:
+        Path(words.into).write_text(out, encoding="utf-8")
+    if status:
+        yield f"`{' '.join(words)}` exits with {status}:\n{error}{out}"
+
+
+def _run(words: shell.Words) -> tuple[int, str, str]:
+    """A command's exit status, stdout and stderr."""
+    program, arguments = words[0].removeprefix(".venv/bin/"), words[1:]
+    if program == "recipe":
+        files = [
+            path
+            for word in arguments
+            for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+        ]
+        done = CliRunner().invoke(app, files, env={"COLUMNS": "100", "NO_COLOR": "1"})
+        raised = done.exception
+        failed = "" if raised is None or isinstance(raised, SystemExit) else repr(raised)
+        return done.exit_code, done.stdout, f"{done.stderr}{failed}"
+    if program.endswith("/tpu-vm.sh"):
+        arguments = ["--dry-run", *arguments]  # no command of gcloud's is run, all are shown
+    elif program not in SHELL:
+        return 1, "", f"tests/docs/running.py does not say what to do with `{program}`\n"
+    try:
+        done = subprocess.run(
+            [program, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20
+        )
+    except OSError as error:
+        return 127, "", f"{error}\n"
+    return done.returncode, done.stdout, done.stderr
+
+
+def _runs(folder: Path) -> None:
+    """Runs that have ended."""
+    for name in ("generated/quickstart/checkpoints", "runs/fast/checkpoints", "runs/slow/checkpoints"):
+        watching.state(writing.run(folder / name, steps=20), "done", total=20, until=20)
+    for name in ("low-rate", "high-rate"):
+        (folder / "runs" / name).symlink_to("fast/checkpoints")
+
+
+def _configs(folder: Path) -> None:
+    """Another tool's config, and its launcher's."""
+    examples = shell.ROOT / "tests" / "port" / "examples"
+    shutil.copy(examples / "trl-llama32-fsdp" / "sft.yaml", folder / "config.yml")
+    shutil.copy(examples / "trl-llama32-fsdp" / "accelerate.yaml", folder)
+
+
+def _model(folder: Path) -> None:
+    """What `make quickstart` trains."""
+    quickstart.write_model(folder / "build" / "quickstart" / "model", quickstart.compiled())
+
+
+THERE: dict[str, Callable[[Path], None]] = {
+    "data.md": _model,
+    "monitoring.md": _runs,
+    "reports.md": _runs,
+    "porting.md": _configs,
+}
+"""What is in a page's folder beside what a clone has."""

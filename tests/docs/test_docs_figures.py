@@ -1,0 +1,147 @@
+"""Figures and counts in the pages are those of the files that they are from."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from compiler import __version__, catalog
+from runtime.families import FAMILIES
+from spec.language.mesh import Remat
+from tests.docs.shell import ROOT
+
+PINS = json.loads((ROOT / "compiler" / "data" / "pins.json").read_text(encoding="utf-8"))
+NUMBERS = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
+BY_HAND = ("benchmarks.md", "comparison.md", "scale.md", "diagnostics.md")
+"""Pages that say of what, and when, their versions are."""
+
+
+def text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def figure(name: str, pattern: str) -> float:
+    """The number that a page has at the one place where a pattern is."""
+    found = re.findall(pattern, re.sub(r"\s+", " ", text(name)))
+    assert len(found) == 1, f"{name} has {len(found)} times {pattern}"
+    return float(found[0].replace(",", ""))
+
+
+def pinned() -> dict[str, set[str]]:
+    """The versions of each package that artifacts pin, serving and Cloud Storage included."""
+    found: dict[str, set[str]] = {}
+
+    def look(value: Any) -> None:
+        for key, below in value.items() if isinstance(value, dict) else ():
+            if isinstance(below, str):
+                found.setdefault(key, set()).add(below)
+            look(below)
+
+    look(PINS)
+    return found
+
+
+def test_the_readme_has_the_merge_as_it_was_measured() -> None:
+    shown = "README.md"
+    assert figure(shown, r"A base of ([\d.]+) GB in") == figure(
+        "docs/benchmarks.md", r"base of ([\d.]+) GB in"
+    )
+    resident = figure("docs/benchmarks.md", r"resident ([\d.]+) GB, the base")
+    assert figure(shown, r"A base of [\d.]+ GB in ([\d.]+) GB of memory") == round(resident, 1)
+    merge = figure("docs/benchmarks.md", r"\| merge\.py \| [\d.]+ \| [\d., ]+ \| [\d.]+ \| ([\d.]+) \|")
+    faster = figure("docs/benchmarks.md", r"Against PEFT the merge is ([\d.]+) times as fast")
+    words = " ".join(text(shown).split())
+    assert ("in less time than `cp -r`" in words) == (
+        merge < 1
+    ) and "several times as fast as PEFT's" in words
+    assert faster > 3  # what "several" says
+
+
+def test_the_readme_has_the_speed_as_it_was_measured() -> None:
+    ratio = figure("docs/benchmarks.md", r"chunked loss \| [\d,]+ \| ([\d.]+) \|")
+    assert "trains several times as many real tokens a second" in " ".join(text("README.md").split())
+    assert ratio > 3
+
+
+def test_the_start_has_the_plan_that_is_on_record() -> None:
+    """The flagship's, as `recipe plan` prints it; docs/recipes.md is made of the same record."""
+    plan = json.loads(text("recipes/estimates.json"))["recipes"]["gemma4-31b-v5p8"]
+    parts = {key: value for key, value in plan["memory"].items() if key != "available"}
+    seconds, calibrated, tokens = plan["seconds"], plan["calibrated_seconds"], plan["tokens"]
+    for page, rows in {
+        "docs/start.md": {
+            r"in all ([\d.]+) [\d.]+ %": round(sum(parts.values()) / 2**30, 2),
+            r"base weights ([\d.]+) ": round(parts["weights"] / 2**30, 2),
+            r"= the step ([\d.,]+) ms": round(1000 * seconds, 1),
+            r"= the step [\d.,]+ ms at most ([\d,]+) tokens/s": round(tokens / seconds),
+            r"the step, calibrated ([\d.,]+) ms": round(1000 * calibrated, 1),
+            r"calibrated [\d.,]+ ms at most ([\d,]+) tokens/s": round(tokens / calibrated),
+        },
+        "docs/planning.md": {
+            r"`recipes/gemma4-31b-v5p8.yaml` \| [^|]+ \| [\d.]+ \| ([\d.]+) \|": round(
+                sum(parts.values()) / 2**30, 1
+            ),
+            r"`recipes/gemma4-31b-v5p8.yaml` \| [^|]+ \| [\d.]+ \| [\d.]+ \| [\d.]+ \| ([\d.]+) \|": round(
+                seconds, 3
+            ),
+        },
+    }.items():
+        for pattern, expected in rows.items():
+            assert figure(page, pattern) == expected, (page, pattern)
+
+
+@pytest.mark.parametrize(
+    ("page", "pattern"),
+    [
+        ("README.md", r"(\d+) ids in the catalogue"),
+        ("docs/faq.md", r"(\d+) ids: `recipe new`"),
+        ("CHANGELOG.md", r"(\d+) models by their id"),
+    ],
+)
+def test_the_catalogue_has_as_many_models_as_is_said(page: str, pattern: str) -> None:
+    real = [name for name in catalog.entries() if not name.startswith("recipec/")]
+    assert figure(page, pattern) == len(real)
+
+
+def test_numbers_in_words_are_those_of_the_code() -> None:
+    policies = NUMBERS[len(get_args(Remat.model_fields["policy"].annotation))]
+    assert f"{policies} rematerialisation policies" in text("README.md")
+    assert f"{policies} policies of rematerialisation" in " ".join(text("CHANGELOG.md").split())
+    families = NUMBERS[len(FAMILIES)]
+    assert f"| **{families} families** |" in text("docs/comparison.md")
+    assert f"not of the {families} families" in text("docs/comparison.md")
+
+
+def pages() -> list[Path]:
+    return [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in BY_HAND]
+
+
+NAMES = {"vllm": "vllm-tpu", "vllm-tpu": "vllm-tpu", "tpu-inference": "vllm-tpu", "orbax": "orbax-checkpoint"}
+"""What pages call a package, where it is not its name: tpu-inference is released with vllm-tpu."""
+
+
+def test_wheels_are_called_as_they_are_built() -> None:
+    found = [
+        one
+        for page in ("README.md", "docs/versions.md")
+        for one in re.findall(r"recipec-([\d.]+)[-.]", text(page))
+    ]
+    assert len(found) > 4 and set(found) == {__version__}
+
+
+def test_versions_are_those_that_are_pinned() -> None:
+    known = pinned()
+    found = 0
+    for page in pages():
+        for name, version in re.findall(
+            r"([A-Za-z][A-Za-z-]+) (\d+\.\d+\.\d+(?:\.\w+)*)", page.read_text("utf-8")
+        ):
+            package = NAMES.get(name.lower(), name.lower())
+            if package in known:
+                found += 1
+                assert version in known[package], f"{page.name}: {name} {version}; pinned: {known[package]}"
+    assert found > 12
