@@ -246,7 +246,10 @@ def attach(
     for adapter in adapters:
         module = modules.get(adapter.module)
         if module is None:
-            raise UserError(f"Tunix's model has no module {adapter.module}")
+            raise UserError(
+                f"Tunix's model has no module {adapter.module}",
+                "install what requirements.txt says: it pins the Tunix that this was written for",
+            )
         name = adapter.site.weight.rpartition(".")[2]
         for suffix, shape, spec in (
             ("a", adapter.a_shape, adapter.a_spec),

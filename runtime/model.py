@@ -80,7 +80,9 @@ def abstract_model(
     try:
         resolved = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
     except ValueError as error:
-        raise UserError(f"sharding rules: {error}") from None
+        raise UserError(
+            f"sharding rules: {error}", "the rules were checked when the recipe was built: build it again"
+        ) from None
     parameters = tuple(
         replace(parameter, spec=sharding.divisible(parameter.shape, parameter.spec, axes))
         for parameter in resolved
@@ -94,7 +96,9 @@ def abstract_model(
         try:
             adapters = tuple(build_adapters(family, architecture, lora, specs))
         except ValueError as error:
-            raise UserError(str(error)) from None
+            raise UserError(
+                str(error), "the targets were checked when the recipe was built: build it again"
+            ) from None
         model, provider = attach(model, adapters, lora)
     _check_leaves(model, parameters, adapters)
     for path, variable in _variables(model).items():

@@ -65,12 +65,16 @@ class Place:
             if not Path(path).is_file():
                 return None
             if Path(path).stat().st_size > LARGEST:
-                raise ArtifactError(f"{self.name}/{name} has more than {LARGEST >> 20:,} MiB")
+                raise ArtifactError(
+                    f"{self.name}/{name} has more than {LARGEST >> 20:,} MiB", "is it the folder of a run?"
+                )
             return Path(path).read_bytes().decode("utf-8", "replace")
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise ArtifactError(f"{self.name}/{name} cannot be read: {error.strerror or error}") from error
+            raise ArtifactError(
+                f"{self.name}/{name} cannot be read: {error.strerror or error}", "let this account read it"
+            ) from error
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -18,6 +18,8 @@ from compiler.sizes import BYTES
 from runtime.errors import UserError
 from runtime.memory import available_memory
 
+_WHOLE = "give the folder that merge.py wrote, whole"
+
 SPARE = 1.5e9
 """Bytes beside the weights: torch itself, activations, and log probabilities over a large vocabulary."""
 
@@ -164,7 +166,9 @@ class Tokens:
         try:
             self._tokenizer = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{folder} has no tokenizer that can be loaded: {_first_line(error)}") from None
+            raise UserError(
+                f"{folder} has no tokenizer that can be loaded: {_first_line(error)}", _WHOLE
+            ) from None
 
     @property
     def has_template(self) -> bool:
@@ -179,7 +183,10 @@ class Tokens:
                 [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
             )
         except Exception as error:  # whatever a template raises
-            raise UserError(f"the chat template refuses a prompt: {_first_line(error)}") from None
+            raise UserError(
+                f"the chat template refuses a prompt: {_first_line(error)}",
+                "it is that of the folder: was it made for this model?",
+            ) from None
         return tuple(made["input_ids"])
 
     def show(self, tokens: Sequence[int]) -> str:
@@ -210,7 +217,7 @@ class Reference:
                 low_cpu_mem_usage=True,
             ).eval()
         except (OSError, ValueError, KeyError, LookupError, AttributeError, ImportError) as error:
-            raise UserError(f"transformers does not load {folder}: {_first_line(error)}") from None
+            raise UserError(f"transformers does not load {folder}: {_first_line(error)}", _WHOLE) from None
         self.vocabulary = int(self.model.get_input_embeddings().weight.shape[0])
 
     def logprobs(self, prompt: Sequence[int], tokens: Sequence[int], kv_cache: str = "auto") -> Any:

@@ -31,6 +31,7 @@ EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 MAX_JSON = 1 << 26
 """Bytes of config.json and of the index; a megabyte or two are usual."""
+_ORIGINAL = "quantised checkpoints cannot be trained or merged; use the original one"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
 
 
@@ -76,7 +77,9 @@ class BaseCheckpoint:
             family = family_of(config)
             architecture = family.architecture(config)
         except UnsupportedCheckpoint as error:
-            raise UserError(f"{store.name}: {error}") from error
+            raise UserError(
+                f"{store.name}: {error}", "give a checkpoint of the model that the recipe names"
+            ) from error
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             raise UserError(f"{store.path(CONFIG)}: a value is of the wrong type: {error}", _AGAIN) from error
         names, index = _weight_files(store)
@@ -144,9 +147,11 @@ class BaseCheckpoint:
         """
         tensor = self.tensors.get(name)
         if tensor is None:
-            raise UserError(f"{self.name}: no tensor {name}")
+            raise UserError(f"{self.name}: no tensor {name}", "is it the checkpoint that the run began with?")
         if tensor.dtype not in DTYPES:
-            raise UserError(f"{self.store.path(tensor.file)}: {name} has the unknown type {tensor.dtype}")
+            raise UserError(
+                f"{self.store.path(tensor.file)}: {name} has the unknown type {tensor.dtype}", _ORIGINAL
+            )
         flat = np.frombuffer(self.bytes_of(name), DTYPES[tensor.dtype])
         return flat.reshape(tensor.shape)
 
@@ -214,7 +219,8 @@ class BaseCheckpoint:
         if head is not None and head not in used and tied is False:
             raise UserError(
                 f"{self.store.path(self.tensors[head].file)}: {head} is a weight of its own "
-                "(tie_word_embeddings is false); Tunix's model uses the embedding"
+                "(tie_word_embeddings is false); Tunix's model uses the embedding",
+                "such a checkpoint cannot be trained; use one whose output is the embedding, as published",
             )
 
     def unused(self) -> list[str]:
@@ -244,7 +250,7 @@ class BaseCheckpoint:
         if tensor.dtype not in FLOATING:
             raise UserError(
                 f"{self.store.path(tensor.file)}: {name} has type {tensor.dtype}, which is no float",
-                "quantised checkpoints cannot be trained or merged; use the original one",
+                _ORIGINAL,
             )
 
 

@@ -180,7 +180,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from error
+        raise UserError(f"{path}: {error.strerror or error}", "let this account read it") from error
     except ValueError as error:
         raise UserError(f"{path}: not text", AGAIN) from error
 

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,6 +59,33 @@ def test_a_signal_reaches_every_process(script: Path) -> None:
     until(lambda: all((script.parent / name).exists() for name in ("0", "1")))
     os.kill(process.pid, signal.SIGTERM)
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts back what `main` sets."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_while_they_are_started_reaches_every_process(
+    script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun = subprocess.Popen, []
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        begun.append(begin(*arguments, **options))
+        until((script.parent / str(len(begun) - 1)).exists)
+        if len(begun) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return begun[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    assert local.main(["2", str(script), "wait"]) == 128 + signal.SIGTERM
+    assert [process.returncode for process in begun] == [128 + signal.SIGTERM] * 2
 
 
 @pytest.mark.parametrize("argv", [[], ["2"], ["two", "train.py"], ["0", "train.py"]])

@@ -8,9 +8,11 @@ saves no reads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.errors import ArtifactError
+from compiler.plan.paper.notes import none_fits
+from compiler.plan.paper.server import plan_serving
 from compiler.plan.serve.compile import Run, Say
 from compiler.plan.serve.configuration import BLOCKS, serving
 from compiler.plan.serve.hlo import AttentionKernel, attention_kernel
@@ -94,7 +96,24 @@ def ruled_out(program: Program, choice: Choice) -> str:
     room = share * (accelerator.hbm_gib or 0) / accelerator.devices_per_chip
     if gib >= room:
         return f"the weights take {gib:.1f} GiB of each device, and vLLM uses {room:.1f} GiB"
+    on_paper = plan_serving(_changed(program, choice))
+    if not on_paper.sequences_fit:
+        return none_fits(on_paper.max_model_len, on_paper.tokens_fit)
     return ""
+
+
+def _changed(program: Program, choice: Choice) -> Program:
+    """The program with a configuration in place of its own, for what is counted on paper."""
+    serve = program.recipe.serve
+    assert serve is not None
+    changed = serve.model_copy(
+        update={
+            "tensor_parallel_size": choice.tensor_parallel,
+            "data_parallel_size": choice.data_parallel,
+            "kv_cache_dtype": choice.kv_cache_dtype,
+        }
+    )
+    return replace(program, recipe=program.recipe.model_copy(update={"serve": changed}))
 
 
 def _own(program: Program) -> Choice:

@@ -94,7 +94,9 @@ def _sha256(path: Path, advance: Callable[[int], None]) -> str:
                 digest.update(block)
                 advance(len(block))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise UserError(
+            f"{path}: cannot be read: {error.strerror or error}", "let this account read it"
+        ) from error
     return digest.hexdigest()
 
 

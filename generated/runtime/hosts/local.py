@@ -27,20 +27,27 @@ def main(argv: list[str]) -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": argv[0]}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *argv[1:]], env={**os.environ, **shared, "JAX_PROCESS_ID": str(number)}
-        )
-        for number in range(count)
-    ]
+    processes: list[subprocess.Popen[bytes]] = []
+    received: list[int] = []
 
-    def pass_on(signum: int, frame: FrameType | None) -> None:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signum)
+    def pass_on() -> None:
+        while received:
+            signum = received.pop(0)
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signum)
+
+    def receive(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        if len(processes) == count:
+            pass_on()
 
     for signum in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signum, pass_on)
+        signal.signal(signum, receive)
+    for number in range(count):
+        environment = {**os.environ, **shared, "JAX_PROCESS_ID": str(number)}
+        processes.append(subprocess.Popen([sys.executable, *argv[1:]], env=environment))
+    pass_on()
     statuses = [process.wait() for process in processes]
     failed = next((status for status in statuses if status), 0)
     return 128 - failed if failed < 0 else failed

@@ -150,7 +150,9 @@ def abstract_model(
         specs = tensor_specs(family, architecture, rules, axes)
         stored = {} if kind is None else tensor_layouts(family, architecture, rules, kind, axes)
     except ValueError as error:
-        raise UserError(f"sharding rules: {error}") from None
+        raise UserError(
+            f"sharding rules: {error}", "the rules were checked when the recipe was built: build it again"
+        ) from None
     adapters = () if lora is None else tuple(build_adapters(family, architecture, lora))
     module = _module(config, settings)
     if lora is not None:
