@@ -139,9 +139,9 @@ def _host(program: Program, stopped: bool) -> list[str]:
     if is_hub_id(model):
         words |= {"hub": model} | ({"revision": revision} if revision else {})
     else:
-        words["bucket" if "://" in model else "folder"] = model
+        words["folder"] = model
     words["weights"] = found.staging
-    if "folder" not in words:
+    if "hub" in words:
         words["weights-mib"] = str(math.ceil(found.size / 2**20))
     if stopped:
         words["stop-seconds"] = str(grace_seconds(program))

@@ -65,7 +65,7 @@ def in_words(size: int) -> str:
 
 def is_hub_id(model: str) -> bool:
     """Whether a model is named by its Hugging Face id rather than by a place."""
-    return "://" not in model and not model.startswith((".", "/", "~", OWN_MODELS))
+    return not model.startswith((".", "/", "~", OWN_MODELS))
 
 
 def _staging(program: Program) -> str:

@@ -58,7 +58,6 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         wandb_project=recipe.train.log.wandb_project,
         weights=in_words(found.size),
         downloads=is_hub_id(recipe.model.id),
-        bucket=recipe.model.id.startswith("gs://"),
         staging=staging,
         model_flag="" if cpu and is_hub_id(recipe.model.id) else f" --model {staging}",
         merge_flags=_flags(found.merge_flags),

@@ -11,8 +11,8 @@ class Model(Section):
     """The checkpoint to fine-tune, and how the model computes."""
 
     id: str = field(
-        "The model: a Hugging Face id, a gs:// address, or a directory, which starts with ./, / or ~ and is "
-        "relative to the recipe's folder.",
+        "The model: a Hugging Face id, or a directory, which starts with ./, / or ~ and is relative to the "
+        "recipe's folder. Weights in a bucket are what train.py and merge.py are given by --model.",
         min_length=1,
         example="google/gemma-4-31B-it",
     )

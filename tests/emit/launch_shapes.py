@@ -23,7 +23,7 @@ SHAPES = {
     "v4": ["mesh={accelerator: v4-8, axes: {fsdp: 4}}"],
     "local": ["mesh={accelerator: v5e-4, axes: {fsdp: 4}}", "checkpoint.directory=checkpoints"],
     "full": ["mesh={accelerator: v5p-8, axes: {fsdp: 4}}", "lora=null"],
-    "bucket-model": [
+    "long-name": [
         "mesh={accelerator: v5p-8, axes: {fsdp: 4}}",
         "merge.output=gs://my-bucket/merged",
         f"name={LONG}",

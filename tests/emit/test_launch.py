@@ -35,7 +35,7 @@ FILES = {
     "v4": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
     "local": {"tpu-vm.sh"},
     "full": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
-    "bucket-model": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
+    "long-name": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
     "everything": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml"},
     "reserved": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},
 }
@@ -208,8 +208,8 @@ def test_the_recipe_reaches_the_commands(launches: dict[str, dict[str, str]], tm
     selector = pod_of(jobset_of(reserved["jobset.yaml"]))["nodeSelector"]
     assert selector["cloud.google.com/reservation-name"] == "mine"
     assert "--tpu-type=tpu7x-2x2x2" in launches["ironwood"]["xpk.sh"]
-    assert len(jobset_of(launches["bucket-model"]["jobset.yaml"])["metadata"]["name"]) <= JOBSET_NAME
-    (workload,) = re.findall(r"--workload=(.*)$", launches["bucket-model"]["xpk.sh"], re.MULTILINE)
+    assert len(jobset_of(launches["long-name"]["jobset.yaml"])["metadata"]["name"]) <= JOBSET_NAME
+    (workload,) = re.findall(r"--workload=(.*)$", launches["long-name"]["xpk.sh"], re.MULTILINE)
     assert LONG.startswith(workload) and len(workload) <= XPK_NAME
 
 

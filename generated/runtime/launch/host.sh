@@ -63,16 +63,8 @@ stage() {
         fail "$weights has room for $(((free + have) / 1024)) GiB, and the weights take \
 $(((weights_mib + 1023) / 1024)) GiB" "name a folder on a larger disk in WEIGHTS"
     printf '%s\n' "$origin" > "$weights/.origin"
-    if [[ -n "$hub" ]]; then
-        venv/bin/hf download --quiet "$hub" ${revision:+--revision "$revision"} --exclude "original/*" \
-            --local-dir "$weights"
-    else
-        venv/bin/python -c "
-import sys, fsspec
-system, root = fsspec.core.url_to_fs(sys.argv[1])
-system.get(root.rstrip('/') + '/', sys.argv[2] + '/', recursive=True)
-" "$bucket" "$weights"
-    fi
+    venv/bin/hf download --quiet "$hub" ${revision:+--revision "$revision"} --exclude "original/*" \
+        --local-dir "$weights"
     touch "$weights/.complete"
 }
 
@@ -147,13 +139,12 @@ merge() {
 # Where the artifact's folder and runtime/ lie.
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
-name="" hub="" revision="" bucket="" folder="" weights_mib=0 stop_seconds=300 merge_flags=()
+name="" hub="" revision="" folder="" weights_mib=0 stop_seconds=300 merge_flags=()
 while [[ "$1" != -- ]]; do
     case "$1" in
         --name=*) name="${1#*=}" ;;
         --hub=*) hub="${1#*=}" ;;
         --revision=*) revision="${1#*=}" ;;
-        --bucket=*) bucket="${1#*=}" ;;
         --folder=*) folder="${1#*=}" ;;
         --weights=*) weights="${WEIGHTS:-${1#*=}}" ;;
         --weights-mib=*) weights_mib="${1#*=}" ;;
@@ -165,7 +156,7 @@ while [[ "$1" != -- ]]; do
     shift
 done
 shift
-origin="$hub$bucket${revision:+ at $revision}"
+origin="$hub${revision:+ at $revision}"
 merge=(venv/bin/python "$name/merge.py" --model "$weights" "${merge_flags[@]}")
 
 if [[ -f secrets.env ]]; then
