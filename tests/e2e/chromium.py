@@ -144,4 +144,4 @@ def tab(profile: Path) -> Iterator[Tab]:
         os.close(commands)
         os.close(answers)
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=120)

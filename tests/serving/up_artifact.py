@@ -28,6 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PORT = free_port()
 """Of the server: one for all tests of a process, which run one after the other."""
 
+HANGS = 180.0
+"""Seconds after which a command is taken to hang: an engine that builds on a busy machine needs a while."""
+
 SENTINEL = "sk-SENTINEL-0123456789"
 """A secret that must not be seen."""
 
@@ -114,7 +117,7 @@ class Command:
     def text(self) -> str:
         return "".join(self.lines)
 
-    def until(self, words: str, seconds: float = 60.0) -> None:
+    def until(self, words: str, seconds: float = HANGS) -> None:
         """Waits until it has written something."""
         deadline = time.monotonic() + seconds
         while words not in self.text:
@@ -126,7 +129,7 @@ class Command:
     def signal(self, signum: int = signal.SIGINT) -> None:
         self.process.send_signal(signum)
 
-    def ended(self, seconds: float = 60.0) -> int:
+    def ended(self, seconds: float = HANGS) -> int:
         """Its exit status; all of its output has been read."""
         try:
             status = self.process.wait(seconds)
