@@ -19,6 +19,7 @@ from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, Mod
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 TEXT = "model.language_model."
+ANOTHER = "give a checkpoint of the model that the recipe names"
 AGAIN = "copy or download the checkpoint again"
 ONE = "config.json and the weights must be of one checkpoint"
 KNOWN = ", ".join(sorted(kind for family in FAMILIES.values() for kind in family.model_types))
@@ -148,12 +149,12 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "config.json of another model": (
         put("config.json", b'{"model_type": "gpt2"}'),
         f"MODEL: config.json: model_type is 'gpt2'; known are {KNOWN}",
-        "",
+        ANOTHER,
     ),
     "size that is no number": (
         configure(hidden_size="64"),
         "MODEL: config.json: hidden_size is '64', not a positive integer",
-        "",
+        ANOTHER,
     ),
     "another hidden size": (
         configure(hidden_size=96),
