@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.errors import ArtifactError
+from runtime.errors import UNREADABLE
 
 LARGEST = 1 << 30
 """Bytes of the largest file that is read: of the metrics of a million steps it is a third."""
@@ -73,7 +74,7 @@ class Place:
             return None
         except OSError as error:
             raise ArtifactError(
-                f"{self.name}/{name} cannot be read: {error.strerror or error}", "let this account read it"
+                f"{self.name}/{name} cannot be read: {error.strerror or error}", UNREADABLE
             ) from error
 
     @contextmanager

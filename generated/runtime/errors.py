@@ -11,6 +11,10 @@ PASSING = 75
 of sysexits.h. Another process of the run is gone, or a store did not answer for long."""
 
 
+UNREADABLE = "is it a file that this account may read, on a disk that works?"
+"""The help where the operating system reads a file no further."""
+
+
 class UserError(Exception):
     """Something that the user can put right: a file, a flag, a device.
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from runtime.checkpoint import DTYPES, INDEX, BaseCheckpoint
-from runtime.errors import UserError
+from runtime.errors import UNREADABLE, UserError
 from runtime.progress import Progress
 
 HASH_BYTES = 1 << 22
@@ -94,9 +94,7 @@ def _sha256(path: Path, advance: Callable[[int], None]) -> str:
                 digest.update(block)
                 advance(len(block))
     except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read: {error.strerror or error}", "let this account read it"
-        ) from error
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}", UNREADABLE) from error
     return digest.hexdigest()
 
 

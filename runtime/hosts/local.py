@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
 
     def receive(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
+        # Before all are started it waits for the others: none may be left out.
         if len(processes) == count:
             pass_on()
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.contradictions import AGAIN
-from runtime.errors import UserError
+from runtime.errors import UNREADABLE, UserError
 
 SUMS = "SHA256SUMS"
 RECORD = "merge.json"
@@ -180,7 +180,7 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}", "let this account read it") from error
+        raise UserError(f"{path}: {error.strerror or error}", UNREADABLE) from error
     except ValueError as error:
         raise UserError(f"{path}: not text", AGAIN) from error
 
