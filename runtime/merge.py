@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from runtime import run_facts
 from runtime.addresses import check_uploads
-from runtime.errors import UserError, guarded
+from runtime.errors import UserError, guarded, say
 from runtime.export.estimate import estimated_seconds
 from runtime.export.folder import output_folder
 from runtime.export.job import Job, adapter_bytes, merge, needed
 from runtime.export.plan import plan_merge
 from runtime.export.quantized import quantization
 from runtime.export.record import MergeSettings, identity
+from runtime.interrupts import Interrupted, Interrupts
 from runtime.locate import open_base
 from runtime.progress import duration, readable_size
 from runtime.settings import ModelSettings
@@ -30,6 +31,9 @@ from runtime.staging import staged
 from runtime.trained import LATEST, TrainedAdapters, load_trained, step_losses
 
 GOES_ON = "the same command goes on after the files that are whole"
+STOPPING = (signal.SIGINT,)
+"""What a merge answers with GOES_ON; any other signal may end it on the spot, as the files are whole or not
+there."""
 
 
 def main(
@@ -58,14 +62,15 @@ def main(
     """
     arguments = parse_arguments(artifact, argv)
     settings = MergeSettings(dtype, max_shard_size, quantization, chat_template)
-    try:
-        if arguments.import_adapter:
-            return guarded(lambda: import_peft(arguments, model, artifact, checkpoint))
-        return guarded(lambda: run(arguments, model, checkpoint, output, settings, adapter))
-    except KeyboardInterrupt:
-        done = "nothing was imported" if arguments.import_adapter else GOES_ON
-        print(f"\ninterrupted: {done}", file=sys.stderr)
-        return 130
+    farewell = f"interrupted: {'nothing was imported' if arguments.import_adapter else GOES_ON}"
+    with Interrupts(lambda signum: farewell, STOPPING):
+        try:
+            if arguments.import_adapter:
+                return guarded(lambda: import_peft(arguments, model, artifact, checkpoint))
+            return guarded(lambda: run(arguments, model, checkpoint, output, settings, adapter))
+        except Interrupted as interrupted:
+            say(f"\n{farewell}")
+            return 128 + interrupted.signum
 
 
 def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from runtime.interrupts import held
+
 K = TypeVar("K")
 T = TypeVar("T")
 
@@ -22,13 +24,20 @@ def in_order(
     running: deque[tuple[K, Future[T]]] = deque()
     try:
         for label, job in jobs:
-            running.append((label, pool.submit(job)))
+            with held():
+                running.append((label, pool.submit(job)))
             if len(running) >= ahead:
-                first, future = running.popleft()
-                yield first, future.result()
+                yield _next(running)
         while running:
-            first, future = running.popleft()
-            yield first, future.result()
+            yield _next(running)
     finally:
-        for _, future in running:
-            future.cancel()
+        with held():
+            for _, future in running:
+                future.cancel()
+
+
+def _next(running: deque[tuple[K, Future[T]]]) -> tuple[K, T]:
+    """Waits for the first job's result, and takes it out."""
+    label, future = running.popleft()
+    with held():
+        return label, future.result()

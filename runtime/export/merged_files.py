@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 
 from runtime.checkpoint import DTYPES, INDEX, BaseCheckpoint
 from runtime.errors import UNREADABLE, UserError
+from runtime.in_order import in_order
 from runtime.progress import Progress
 
 HASH_BYTES = 1 << 22
@@ -70,19 +72,15 @@ def check_files(folder: Path, record: Mapping[str, Any]) -> Hashed:
             with lock:
                 progress.advance(amount)
 
-        try:
-            for (name, entry), digest in zip(
-                files.items(), pool.map(lambda name: _sha256(folder / name, advance), files), strict=True
-            ):
-                if digest != entry["sha256"]:
-                    raise UserError(
-                        f"{folder / name}: is not what was written: its SHA-256 is {digest[:12]}..., "
-                        f"merge.json says {entry['sha256'][:12]}...",
-                        AGAIN,
-                    )
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        jobs = ((name, partial(_sha256, folder / name, advance)) for name in files)
+        for name, digest in in_order(pool, jobs, len(files)):
+            expected = files[name]["sha256"]
+            if digest != expected:
+                raise UserError(
+                    f"{folder / name}: is not what was written: its SHA-256 is {digest[:12]}..., "
+                    f"merge.json says {expected[:12]}...",
+                    AGAIN,
+                )
     return Hashed(len(files), size)
 
 

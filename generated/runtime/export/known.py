@@ -19,6 +19,7 @@ from pathlib import Path
 
 from runtime.contradictions import AGAIN
 from runtime.errors import UNREADABLE, UserError
+from runtime.interrupts import held
 
 SUMS = "SHA256SUMS"
 RECORD = "merge.json"
@@ -253,27 +254,31 @@ class BaseSums:
         Raises:
             UserError: as `feed`.
         """
-        if self._thread is not None:
-            self._blocks.put(None)
-            self._thread.join()
-            self._thread = None
+        self._end()
         self._raise()
         return dict(self._computed)
 
     def abandon(self) -> None:
         """Stops without a verdict, when the merge fails for another reason."""
-        self._off.set()
-        if self._thread is not None:
-            self._blocks.put(None)
-            self._thread.join()
-            self._thread = None
+        with held():
+            self._off.set()
+        self._end()
+
+    def _end(self) -> None:
+        """Waits for the thread."""
+        with held():
+            if self._thread is not None:
+                self._blocks.put(None)
+                self._thread.join()
+                self._thread = None
 
     def _put(self, block: _Block) -> None:
         self._raise()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="base-sums", daemon=True)
-            self._thread.start()
-        self._blocks.put(block)
+        with held():
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="base-sums", daemon=True)
+                self._thread.start()
+            self._blocks.put(block)
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -26,6 +26,7 @@ from runtime.export.known import BaseSums
 from runtime.export.plan import Piece, Plan, Shard
 from runtime.export.quantized import Quantization
 from runtime.in_order import in_order
+from runtime.interrupts import held
 from runtime.progress import Progress
 from runtime.safetensors_reader import DTYPES
 from runtime.safetensors_writer import prefix, raw
@@ -158,8 +159,9 @@ class Sink:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        for behind in (self._flushed, self._hashed):
-            behind.close()
+        with held():
+            for behind in (self._flushed, self._hashed):
+                behind.close()
         if kind is None:
             # A disk tells of a failed write once: the fsync that follows would not hear of it again.
             for behind in (self._flushed, self._hashed):
@@ -184,11 +186,13 @@ class _Behind:
         self._items: queue.Queue[Any] = queue.Queue(depth)
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
+        with held():
+            self._thread.start()
 
     def put(self, item: Any) -> None:
         """Adds an item; raises what the work on an earlier one raised."""
-        self._items.put(item)
+        with held():
+            self._items.put(item)
         self.check()
 
     def check(self) -> None:
@@ -198,8 +202,9 @@ class _Behind:
 
     def close(self) -> None:
         """Waits for the last item."""
-        self._items.put(None)
-        self._thread.join()
+        with held():
+            self._items.put(None)
+            self._thread.join()
 
     def _run(self, work: Callable[[Any], object]) -> None:
         while (item := self._items.get()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,14 +74,14 @@ def noted(folder: Path) -> set[str]:
 
 
 def interrupt(target: Path, run: Run, after: str, **settings: Any) -> Outcome:
-    """Interrupts a merge as Ctrl-C does, once a file has its name and is noted."""
+    """Interrupts a merge by Ctrl-C's signal, once a file has its name and is noted."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(LocalFolder, "free", lambda self: None)
         create = LocalFolder.create
 
         def begin(self: LocalFolder, name: str) -> Any:
             if name != JOURNAL and (self.path / after).exists():
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
             return create(self, name)
 
         patched.setattr(LocalFolder, "create", begin)

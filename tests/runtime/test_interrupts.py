@@ -1,0 +1,216 @@
+"""Ctrl-C beside other threads: wherever in Python's own locks and queues it comes, nobody waits for ever.
+
+Python looks for signals where a function begins and after each call, those of its own library too, and raises
+there what the handler raises. Here the signal comes at each of these points within threading, queue and
+concurrent.futures that the work runs through, one after the other.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import hashlib
+import itertools
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from runtime import interrupts
+from runtime.export import writer
+from runtime.export.known import BaseSums
+from runtime.in_order import in_order
+from runtime.interrupts import Interrupted, Interrupts, held
+from runtime.limit import limit
+from tests.conftest import ROOT
+from tests.waiting import until
+
+SECONDS = 30.0
+"""After which something waits for ever."""
+CAUGHT_UP = 0.01
+"""Seconds after which a thread that has had an item waits for the next one."""
+SHARED = (threading.__file__, queue.__file__, os.path.dirname(concurrent.futures.__file__))
+
+
+@contextmanager
+def ctrl_c_at(number: int) -> Iterator[list[str]]:
+    """Sends SIGINT to this thread at one point of its way through SHARED; gives all points on the way."""
+    points: list[str] = []
+
+    def watch(frame: FrameType, event: str, arg: Any) -> None:
+        code = frame.f_code
+        if event in ("call", "c_return") and code.co_filename.startswith(SHARED):
+            points.append(f"{event} {os.path.basename(code.co_filename)}:{frame.f_lineno}")
+            if len(points) == number + 1:
+                signal.raise_signal(signal.SIGINT)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield points
+    finally:
+        sys.setprofile(before)
+
+
+def write_file(folder: Path) -> None:
+    with (folder / "file").open("wb") as file, writer.Sink(file) as sink:
+        for _ in range(3):
+            sink.write(b"abc")
+            time.sleep(CAUGHT_UP)
+
+
+def hash_base(folder: Path) -> None:
+    sums = BaseSums({"file": hashlib.sha256(b"abc" * 3).hexdigest()}, "base")
+    try:
+        for _ in range(3):
+            sums.feed("file", b"abc")
+            time.sleep(CAUGHT_UP)
+        sums.finish_file("file")
+        sums.close()
+    finally:
+        time.sleep(CAUGHT_UP)
+        sums.abandon()
+
+
+def work_in_order(folder: Path) -> None:
+    jobs: list[tuple[int, Callable[[], None]]] = [(number, partial(time.sleep, 0.002)) for number in range(4)]
+    with ThreadPoolExecutor(2) as pool:
+        for expected, (number, _) in enumerate(in_order(pool, jobs, 3)):
+            assert number == expected
+
+
+@pytest.mark.parametrize("work", [write_file, hash_base, work_in_order])
+def test_ctrl_c_at_any_point_of_a_lock_or_queue_ends_the_work(
+    work: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = writer._Behind.close
+
+    def close_later(behind: Any) -> None:
+        time.sleep(CAUGHT_UP)
+        close(behind)
+
+    monkeypatch.setattr(writer._Behind, "close", close_later)
+    ended = 0
+    for number in itertools.count():
+        with limit(SECONDS), Interrupts():
+            try:
+                with ctrl_c_at(number) as points:
+                    work(tmp_path)
+            except Interrupted as interrupted:
+                assert interrupted.signum == signal.SIGINT
+                ended += 1
+        if len(points) <= number:
+            break
+    assert ended >= number - 2, "a signal as good as at the end may end nothing"
+    assert number > 50
+
+
+def test_a_signal_within_a_held_block_takes_effect_at_its_end_and_once() -> None:
+    done = []
+    with Interrupts() as handling:
+        with pytest.raises(Interrupted):
+            try:
+                with held():
+                    signal.raise_signal(signal.SIGTERM)
+                    with held():
+                        done.append("within")
+                    done.append("after")
+                done.append("too late")
+            finally:
+                with held():
+                    done.append("put away")
+                done.append("whole")
+        assert handling.requested == signal.SIGTERM
+    assert done == ["within", "after", "put away", "whole"]
+
+
+class Freed:
+    pass
+
+
+def test_a_signal_whose_exception_python_loses_takes_effect_at_the_next_block(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    freed = Freed()
+    reference = weakref.ref(freed, lambda _: signal.raise_signal(signal.SIGINT))
+    with Interrupts(), pytest.raises(Interrupted):
+        del freed
+        assert reference() is None
+        with held():
+            pass
+    assert capsys.readouterr().err == ""
+
+
+def test_other_exceptions_that_python_loses_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(str(args.exc_value)))
+    freed = Freed()
+    reference = weakref.ref(freed, lambda _: int("none"))
+    with Interrupts():
+        del freed
+        assert reference() is None
+    assert told == ["invalid literal for int() with base 10: 'none'"]
+
+
+def test_an_error_of_a_held_block_is_told_before_a_signal() -> None:
+    with Interrupts(), pytest.raises(OSError, match="disk"), held():
+        signal.raise_signal(signal.SIGINT)
+        raise OSError("disk")
+
+
+def test_a_held_block_within_deferred_work_leaves_the_signal_to_the_work() -> None:
+    with Interrupts() as handling:
+        handling.deferred = True
+        with held():
+            signal.raise_signal(signal.SIGTERM)
+        assert handling.requested == signal.SIGTERM
+
+
+def test_held_blocks_hold_nothing_where_nobody_handles_signals() -> None:
+    with pytest.raises(KeyboardInterrupt), held():
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(SECONDS)
+    with Interrupts():
+        assert interrupts._active is not None
+        with Interrupts() as inner:
+            assert interrupts._active is inner
+    assert interrupts._active is None
+
+
+SCRIPT = """
+import signal, time
+from runtime.interrupts import Interrupts, held
+
+with Interrupts(lambda signum: f"left at {signum}", (signal.SIGINT,)), held():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_ctrl_c_ends_what_is_held_on_the_spot() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "held\n"
+
+        def again() -> bool:
+            process.send_signal(signal.SIGINT)  # of two that come at once the process sees one
+            time.sleep(0.1)
+            return process.poll() is not None
+
+        until(again)
+        assert process.returncode == 130
+        assert process.stderr.read() == "\nleft at 2\n"
