@@ -8,6 +8,7 @@ import subprocess
 import tarfile
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -76,7 +77,8 @@ case "$group $verb" in
                 sed -i 1d "$fault"
                 status=255
             elif [[ -d "$home" ]]; then
-                (cd "$home" && HOME="$home" HOST="$name-${home##*-}" bash -c "$command") &
+                # In a session of its own: a terminal's Ctrl-C does not reach a machine.
+                (cd "$home" && HOME="$home" HOST="$name-${home##*-}" exec setsid bash -c "$command") &
                 jobs+=("$!")
             else
                 status=255
@@ -248,6 +250,14 @@ class Cloud:
         for host in machine.glob("host-*"):
             host.rename(self.folder / f"taken-{len(list(self.folder.glob('taken-*')))}")
         (machine / "state").write_text("PREEMPTED\n")
+
+    def close(self) -> None:
+        """Ends all that still runs in it: it would outlive the test, and may spin."""
+        self.end()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if f"CLOUD={self.folder}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def end(self) -> None:
         """Ends what still trains."""

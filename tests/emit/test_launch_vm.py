@@ -57,7 +57,7 @@ def clouds(tmp_path: Path, artifacts: dict[str, Mapping[str, bytes]]) -> Iterato
 
     yield make
     for cloud in made:
-        cloud.end()
+        cloud.close()
 
 
 def tools(folder: Path) -> str:
