@@ -19,6 +19,7 @@ from typing import Any
 
 import runtime
 from compiler.errors import ArtifactError
+from compiler.json_value import json_value
 from compiler.terminal import uninterrupted
 from compiler.writing import umask
 
@@ -322,8 +323,8 @@ def _lock_of(folder: Path) -> dict[str, Any]:
     if not (folder / LOCK).is_file():  # a pipe would be waited for
         return {}
     try:
-        lock = json.loads((folder / LOCK).read_bytes())
-    except (OSError, ValueError, RecursionError):
+        lock = json_value((folder / LOCK).read_bytes())
+    except OSError:
         return {}
     return lock if isinstance(lock, dict) else {}
 

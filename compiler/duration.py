@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from compiler.errors import ArtifactError
+from compiler.json_value import json_value
 from compiler.wording import plural
 
 if TYPE_CHECKING:
@@ -113,10 +113,7 @@ def _step_seconds(content: str) -> Iterator[tuple[int, float]]:
     """(step, seconds) of each training step; lines that are cut off, and those of evaluations, are passed
     over."""
     for line in content.splitlines():
-        try:
-            entry: Any = json.loads(line)
-        except ValueError:
-            continue
+        entry = json_value(line)
         if not isinstance(entry, Mapping):
             continue
         step, seconds = entry.get("step"), entry.get("step_seconds")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+
+from compiler.json_value import json_value
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How the runtime writes what JSON has no number for."""
@@ -97,10 +98,7 @@ def parse(text: str) -> Metrics:
 
 
 def _entry(line: str) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    entry = json_value(line)
     if not isinstance(entry, dict):
         return None
     step = entry.get("step")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from compiler.errors import ArtifactError
+from compiler.json_value import json_value
 from compiler.plan.page.numbers import gib, number
 from compiler.report.chart import Table
 from compiler.report.numbers import significant
@@ -241,8 +241,8 @@ def _interval(value: Any) -> str:
 def _endpoint(file: Path) -> Result:
     """What `recipe serve verify --json` printed."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = json_value(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         found = None
     if not isinstance(found, dict) or not {"checkpoint", "tolerance", "prompts"} <= found.keys():
         raise ArtifactError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.errors import ArtifactError
+from compiler.json_value import json_value
 from runtime.errors import UNREADABLE
 
 LARGEST = 1 << 30
@@ -93,10 +93,7 @@ class Place:
     def value(self, name: str) -> Any:
         """A JSON file's value; None where there is none, or no JSON."""
         text = self.text(name)
-        try:
-            return None if text is None else json.loads(text)
-        except (ValueError, RecursionError):
-            return None
+        return None if text is None else json_value(text)
 
     def written(self, name: str) -> str | None:
         """When a file was last written, in UTC; None where nobody knows."""

@@ -86,7 +86,7 @@ def _read_lock(folder: Path) -> Mapping[str, Any]:
         )
     try:
         lock = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read ({error})", AGAIN) from error
     if not isinstance(lock, dict) or "lock" not in lock:
         raise ArtifactError(f"{path} is not the lock of an artifact", AGAIN)

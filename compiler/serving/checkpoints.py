@@ -115,7 +115,7 @@ def _check_safetensors(path: Path) -> dict[str, Any]:
         tensors = json.loads(header)
         tensors.pop("__metadata__", None)
         end = 8 + length + max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
         raise ArtifactError(f"{path} has not the header of a safetensors file", AGAIN) from None
     if size != end:
         what = "is cut off" if size < end else "is longer than its header says"
@@ -126,7 +126,7 @@ def _check_safetensors(path: Path) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} is not JSON ({error})", AGAIN) from error
     if not isinstance(value, dict):
         raise ArtifactError(f"{path} holds no JSON object", AGAIN)

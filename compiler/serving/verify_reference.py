@@ -86,7 +86,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except OSError:
         what = "is no checkpoint: it has no config.json" if folder.is_dir() else "is not there"
         raise UserError(f"{folder} {what}", "run merge.py, or name the merged folder with --model") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UserError(f"{folder / 'config.json'} is not JSON", "merge again") from None
 
 
@@ -148,7 +148,7 @@ def count_numbers(folder: Path) -> int:
             header.pop("__metadata__", None)
             shapes = [tensor["shape"] for tensor in header.values()]
             count += sum(math.prod(shape) for shape in shapes)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{path} is damaged: its header cannot be read", "merge again") from None
     if not count:
         raise UserError(f"{folder} holds no weights: no .safetensors file", "run merge.py")

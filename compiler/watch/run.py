@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
 from dataclasses import dataclass
 from typing import Any
 
+from compiler.json_value import json_value
 from compiler.watch.places import Place, age
 from compiler.watch.series import Series, number
 from compiler.watch.tail import Tail
@@ -193,10 +193,7 @@ class Run:
         """A JSON object; nothing where there is none, or not yet a whole one."""
         if self.place.status(file) is None:
             return {}
-        try:
-            found = json.loads(self.place.read(file, 0, SMALL))
-        except ValueError:
-            return {}
+        found = json_value(self.place.read(file, 0, SMALL))
         return found if isinstance(found, dict) else {}
 
     def _newest(self) -> Saved | None:

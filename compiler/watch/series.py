@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from compiler.json_value import json_value
 from compiler.watch.findings import Losses
 
 RECENT = 50
@@ -60,10 +60,7 @@ class Series:
     def add(self, lines: Iterable[bytes]) -> None:
         """Takes lines; what is not one of metrics.jsonl (one that a kill cut off) is passed over."""
         for line in lines:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
+            entry = json_value(line)
             if isinstance(entry, dict) and type(entry.get("step")) is int:
                 self._take(entry)
 

@@ -116,7 +116,7 @@ def vocabulary_size(config: Path) -> int | None:
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
         size = (fields.get("text_config") or fields).get("vocab_size")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return size if isinstance(size, int) else None
 

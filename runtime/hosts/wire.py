@@ -66,7 +66,7 @@ def unpacked(line: bytes) -> Message:
     """A message; empty for what is none."""
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}
 

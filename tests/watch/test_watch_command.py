@@ -125,6 +125,20 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert refused.exit_code == 1 and "cannot be opened" in refused.stderr
 
 
+@pytest.mark.parametrize("depth", [65, 970, 100_000])
+@pytest.mark.parametrize("file", ["metrics.jsonl", "recipe.lock.json", "state.json"])
+def test_what_is_nested_without_end_is_passed_over(folder: Path, file: str, depth: int) -> None:
+    """970 levels can be read and not be printed, at Python's usual limit."""
+    nested = "[" * depth + "]" * depth
+    if file == "metrics.jsonl":
+        append(folder, f'{nested}\n{{"step": 121, "loss": {nested}}}\n')
+    else:
+        (folder / file).write_text(f'{{"name": {nested}, "reason": {nested}, "state": "failed"}}')
+    for command in (["watch", "--once"], ["watch", "--once", "--json"], ["report", "-o", f"{folder}.html"]):
+        done = CliRunner().invoke(app, [*command, str(folder)])
+        assert done.exit_code == 0 and done.exception is None, done.exception
+
+
 @pytest.mark.parametrize(
     ("how", "reason", "status", "told"),
     [
