@@ -35,6 +35,7 @@ def lsp(
             "pip install 'recipec[lsp]'",
         )
     from compiler.lsp.features import make_server
+    from compiler.lsp.frames import Frames
 
     if sys.stdin.isatty():
         say("note: waiting for an editor on stdin; this command is started by one")
@@ -43,18 +44,28 @@ def lsp(
     logging.basicConfig(handlers=[handler], level=logging.ERROR)
     server = make_server()
     with _signals(), _stdout() as stdout:
-        server.start_io(sys.stdin.buffer, stdout)
+        server.start_io(cast(BinaryIO, Frames(sys.stdin.buffer)), stdout)
     if not server.asked_to_end:
         say("error: the editor went away without ending the session")
         raise typer.Exit(FAILED)
     raise typer.Exit(DONE)
 
 
+LONGEST = 300
+"""Letters of a line in the log."""
+
+
 class _Lines(logging.Formatter):
     """A line for each message; where a fault is looked for, with its traceback."""
 
-    def formatException(self, ei: Any) -> str:
-        return super().formatException(ei) if os.environ.get("RECIPEC_TRACEBACK") else f"  {ei[1]!r:.200}"
+    def format(self, record: logging.LogRecord) -> str:
+        if os.environ.get("RECIPEC_TRACEBACK"):
+            return super().format(record)
+        # pygls writes some tracebacks into the text itself.
+        text, _, more = record.getMessage().partition("\n")
+        error = record.exc_info[1] if record.exc_info else sys.exc_info()[1] if more else None
+        said = f"{record.name}: {text}" + (f": {error!r}" if error is not None else "")
+        return said.replace("\n", " ")[:LONGEST]
 
 
 class _Channel(io.FileIO):

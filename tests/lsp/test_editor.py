@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +17,7 @@ import pytest
 from lsprotocol import types
 
 from compiler.lsp.analysis import Document
+from compiler.lsp.frames import Frames
 from compiler.lsp.process import Process, Unanswered
 from spec.codes import CODES
 from spec.load import MAX_BYTES
@@ -300,6 +304,49 @@ def test_malformed_and_foreign_files_do_not_end_the_server(editor: Editor, place
     uri = editor.open(place / "large.yaml", BASE + "#" * MAX_BYTES)
     assert [d.code for d in editor.diagnostics(uri)] == ["E0003"]
     editor.close(uri)
+
+
+def framed(content: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n%b" % (len(content), content)
+
+
+ASKED = b'{"jsonrpc": "2.0", "id": 7, "method": "textDocument/hover", "params": {}}'
+SKIPPED = "error: a message whose length is missing or cannot be taken is skipped"
+UNSIZED = (
+    b"\r\n" + ASKED,
+    b"Content-Type: x\r\n\r\n" + ASKED,
+    b"Content-Length: -5\r\n\r\n" + ASKED,
+    b"Content-Length: 0\r\n\r\n",
+    b"Content-Length: 99999999999999\r\n\r\n" + ASKED,
+    b"Content-Length: " + b"9" * 100_000 + b"\r\n\r\n" + ASKED,
+    b"Content-Length: many\r\n\r\n" + ASKED * 3_000,
+)
+
+
+@pytest.mark.parametrize("sent", UNSIZED, ids=range(len(UNSIZED)))
+def test_a_message_of_unknown_length_costs_itself_alone(
+    sent: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Frames(io.BytesIO(sent + framed(b"{}") + framed(b"[1]")))
+    for body in (b"{}", b"[1]"):
+        assert stream.readline() == b"Content-Length: %d\r\n" % len(body)
+        assert stream.readline() == b"\r\n"
+        assert stream.read(len(body)) == body
+    assert stream.readline() == b""
+    assert capsys.readouterr().err == f"{SKIPPED}\n"
+
+
+def test_what_is_no_message_is_a_line_on_stderr() -> None:
+    begin = framed(b'{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"capabilities": {}}}')
+    bad = UNSIZED[2], *map(framed, (b"{no JSON", b"[" * 100_000, ASKED, b'{"jsonrpc": "2.0", "method": 5}'))
+    end = framed(b'{"jsonrpc": "2.0", "id": 2, "method": "shutdown"}')
+    end += framed(b'{"jsonrpc": "2.0", "method": "exit"}')
+    command, sent = [sys.executable, "-m", "compiler.cli", "lsp"], b"".join((begin, *bad, end))
+    done = subprocess.run(command, input=sent, capture_output=True, cwd=ROOT, timeout=60)
+    assert (done.returncode, b'"id": 2' in done.stdout) == (0, True)
+    lines = done.stderr.decode().splitlines()
+    assert lines[0] == SKIPPED and len(lines) > len(bad) and max(map(len, lines)) <= 300
+    assert all(line.startswith(("pygls.server: ", "pygls.protocol.json_rpc: ")) for line in lines[1:])
 
 
 def test_a_large_file_and_a_flood_of_changes_are_answered_in_time(editor: Editor, place: Path) -> None:
