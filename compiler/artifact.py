@@ -1,27 +1,26 @@
 """Artifacts on disk: writing them, and holding them against what a recipe gives.
 
 A folder of artifacts ("generated") holds runtime/ and the recipes' JSON Schema once, and one folder per
-recipe. Only files that an
-artifact's recipe.lock.json lists are ever replaced or removed: a checkpoint or a note beside them stays.
+recipe. Only files that an artifact's recipe.lock.json lists are replaced or removed, and others that have
+their names when that is asked for, with a copy: a checkpoint or a note beside them stays.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
+import itertools
 import json
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import runtime
 from compiler.errors import ArtifactError
 from compiler.json_value import json_value
-from compiler.terminal import uninterrupted
-from compiler.writing import umask
+from compiler.whole import Change, changing, content, digest, finish, is_inside, linked_folder
+from compiler.wording import listing, plural
 
 LOCK = "recipe.lock.json"
 LOCK_VERSION = 1
@@ -31,8 +30,13 @@ SCHEMA = "recipe.schema.json"
 """The language's JSON Schema, for the editors of those who read an artifact's recipe.yaml. No lock records
 it: nothing that runs depends on it."""
 
+ANY = "any"
+"""In place of a digest: of a file that a build wrote, whatever it holds."""
+
 Files = Mapping[str, bytes]
 """Contents by path relative to the artifact's folder, with forward slashes."""
+Part = tuple[Files, Mapping[str, str]]
+"""New files of a folder, and the digests of those that the last build wrote there."""
 
 
 @functools.cache
@@ -61,51 +65,112 @@ def tree_digest(files: Files) -> str:
     return digest("".join(f"{digest(files[path])}  {path}\n" for path in sorted(files)).encode())
 
 
-def digest(content: bytes) -> str:
-    """sha256 in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def write(out_dir: Path, artifacts: Mapping[str, Files]) -> list[str]:
-    """Writes runtime/, the schema and each artifact; returns what the user should know about.
-
-    Everything is first written beside its place, so that a full disk or a crash leaves what was there.
+def write(
+    out_dir: Path, artifacts: Mapping[str, Files], force: bool = False, forced: str = "recipe build --force"
+) -> list[str]:
+    """Writes runtime/, the schema and each artifact, all or nothing; returns what the user should know about.
 
     Args:
         out_dir: the folder of artifacts, made when it is missing.
         artifacts: files of each artifact by its name.
+        force: whether files that no build wrote are replaced, with a copy of each beside it.
+        forced: the command that does so, for a help.
+
+    Returns:
+        Lines that begin with "note: ", or with "warning: " where something of the user's was replaced.
 
     Raises:
         ArtifactError: when something is in the way.
         OSError: when a file cannot be written.
     """
+    finish(out_dir)
     _refuse_obstacles(out_dir, artifacts)
     notes = []
-    with (
-        _made(out_dir),
-        tempfile.TemporaryDirectory(prefix=".recipe-", dir=out_dir) as temporary,
-        ExitStack() as moving,
-    ):
-        old_runtime = _runtime_on_disk(out_dir)
-        staging = Path(temporary)
-        runtime_is_there = old_runtime == runtime_files()
-        if not runtime_is_there:
-            _stage(staging / RUNTIME, runtime_files())
-        (staging / SCHEMA).write_bytes(schema_file())
-        for name, files in artifacts.items():
-            _stage(staging / name, files)
-        moving.enter_context(uninterrupted())
-        if not runtime_is_there:
-            _install(staging / RUNTIME, out_dir / RUNTIME, runtime_files(), set(old_runtime))
-        os.replace(staging / SCHEMA, out_dir / SCHEMA)
-        for name, files in artifacts.items():
-            notes += _describe_leftovers(out_dir / name, files)
-            _install(staging / name, out_dir / name, files, set(locked_files(out_dir / name)))
+    with _made(out_dir), changing(out_dir) as change:
+        parts: dict[str, Part] = {}
+        if _runtime_on_disk(out_dir) != runtime_files():
+            parts[RUNTIME] = (runtime_files(), _recorded_runtime(out_dir))
+        parts |= {name: (files, _recorded(out_dir / name)) for name, files in artifacts.items()}
+        notes += _keep(out_dir, parts, change, force, forced)
+        for name, (files, recorded) in parts.items():
+            for path in sorted(files, key=lambda path: (path == LOCK, path)):
+                change.write(f"{name}/{path}", files[path])
+            for path in sorted({*recorded, *_beside(out_dir, name)} - {*files}):
+                if _is_there(out_dir / name / path):
+                    change.remove(f"{name}/{path}")
+        change.write(SCHEMA, schema_file())
+        notes += [line for name in artifacts for line in _others(out_dir / name, artifacts[name])]
     for name in artifacts_in(out_dir):
-        recorded = _lock_of(out_dir / name).get("runtime")
-        if name not in artifacts and recorded not in (None, runtime_digest()):
-            notes.append(f"{out_dir / name} was built with another runtime/: build it again too")
+        built = _lock_of(out_dir / name).get("runtime")
+        if name not in artifacts and built not in (None, runtime_digest()):
+            notes.append(f"note: {out_dir / name} was built with another runtime/: build it again too")
     return notes
+
+
+def _keep(out_dir: Path, parts: Mapping[str, Part], change: Change, force: bool, forced: str) -> list[str]:
+    """What becomes of files that are not as a build left them: it is said, or refused, or copies are kept."""
+    edited, foreign = [], []
+    for name, (files, recorded) in parts.items():
+        for path in sorted({*files, *recorded, *_beside(out_dir, name)}):
+            target = out_dir / name / path
+            if not _is_there(target) or (found := content(target)) == files.get(path):
+                continue
+            if path not in recorded:
+                foreign.append(f"{name}/{path}")
+            elif recorded[path] not in (digest(found), ANY):
+                edited.append(f"{name}/{path}")
+    if foreign and not force:
+        first = listing([*(str(out_dir / path) for path in foreign[:3]), *_more(foreign[3:])])
+        raise ArtifactError(
+            f"{first} would be replaced, and no build wrote what is there",
+            f"move it away, or have a copy kept beside it: {forced}",
+        )
+    notes = []
+    for path in sorted([*edited, *foreign]):
+        kept = _free(out_dir, path) if force else None
+        if kept is not None:
+            change.copy(path, kept)
+        said = "had been edited since it was built" if path in edited else "was written by no build"
+        where = f", a copy is {out_dir / kept}" if kept else ""
+        notes.append(f"warning: {out_dir / path} {said}: replaced{where}")
+    return notes
+
+
+def _more(others: Sequence[str]) -> list[str]:
+    return [plural(len(others), "other file")] if others else []
+
+
+def _is_there(target: Path) -> bool:
+    return target.is_symlink() or target.is_file()
+
+
+def _free(out_dir: Path, path: str) -> str:
+    """A name for a copy of a file that is not there yet: PATH.kept, PATH.kept-2 and so on."""
+    names = (f"{path}.kept{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(out_dir / name))
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """The digests of an artifact's files when it was built, by its lock; of the lock itself ANY."""
+    files = _lock_of(folder).get("files")
+    if not isinstance(files, dict):
+        return {}
+    return {path: str(files.get(path, ANY)) for path in locked_files(folder)}
+
+
+def _recorded_runtime(out_dir: Path) -> dict[str, str]:
+    """The same of runtime/, of which locks record one digest: where it is another now, this version's
+    modules were edited."""
+    present = _runtime_on_disk(out_dir)
+    built = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
+    return (
+        dict.fromkeys(present, ANY) if tree_digest(present) in built else dict.fromkeys(runtime_files(), "")
+    )
+
+
+def _beside(out_dir: Path, name: str) -> Files:
+    """What runtime/ may not hold beside its own modules: scripts would import it."""
+    return _runtime_on_disk(out_dir) if name == RUNTIME else {}
 
 
 @contextmanager
@@ -133,12 +198,12 @@ def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
     as differences; other files in the folders do not.
     """
     parts = list(_differences(out_dir / RUNTIME, _runtime_on_disk(out_dir), runtime_files()))
-    schema = {SCHEMA: _content(out_dir, SCHEMA)} if (out_dir / SCHEMA).is_file() else {}
+    schema = {SCHEMA: content(out_dir / SCHEMA)} if (out_dir / SCHEMA).is_file() else {}
     parts += _differences(out_dir, schema, {SCHEMA: schema_file()})
     for name in sorted(artifacts):
         folder, files = out_dir / name, artifacts[name]
         on_disk = {
-            path: _content(folder, path)
+            path: content(folder / path)
             for path in {*files, *locked_files(folder)}
             if (folder / path).is_file()
         }
@@ -149,22 +214,10 @@ def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
 def locked_files(folder: Path) -> list[str]:
     """The files of the artifact in a folder, by its lock, the lock included; none when there is no lock."""
     files = _lock_of(folder).get("files")
-    paths = [path for path in files if _is_inside(path)] if isinstance(files, dict) else []
+    paths = [path for path in files if is_inside(path)] if isinstance(files, dict) else []
     # Behind a link lie files of somebody else's, which no lock may have removed.
-    own = [path for path in paths if _linked_folder(folder, path) is None]
+    own = [path for path in paths if linked_folder(folder, path) is None]
     return sorted([*own, LOCK]) if (folder / LOCK).is_file() else []
-
-
-def _content(folder: Path, path: str) -> bytes:
-    """What a file of an artifact holds; of a link where it leads, and not what is there."""
-    link = _linked_folder(folder, path) or (folder / path)
-    return f"a link to {os.readlink(link)}\n".encode() if link.is_symlink() else link.read_bytes()
-
-
-def _linked_folder(folder: Path, path: str) -> Path | None:
-    """The first of the folders on the way to a file of an artifact that is a link, the artifact's own too."""
-    parents = [folder / parent for parent in reversed(PurePosixPath(path).parents)]
-    return next((parent for parent in parents if parent.is_symlink()), None)
 
 
 def backends_of(folder: Path) -> list[str]:
@@ -198,7 +251,7 @@ def modules(folder: Path) -> list[str]:
 
 def _runtime_on_disk(out_dir: Path) -> dict[str, bytes]:
     folder = out_dir / RUNTIME
-    return {path: _content(folder, path) for path in modules(folder)}
+    return {path: content(folder / path) for path in modules(folder)}
 
 
 def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
@@ -222,8 +275,8 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
             blocked = [folder for folder in target.parents if folder.is_file()]
             if blocked:
                 raise ArtifactError(f"{blocked[0]} is in the way: it is not a folder", "remove it")
-            if target.is_dir():
-                raise ArtifactError(f"{target} is in the way: it is a folder", "remove it")
+            if target.exists() and not target.is_file():
+                raise ArtifactError(f"{target} is in the way: it is no file", "remove it")
             _refuse_link(out_dir / name, file)
     for file in runtime_files():
         _refuse_link(out_dir / RUNTIME, file)
@@ -231,7 +284,7 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
 
 def _refuse_link(folder: Path, file: str) -> None:
     """Nothing is written through a link: what it leads to is no part of the artifact."""
-    if (link := _linked_folder(folder, file)) is not None:
+    if (link := linked_folder(folder, file)) is not None:
         raise ArtifactError(f"{link} is a link to another folder, where files would be replaced", "remove it")
 
 
@@ -250,54 +303,17 @@ def _refuse_another_schema(path: Path) -> None:
         )
 
 
-def _stage(folder: Path, files: Files) -> None:
-    folder.mkdir()
-    for path, content in files.items():
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-        if path.endswith(".sh"):
-            target.chmod(0o777 & ~umask())
-
-
-def _install(staged: Path, folder: Path, files: Files, previous: set[str]) -> None:
-    """Moves staged files to their place, the lock last, and removes those of the previous build."""
-    if not folder.exists():
-        os.rename(staged, folder)
-        return
-    for path in sorted(files, key=lambda path: (path == LOCK, path)):
-        target = folder / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(staged / path, target)
-    for path in previous - set(files):
-        (folder / path).unlink(missing_ok=True)
-        for parent in (folder / path).parents:
-            if parent == folder or not parent.is_dir() or any(parent.iterdir()):
-                break
-            parent.rmdir()
-
-
-def _describe_leftovers(folder: Path, files: Files) -> list[str]:
-    """Notes about edited files that are replaced and about files that are none of the artifact's."""
+def _others(folder: Path, files: Files) -> list[str]:
+    """A note about files that are none of the artifact's."""
     if not folder.is_dir():
         return []
-    recorded = _lock_of(folder).get("files")
-    recorded = recorded if isinstance(recorded, dict) else {}
-    notes = []
-    for path in sorted(files):
-        if path in recorded and (folder / path).is_file():
-            content = (folder / path).read_bytes()
-            if digest(content) != recorded[path] and content != files[path]:
-                notes.append(f"{folder / path} had been edited since it was built: replaced")
     own = {PurePosixPath(path).parts[0] for path in (*files, *locked_files(folder))}
     others = sorted(
         f"{entry.name}/" if entry.is_dir() else entry.name
         for entry in folder.iterdir()
         if entry.name not in own and entry.name != "__pycache__" and not entry.name.startswith(".")
     )
-    if others:
-        notes.append(f"left alone in {folder}, not of the artifact: {', '.join(others)}")
-    return notes
+    return [f"note: left alone in {folder}, not of the artifact: {', '.join(others)}"] if others else []
 
 
 def _differences(folder: Path, before: Files, after: Files) -> Iterator[str]:
@@ -327,9 +343,3 @@ def _lock_of(folder: Path) -> dict[str, Any]:
     except OSError:
         return {}
     return lock if isinstance(lock, dict) else {}
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a path that a lock names stays in the artifact's folder."""
-    pure = PurePosixPath(path)
-    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and "\0" not in path

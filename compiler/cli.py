@@ -30,6 +30,7 @@ from compiler.cli_base import (
     Recipe,
     Sets,
     color,
+    end_build,
     on_ctrl_c,
     read,
     result,
@@ -132,6 +133,7 @@ def pack(
     """Make one archive of an artifact that runs by itself, with its local data."""
     from compiler.archive import pack as packed
 
+    end_build(folder)
     result(str(packed(name, folder, recipe, output)))
 
 

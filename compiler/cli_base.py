@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spec.diagnostics import Diagnostic
     from spec.load import Loaded
 
-__all__ = ["color", "console", "note", "on_ctrl_c", "result", "say", "tell"]
+__all__ = ["color", "console", "end_build", "note", "on_ctrl_c", "result", "say", "tell"]
 
 DONE, FAILED, MISUSED = 0, 1, 2
 """Exit statuses."""
@@ -104,6 +104,14 @@ def _unending(path: Path) -> tuple[Loaded, Lowered]:
         help="look for a regular expression with repetitions within repetitions, such as (a+)+b",
     )
     return Loaded(path, None, [found], Sources(None, Concealer(None))), Lowered(None, [found])
+
+
+def end_build(folder: Path) -> None:
+    """Ends the build that a kill cut off in a folder of artifacts, and says so."""
+    from compiler.whole import finish
+
+    if finish(folder):
+        note(f"note: the build that was cut off in {folder} has been ended")
 
 
 def show(diagnostics: Sequence[Diagnostic], format: Format) -> None:

@@ -17,6 +17,7 @@ from compiler.cli_base import (
     Sets,
     Shown,
     doing,
+    end_build,
     has_errors,
     note,
     on_ctrl_c,
@@ -48,12 +49,18 @@ def build(
             show_default=False,
         ),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace files that no build wrote, too; a copy is kept beside each."),
+    ] = False,
     sets: Sets = None,
     format: Shown = Format.TEXT,
 ) -> None:
     """Write the artifacts of recipes, or check that they are current."""
     from spec.diagnostics import in_order
 
+    if not check:
+        end_build(output)
     pairs = _read_all(recipes, sets)
     programs = {item.program.name: item.program for _, item in pairs if item.program is not None}
     backends = {name: _backends(backend, output / name) for name in programs}
@@ -75,11 +82,11 @@ def build(
     for name, program in each("making the artifacts", list(programs.items())):
         with doing(f"making {name}"):
             artifacts[name] = emit(program, backends[name])
+    again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend)])
     if check:
         difference = artifact.check(output, artifacts)
         if difference:
             result(difference, end="")
-            again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend)])
             say(f"error: {output} is not what the recipes give; build it again: {again}")
             raise typer.Exit(FAILED)
         if format is Format.TEXT:
@@ -89,9 +96,9 @@ def build(
         lambda: f"{output} is {'as it was' if artifact.check(output, artifacts) else 'whole and current'}"
     )
     with doing(f"writing {output}"):
-        notes = artifact.write(output, artifacts)
+        notes = artifact.write(output, artifacts, force, f"{again} --force")
     for line in notes:
-        note(f"note: {line}")
+        (note if line.startswith("note: ") else say)(line)
     if format is Format.TEXT:
         for name, files in artifacts.items():
             tell(f"{output / name}: {_count(len(files), 'file')}")

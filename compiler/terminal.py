@@ -116,18 +116,24 @@ def doing(what: str) -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C within the block, which is short, takes effect at its end: files are moved all or none."""
+    """Signals that end a command take effect at the end of the block, which is short: files are moved all or
+    none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     seen: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    before = {
+        number: signal.signal(number, lambda number, frame: seen.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if seen:
-        raise KeyboardInterrupt
+        signal.raise_signal(seen[0])
 
 
 def color(stream: Any) -> bool:

@@ -51,7 +51,9 @@ def open_artifact(folder: Path) -> ServedArtifact:
             recipe has no serve section.
     """
     from compiler.serving.container import container
+    from compiler.whole import finish
 
+    finish(folder.parent)
     lock = _read_lock(folder)
     recipe = _recipe(folder, lock)
     if recipe.serve is None:

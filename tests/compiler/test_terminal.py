@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from compiler import artifact, cli, completion, guard, pipeline, terminal
+from compiler import cli, completion, guard, pipeline, terminal, whole
 from compiler.cli import app
 from runtime import progress
 from runtime.progress import Progress
@@ -274,25 +274,23 @@ def test_the_scripts_of_shells_are_shown(shell: str, monkeypatch: pytest.MonkeyP
 def test_ctrl_c_says_what_a_build_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGINT before anything was moved, and while it is."""
     target = tmp_path / "generated"
-    stage, install = artifact._stage, artifact._install
 
-    def interrupted_stage(*given: object) -> None:
-        stage(*given)  # type: ignore[arg-type]
-        os.kill(os.getpid(), signal.SIGINT)
+    def interrupting(step: Callable[..., object]) -> Callable[..., object]:
+        def interrupted(*given: object) -> object:
+            os.kill(os.getpid(), signal.SIGINT)
+            return step(*given)
 
-    def interrupted_install(*given: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        install(*given)  # type: ignore[arg-type]
+        return interrupted
 
-    monkeypatch.setattr(artifact, "_stage", interrupted_stage)
-    status, _, said = run("build", QUICKSTART, "-o", str(target))
+    with monkeypatch.context() as before:
+        before.setattr(whole.Change, "write", interrupting(whole.Change.write))
+        status, _, said = run("build", QUICKSTART, "-o", str(target))
     assert status == 130 and f"interrupted: {target} is as it was" in said
-    assert not target.exists() or not list(target.iterdir())
-    monkeypatch.setattr(artifact, "_stage", stage)
-    monkeypatch.setattr(artifact, "_install", interrupted_install)
-    status, _, said = run("build", QUICKSTART, "-o", str(target))
+    assert not target.exists()
+    with monkeypatch.context() as within:
+        within.setattr(whole, "_make", interrupting(whole._make))
+        status, _, said = run("build", QUICKSTART, "-o", str(target))
     assert status == 130 and f"interrupted: {target} is whole and current" in said
-    monkeypatch.setattr(artifact, "_install", install)
     assert run("build", QUICKSTART, "-o", str(target), "--check")[0] == 0
 
 

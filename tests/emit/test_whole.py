@@ -1,0 +1,208 @@
+"""Builds that end at every step of theirs: what is there is the last build or the next, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from compiler import artifact, whole
+from compiler.artifact import LOCK, write
+from compiler.errors import ArtifactError
+from compiler.whole import STAGING, finish
+
+STEPS = ("mkdir", "replace", "rmdir", "unlink")
+"""What of `os` changes a folder."""
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that it would clean up is cleaned up."""
+
+
+def files(**texts: str) -> dict[str, bytes]:
+    """An artifact's, with its lock."""
+    made = {path.replace("__", "/").replace("_", "."): text.encode() for path, text in texts.items()}
+    lock = {
+        "files": {path: whole.digest(content) for path, content in made.items()},
+        "runtime": artifact.runtime_digest(),
+    }
+    return {**made, LOCK: json.dumps(lock).encode()}
+
+
+OLD = {"one": files(train_py="old", serve__serve_sh="old", serve__Dockerfile="old"), "two": files(a="old")}
+NEW = {"one": files(train_py="new", launch__vm_sh="new"), "two": files(a="new", b="new")}
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that was built with an older runtime, and holds files of the user's."""
+    folder = tmp_path / "generated"
+    small = {"families/base.py": b"old", "gone.py": b"old"}
+    with monkeypatch.context() as older:
+        older.setattr(artifact, "runtime_files", lambda: small)
+        older.setattr(artifact, "runtime_digest", lambda: artifact.tree_digest(small))
+        locks = {name: {**old, LOCK: relocked(old[LOCK])} for name, old in OLD.items()}
+        write(folder, locks)
+    small_now = {"families/base.py": b"new", "new/more.py": b"new"}
+    monkeypatch.setattr(artifact, "runtime_files", lambda: small_now)
+    (folder / "one/checkpoints/100").mkdir(parents=True)
+    (folder / "one/checkpoints/100/weights").write_text("precious")
+    (folder / "one/serve/mine.yaml").write_text("mine")
+    return folder
+
+
+def relocked(lock: bytes) -> bytes:
+    return json.dumps(json.loads(lock) | {"runtime": artifact.runtime_digest()}).encode()
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@contextmanager
+def ended(number: int, how: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Ends the process at a step; gives a list of the steps that there were."""
+    seen: list[int] = []
+
+    def stepping(step: Callable[..., object]) -> Callable[..., object]:
+        def stepped(*given: object, **named: object) -> object:
+            seen.append(len(seen))
+            if len(seen) >= number:
+                how()
+            return step(*given, **named)
+
+        return stepped
+
+    write_bytes = Path.write_bytes
+
+    def half(self: Path, data: bytes) -> int:
+        write_bytes(self, data[: len(data) // 2])
+        seen.append(len(seen))
+        if len(seen) >= number:
+            how()
+        return write_bytes(self, data)
+
+    with monkeypatch.context() as patched:
+        for name in STEPS:
+            patched.setattr(os, name, stepping(getattr(os, name)))
+        patched.setattr(Path, "write_bytes", half)
+        yield seen
+
+
+def build_ended(out: Path, number: int, how: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Builds NEW, ended at a step; whether there was none so late."""
+    with ended(number, how, monkeypatch) as seen, suppress(Killed, SystemExit):
+        write(out, NEW)
+    return len(seen) < number
+
+
+def die() -> None:
+    raise Killed
+
+
+def test_a_build_that_is_killed_anywhere_is_whole_after_the_next_command(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tree(out)
+    write(shutil.copytree(out, tmp_path / "built"), NEW)
+    after = tree(tmp_path / "built")
+    assert after["one/checkpoints/100/weights"] == b"precious" and "one/serve/serve.sh" not in after
+    found = set()
+    for number in range(1, 1000):
+        folder = shutil.copytree(out, tmp_path / f"{number}")
+        if build_ended(folder, number, die, monkeypatch):
+            break
+        # The next command may be killed, too.
+        with ended(1 + number % 7, die, monkeypatch), suppress(Killed):
+            finish(folder)
+        finish(folder)
+        assert tree(folder) in (before, after), number
+        assert not (folder / STAGING).exists()
+        assert not any(path.is_dir() and not list(path.iterdir()) for path in folder.rglob("*")), number
+        found.add(tree(folder) == after)
+        shutil.rmtree(folder)
+    assert found == {False, True} and number > 40
+
+
+def test_a_build_that_sigterm_ends_anywhere_is_whole_at_once(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    sent: list[bool] = []
+
+    def once() -> None:
+        if not sent:
+            sent.append(True)
+            signal.raise_signal(signal.SIGTERM)
+
+    before = tree(out)
+    write(shutil.copytree(out, tmp_path / "built"), NEW)
+    after = tree(tmp_path / "built")
+    earlier = signal.signal(signal.SIGTERM, leave)
+    try:
+        for number in range(1, 1000):
+            sent.clear()
+            folder = shutil.copytree(out, tmp_path / f"{number}")
+            if build_ended(folder, number, once, monkeypatch):
+                break
+            assert tree(folder) in (before, after), number
+            assert not (folder / STAGING).exists()
+            shutil.rmtree(folder)
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+    assert number > 40
+
+
+def test_a_journal_from_elsewhere_moves_and_removes_nothing(out: Path) -> None:
+    before = tree(out)
+    (out / STAGING / "new/one").mkdir(parents=True)
+    (out / STAGING / "new/one/train.py").write_text("theirs")
+    journal = {"folder": 0, "new": ["one/train.py"], "gone": {"one/checkpoints/100/weights": ""}}
+    (out / STAGING / "journal.json").write_text(json.dumps(journal))
+    assert finish(out) is False and tree(out) == before
+    journal["new"] = ["../elsewhere"]
+    (out / STAGING / "new").mkdir(parents=True)
+    journal["folder"] = (out / STAGING).stat().st_ino
+    (out / STAGING / "journal.json").write_text(json.dumps(journal))
+    with pytest.raises(ArtifactError, match="lies outside of"):
+        finish(out)
+
+
+def test_a_users_folder_of_that_name_stays(out: Path) -> None:
+    (out / STAGING).mkdir()
+    (out / STAGING / "notes").write_text("mine")
+    before = tree(out)
+    with pytest.raises(ArtifactError, match="is in the way"):
+        write(out, NEW)
+    assert tree(out) == before
+
+
+@pytest.mark.parametrize(
+    "path", ["one/launch/vm.sh", "two/b", "runtime/mine.py", f"three/{LOCK}", "three/train.py"]
+)
+def test_what_no_build_wrote_is_replaced_when_asked_and_kept(path: str, out: Path) -> None:
+    (out / path).parent.mkdir(exist_ok=True)
+    (out / path).write_text("mine")
+    before, built = tree(out), {**NEW, "three": files(train_py="new")}
+    with pytest.raises(ArtifactError, match=f"{path} would be replaced, and no build wrote") as refused:
+        write(out, built, forced="recipe build x.yaml --force")
+    assert str(refused.value.help).endswith(": recipe build x.yaml --force")
+    assert tree(out) == before
+    (out / f"{path}.kept").write_text("an earlier copy")
+    notes, kept = write(out, built, force=True), out / f"{path}.kept-2"
+    assert f"warning: {out / path} was written by no build: replaced, a copy is {kept}" in notes
+    assert kept.read_text() == "mine" and (out / f"{path}.kept").read_text() == "an earlier copy"
+    assert artifact.check(out, built) == ""
+
+
+def test_an_edited_file_that_goes_is_said_to(out: Path) -> None:
+    (out / "one/serve/Dockerfile").write_text("edited")
+    assert any("Dockerfile had been edited" in note for note in write(out, NEW))
