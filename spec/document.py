@@ -28,7 +28,7 @@ from ruamel.yaml.reader import ReaderError
 from spec.core_schema import scalar
 from spec.diagnostics import Diagnostic, Span
 from spec.tree import Entry, Items, Mapping, Node, Place, Scalar
-from spec.yaml_errors import explain
+from spec.yaml_errors import UNCLEAR, explain
 
 MAX_DEPTH = 32
 
@@ -40,6 +40,8 @@ LINE_BREAK = re.compile(r"\r\n|[\n\r]")
 
 START = "start from `recipe new NAME --model ID --accelerator A`"
 """The help for a file that holds no recipe."""
+
+_PLAIN_KEY = "write `key: value`, and quotes around a text in brackets or braces"
 
 
 class Refused(Exception):
@@ -119,7 +121,7 @@ class _Reader:
         except MarkedYAMLError as error:
             raise self.syntax(error) from None
         except (YAMLError, ValueError) as error:
-            raise self.refused("E0006", f"not valid YAML: {error}", None, self.span(0, 0)) from None
+            raise self.refused("E0006", f"not valid YAML: {error}", UNCLEAR, self.span(0, 0)) from None
         if root is None or (isinstance(root, Scalar) and root.value is None and root.plain):
             raise self.refused("E0005", "the file is empty", START, self.span(0, 0))
         return root
@@ -171,7 +173,7 @@ class _Reader:
         """Adds a key and its value, unless the key is at fault."""
         span = key.place.span
         if not isinstance(key, Scalar):
-            self.report("E0014", "a list or a mapping cannot be a key: keys are names", None, span)
+            self.report("E0014", "a list or a mapping cannot be a key: keys are names", _PLAIN_KEY, span)
         elif key.plain and key.value == "<<":
             help = "write the keys out, or share them by `extends`"
             self.report("E0011", "merge keys are refused", help, span)

@@ -93,9 +93,9 @@ def _put(root: Mapping, keys: list[tuple[Part, Place]], value: Node) -> None:
                 what = (
                     "is a list; its items are [0], [1], ..." if isinstance(node, Items) else "is no section"
                 )
-                raise _refused(
-                    "E0031", f"`{paths.join(done)}` {what}, so it has no key `{part}`", done, place, None
-                )
+                message = f"`{paths.join(done)}` {what}, so it has no key `{part}`"
+                help = f"--set '{paths.join(done)}=...' sets it as a whole"
+                raise _refused("E0031", message, done, place, help)
             entries, old = node.entries, node.entries.get(part)
             node = value if last else _opened(old.node if old else None, keys[depth + 1], [*done, part])
             entries[part] = Entry(place if last or old is None else old.key, node)
@@ -112,5 +112,5 @@ def _opened(node: Node | None, following: tuple[Part, Place], path: list[Part]) 
     return node
 
 
-def _refused(code: str, message: str, done: list[Part], place: Place, help: str | None) -> Refused:
+def _refused(code: str, message: str, done: list[Part], place: Place, help: str) -> Refused:
     return Refused(Diagnostic(code, message, paths.join(done), help, place.span))

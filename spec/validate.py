@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from spec import paths, versions
+from spec import paths, versions, words
 from spec.core_schema import flow, scalar
 from spec.diagnostics import Diagnostic
 from spec.language import Recipe, Section
@@ -93,7 +93,7 @@ def _without_faults(
         if not isinstance(parent, dict) or where[-1] not in parent:
             continue
         value = parent.pop(where[-1])
-        meant = _near(str(where[-1]), where[:-1]) if diagnostic.code == "E0101" else None
+        meant = _meant(str(where[-1]), where[:-1]) if diagnostic.code == "E0101" else None
         if meant is not None and meant not in parent:
             parent[meant] = value
     if "recipe" in doubtful:
@@ -118,6 +118,8 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
     if kind == "missing":
         parent = f"`{paths.join(where[:-1])}`" if len(where) > 1 else "the recipe"
         example = flow(info.examples[0]) if info and info.examples else "..."
+        if where == ("mesh", "axes") and (axes := _axes(value.get("accelerator"))):
+            example = flow(axes)
         return Diagnostic("E0102", f"{parent} lacks the key `{where[-1]}`", path, f"{where[-1]}: {example}")
     if kind in ("string_too_short", "too_short"):
         return Diagnostic("E0109", f"`{path}` is empty", path, _example(where, info))
@@ -139,12 +141,17 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
         )
         return Diagnostic("E0106", message, path, _example(where, info))
     nullable = info is not None and isinstance(where[-1], str) and choices_of(info.annotation)[1]
+    foreign = words.value(_named(where), value) if isinstance(value, str | int | float) else None
     wanted = _WANTED.get(kind, "of another kind") + (" or null" if nullable else "")
     if nullable and str(value).lower() in _NULL_WORDS:
         return Diagnostic("E0103", f"`{path}` must be {wanted}, not {sort(value)}", path, _null(where))
-    return Diagnostic(
-        "E0103", f"`{path}` must be {wanted}, not {sort(value)}", path, _type_help(kind, where, value, info)
-    )
+    help = foreign or _type_help(kind, where, value, info)
+    return Diagnostic("E0103", f"`{path}` must be {wanted}, not {sort(value)}", path, help)
+
+
+def _named(where: tuple[Part, ...]) -> str:
+    """A path without indices, as spec.words has it: "data.train.type"."""
+    return ".".join(part for part in where if isinstance(part, str))
 
 
 _NULL_WORDS = {"none", "nil", "false", "no", "off", ""}
@@ -211,19 +218,18 @@ def _default(info: FieldInfo | None) -> Any:
     return None if info.is_required() or info.default_factory is not None else info.default
 
 
-def _example(where: tuple[Part, ...], info: FieldInfo | None) -> str | None:
-    """A line to paste: the default, or the field's example."""
-    if info is None or isinstance(where[-1], int):
-        return None
+def _example(where: tuple[Part, ...], info: FieldInfo | None) -> str:
+    """A line to paste: the default, or the field's example; of an item of a list or mapping the whole's."""
+    while info is None or isinstance(where[-1], int):
+        where = where[:-1]
+        info = field_at(where)
     value = _default(info)
-    if value in (None, [], {}):
-        value = info.examples[0] if info.examples else None
-    if value is None or isinstance(value, Section):
-        return None
+    if value in (None, [], {}) or isinstance(value, Section):
+        value = info.examples[0]
     return f"for example `{_key(where, flow(value))}`"
 
 
-def _type_help(kind: str, where: tuple[Part, ...], value: Any, info: FieldInfo | None) -> str | None:
+def _type_help(kind: str, where: tuple[Part, ...], value: Any, info: FieldInfo | None) -> str:
     if kind in ("int_type", "float_type", "int_from_float") and isinstance(value, str):
         number = _number_in(value)
         if isinstance(number, int | float) and not isinstance(number, bool):
@@ -245,6 +251,9 @@ def _type_help(kind: str, where: tuple[Part, ...], value: Any, info: FieldInfo |
         section = section_at(where)
         if section is not None and value is None:
             return "give it keys, or remove it"
+        for whole in _wrapped(paths.join(where), value):
+            if isinstance(whole, dict) and _fits(where, whole):
+                return f"`{_key(where, flow(whole))}`"
         if section is not None:
             return f"its keys are {', '.join(section.model_fields)}"
     return _example(where, info)
@@ -262,76 +271,120 @@ def _number_in(text: str) -> Any:
 
 def _choice(where: tuple[Part, ...], path: str, value: Any, info: FieldInfo | None) -> Diagnostic:
     choices, nullable = choices_of(info.annotation if info else None)
-    words = [*choices, *(["null"] if nullable else [])]
-    listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+    allowed = [*choices, *(["null"] if nullable else [])]
+    listed = allowed[0] if len(allowed) == 1 else f"{', '.join(allowed[:-1])} or {allowed[-1]}"
     message = f"`{path}` must be {listed}, not {shown(value)}"
-    near = get_close_matches(str(value).lower(), choices, 1, 0.5)
+    near = words.slip(str(value).lower(), choices)
     if nullable and str(value).lower() in _NULL_WORDS:
-        help: str | None = _null(where)
+        help = _null(where)
+    elif foreign := words.value(_named(where), value):
+        help = foreign
     elif near:
-        help = f"did you mean `{near[0]}`?"
+        help = f"did you mean `{near}`?"
     else:
         help = _example(where, info)
     return Diagnostic("E0104", message, path, help)
 
 
-def _unknown(where: tuple[Part, ...], value: Any) -> tuple[str, str | None]:
+def _unknown(where: tuple[Part, ...], value: Any) -> tuple[str, str]:
     """Message and help for an unknown key with its value."""
-    name = str(where[-1])
-    section = section_at(where[:-1])
-    place = f" in `{paths.join(where[:-1])}`" if len(where) > 1 else ""
-    message = f"unknown key {shown(name)}{place}"
-    known = list(section.model_fields) if section else []
+    name, above = str(where[-1]), where[:-1]
+    section = section_at(above)
+    message = f"unknown key {shown(name)}{f' in `{paths.join(above)}`' if above else ''}"
+    if meant := _meant(name, above):
+        return message, f"did you mean `{meant}`?"
     lowered = name.lower().replace("-", "_")
-    near = _near(name, where[:-1])
-    if near:
-        return message, f"did you mean `{near}`?"
+    if foreign := words.key(lowered, _named(above)):
+        return message, foreign if " " in foreign else f"here it is `{_nested(foreign, value)}`"
     elsewhere = paths_of_keys().get(lowered, [])
-    if lowered in _ELSEWHERE:
-        return message, f"here it is `{_nested(_ELSEWHERE[lowered], value)}`"
     if len(elsewhere) == 1:
-        section_name = elsewhere[0].rpartition(".")[0]
-        owner = f"`{section_name}`" if section_name else "the recipe, not to a section"
+        owner = f"`{_owner(elsewhere[0])}`" if _owner(elsewhere[0]) else "the recipe, not to a section"
         return message, f"`{lowered}` belongs to {owner}: `{_nested(elsewhere[0], value)}`"
-    loosely = get_close_matches(lowered, known, 1, 0.5)
-    if loosely:
-        return message, f"did you mean `{loosely[0]}`?"
-    return message, f"its keys are {', '.join(known)}" if section else None
+    if elsewhere:
+        owners = [f"`{_owner(path) or 'the recipe'}`" for path in elsewhere]
+        return message, f"`{lowered}` belongs to {', '.join(owners[:-1])} or {owners[-1]}"
+    return message, f"its keys are {', '.join(section.model_fields if section else ())}"
+
+
+def _owner(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def _nested(path: str, value: Any) -> str:
-    """The lines of a key and of the sections that it lies in, as one: "train: {optimizer: {eps: 1.0e-6}}"."""
-    first, *rest = path.split(".")
+    """The lines of a key and of the sections that it lies in, as one: "train: {optimizer: {eps: 1.0e-6}}".
+
+    A value that cannot stand there is written as one that can, or else the key's example is shown.
+    """
+    where = tuple(path.split("."))
+    fitting = (one for one in _wrapped(path, value) if _fits(where, one))
+    info = field_at(where)
+    made = next(fitting, info.examples[0] if info else 1)
+    first, *rest = where
     for name in reversed(rest):
-        value = {name: value}
-    return f"{first}: {flow(value)}"
+        made = {name: made}
+    return f"{first}: {flow(made)}"
 
 
-def _near(name: str, place: tuple[Part, ...]) -> str | None:
-    """The key of the section at a place that a misspelt one surely means."""
+_BARE = {
+    "model": "id",
+    "mesh": "accelerator",
+    "data": "train",
+    "train": "objective",
+    "train.optimizer": "name",
+    "train.schedule": "name",
+    "lora": "rank",
+    "remat": "policy",
+    "checkpoint": "directory",
+    "checkpoint.local": "directory",
+    "cache": "directory",
+    "merge": "output",
+    "serve": "accelerator",
+}
+"""The key of a section that a single value in its place is surely meant for."""
+
+
+def _wrapped(path: str, value: Any) -> Iterator[Any]:
+    """A value, and what it may have been meant for at a path: a whole number, a list, a section's one key."""
+    yield value
+    if isinstance(value, float) and value.is_integer():
+        yield int(value)
+    if isinstance(value, str):
+        yield _number_in(value)
+    if isinstance(value, str | int | float):
+        yield [value]
+    if path in _BARE and not isinstance(value, dict):
+        more = {"axes": _axes(value)} if path == "mesh" else {}
+        for inner in _wrapped(f"{path}.{_BARE[path]}", value):
+            yield {_BARE[path]: inner, **more}
+
+
+def _fits(where: tuple[Part, ...], value: Any) -> bool:
+    """Whether a value can stand at a path, whatever stands beside it."""
+    given = value
+    for name in reversed(where):
+        given = [given] if isinstance(name, int) else {name: given}
+    try:
+        Recipe.model_validate(given)
+    except ValidationError as errors:
+        return not any(error["loc"][: len(where)] == where for error in errors.errors(include_url=False))
+    return True
+
+
+def _axes(accelerator: Any) -> dict[str, int] | None:
+    """All devices of a machine along fsdp, by its name; v4-N and v5p-N count two to a device."""
+    match = re.fullmatch(r"([a-z0-9]+)-([1-9]\d{0,4})", str(accelerator).lower())
+    return {"fsdp": max(1, int(match[2]) // (2 if match[1] in ("v4", "v5p") else 1))} if match else None
+
+
+def _meant(name: str, place: tuple[Part, ...]) -> str | None:
+    """The key of the section at a place that a misspelt or another tool's one surely means."""
     section = section_at(place)
     known = list(section.model_fields) if section else []
     lowered = name.lower().replace("-", "_")
-    here, _, meant = _ELSEWHERE.get(lowered, "").rpartition(".")
-    if meant:
-        return meant if here == paths.join(place) else None
-    near = [lowered] if lowered in known else get_close_matches(lowered, known, 1, 0.75)
-    return near[0] if near else None
-
-
-_ELSEWHERE = {
-    "lr": "train.optimizer.learning_rate",
-    "r": "lora.rank",
-    "lora_r": "lora.rank",
-    "lora_alpha": "lora.alpha",
-    "lora_dropout": "lora.dropout",
-    "target_modules": "lora.targets",
-    "batch_size": "train.global_batch_size",
-    "max_seq_length": "data.max_length",
-    "max_steps": "train.steps",
-    "num_train_epochs": "train.epochs",
-    "grad_clip": "train.optimizer.max_grad_norm",
-    "slices": "mesh.axes.dcn",
-    "num_slices": "mesh.axes.dcn",
-}
-"""What other tools call a key, and its path here."""
+    foreign = words.key(lowered, _named(place)) or ""
+    if lowered in known:
+        return lowered
+    if foreign or lowered in paths_of_keys():
+        here, _, key = foreign.rpartition(".")
+        return key if here == _named(place) and key in known else None
+    return words.slip(lowered, known)

@@ -14,7 +14,7 @@ class Explanation:
 
     code: str
     message: str
-    help: str | None
+    help: str
     line: int
     column: int
 
@@ -22,7 +22,7 @@ class Explanation:
 _NO_KEY = "this line is no `key: value`"
 _NO_KEY_HELP = "put a colon and a space after the key"
 
-_PROBLEMS: list[tuple[str, str, str | None]] = [
+_PROBLEMS: list[tuple[str, str, str]] = [
     (
         "mapping values are not allowed",
         "a second colon in one line",
@@ -72,6 +72,9 @@ _PROBLEMS: list[tuple[str, str, str | None]] = [
 ]
 """Part of ruamel's problem and context, the message, and its help."""
 
+UNCLEAR = "put quotes around the value, or see whether a quote, bracket or colon is missing just before"
+"""The help for a fault of which the reader says no more."""
+
 _AT_START = (
     "found unexpected end of stream",
     "expected ',' or ']'",
@@ -108,7 +111,7 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
     for sign, message, help in _PROBLEMS:
         if sign in problem:
             return Explanation("E0006", f"not valid YAML: {message}", help, line, column)
-    return Explanation("E0006", f"not valid YAML: {problem}", None, line, column)
+    return Explanation("E0006", f"not valid YAML: {problem}", UNCLEAR, line, column)
 
 
 def _indentation(lines: Sequence[str], line: int) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
 from compiler.facts import Facts
 from compiler.sources import COMPRESSIBLE, ENDINGS, escapes, is_dataset, leads_out
 from compiler.wording import listing
 from runtime.data.formats import FIELDS, LOSS_ON
+from spec import words
 from spec.diagnostics import Diagnostic
 from spec.paths import join
 
@@ -78,12 +78,12 @@ def _fields(facts: Facts) -> Iterator[Diagnostic]:
     for name in data.fields:
         if name in known:
             continue
-        close = get_close_matches(name, known, n=1, cutoff=0.5)
+        close = words.slip(name, known)
         turned = data.fields[name] if data.fields[name] in known else None
         if turned:
             way = f"{turned}: {name}, since the key is the format's name and the value the source's"
         else:
-            hint = f"did you mean `{close[0]}`? " if close else ""
+            hint = f"did you mean `{close}`? " if close else ""
             way = f"{hint}the key is the format's name, the value the source's, as in {known[0]}: my_column"
         yield Diagnostic(
             "E0413",
@@ -174,8 +174,8 @@ def _transform(facts: Facts) -> Iterator[Diagnostic]:
         return
     functions = [node.name for node in module.body if isinstance(node, ast.FunctionDef)]
     if name not in functions:
-        close = get_close_matches(name, functions, n=1, cutoff=0.5)
-        hint = f"did you mean `{path}:{close[0]}`? " if close else ""
+        close = words.slip(name, functions)
+        hint = f"did you mean `{path}:{close}`? " if close else ""
         has = f"it has {listing(f'`{f}`' for f in functions)}" if functions else "it has none"
         yield Diagnostic(
             "E0416", f"`{path}` has no function `{name}`", "data.transform", f"{hint}{has} at its top level"

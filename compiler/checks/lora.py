@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from compiler.facts import Facts
 from compiler.wording import flow, in_layers, listing, plural, ranges
 from runtime.adapters import by_pattern, matches
+from spec import words
 from spec.diagnostics import Diagnostic
 from spec.paths import join
 
@@ -205,8 +205,8 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
                 )
                 continue
             if not any(by_pattern({pattern: 1}, name, 0) for names in adapted for name in names):
-                close = get_close_matches(pattern, projections, n=1, cutoff=0.5)
-                hint = f"did you mean `{close[0]}`? " if close else ""
+                close = words.slip(pattern, projections)
+                hint = f"did you mean `{close}`? " if close else ""
                 yield Diagnostic(
                     "E0313",
                     f"the pattern `{pattern}` matches no projection that has an adapter",
@@ -301,8 +301,10 @@ def _nearest(facts: Facts, target: str) -> str:
             wider = f'".*{target.strip("^$")}.*"'
             return f"{wider}, since it has to match the whole module name, such as {whole[0]}"
         return f"module names are such as {whole[0]} and {whole[-1]}"
-    close = get_close_matches(target, names, n=1, cutoff=0.5)
-    hint = f"did you mean `{close[0]}`? " if close else ""
+    if foreign := words.value("lora.targets", target):
+        return foreign
+    close = words.slip(target, names)
+    hint = f"did you mean `{close}`? " if close else ""
     return f"{hint}it has {listing(names)}"
 
 

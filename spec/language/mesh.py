@@ -8,12 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, WithJsonSchema
 
+from spec import words
 from spec.language.base import Problem, Section, fault, field
 
 AXES = ("dcn", "fsdp", "tp")
-
-MEANT = {"data": "fsdp", "dp": "fsdp", "model": "tp", "mp": "tp", "tensor": "tp", "slices": "dcn"}
-"""What other tools call an axis, and its name here."""
 """The mesh axes: the one between slices, and those that Tunix's models are annotated with."""
 
 
@@ -109,14 +107,18 @@ class Mesh(Section):
             return
         for name in axes:
             if name not in AXES:
-                meant = MEANT.get(str(name).lower())
-                near = f"did you mean `{meant}`? " if meant and meant not in axes else ""
+                meant = words.key(str(name).lower(), "mesh.axes") or ""
+                axis = meant.removeprefix("mesh.axes.")
+                near = f"did you mean `{axis}`? " if axis in AXES and axis not in axes else ""
+                kinds = (
+                    "the axes are dcn, which splits the batch over slices, fsdp, which splits the batch and "
+                    "the weights, and tp, which splits heads and features"
+                )
                 yield Problem(
                     "E0101",
                     ("axes", name),
                     f"unknown mesh axis `{name}`",
-                    f"{near}the axes are dcn, which splits the batch over slices, fsdp, which splits the "
-                    "batch and the weights, and tp, which splits heads and features",
+                    meant if " " in meant else f"{near}{kinds}",
                     at_key=True,
                 )
 

@@ -1,0 +1,144 @@
+"""Words of other tools: what each becomes is in the language, and what a help shows can be pasted."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from compiler import hardware
+from spec import words
+from spec.language import Recipe
+from spec.structure import choices_of, field_at, paths_of_keys, section_at
+from spec.validate import validate
+from spec.words.keys import KEYS
+from spec.words.values import VALUES
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SMALLEST: dict[str, Any] = {
+    "recipe": 1,
+    "name": "example",
+    "model": {"id": "google/gemma-4-31B-it"},
+    "mesh": {"accelerator": "v5p-8", "axes": {"fsdp": 4}},
+    "data": {"train": ["a.jsonl"]},
+}
+PATHS = {path for paths in paths_of_keys().values() for path in paths}
+WITHOUT_HELP: dict[str, str] = {}
+"""Errors of golden cases that need no help, and why."""
+
+
+def given(path: str, value: Any) -> dict[str, Any]:
+    """The smallest recipe with a value at a path, beside what a mapping has there already."""
+    recipe: dict[str, Any] = json.loads(json.dumps(SMALLEST))
+    *above, last = path.split(".")
+    node = recipe
+    for name in above:
+        node = node.setdefault(name, {})
+    both = isinstance(value, dict) and isinstance(node.get(last), dict)
+    node[last] = {**node[last], **value} if both else value
+    return recipe
+
+
+def pasted(help: str, section: str) -> list[dict[str, Any]]:
+    """The recipes that the fragments of a help make, written into a section or as sections of their own."""
+    made = []
+    for text in re.findall(r"`(\w+: [^`]+)`", help):
+        for key, value in YAML(typ="safe").load(f"{{{text}}}").items():
+            inside = section_at(tuple(section.split("."))) if section else None
+            path = f"{section}.{key}" if inside and key in inside.model_fields else key
+            made.append(given(path, value))
+    return made
+
+
+def only(recipe: dict[str, Any]) -> str | None:
+    """The help of the one diagnostic of a recipe."""
+    (diagnostic,) = validate(recipe).diagnostics
+    return diagnostic.help
+
+
+def test_every_key_of_another_tool_leads_into_the_language() -> None:
+    for word, meant in KEYS.items():
+        assert " " in meant or meant in PATHS or meant.startswith("mesh.axes."), word
+        assert word not in PATHS and not ("." not in word and word in Recipe.model_fields), word
+
+
+def test_no_value_of_another_tool_is_a_choice_of_its_key() -> None:
+    for path, table in VALUES.items():
+        info = field_at(tuple(path.split(".")))
+        assert info is not None and not set(table) & set(choices_of(info.annotation)[0]), path
+
+
+@pytest.mark.parametrize(
+    ("help", "section"),
+    sorted(
+        {(meant, "") for meant in KEYS.values() if " " in meant}
+        | {(help, path.rpartition(".")[0]) for path, table in VALUES.items() for help in table.values()}
+    ),
+)
+def test_what_a_help_shows_can_be_pasted(help: str, section: str) -> None:
+    for recipe in pasted(help, section):
+        assert validate(recipe).diagnostics == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "help"),
+    [
+        ("train.objective", "grpo", "not in this version"),
+        ("train.optimizer.name", "muon", "not in this version: `name: adamw`"),
+        ("train.optimizer.name", "adamw_torch", "`name: adamw`"),
+        ("lora.targets", "all-linear", "remove the line: all seven projections are the default"),
+        ("data.format", "alpaca", "`format: instruction`"),
+        ("data.train_on_inputs", True, "`data: {loss_on: all}`"),
+        ("train_on_inputs", False, "`data: {loss_on: all}`"),
+        ("data.streaming", True, "not in this version"),
+        ("lora.layers_to_transform", [1], "did you mean `layers`?"),
+        ("gradient_checkpointing", True, "`remat: {policy: none}`"),
+        ("checkpoint.save_best", True, "merge.py --step best"),
+        ("model", "Qwen/Qwen3-8B", "`model: {id: Qwen/Qwen3-8B}`"),
+        ("mesh", "v6e-8", "`mesh: {accelerator: v6e-8, axes: {fsdp: 8}}`"),
+        ("data", "a.jsonl", "`data: {train: [a.jsonl]}`"),
+        ("train.optimizer", "lion", "`optimizer: {name: lion}`"),
+        ("lora_r", 16, "`lora: {rank: 16}`"),
+        ("batchsize", 16, "`train: {global_batch_size: 16}`"),
+        ("num_train_epochs", 3.0, "`train: {epochs: 3}`"),
+        ("learning_rate", "1e-4", "`train: {optimizer: {learning_rate: 0.0001}}`"),
+        ("train.warmup_ratio", 0.1, "`train: {schedule: {warmup_ratio: 0.1}}`"),
+        ("optimizer", "adamw_bnb_8bit", "`train: {optimizer: {name: adamw, learning_rate: 0.0001}}`"),
+        ("load_in_4bit", True, "`lora: {quantize: nf4}`"),
+        ("val_set_size", 0.05, "`data: {eval_fraction: 0.05}`"),
+        ("dtype", "bf16", "`dtype` belongs to `model`, `lora` or `merge`"),
+        ("train.objectiv", "sft", "did you mean `objective`?"),
+        ("lora.quantize", "int4", "`quantize: nf4`"),
+        ("lora.unheard_of", 1, "its keys are rank"),
+    ],
+)
+def test_help_for_a_word_of_another_tool(path: str, value: Any, help: str) -> None:
+    assert help in (only(given(path, value)) or "")
+
+
+@pytest.mark.parametrize("name", hardware.known_names())
+def test_a_machine_in_the_place_of_a_mesh_becomes_one_that_fits(name: str) -> None:
+    shown = re.fullmatch("`mesh: (.*)`", only(given("mesh", name)) or "")
+    assert shown is not None
+    mesh = YAML(typ="safe").load(shown[1])
+    assert mesh["axes"]["fsdp"] == hardware.from_name(name).devices
+
+
+@pytest.mark.parametrize(
+    ("word", "known"),
+    [("train_on_inputs", ["train"]), ("muon", ["lion"]), ("int4", ["int8"]), ("save_best", ["every_steps"])],
+)
+def test_a_word_that_is_only_somewhat_alike_is_no_slip(word: str, known: list[str]) -> None:
+    assert words.slip(word, known) is None
+
+
+@pytest.mark.parametrize("case", sorted(path.parent.name for path in GOLDEN.glob("*/stderr.txt")))
+def test_every_error_says_what_to_write(case: str) -> None:
+    text = (GOLDEN / case / "stderr.txt").read_text(encoding="utf-8")
+    blocks = re.split(r"\n\n(?=(?:error|warning|note)\[|\d+ )", text)
+    errors = [block for block in blocks if block.startswith("error")]
+    assert [block for block in errors if "= help: " not in block and case not in WITHOUT_HELP] == []
