@@ -47,10 +47,16 @@ def leads_out(folder: Path, path: str) -> bool:
     return os.path.commonpath([root, real]) != root
 
 
+def names_nothing(address: str) -> bool:
+    """Whether an address has no bucket or host, or climbs out of it by `..`."""
+    parts = address.partition("://")[2].split("/")
+    return "://" in address and not escapes(address) and (parts[0] in ("", ".") or ".." in parts)
+
+
 def escapes(path: str) -> bool:
-    """Whether a path of a recipe leads out of the recipe's folder."""
+    """Whether a path of a recipe leads out of the recipe's folder, file:// and local:// too."""
     if "://" in path:
-        return False
+        return path.lower().startswith(("file:", "local:"))
     parts = PurePosixPath(path.replace("\\", "/")).parts
     if parts and (parts[0] == "/" or parts[0].startswith("~") or re.fullmatch("[A-Za-z]:", parts[0])):
         return True

@@ -995,6 +995,29 @@ PATHS: dict[str, Code] = {
         "Python would run it in the module's place, also where the recipe names it as text or as data.",
         "Another name, or a folder of another name.",
     ),
+    "E0710": Code(
+        "name too long",
+        "File systems hold names of at most 255 bytes, and a path of more than 1,024 bytes leaves no room "
+        "for the folder that it is relative to; buckets have the same limit.",
+        "A shorter name.",
+    ),
+    "E0711": Code(
+        "text that would be read as an option",
+        "The text starts with `-`. Commands of the artifact take it as an argument, and would read an option "
+        "in its place.",
+        "Another name; a file may be named as ./NAME.",
+    ),
+    "E0712": Code(
+        "address that names nothing",
+        "After `://` there is no bucket, host or data set, or `..` leads out of it.",
+        "The whole address, such as gs://bucket/folder or hf://owner/name.",
+    ),
+    "E0713": Code(
+        "local checkpoints in a folder of the system",
+        "checkpoint.local.directory is / or lies in a folder such as /etc, /usr or /dev, also by way of "
+        "`..`. Checkpoints there are deleted again when newer ones are saved.",
+        "A folder in memory below /dev/shm, or on an attached disk.",
+    ),
 }
 
 MODEL: dict[str, Code] = {

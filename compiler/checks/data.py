@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                     where,
                     "eval_fraction: 0.05 in place of eval, which holds samples out, or a file of others",
                 )
-            elif _is_local(facts, path) and not (facts.folder / path).exists():
+            elif _is_local(facts, path) and not os.path.exists(facts.folder / path):
                 yield Diagnostic(
                     "W0401",
                     f"there is no {'folder' if is_dataset(path) else 'file'} `{path}` beside the recipe",

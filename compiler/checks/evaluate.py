@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -99,11 +100,13 @@ def _prompts(facts: Facts) -> Iterator[Diagnostic]:
     for fault in faults[:SHOWN]:
         place = path if fault.line is None else f"{path}:{fault.line}"
         help = fault.help
-        if not (facts.folder / path).exists():
+        if not os.path.exists(facts.folder / path):
             help = "the path is relative to the recipe's folder"
         yield Diagnostic(CODES[fault.kind], f"{place}: {fault.message}", where, help)
     if len(faults) > SHOWN:
-        yield Diagnostic("E0651", f"{path}: {len(faults) - SHOWN} more lines have faults", where)
+        yield Diagnostic(
+            "E0651", f"{path}: {len(faults) - SHOWN} more lines have faults", where, "correct the first ones"
+        )
     for prompt in prompts:
         if prompt.matches_nothing:
             yield Diagnostic(

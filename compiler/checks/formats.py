@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from compiler.facts import Facts
-from compiler.sources import COMPRESSIBLE, ENDINGS, escapes, is_dataset, leads_out
+from compiler.sources import COMPRESSIBLE, ENDINGS, escapes, is_dataset, leads_out, names_nothing
 from compiler.wording import listing
 from runtime.data.formats import FIELDS, LOSS_ON
 from spec import words
@@ -99,6 +100,8 @@ def _sources(facts: Facts) -> Iterator[Diagnostic]:
     for part, sources in (("train", data.train), ("eval", data.eval)):
         for index, source in enumerate(sources):
             where = f"data.{part}[{index}]"
+            if names_nothing(source.path):
+                continue  # compiler.checks.paths says so
             if not is_known(source.path, facts.folder):
                 yield Diagnostic(
                     "E0417",
@@ -134,11 +137,13 @@ def is_known(path: str, folder: Path) -> bool:
     Args:
         folder: of the recipe. A data set's folder may have any name when it is there.
     """
+    if path.startswith(("http://", "https://")) and is_dataset(path):  # no server lists its folders
+        return False
     if path.startswith("hf://"):
         return re.fullmatch(r"hf://[^/\s]+(/[^\s]+)?", path) is not None
     if not is_dataset(path):
         return True
-    if "://" not in path and not escapes(path) and (folder / path).is_dir():
+    if "://" not in path and not escapes(path) and os.path.isdir(folder / path):
         return True
     return not PurePosixPath(path).suffix
 

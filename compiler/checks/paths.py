@@ -3,17 +3,21 @@ address can be read as anything else where it is written to."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compiler.facts import Facts
-from compiler.sources import IMPORTABLE, escapes, is_inline, leads_out
+from compiler.sources import IMPORTABLE, escapes, is_inline, leads_out, names_nothing
 from spec.diagnostics import UNSHOWN, Diagnostic
 from spec.paths import Part, join
+
+if TYPE_CHECKING:
+    from spec.language import Recipe
 
 ARTIFACT_FILES = (
     "README.md",
@@ -41,6 +45,15 @@ RUN_BY_SHELLS = re.compile(r"\$\(|[`<>|&;]")
 """What has a shell run something, or write it elsewhere."""
 
 
+NO_ARGUMENTS = ("lora", "sharding")
+"""Sections whose texts reach no command line."""
+
+LONGEST_NAME, LONGEST_PATH = 255, 1024
+"""Bytes of a file's name and of a path: what file systems hold, and what buckets do."""
+
+SYSTEM = ("bin", "boot", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")
+"""Folders of / that are the machine's own."""
+
 IMPORTED = frozenset(
     {
         *sys.stdlib_module_names,
@@ -66,15 +79,21 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _shadowing([*data, *copied])
     for where, path in copied:
         yield from _linked(facts, where, path)
+    outputs = _outputs(recipe)
+    yield from _too_long([*data, *copied, *outputs])
     for where, path in [*data, *copied]:
-        if escapes(path):
+        if names_nothing(path):
+            yield _nothing(where, path)
+        elif escapes(path):
             yield Diagnostic(
                 "E0704",
                 f"`{path}` leaves the recipe's folder: the artifact would not run where it is copied to",
                 where,
                 "put the file below the recipe's folder, or name a gs:// address",
             )
-    yield from _outputs(facts)
+    yield from _written(outputs)
+    if recipe.checkpoint.local is not None:
+        yield from _local(recipe.checkpoint.local.directory)
 
 
 def _copied(facts: Facts) -> list[tuple[str, str]]:
@@ -102,6 +121,49 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
                 join(where),
                 "remove it",
             )
+        if text.startswith("-") and not text.startswith("---") and where[:2] not in TEXTS and where[0] not in NO_ARGUMENTS:
+            yield Diagnostic(
+                "E0711",
+                f"`{join(where)}` starts with `-`: a command that it is given to would read an option",
+                join(where),
+                "give it another name; a file may be named as ./NAME",
+            )
+
+
+def _too_long(paths: list[tuple[str, str]]) -> Iterator[Diagnostic]:
+    """Files and folders that can be nowhere, by the length of their names."""
+    for where, path in paths:
+        parts = path.encode("utf-8", "surrogatepass").split(b"/")
+        longest = max(map(len, parts))
+        if longest > LONGEST_NAME:
+            what = f"has a name of {longest:,} bytes, and a file's or folder's has at most {LONGEST_NAME}"
+        elif (size := len(b"/".join(parts))) > LONGEST_PATH:
+            what = f"has {size:,} bytes, and a path has at most {LONGEST_PATH:,}"
+        else:
+            continue
+        yield Diagnostic("E0710", f"`{where}` {what}", where, "choose a shorter name")
+
+
+def _nothing(where: str, path: str) -> Diagnostic:
+    return Diagnostic(
+        "E0712",
+        f"`{path}` names no bucket, host or data set, or leads out of it by `..`",
+        where,
+        "write the whole address, as gs://BUCKET/FOLDER or hf://OWNER/NAME, or a path without an address",
+    )
+
+
+def _local(directory: str) -> Iterator[Diagnostic]:
+    """Checkpoints on each host's own disk, which are deleted again."""
+    plain = posixpath.normpath(f"/{directory.lstrip('/')}")
+    if plain.startswith("/dev/shm/") or (plain != "/" and plain.split("/")[1] not in SYSTEM):
+        return
+    yield Diagnostic(
+        "E0713",
+        f"`{directory}` is {plain}, of the machine's own folders",
+        "checkpoint.local.directory",
+        "directory: /dev/shm/recipec, or a folder on an attached disk such as /mnt/disks/local",
+    )
 
 
 def _strings(value: Any, where: tuple[Part, ...]) -> Iterator[tuple[tuple[Part, ...], str]]:
@@ -148,15 +210,20 @@ def _linked(facts: Facts, where: str, path: str) -> Iterator[Diagnostic]:
         )
 
 
-def _outputs(facts: Facts) -> Iterator[Diagnostic]:
-    recipe = facts.recipe
+def _outputs(recipe: Recipe) -> list[tuple[str, str]]:
+    """The folders that a run writes, with the places of their names."""
     outputs = [("checkpoint.directory", recipe.checkpoint.directory), ("merge.output", recipe.merge.output)]
     if recipe.cache.directory is not None:
         outputs.append(("cache.directory", recipe.cache.directory))
+    return outputs
+
+
+def _written(outputs: list[tuple[str, str]]) -> Iterator[Diagnostic]:
     for where, path in outputs:
-        if path.startswith("gs://") or (where == "merge.output" and "://" in path):
-            continue
-        if escapes(path) or "://" in path:
+        address = path.startswith("gs://") or (where == "merge.output" and "://" in path)
+        if names_nothing(path):
+            yield _nothing(where, path)
+        elif escapes(path) or ("://" in path and not address):
             yield Diagnostic(
                 "E0705",
                 f"`{path}` does not lie below the run's output folder",
@@ -164,6 +231,8 @@ def _outputs(facts: Facts) -> Iterator[Diagnostic]:
                 f"{where.partition('.')[2]}: {INSTEAD[where]}, or a gs:// address; train.py and merge.py "
                 "take the folder that it is relative to with --output",
             )
+        elif address:
+            continue
         elif sign := RUN_BY_SHELLS.search(path):
             yield Diagnostic(
                 "E0707",
@@ -171,7 +240,7 @@ def _outputs(facts: Facts) -> Iterator[Diagnostic]:
                 where,
                 "name a folder of letters, digits, `.`, `_` and `-`",
             )
-        elif (first := (PurePosixPath(path).parts or (".",))[0]) in (*ARTIFACT_FILES, "."):
+        elif (first := (_plain(path).parts or (".",))[0]) in (*ARTIFACT_FILES, "."):
             yield Diagnostic(
                 "E0706",
                 f"`{path}` would write over the artifact's own {'folder' if first == '.' else first}",
@@ -182,12 +251,13 @@ def _outputs(facts: Facts) -> Iterator[Diagnostic]:
     if directory == output or directory in output.parents or output in directory.parents:
         yield Diagnostic(
             "E0505",
-            f"checkpoint.directory `{recipe.checkpoint.directory}` and merge.output "
-            f"`{recipe.merge.output}` lie in one another: a merge would mix its files with the checkpoints",
+            f"checkpoint.directory `{outputs[0][1]}` and merge.output `{outputs[1][1]}` lie in one another: "
+            "a merge would mix its files with the checkpoints",
             "merge.output",
-            f"output: {recipe.checkpoint.directory.rstrip('/')}-merged",
+            f"output: {outputs[0][1].rstrip('/')}-merged",
         )
 
 
 def _plain(path: str) -> PurePosixPath:
-    return PurePosixPath(path.replace("gs://", "/gs/"))
+    """A path without `.` and `..`; below /gs for a bucket's."""
+    return PurePosixPath(posixpath.normpath(path.replace("gs://", "/gs/")))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from spec.core_schema import flow
-from spec.language.base import Section, distinct, fault, field
+from spec.language.base import LARGEST, Section, distinct, fault, field
 from spec.paths import Part, join
 
 
@@ -33,7 +33,7 @@ def _leaves(value: Any, where: tuple[Part, ...] = ()) -> Iterator[tuple[tuple[Pa
         yield where, value
 
 
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -122,7 +122,7 @@ class Serve(Section):
     host: str = field(
         "Address that the server listens on; any but a loopback one wants an API key (VLLM_API_KEY).",
         "127.0.0.1",
-        pattern=r"^[0-9A-Za-z.:-]+$",
+        pattern=r"^[0-9A-Za-z:][0-9A-Za-z.:-]*$",
         form="an IP address or a host's name",
     )
     port: int = field("TCP port that the server listens on.", 8000, unit="none (a port)", ge=1, le=65535)

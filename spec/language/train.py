@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from spec.language.base import Problem, Section, field, section
+from spec.language.base import LARGEST, Problem, Section, field, section
 
 
 def _b2_of_optimizer(given: dict[str, Any]) -> float:
@@ -79,6 +79,7 @@ class Schedule(Section):
         None,
         unit="optimizer steps",
         ge=0,
+        le=LARGEST,
         example=100,
     )
     warmup_ratio: float | None = field(
@@ -292,7 +293,7 @@ class Merge(Section):
         "the base's own split into files.",
         "5GB",
         unit="bytes",
-        pattern=r"^(base|[1-9][0-9]*(\.[0-9]+)?[KMG]B)$",
-        form="a number directly followed by KB, MB or GB, or base",
+        pattern=r"^(base|[1-9][0-9]{0,5}(\.[0-9]{1,6})?[KMG]B)$",
+        form="a number of at most six digits directly followed by KB, MB or GB, or base",
     )
     adapter: bool = field("Write a PEFT adapter too.", True)
