@@ -178,7 +178,7 @@ def _source(data: str | None, format: DataFormat | None) -> Source:
         return Source(data, said)
     if not Path(data).exists():
         raise ArtifactError(
-            f"there is no {data}", f"leave --data out: the recipe then names {PLACEHOLDER}, to be put there"
+            f"there is no {data}", f"name a file that is there, or {PLACEHOLDER}, to be put there later"
         )
     return look(Path(data), said)
 

@@ -121,7 +121,8 @@ def _characters(facts: Facts) -> Iterator[Diagnostic]:
                 join(where),
                 "remove it",
             )
-        if text.startswith("-") and not text.startswith("---") and where[:2] not in TEXTS and where[0] not in NO_ARGUMENTS:
+        exempt = where[:2] in TEXTS or where[0] in NO_ARGUMENTS
+        if text.startswith("-") and not exempt and not text.startswith("-----"):  # a key, which is a secret
             yield Diagnostic(
                 "E0711",
                 f"`{join(where)}` starts with `-`: a command that it is given to would read an option",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.errors import ArtifactError
-from compiler.sources import is_dataset
+from compiler.sources import ENDINGS, is_dataset
 from compiler.steps import CHARACTERS_PER_TOKEN
 from compiler.wording import listing
 from runtime.data.formats import FIELDS
@@ -122,6 +122,8 @@ def placed(source: Source, folder: Path) -> Source:
 def _first_rows(file: Path) -> list[dict[str, Any]] | None:
     """The first rows; None of a kind that this environment cannot read, or a data set's folder."""
     if is_dataset(file.name):
+        if file.is_file():
+            raise ValueError(f"its name ends in none of {listing(ENDINGS, 'or')}, which tell how it is read")
         return None
     if not file.is_file():
         raise ValueError("it is no regular file")
