@@ -21,7 +21,7 @@ from runtime.hosts.discovery import ADDRESS, COUNT, NUMBER
 
 def main(number: str, count: str, port: str, *what: str) -> int:
     os.environ |= {ADDRESS: f"127.0.0.1:{port}", COUNT: count, NUMBER: number}
-    service.start = lambda count: 1
+    service.start = lambda count, address: 1
     service.connect = lambda *arguments: None
     service.disconnect = lambda: None
     try:
@@ -41,6 +41,8 @@ def main(number: str, count: str, port: str, *what: str) -> int:
                 crew._sock.sendall(b'\x00\xff{]\n[1]\n"beat"\n')
             elif act == "nonsense":
                 crew._sock.sendall(b'{"beat": "x"}\n')
+            elif act == "endless":
+                crew._sock.sendall(b'{"beat": [1e999, 0]}\n')
             elif act == "flood":
                 crew._sock.sendall(b"x" * (3 << 20))
             elif act == "slow":

@@ -14,14 +14,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runtime.hosts import joining, service
+from runtime.hosts import joining, leader, service, wire
 from runtime.hosts.crew import Crew
 from runtime.hosts.discovery import Place
+from runtime.hosts.wire import unpacked
 from tests.ports import free_port
 from tests.waiting import until
 
@@ -43,10 +45,12 @@ class Members:
         self._environment = os.environ | limits
         self._all: list[subprocess.Popen[str]] = []
 
-    def start(self, number: int, count: int, *what: str, port: int | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, number: int, count: int, *what: str, port: int | None = None, secret: str = ""
+    ) -> subprocess.Popen[str]:
         member = subprocess.Popen(
             [sys.executable, MEMBER, str(number), str(count), str(port or self.port), *what],
-            env=self._environment,
+            env=self._environment | {wire.SECRET: secret},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -159,7 +163,7 @@ def test_who_does_not_come_to_a_barrier_is_named(members: Any) -> None:
     assert 1 in [member.returncode for member in crew]
 
 
-@pytest.mark.parametrize("noise", ["garbage", "nonsense", "flood"])
+@pytest.mark.parametrize("noise", ["garbage", "nonsense", "endless", "flood"])
 def test_lines_that_are_no_messages_are_passed_over_and_senseless_messages_end_the_run(
     members: Any, noise: str
 ) -> None:
@@ -264,30 +268,94 @@ def test_another_server_at_process_0s_address_is_not_taken_for_it(members: Any) 
         server.shutdown()
 
 
-def test_port_scanners_do_not_disturb(members: Any) -> None:
+def _comes(port: int) -> socket.socket:
+    """A connection to process 0, which may not listen yet."""
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=10)
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+
+
+def test_strangers_do_not_disturb_and_are_one_line(members: Any) -> None:
+    """Whatever they send: no traceback, no line for each of them, no seat without the run's secret."""
     run = members()
-    first = run.start(0, 2, "barrier")
+    first = run.start(0, 2, "barrier", secret="ours")
+    seat = '{"hello": 1, "of": 2, "pid": 1, "host": "stranger", "proof": "%s"}\n'
     for data in (
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff" * 9000 + b"\n",
-        b'{"hello": 7, "of": 2, "pid": 1}\n',
+        b"[" * 100_000 + b"\n",
+        b"x" * (3 << 20),
+        b'{"hello": 1e999, "of": 2, "pid": 1, "proof": ""}\n',
+        b'{"hello": 1, "of": 2, "pid": 1}\n',
+        (seat % wire.proof("", 1)).encode(),
+        (seat % "\u00e9").encode(),
     ):
-        while True:
-            try:
-                sock = socket.create_connection(("127.0.0.1", run.port), timeout=10)
-                break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
-        with sock:
+        with _comes(run.port) as sock, suppress(ConnectionError):
+            assert unpacked(sock.recv(1 << 16))["challenge"]
             sock.sendall(data)
-    assert ends(run.start(1, 2, "barrier")) == (0, "")
-    assert ends(first) == (0, "")
+            sock.shutdown(socket.SHUT_WR)
+            while sock.recv(1 << 16):
+                continue
+    status, text = ends(run.start(1, 2, "barrier", secret="theirs"))
+    refused = f"process 0 at 127.0.0.1:{run.port} refuses process 1 of 2: its RECIPEC_RUN_SECRET"
+    assert (status, text) == (1, f"{refused} is not that of process 0")
+    assert ends(run.start(1, 2, "barrier", secret="ours")) == (0, "")
+    _, said = first.communicate(timeout=60)
+    assert (first.returncode, said) == (
+        0,
+        "note: 127.0.0.1 came to process 0, and is no process of this run\n",
+    )
+
+
+def test_process_0_listens_where_the_others_look_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {
+        "here": ["127.0.0.1"],  # as machines have it that know their own name by the loopback alone
+        "both": ["127.0.0.1", "::1"],
+        "two": ["127.0.0.2", "127.0.0.3"],
+        "elsewhere": ["192.0.2.7"],
+        "127.0.0.2": ["127.0.0.2"],
+    }
+    known["localhost"] = known["both"]
+
+    def resolve(name: str, *_: Any, **__: Any) -> list[Any]:
+        if name not in known:
+            raise socket.gaierror
+        return [(0, 0, 0, "", (address, 0)) for address in known[name]]
+
+    leader.own_address.cache_clear()
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    found = {name: leader.own_address(name) for name in [*known, "unknown"]}
+    leader.own_address.cache_clear()
+    monkeypatch.undo()
+    assert {name: address for name, address in found.items() if address} == {
+        "127.0.0.2": "127.0.0.2",
+        "localhost": "127.0.0.1",
+    }
+    with leader.listen("127.0.0.2", port := free_port()):
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.3", port), timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("host", "secret"), [("nobody.invalid", ""), ("nobody.invalid", "x"), ("127.0.0.1", "")]
+)
+def test_an_open_port_without_a_secret_is_said(
+    host: str, secret: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(wire.SECRET, secret)
+    monkeypatch.setattr(service, "start", lambda count, address: 1)
+    joining._lead(Place(host, port := free_port(), 2, 0)).close()
+    said = f"note: RECIPEC_RUN_SECRET is not set: whoever reaches port {port} of this machine can take "
+    assert capsys.readouterr().err.startswith(said) == (host != "127.0.0.1" and not secret)
 
 
 def in_one_process(count: int, monkeypatch: pytest.MonkeyPatch) -> list[Crew]:
     """The members of a run as threads of this process."""
-    monkeypatch.setattr(service, "start", lambda count: 1)
+    monkeypatch.setattr(service, "start", lambda count, address: 1)
     monkeypatch.setattr(service, "connect", lambda *arguments: None)
     monkeypatch.setattr(service, "disconnect", lambda: None)
     monkeypatch.setattr(joining, "discover", None)
