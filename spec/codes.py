@@ -755,7 +755,7 @@ SERVE: dict[str, Code] = {
         "untrusted model code",
         "The flag or variable has the server run code that is no part of vLLM: what comes with the weights "
         "(trust_remote_code), a plugin, a class by its name, or a library that is loaded first; or it has "
-        "the server hand its token to another address than the hub's.",
+        "the server hand its token to another address than the hub's, or opens it to requests without a key.",
         "Leave it out; code of your own belongs into an image of your own, which serve.image names.",
     ),
     "E0630": Code(

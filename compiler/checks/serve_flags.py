@@ -1,4 +1,4 @@
-"""Flags and environment variables of the server: those that vLLM has, and none that a key sets already."""
+"""Flags of the server: those that vLLM has, and none that a key sets already."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from compiler.facts import Facts
-from compiler.serving import blocks, features
+from compiler.serving import features
 from compiler.serving import flags as vllm
 from compiler.serving.flag_problems import abbreviated, problems
 from compiler.wording import listing
@@ -79,19 +79,6 @@ CODE_KEYS = (
 )
 """Keys of configurations, at any depth, that name code."""
 
-CODE_VARIABLES = re.compile(
-    r"PYTHON.*|LD_.*|DYLD_.*|BASH_ENV|ENV|BASH_FUNC.*|SHELLOPTS|BASHOPTS|IFS|PATH|GCONV_PATH|GLIBC_TUNABLES|"
-    r"NODE_OPTIONS|TPU_LIBRARY_PATH|PJRT_.*LIBRARY_PATH|VLLM_PLUGINS|VLLM_ALLOW_INSECURE_SERIALIZATION|"
-    r"VLLM_CUDART_SO_PATH|VLLM_NCCL_SO_PATH|VLLM_RUST_FRONTEND_PATH|VLLM_LOGGING_CONFIG_PATH|"
-    r"VLLM_MODEL_REDIRECT_PATH|HF_MODULES_CACHE|TRUST_REMOTE_CODE"
-)
-"""Environment variables by which a process of the server runs other code, or takes it from elsewhere."""
-
-TOKEN_VARIABLES = frozenset(
-    {"HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
-)
-"""Environment variables by which HF_TOKEN goes to another address than the hub's, or is read on the way."""
-
 OPEN_FLAGS = {
     "allowed-local-media-path": "lets a request read the files below that folder of the server",
     "allowed-media-domains": "lets a request have the server fetch from those addresses",
@@ -110,14 +97,6 @@ OPEN_FLAGS = {
 }
 """Flags by which whoever reaches the server may do more than ask the model."""
 
-OPEN_VARIABLES = {
-    "VLLM_SERVER_DEV_MODE": "adds routes that ask for no key and call any method of the engine",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "lets a request load adapters from the server's disk",
-    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "writes every answer into the log",
-    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "lets an address that a request names lead to another",
-}
-"""Environment variables of the same kind, where they are set to more than 0."""
-
 NEEDED: dict[str, dict[str, str]] = {
     "gemma4": {
         "disable-chunked-mm-input": "tpu-inference runs no multimodal model that takes images in chunks"
@@ -132,16 +111,12 @@ CODES = {"unknown": "E0623", "abbreviated": "E0624", "value": "E0625", "key": "E
 
 NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_-]+)*"
 
-CLOSE = 0.85
-"""How alike two names of environment variables are when one is taken for a misspelling of the other."""
-
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     serve = facts.recipe.serve
     if serve is None:
         return
     yield from _flags(serve, facts.model.family.name if facts.model else "")
-    yield from _environment(serve)
     yield from _parsers(facts, serve)
     yield from _structured_outputs(serve)
 
@@ -247,65 +222,6 @@ def _checked(name: str, value: Any, where: str) -> Iterator[Diagnostic]:
     for problem in problems(name, value):
         inner = join((*split(where), *problem.keys))
         yield Diagnostic(CODES[problem.kind], problem.message, inner, problem.help, at_key=problem.at_key)
-
-
-def _environment(serve: Serve) -> Iterator[Diagnostic]:
-    for name, value in serve.env.items():
-        where = join(("serve", "env", name))
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield Diagnostic(
-                "E0618",
-                f"`{name}` is not the name of an environment variable",
-                where,
-                "use letters, digits and underscores",
-                at_key=True,
-            )
-        elif not value.isprintable():
-            yield Diagnostic(
-                "E0618",
-                f"`{name}` holds a line break or another control character, which no Dockerfile can set",
-                where,
-                "write it on one line",
-            )
-        elif CODE_VARIABLES.fullmatch(name.upper()):
-            yield Diagnostic(
-                "E0629",
-                f"`{name}` decides what code the server's processes run, or where it comes from",
-                where,
-                "leave it out; an image of your own (serve.image) may set it",
-            )
-        elif name.upper() in TOKEN_VARIABLES:
-            yield Diagnostic(
-                "E0629",
-                f"`{name}` decides where the server sends HF_TOKEN",
-                where,
-                "leave it out; an image of your own (serve.image) may set it",
-            )
-        elif name in OPEN_VARIABLES and value not in ("", "0", "false", "False"):
-            yield Diagnostic("W0659", f"`{name}` {OPEN_VARIABLES[name]}", where, "leave it out")
-        elif name == blocks.VARIABLE and serve.decode_block_sizes is not None:
-            yield Diagnostic(
-                "E0638",
-                f"`{name}` is what serve.decode_block_sizes sets: it would be given twice",
-                where,
-                "remove it",
-                at_key=True,
-            )
-        elif said := _misspelt(name):
-            yield Diagnostic("W0632", said[0], where, said[1], at_key=True)
-
-
-def _misspelt(name: str) -> tuple[str, str | None] | None:
-    """What to say of a variable that neither vLLM nor tpu-inference reads, if it looks like one of theirs."""
-    own, tpu = (vllm.catalogue()["environment"][which] for which in ("vllm", "tpu_inference"))
-    if name in own or name in tpu:
-        return None
-    close = difflib.get_close_matches(name, [*own, *tpu], 1, CLOSE)
-    if not close and not name.startswith("VLLM_"):
-        return None
-    who = "vLLM" if name.startswith("VLLM_") else "tpu-inference"
-    said = f"did you mean `{close[0]}`?" if close else "remove it, or check its name"
-    return f"{who} {vllm.version()} reads no variable `{name}`, and passes over it without a word", said
 
 
 def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:

@@ -213,15 +213,30 @@ def test_flags_that_are_off_open_nothing(codes: Codes) -> None:
         *((name, "E0629") for name in ("PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD", "PATH")),
         *((name, "E0629") for name in ("BASH_ENV", "VLLM_PLUGINS", "VLLM_ALLOW_INSECURE_SERIALIZATION")),
         *((name, "E0629") for name in ("TPU_LIBRARY_PATH", "HF_ENDPOINT", "https_proxy", "LD_AUDIT")),
-        *((name, "W0659") for name in ("VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING")),
+        # What JAX, libtpu, torch and vLLM read: libraries, commands, code, ports, other machines.
+        *((name, "E0629") for name in ("PJRT_NAMES_AND_LIBRARY_PATHS", "TPU_LOAD_LIBRARY", "OPENSSL_CONF")),
+        *((name, "E0629") for name in ("MOSAIC_GPU_RUNTIME_LIB_PATH", "VLLM_NCCL_SO_PATH", "CXX")),
+        *((name, "E0629") for name in ("TORCH_ADDR2LINE_BINARY", "CUDA_HOME", "TRITON_PTXAS_PATH")),
+        *((name, "E0629") for name in ("TORCHINDUCTOR_CACHE_DIR", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")),
+        *((name, "E0629") for name in ("JAX_BACKEND_TARGET", "USE_JAX_PROFILER_SERVER")),
+        *((name, "E0629") for name in ("MEGASCALE_DEBUG_PORT", "VLLM_LOOPBACK_IP", "SSL_CERT_FILE")),
+        *((name, "E0629") for name in ("VLLM_SERVER_DEV_MODE", "JAX_PROFILER_SERVER_PORT")),
+        *((name, "W0659") for name in ("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "VLLM_LORA_RESOLVER_CACHE_DIR")),
     ],
 )
 def test_variables_that_run_code_or_open_the_server(name: str, code: str, codes: Codes) -> None:
     assert code in codes(SERVED, f"serve.env={{{name}: '1'}}")
 
 
+@pytest.mark.parametrize(
+    "name", ["LIBTPU_INIT_ARGS", "XLA_FLAGS", "HF_HOME", "VLLM_XLA_CACHE_PATH", "MY_PATH"]
+)
+def test_variables_that_a_recipe_may_have_are_no_errors(name: str, codes: Codes) -> None:
+    assert "E0629" not in codes(SERVED, f"serve.env={{{name}: /cache}}")
+
+
 def test_a_variable_that_is_off_opens_nothing(codes: Codes) -> None:
-    assert "W0659" not in codes(SERVED, "serve.env={VLLM_SERVER_DEV_MODE: '0'}")
+    assert "W0659" not in codes(SERVED, "serve.env={VLLM_ALLOW_RUNTIME_LORA_UPDATING: '0'}")
 
 
 def test_a_parser_of_other_markup_is_warned_of(codes: Codes) -> None:
@@ -240,6 +255,7 @@ def test_a_parser_of_other_markup_is_warned_of(codes: Codes) -> None:
         ("MODEL_IMPL_TYPE", False),
         ("HF_HOME", False),
         ("LIBTPU_INIT_ARGS", False),
+        ("XLA_FLAGS", False),
         ("MY_OWN", False),
     ],
 )

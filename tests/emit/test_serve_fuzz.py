@@ -22,7 +22,7 @@ from emitting import BIN
 from ruamel.yaml import YAML
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of
 
-from compiler.checks import serve_flags
+from compiler.checks import serve_flags, serve_variables
 from compiler.emitters.bench import emit_bench
 from compiler.emitters.evaluate import emit_evaluate
 from compiler.emitters.kubernetes import serving_name
@@ -154,7 +154,8 @@ def test_the_language_and_the_checks_accept_such_values(hostile: list[Case], tmp
     facts, found = gather(base().recipe, tmp_path / "recipe.yaml")
     assert not has_errors(found)
     for case in hostile:
-        found = [*serve_flags.check(replace(facts, recipe=case.program.recipe))]
+        given = replace(facts, recipe=case.program.recipe)
+        found = [*serve_flags.check(given), *serve_variables.check(given)]
         assert not has_errors(found), render_text(found)
 
 
