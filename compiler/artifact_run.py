@@ -198,7 +198,6 @@ def claim(folder: Path) -> Path:
     Raises:
         ArtifactError: when it holds something else.
     """
-    folder = folder.resolve()
     if folder.exists() and not folder.is_dir():
         raise ArtifactError(f"{folder} is not a folder", "give a new folder")
     if folder.is_dir() and any(folder.iterdir()):
@@ -209,7 +208,7 @@ def claim(folder: Path) -> Path:
                 shutil.rmtree(entry)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).touch()
-    return folder
+    return folder.resolve()
 
 
 def done_line(text: str) -> dict[str, str]:

@@ -1,7 +1,10 @@
 """The models that a recipe can name: by Hugging Face id, or by a directory with a config.json.
 
 data/models.json holds, for each id, its family, whether it is tuned for chat, and the keys of its
-config.json that the family reads. A directory's own config.json wins: it is what will be loaded.
+config.json that the family reads. A copy that others publish (unsloth/Qwen3-8B) is known as its original.
+data/other_models.json holds the families that cannot be trained, each with the beginnings of its ids' last
+parts: such an id is refused before anything is downloaded. A directory's own config.json wins: it is what
+will be loaded.
 """
 
 from __future__ import annotations
@@ -14,15 +17,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from runtime.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
 
 DATA = Path(__file__).parent / "data" / "models.json"
+OTHERS = DATA.with_name("other_models.json")
 
 MAX_CONFIG = 1 << 22
 """Bytes of a config.json; a few thousand are usual."""
 
+_QUANTISED = re.compile(
+    r"-(?:unsloth-bnb-4bit|(?:bnb-)?[48]bit|(?:awq|exl2|fp8|gguf|gptq|hqq|quantized)(?:[-.].*)?)$",
+    re.IGNORECASE,
+)
+"""How the name of a copy ends whose publisher quantised it."""
 
 FAMILY_TITLES = {
     "gemma2": "Gemma 2",
@@ -100,14 +110,64 @@ def find(model_id: str, folder: Path) -> Model:
             "write the Hugging Face id, or a directory with its config.json, as model.id; "
             "train.py and merge.py take the checkpoint's place with --model",
         )
-    entry = entries().get(model_id)
+    if model_id not in entries() and os.path.isdir(folder / model_id):
+        raise UnknownModel(
+            "E0801",
+            f"`{model_id}` is not in the catalogue: a directory is written with ./",
+            f"id: ./{model_id}",
+        )
+    entry = entry_of(model_id)
     if entry is None:
+        _refuse_others(model_id)
         raise UnknownModel("E0801", f"`{model_id}` is not in the catalogue", _nearest(model_id))
     if "unsupported" in entry:
         raise UnsupportedCheckpoint(entry["unsupported"])
+    if model_id not in entries() and is_quantised(model_id):
+        original = original_of(model_id)
+        message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantised"
+        raise UnknownModel("E0803", message, f"id: {original}")
     family = FAMILIES[entry["family"]]
     architecture = family.architecture(entry["config"])
     return Model(model_id, title(model_id), family, architecture, "catalogue", entry.get("chat"))
+
+
+def entry_of(model_id: str) -> Mapping[str, Any] | None:
+    """What `entries` has of an id, or of the original of a copy; None for neither, and for directories."""
+    return entries().get(model_id) or entries().get(_copied(model_id) or "")
+
+
+def _copied(model_id: str) -> str | None:
+    """The original of an id that is another publisher's, or a quantised copy."""
+    original = original_of(model_id) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model_id) else None
+    own = original is not None and original.partition("/")[0].lower() == model_id.partition("/")[0].lower()
+    return None if own and not is_quantised(model_id) else original
+
+
+def original_of(name: str) -> str | None:
+    """The id in the catalogue that a copy's name, quantised or not, ends as; None for none."""
+    bare = _QUANTISED.sub("", name.rpartition("/")[2]).lower()
+    spellings = {bare, bare.removeprefix("meta-"), f"meta-{bare}"}
+    found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
+    return found[0] if len(found) == 1 else None
+
+
+def is_quantised(name: str) -> bool:
+    """Whether a copy's name says that its publisher quantised it."""
+    return _QUANTISED.search(name) is not None
+
+
+@functools.cache
+def _others() -> Mapping[str, re.Pattern[str]]:
+    data: dict[str, list[str]] = json.loads(OTHERS.read_text(encoding="utf-8"))
+    return {family: re.compile("|".join(starts), re.IGNORECASE) for family, starts in data.items()}
+
+
+def _refuse_others(model_id: str) -> None:
+    """Refuses an id of a family that is known not to be trained, whoever publishes it."""
+    bare = model_id.rpartition("/")[2].removeprefix("Meta-")
+    for family, starts in _others().items():
+        if starts.match(bare):
+            raise UnsupportedCheckpoint(f"it has no model of {family}", "model_type")
 
 
 def family_name(model_id: str, folder: Path) -> str | None:
@@ -120,6 +180,8 @@ def family_name(model_id: str, folder: Path) -> str | None:
 
 def title(model_id: str) -> str:
     """What to call a model in a sentence: "google/gemma-4-31B-it" is "Gemma 4 31B"."""
+    if model_id not in entries() and (original := _copied(model_id)):
+        return title(original)
     if match := re.fullmatch(r"(?:google/)?gemma-(\d+)-(.+?)(?:-(?:it|pt))?", model_id):
         return f"Gemma {match[1]} {match[2].upper()}"
     if match := re.fullmatch(r"(?:meta-llama/)?(?:Meta-)?Llama-([\d.]+)-(\w+)(?:-Instruct)?", model_id):
@@ -172,16 +234,17 @@ def _read_config(model_id: str, folder: Path) -> dict[str, Any]:
 
 
 def _nearest(model_id: str) -> str:
-    names = list(entries())
-    folded = {name.lower(): name for name in names}
-    close = get_close_matches(model_id.lower(), list(folded), n=1, cutoff=0.6)
-    if not close:
-        bare = {name.lower().rpartition("/")[2]: name for name in names}
-        close = [
-            bare[found].lower() for found in get_close_matches(model_id.lower(), list(bare), n=1, cutoff=0.6)
-        ]
-    hint = f"did you mean `{folded[close[0]]}`? " if close else ""
+    """A way out: the same maker's id that is written nearly so, and how any other model is named."""
+    owner, _, bare = model_id.lower().rpartition("/")
+    names = {name.rpartition("/")[2].lower(): name for name in entries()}
+    made = {bare: name for bare, name in names.items() if not owner or _alike(owner, name.partition("/")[0])}
+    close = get_close_matches(bare, made, n=1, cutoff=0.8)
+    hint = f"did you mean `{made[close[0]]}`? " if close else ""
     return (
-        f"{hint}for a model that is not in it, download it and write its directory as model.id, "
-        "for example ./checkpoint: its config.json is read then"
+        f"{hint}for a model that is not in it, fetch its config.json alone (`hf download {quote(model_id)} "
+        "config.json --local-dir checkpoint`) and write id: ./checkpoint: it is read then"
     )
+
+
+def _alike(owner: str, known: str) -> bool:
+    return bool(get_close_matches(owner, [known.lower()], cutoff=0.8))

@@ -13,7 +13,7 @@ import typer
 
 from compiler import completion
 from compiler.cli_base import MISUSED, Format, note, say, show, tell
-from compiler.wording import listing
+from compiler.wording import as_typed, listing
 
 if TYPE_CHECKING:
     from compiler.new.recipe import Made
@@ -197,7 +197,7 @@ def _target(name: str, output: Path | None, source: Source) -> Path:
     fitting = [one for one in folders if not local or _within(Path(source.path), one)]
     if not fitting:
         raise ArtifactError(
-            f"{source.path} lies outside of {folders[-1].resolve()}, below which the recipe's data has to be",
+            f"{source.path} lies outside of {folders[-1]}, below which the recipe's data has to be",
             "go to a folder above the data, or name it with -o",
         )
     target = fitting[0] / f"{name}.yaml"
@@ -238,14 +238,14 @@ def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
     if not (folder / SCHEMA).exists():
         new[folder / SCHEMA] = schema()
     if github:
-        workflow = _shown(top / hooks.WORKFLOW)
+        workflow = as_typed(top / hooks.WORKFLOW)
         text = hooks.workflow(target, top)
         if not workflow.exists():
             new[workflow] = text
         elif _read(workflow) != text:
             left.append(workflow)
     if pre_commit:
-        config = _shown(top / hooks.PRE_COMMIT)
+        config = as_typed(top / hooks.PRE_COMMIT)
         present = _read(config) if config.exists() else None
         extended = hooks.pre_commit(target, top, present)
         if extended is not None:
@@ -271,9 +271,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ArtifactError(f"{path} is not UTF-8", "correct it, or leave the option out") from None
-
-
-def _shown(path: Path) -> Path:
-    """A path as the user would type it."""
-    relative = Path(os.path.relpath(path))
-    return path if relative.parts[:1] == ("..",) else relative

@@ -176,7 +176,7 @@ def _compile(program: Program, steps: int, work: Path, console: Console) -> str:
 def _is_multimodal(program: Program) -> bool:
     """Whether the original's config.json nests its text config."""
     if program.model_origin == "catalogue":
-        return "text_config" in catalog.entries()[program.recipe.model.id]["config"]
+        return "text_config" in (catalog.entry_of(program.recipe.model.id) or {})["config"]
     directory = program.source.parent / Path(program.recipe.model.id).expanduser()
     return "text_config" in json.loads((directory / "config.json").read_text(encoding="utf-8"))
 

@@ -1,11 +1,13 @@
-"""How counts, lists and layer numbers are written in messages."""
+"""How counts, lists, paths and layer numbers are written in messages."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from runtime.families.base import FULL, SLIDING
@@ -22,6 +24,12 @@ def listing(items: Iterable[object], last: str = "and") -> str:
 def plural(count: int, noun: str) -> str:
     """ "1 chip", "4 chips", "1,244 steps"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def as_typed(path: Path) -> Path:
+    """A path as the user would type it: from the folder that they are in, where it lies below."""
+    relative = Path(os.path.relpath(path))
+    return path if relative.parts[:1] == ("..",) else relative
 
 
 def line(path: str, value: object, place: str) -> str:

@@ -1024,8 +1024,8 @@ MODEL: dict[str, Code] = {
     "E0801": Code(
         "model is not in the catalogue",
         "The compiler needs the model's sizes, and knows no checkpoint of that id.",
-        "Use the id that the message suggests, or download the model and write its directory, whose "
-        "config.json is read.",
+        "Use the id that the message suggests, write ./ before a directory, or fetch the model's config.json, which "
+        "says whether it can be trained, and write its directory.",
     ),
     "E0802": Code(
         "no readable config.json",
@@ -1035,8 +1035,8 @@ MODEL: dict[str, Code] = {
     "E0803": Code(
         "checkpoint cannot be trained",
         "Its config.json asks for what Tunix's model of the family does not do; training it would be wrong "
-        "without any error.",
-        "Another checkpoint.",
+        "without any error. Of known ids, the family or the quantised weights of a copy say so already.",
+        "Another checkpoint; of a quantised copy, its original.",
     ),
     "E0804": Code(
         "model on a bucket",

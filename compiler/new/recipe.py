@@ -84,7 +84,7 @@ def spelt(model: str, folder: Path) -> str:
         model: as given: a directory relative to the working folder, or an id.
     """
     known = model in catalog.entries() or "://" in model
-    if not catalog.is_directory(model) and (known or not Path(model, "config.json").is_file()):
+    if not catalog.is_directory(model) and (known or not os.path.isdir(model)):
         return model
     if model.startswith(("/", "~")):
         return model

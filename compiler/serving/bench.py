@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.terminal import note
+from compiler.wording import as_typed
 
 if TYPE_CHECKING:
     from compiler.serving.artifacts import ServedArtifact
@@ -89,6 +90,6 @@ def _container(artifact: ServedArtifact) -> Runner:
         state = "there is no container" if found is None else f"the container is {found.status}:"
         raise ArtifactError(
             f"{state} {artifact.name}",
-            f"start it: recipe serve up {artifact.folder}; or measure another server with --url",
+            f"start it: recipe serve up {as_typed(artifact.folder)}; or measure another server with --url",
         )
     return InContainer(engine, found)

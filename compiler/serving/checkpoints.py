@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.errors import ArtifactError
+from compiler.wording import as_typed
 
 INDEX = "model.safetensors.index.json"
 
@@ -31,6 +32,7 @@ def check_model(folder: Path, help: str) -> None:
     Raises:
         ArtifactError: at the first thing that vLLM would stumble over after minutes.
     """
+    folder = as_typed(folder)
     _check_folder(folder, "the weights are", help)
     if not (folder / "config.json").is_file():
         raise ArtifactError(f"{folder} holds no model: it has no config.json", help)
@@ -57,6 +59,7 @@ def check_adapter(folder: Path, help: str) -> None:
     Raises:
         ArtifactError: when it does not.
     """
+    folder = as_typed(folder)
     _check_folder(folder, "the adapter is", help)
     if not (folder / "adapter_config.json").is_file():
         raise ArtifactError(f"{folder} holds no adapter: it has no adapter_config.json", help)

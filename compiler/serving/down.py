@@ -11,6 +11,7 @@ from compiler.serving.engine import Engine, Running
 from compiler.serving.events import Interrupted, Signals
 from compiler.serving.logs import Hider
 from compiler.serving.settings import volume_name
+from compiler.wording import as_typed
 from runtime.progress import duration
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _stop(artifact: ServedArtifact, running: Running, signals: Signals, say: Say
 def _composed(artifact: ServedArtifact, engine: Engine) -> str:
     """How to stop what docker compose started, as words to append."""
     if any(found.project == artifact.name for found, _ in engine.running()):
-        folder = artifact.folder / "serve"
+        folder = as_typed(artifact.folder / "serve")
         return f" by `recipe serve up`, and docker compose started one: docker compose down in {folder}"
     return ""
 

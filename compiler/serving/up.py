@@ -19,6 +19,7 @@ from compiler.serving.engine import Engine, Exit, Refused, Running
 from compiler.serving.events import Events, Interrupted, Put, Signals
 from compiler.serving.logs import Hider, Lines
 from compiler.serving.settings import Settings, folders, passed_on, settings
+from compiler.wording import as_typed
 from runtime.progress import duration
 from runtime.serving.client import Client
 
@@ -270,7 +271,7 @@ class _Server:
         """Lets the server run on by itself."""
         self._running.keep()
         self._say(
-            f"stop it with: recipe serve down {self._artifact.folder}; "
+            f"stop it with: recipe serve down {as_typed(self._artifact.folder)}; "
             f"its log: docker logs --follow {self._running.name}"
         )
 
@@ -310,7 +311,7 @@ class _Server:
         except ArtifactError as error:
             self._say(
                 f"note: {self._running.name} may still run ({error}); once the engine answers again: "
-                f"recipe serve down {self._artifact.folder}"
+                f"recipe serve down {as_typed(self._artifact.folder)}"
             )
 
     def _next(self, seconds: float | None) -> Output | Exit | Ready | None:

@@ -12,6 +12,7 @@ import pytest
 
 from compiler import catalog
 from compiler.lower import Lowered
+from runtime.families import UnsupportedCheckpoint
 
 Lower = Callable[..., Lowered]
 TINY = catalog.entries()["recipec/tiny-gemma4"]["config"]
@@ -47,6 +48,10 @@ def test_its_sizes_are_taken(lowered: Lower, tmp_path: Path) -> None:
         ({"hidden_size_per_layer_input": "x"}, "E0803"),
         ({"num_global_key_value_heads": [1]}, "E0803"),
         ({"hidden_activation": "relu"}, "E0803"),
+        ({"final_logit_softcapping": float("nan")}, "E0803"),
+        ({"final_logit_softcapping": float("inf")}, "E0803"),
+        ({"hidden_size_per_layer_input": float("nan")}, "E0803"),
+        ({"sliding_window": 10**400}, "E0803"),
     ],
 )
 def test_what_is_not_possible_with_a_local_checkpoint_is_said(
@@ -83,6 +88,72 @@ def test_the_nearest_id_is_suggested(wrong: str, right: str, tmp_path: Path) -> 
     with pytest.raises(catalog.UnknownModel) as caught:
         catalog.find(wrong, tmp_path)
     assert caught.value.help.startswith(f"did you mean `{right}`?")
+
+
+@pytest.mark.parametrize(
+    "model_id", ["Qwen/Qwen3-Embedding-8B", "someone/gemma-4-31B-tuned", "01-ai/Yi-6B", "owner/Lama-3.1-8B"]
+)
+def test_no_model_of_another_maker_is_suggested(model_id: str, tmp_path: Path) -> None:
+    with pytest.raises(catalog.UnknownModel) as caught:
+        catalog.find(model_id, tmp_path)
+    assert "did you mean" not in caught.value.help
+    assert f"`hf download {model_id} config.json --local-dir checkpoint`" in caught.value.help
+
+
+@pytest.mark.parametrize(
+    ("model_id", "family"),
+    [
+        ("mistralai/Mixtral-8x7B-v0.1", "Mixtral"),
+        ("Qwen/Qwen3-30B-A3B", "Qwen with experts"),
+        ("Qwen/Qwen3-VL-8B-Instruct", "Qwen 2 and 3 with images or sound"),
+        ("microsoft/phi-4", "Phi"),
+        ("Phi-3-mini-4k-instruct", "Phi"),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "Llama 4"),
+        ("unsloth/Meta-Llama-4-Scout", "Llama 4"),
+        ("meta-llama/Llama-3.2-11B-Vision", "Llama 3.2 Vision"),
+        ("THUDM/glm-4", "GLM"),
+        ("google/gemma-7b-it", "Gemma 1"),
+        ("deepseek-ai/DeepSeek-R1", "DeepSeek"),
+    ],
+)
+def test_an_id_of_a_family_that_cannot_be_trained_is_refused_before_its_download(
+    model_id: str, family: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedCheckpoint) as caught:
+        catalog.find(model_id, tmp_path)
+    assert str(caught.value) == f"it has no model of {family}" and caught.value.key == "model_type"
+
+
+@pytest.mark.parametrize(
+    "model_id",
+    [
+        *(name for name, entry in catalog.entries().items() if "unsupported" not in entry),
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
+        "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+        "tiiuae/Falcon3-7B-Base",
+        "HuggingFaceTB/SmolLM2-1.7B",
+        "nvidia/Llama-3.1-Nemotron-Nano-8B-v1",
+        "google/medgemma-4b-it",
+        "Qwen/Qwen2-7B",
+    ],
+)
+def test_no_id_of_a_model_that_its_config_may_allow_is_refused(model_id: str, tmp_path: Path) -> None:
+    with pytest.raises(catalog.UnknownModel):
+        catalog.find(f"{model_id}-x", tmp_path)
+
+
+def test_copies_are_known_as_their_originals(lowered: Lower) -> None:
+    program = lowered("model.id=unsloth/gemma-4-31B-it").program
+    assert program is not None and program.recipe.model.id == "unsloth/gemma-4-31B-it"
+    assert program.architecture == catalog.find("google/gemma-4-31B-it", Path()).architecture
+    assert catalog.title("NousResearch/Meta-Llama-3.1-8B-Instruct") == "Llama 3.1 8B"
+
+
+@pytest.mark.parametrize("copy", ["unsloth/Qwen3-8B-bnb-4bit", "Qwen/Qwen3-8B-AWQ", "x/Qwen3-8B-GGUF"])
+def test_a_quantised_copy_is_refused_with_its_original(copy: str, tmp_path: Path) -> None:
+    with pytest.raises(catalog.UnknownModel) as caught:
+        catalog.find(copy, tmp_path)
+    assert (caught.value.code, caught.value.help) == ("E0803", "id: Qwen/Qwen3-8B")
 
 
 def test_models_are_titled_by_their_size_and_directories_by_their_path() -> None:

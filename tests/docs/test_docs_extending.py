@@ -18,7 +18,7 @@ from tests.compiler import test_catalogue
 from tests.docs.blocks import Block, blocks
 
 SOURCES = ("spec", "compiler", "templates", "runtime")
-NAME = "unsloth/Meta-Llama-3.1-8B-Instruct"
+NAME = "VAGOsolutions/Llama-3.1-SauerkrautLM-8b-Instruct"
 
 
 @pytest.fixture(scope="module")

@@ -235,7 +235,7 @@ def test_rows_that_litgpt_holds_out_are_held_out(tmp_path: Path) -> None:
             "data.init_args.prompt_style",
         ),
         ({"optimizer": "Rprop"}, "E1163", "optimizer"),
-        ({"checkpoint_dir": "checkpoints/EleutherAI/pythia-14m"}, "E0801", "checkpoint_dir"),
+        ({"checkpoint_dir": "checkpoints/EleutherAI/pythia-14m"}, "E0803", "checkpoint_dir"),
         ({"train": {"epochs": "two"}}, "E1160", "train.epochs"),
     ],
 )

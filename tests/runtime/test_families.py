@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 import transformers
 
 from runtime.adapters import LoraSettings, build_adapters, matches, parse_layers
-from runtime.families import FAMILIES, UnsupportedCheckpoint, family_of
+from runtime.families import FAMILIES, Architecture, UnsupportedCheckpoint, family_of
 from runtime.families.base import Parameter
 from tests import tiny
 
@@ -229,6 +230,8 @@ def test_global_heads_count_only_where_keys_serve_as_values() -> None:
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("gemma2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_type"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        ("gemma2", {"query_pre_attn_scalar": float("inf")}, "query_pre_attn_scalar"),
+        ("gemma2", {"rms_norm_eps": 1.1e-6}, "rms_norm_eps"),
         ("gemma2", {"query_pre_attn_scalar": "256"}, "query_pre_attn_scalar"),
         ("gemma2", {"attention_dropout": 0.1}, "attention_dropout"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation"),
@@ -253,6 +256,7 @@ def test_global_heads_count_only_where_keys_serve_as_values() -> None:
         ("gemma4_text", {"tie_word_embeddings": False}, "tie_word_embeddings"),
         ("gemma4_text", {"hidden_activation": "silu"}, "hidden_activation"),
         ("gemma4_text", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ("gemma4_text", {"final_logit_softcapping": float("nan")}, "final_logit_softcapping"),
         ("gemma4_text", {"attention_bias": True}, "attention_bias"),
         ("gemma4_text", {"hidden_size": "2304"}, "hidden_size"),
         ("llama", {"attention_bias": True}, "attention_bias"),
@@ -286,6 +290,20 @@ def test_what_tunix_does_not_do_is_refused(kind: str, change: dict[str, Any], ke
     assert refusal.value.key == key
     said = "rope" if key in ("rope_scaling", "rope_parameters") else key
     assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", sorted(kind for family in FAMILIES.values() for kind in family.model_types))
+def test_floats_that_a_conversion_took_through_float32_are_what_they_were(kind: str) -> None:
+    def architecture(convert: Callable[[float], float]) -> Architecture:
+        full = {"rope_type": "proportional", "partial_rotary_factor": convert(0.1)}
+        rope = {"rope_parameters": {"full_attention": full}} if kind.startswith("gemma4") else {}
+        if kind in ("llama", "qwen2", "qwen3"):
+            rope = {"rope_scaling": {"rope_type": "linear", "factor": convert(1.1)}}
+        config = {"model_type": kind, "rms_norm_eps": convert(1e-6), "rope_theta": convert(123456.7), **rope}
+        return family_of(config).architecture(config)
+
+    assert float(np.float32(1e-6)) == 9.999999974752427e-07
+    assert architecture(lambda value: float(np.float32(value))) == architecture(float)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def weights(program: Program) -> list[Weights]:
 def missing(program: Program) -> str | None:
     """A sentence about what the checkpoint may hold and `weights` does not count; None where nothing is."""
     more, model = MULTIMODAL.get(program.family.name), program.recipe.model.id
-    known = catalog.entries().get(model)
+    known = catalog.entry_of(model)
     text_alone = known is not None and "text_config" not in known["config"]
     if more is None or text_alone or catalog.title(model) in TOWERS:
         return None

@@ -111,7 +111,7 @@ def config_of(program: Program) -> dict[str, Any]:
         path = program.source.parent / Path(name).expanduser() / "config.json"
         config = json.loads(path.read_text(encoding="utf-8"))
     else:
-        config = json.loads(json.dumps(catalog.entries()[name]["config"]))
+        config = json.loads(json.dumps((catalog.entry_of(name) or {})["config"]))
     text = config.get("text_config", config)
     types = program.architecture.layer_types
     if len(set(types)) > 1:

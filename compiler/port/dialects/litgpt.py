@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compiler.catalog import original_of
 from compiler.port import known
 from compiler.port.dialects import litgpt_data
 from compiler.port.keys import Keys, words
@@ -87,7 +88,7 @@ def _model(keys: Keys) -> Named | None:
         return None
     pieces = [piece for piece in name.split("/") if piece]
     named = models.resolve("/".join(pieces[-2:]), keys.source.path.parent)
-    if named.model is None and (original := models.original_of(pieces[-1] if pieces else "")):
+    if named.model is None and (original := original_of(pieces[-1] if pieces else "")):
         named = models.resolve(original, keys.source.path.parent)
     if named.model is None:
         keys.refuse("checkpoint_dir", named.code, named.error, named.help)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.catalog import Model
+from compiler.catalog import Model, original_of
 from compiler.port import known
 from compiler.port.keys import Keys
 from compiler.port.meaning import models, quantization
@@ -97,7 +97,7 @@ def _model(keys: Keys, section: Keys, component: str | None, plain: str) -> Mode
         return None
     directory = keys.source.get("checkpointer.checkpoint_dir", None)
     folder = Path(str(directory)).name if isinstance(directory, str) else ""
-    named = models.original_of(folder) if folder else None
+    named = original_of(folder) if folder else None
     if named is not None and named not in ids:
         message = f"the builder is of {ids[0]}, and the checkpoint's folder of {named}"
         section.refuse(

@@ -6,10 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.catalog import Model, UnknownModel, entries, find, is_directory
+from compiler.catalog import Model, UnknownModel, entries, find, is_directory, is_quantised, original_of
 from runtime.families import UnsupportedCheckpoint
-
-_QUANTISED = re.compile(r"-(?:unsloth-)?(?:bnb-4bit|bnb-8bit|4bit|8bit)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -43,32 +41,26 @@ def resolve(name: str, folder: Path) -> Named:
     if not is_directory(name) and (folder / name).is_dir() and name not in entries():
         given = f"./{name}"
     try:
-        return Named(given, find(given, folder))
+        model = find(given, folder)
+        if is_directory(given) or given in entries():
+            return Named(given, model)
     except UnsupportedCheckpoint as error:
         return _unsupported(given, error)
     except UnknownModel as error:
-        original = original_of(name)
-        if original is None:
+        if original_of(name) is None:
             return Named(given, None, code=error.code, error=str(error), help=error.help)
+    original = original_of(name) or given
     try:
         model = find(original, folder)
     except UnsupportedCheckpoint as error:
         return _unsupported(original, error)
-    same = "quantised by its publisher" if _QUANTISED.search(name) else "the same weights and tokens"
+    same = "quantised by its publisher" if is_quantised(name) else "the same weights and tokens"
     return Named(original, model, f"the original of {name}, which is a copy: {same}")
 
 
 def _unsupported(name: str, error: UnsupportedCheckpoint) -> Named:
     help = "name another model, in the file or by --set KEY=ID"
     return Named(name, None, code="E0803", error=f"`{name}` cannot be trained: {error}", help=help)
-
-
-def original_of(name: str) -> str | None:
-    """The id in the catalogue that has a copy's name, None for none."""
-    bare = _QUANTISED.sub("", name.rpartition("/")[2]).lower()
-    spellings = {bare, bare.removeprefix("meta-"), f"meta-{bare}"}
-    found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
-    return found[0] if len(found) == 1 else None
 
 
 def chat_sibling(model: Model) -> str | None:
