@@ -26,7 +26,7 @@ help:
 
 .venv/.dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) --editable '.[train,serve,report,lsp,docs,dev]'
+	$(INSTALL) --editable '.[train,plan,serve,report,lsp,docs,dev]'
 	$(COMPILE)
 	touch .venv/.train $@
 

@@ -28,11 +28,12 @@ def lsp(
     from importlib.util import find_spec
 
     from compiler.errors import ArtifactError
+    from compiler.packages import install
 
     if find_spec("pygls") is None:
         raise ArtifactError(
             "recipe lsp needs pygls, which is not installed",
-            "pip install 'recipec[lsp]'",
+            install("lsp"),
         )
     from compiler.lsp.features import make_server
     from compiler.lsp.frames import Frames

@@ -1,28 +1,56 @@
-"""Whether packages of the extras are installed, found without importing them."""
+"""Whether packages of the extras are installed, found without importing them, and how to install them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from shlex import quote
 
 from compiler.errors import ArtifactError
+from compiler.wording import as_typed
+
+SOURCES = Path(__file__).resolve().parent.parent
+"""A clone, or the site-packages of what was installed."""
 
 PACKAGES = ("jax", "tunix", "qwix", "orbax", "grain", "safetensors", "tokenizers", "transformers")
 """What the scripts import, and the miniature is written with."""
 
 
-def require_packages(what: str) -> None:
-    """Checks that what trains and merges is installed, without importing it.
+def require_packages(what: str, names: Iterable[str] = PACKAGES, extras: Sequence[str] = ("train",)) -> None:
+    """Checks that packages are installed, by default what trains and merges, without importing them.
+
+    Args:
+        what: for which they are needed.
+        extras: all that it takes, as the help names them.
 
     Raises:
         ArtifactError: naming what is missing.
     """
-    missing = missing_packages(PACKAGES)
+    missing = missing_packages(names)
     if missing:
         raise ArtifactError(
             f"{what} needs the packages that train: {', '.join(missing)} cannot be imported",
-            "pip install 'recipec[train]'",
+            install(*extras),
         )
+
+
+def install(*extras: str) -> str:
+    """The command that adds extras to the environment which this process runs in.
+
+    recipec is on no package index. Where it is installed, its name with extras adds what they list; in a
+    clone, the clone has to be named.
+    """
+    listed, prefix = f"[{','.join(extras)}]", Path(sys.prefix)
+    python = quote(str(as_typed(Path(sys.executable))))
+    if (prefix / "pipx_metadata.json").is_file():
+        return f"pipx runpip {prefix.name} install 'recipec{listed}'"
+    if (SOURCES / "pyproject.toml").is_file():
+        return f"{python} -m pip install -e {quote(f'{as_typed(SOURCES)}{listed}')}"
+    if (prefix / "uv-receipt.toml").is_file():
+        return f"uv pip install --python {python} 'recipec{listed}'"
+    return f"{python} -m pip install 'recipec{listed}'"
 
 
 def missing_packages(names: Iterable[str]) -> list[str]:

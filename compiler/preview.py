@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.errors import ArtifactError
+from compiler.packages import require_packages
 
 if TYPE_CHECKING:
     from compiler.program import Program
@@ -106,7 +105,7 @@ def preview(
         ArtifactError: the packages that tokenise are not installed.
         runtime.errors.UserError: the tokenizer or the data cannot be read.
     """
-    _require_packages()
+    require_packages("previewing", PACKAGES)
     from runtime.data.encoding import Encoder, coding
     from runtime.data.epochs import Epochs
     from runtime.data.masking import check_loss_on
@@ -332,12 +331,3 @@ def _download(repository: str, revision: str | None) -> Path:
             "check the connection, or HF_TOKEN for a model with terms; or give a folder with its tokenizer: "
             "--model DIR",
         ) from error
-
-
-def _require_packages() -> None:
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise ArtifactError(
-            f"previewing needs the packages that train: {', '.join(missing)} cannot be imported",
-            "pip install 'recipec[train]'",
-        )

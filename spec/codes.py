@@ -1024,8 +1024,8 @@ MODEL: dict[str, Code] = {
     "E0801": Code(
         "model is not in the catalogue",
         "The compiler needs the model's sizes, and knows no checkpoint of that id.",
-        "Use the id that the message suggests, write ./ before a directory, or fetch the model's config.json, which "
-        "says whether it can be trained, and write its directory.",
+        "Use the id that the message suggests, write ./ before a directory, or fetch the model's "
+        "config.json, which says whether it can be trained, and write its directory.",
     ),
     "E0802": Code(
         "no readable config.json",

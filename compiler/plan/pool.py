@@ -21,7 +21,7 @@ from typing import IO
 
 from compiler.backends import Backend
 from compiler.errors import ArtifactError
-from compiler.packages import require_packages
+from compiler.packages import install, require_packages
 from compiler.plan import identity, store
 from compiler.plan.job import FAILED, JOB, Failed, Job
 from compiler.plan.results import COMPILED, Compiled
@@ -114,11 +114,11 @@ def require_compiler() -> None:
     Raises:
         ArtifactError: naming what is missing, and the extra that brings it.
     """
-    require_packages("planning")
+    require_packages("planning", extras=("train", "plan"))
     if find_spec("libtpu") is None:
         raise ArtifactError(
             "planning needs libtpu, whose compiler runs without a TPU, and it is not installed",
-            "pip install 'recipec[train,plan]'",
+            install("train", "plan"),
         )
 
 
@@ -133,7 +133,7 @@ def require_backend(backend: Backend) -> None:
     if missing:
         raise ArtifactError(
             f"planning the step of {backend.value} needs {listing(missing)}, which cannot be imported",
-            "pip install 'recipec[train,plan,torchax]'",
+            install("train", "plan", "torchax"),
         )
 
 

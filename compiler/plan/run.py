@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
 from compiler.errors import ArtifactError
+from compiler.packages import install, missing_packages
 from compiler.plan.at_hand import AtHand, Unavailable, contents, look
 from compiler.plan.results import Estimate, RunLength
 from compiler.preview import PACKAGES
@@ -85,9 +85,9 @@ def statistics(
     Raises:
         ArtifactError: what was given is not there, or train.py would refuse the data.
     """
-    missing = [name for name in PACKAGES if find_spec(name) is None]
+    missing = missing_packages(PACKAGES)
     if missing:
-        return Unavailable(f"{', '.join(missing)} cannot be imported (pip install 'recipec[train]')")
+        return Unavailable(f"{', '.join(missing)} cannot be imported ({install('train', 'plan')})")
     found = look(program, model, data_dir)
     if isinstance(found, Unavailable):
         return found

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from compiler.errors import ArtifactError
+from compiler.packages import install
 from compiler.pages import environment, script_hash
 from compiler.report import curves, data, headline, recipe, sweep_charts
 from compiler.report.chart import Chart, Table, as_json
@@ -115,7 +116,7 @@ def plotly() -> str:
         from plotly.offline import get_plotlyjs
     except ImportError:
         raise ArtifactError(
-            "recipe report draws with plotly, which is not installed", "pip install 'recipec[report]'"
+            "recipe report draws with plotly, which is not installed", install("report")
         ) from None
     script: str = get_plotlyjs()
     return script.replace("</script", "<\\/script")

@@ -11,6 +11,7 @@ from typing import Any
 
 from compiler.errors import ArtifactError
 from compiler.json_value import json_value
+from compiler.packages import install
 from runtime.errors import UNREADABLE
 
 LARGEST = 1 << 30
@@ -119,9 +120,7 @@ def open_place(name: str) -> Place:
     try:
         opened = open_address(name)
     except ImportError:
-        raise ArtifactError(
-            f"{name} cannot be opened: fsspec is not installed", "pip install 'recipec[train]'"
-        ) from None
+        raise ArtifactError(f"{name} cannot be opened: fsspec is not installed", install("train")) from None
     except UserError as error:
         raise ArtifactError(error.message, error.help) from error
     if isinstance(opened, tuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from compiler.errors import ArtifactError
+from compiler.packages import install
 
 if TYPE_CHECKING:
     from compiler.serving.logs import Hider
@@ -86,7 +87,7 @@ class Engine:
         except ModuleNotFoundError as error:
             raise ArtifactError(
                 f"the Docker SDK for Python is not installed (no module {error.name})",
-                "install it with: pip install 'recipec[serve]'",
+                install("serve"),
             ) from error
         from docker.utils import kwargs_from_env
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 from packaging.version import Version
 from typer.testing import Result
 
-from compiler import __version__
+from compiler import __version__, packages
 from compiler.emitters.lock import compiler_name
 from spec import versions
 
@@ -83,3 +85,24 @@ def test_what_is_installed_is_what_is_asked_for(root: Path) -> None:
     assert wanted == [f"hatchling=={metadata.version('hatchling')}"], (
         "the wheel's bytes name the backend's version"
     )
+
+
+@pytest.mark.parametrize(
+    ("marker", "command"),
+    [
+        ("clone/pyproject.toml", "env/bin/python -m pip install -e 'clone[train,plan]'"),
+        ("env/pipx_metadata.json", "pipx runpip env install 'recipec[train,plan]'"),
+        ("env/uv-receipt.toml", "uv pip install --python env/bin/python 'recipec[train,plan]'"),
+        ("env/pyvenv.cfg", "env/bin/python -m pip install 'recipec[train,plan]'"),
+    ],
+)
+def test_what_is_missing_is_installed_as_recipec_was(
+    marker: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / marker).parent.mkdir()
+    (tmp_path / marker).touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(packages, "SOURCES", tmp_path / "clone")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
+    assert packages.install("train", "plan") == command

@@ -19,6 +19,7 @@ from lsprotocol import types
 from compiler.lsp.analysis import Document
 from compiler.lsp.frames import Frames
 from compiler.lsp.process import Process, Unanswered
+from compiler.packages import install
 from spec.codes import CODES
 from spec.load import MAX_BYTES
 from tests.lsp.edited import BASE, CHILD, inserted, linked, recipe_check, where
@@ -431,4 +432,4 @@ def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ArtifactError, match="needs pygls") as raised:
         lsp()
-    assert raised.value.help == "pip install 'recipec[lsp]'"
+    assert raised.value.help == install("lsp")

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from compiler import packages
 from compiler.errors import ArtifactError
 from compiler.lower import lower
+from compiler.packages import install
 from compiler.plan import identity, pool, store
 from compiler.plan.job import Failed, Job
 from compiler.plan.results import Compiled
@@ -119,7 +121,12 @@ def test_without_libtpu_one_sentence_names_the_extra(monkeypatch: pytest.MonkeyP
     assert str(caught.value) == (
         "planning needs libtpu, whose compiler runs without a TPU, and it is not installed"
     )
-    assert caught.value.help == "pip install 'recipec[train,plan]'"
+    assert caught.value.help == install("train", "plan")
+
+    monkeypatch.setattr(packages.require_packages, "__defaults__", (("no_such_package",), ("train",)))
+    with pytest.raises(ArtifactError, match="no_such_package cannot be imported") as caught:
+        pool.require_compiler()
+    assert caught.value.help == install("train", "plan")
 
 
 @pytest.mark.parametrize(

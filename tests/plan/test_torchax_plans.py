@@ -16,6 +16,7 @@ from compiler import cli
 from compiler.backends import Backend
 from compiler.errors import ArtifactError
 from compiler.lower import lower
+from compiler.packages import install
 from compiler.plan import fit, identity, pool
 from compiler.plan.job import Job
 from compiler.plan.placements import placements
@@ -161,7 +162,7 @@ def test_packages_that_are_missing_are_named(file: Path, fake: Path, monkeypatch
     monkeypatch.setattr(pool, "find_spec", lambda name: None if name == "torchax" else find(name))
     with pytest.raises(ArtifactError, match="needs torchax, which cannot be imported") as caught:
         run("plan", file, *TORCHAX)
-    assert caught.value.help == "pip install 'recipec[train,plan,torchax]'"
+    assert caught.value.help == install("train", "plan", "torchax")
     assert not list(fake.iterdir()) and run("plan", file).exit_code == 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from compiler.packages import install
 from compiler.serving.up import Options
 from tests.ports import free_port, listening
 from tests.serving.fake_docker import FakeDocker, Script
@@ -337,6 +338,5 @@ def test_a_missing_docker_sdk_is_named_with_its_installation(
 
     monkeypatch.setattr(builtins, "__import__", without)
     assert refusal(artifact) == (
-        "error: the Docker SDK for Python is not installed (no module docker)\n"
-        "  = help: install it with: pip install 'recipec[serve]'"
+        f"error: the Docker SDK for Python is not installed (no module docker)\n  = help: {install('serve')}"
     )
