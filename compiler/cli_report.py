@@ -25,7 +25,8 @@ def report(
         list[str],
         typer.Argument(
             metavar="RUN_DIR",
-            help="The folder of a run's checkpoints, or of a sweep's results; others are compared with it.",
+            help="The folder of a run's checkpoints, or one that holds some, or of a sweep's results; "
+            "others are compared with it.",
             show_default=False,
         ),
     ],
@@ -78,9 +79,9 @@ def report(
 
     plotly()
     names = [folders[0], *(compare or []), *folders[1:]]
-    places = [open_place(name) for name in names]
+    places = [found for name in names for found in run.inside(open_place(name))]
     if run.is_run(places[0]):
-        page, name = _run_page(names, plan, recipe, results or [])
+        page, name = _run_page([place.name for place in places], plan, recipe, results or [])
     else:
         if plan or recipe or results:
             raise typer.BadParameter("--plan, --recipe and --results go with a run, not with a sweep")

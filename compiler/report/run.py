@@ -144,6 +144,14 @@ def is_run(place: Place) -> bool:
     return any(name in place.names() for name in (METRICS, LOCK, FACTS))
 
 
+def inside(place: Place) -> list[Place]:
+    """The folder, or where nothing was logged in it, those in it that hold a run, as `recipe watch` has it."""
+    if METRICS in place.names():
+        return [place]
+    inner = [one for one in map(place.below, place.names()) if one.is_folder()]
+    return [one for one in inner if METRICS in one.names()] or [place]
+
+
 def read_runs(names: Sequence[str], recipe: Path | None = None) -> list[Run]:
     """Runs from their folders.
 

@@ -41,6 +41,12 @@ VERIFIED = {
 }
 
 
+def test_an_artifacts_folder_is_that_of_the_run_in_it(place: Path) -> None:
+    folder = writing.run(place / "made" / "checkpoints")
+    (place / "made" / "recipe.lock.json").write_bytes((folder / "recipe.lock.json").read_bytes())
+    assert report("made").charts["loss"] == report("made/checkpoints").charts["loss"]
+
+
 def test_curves_are_what_was_logged(place: Path) -> None:
     folder = writing.run(place / "run", resumed=(120,))
     charts = report("run").charts
