@@ -121,7 +121,7 @@ def new(
     On a terminal it asks for what is not given. No file that is there is replaced.
     """
     from compiler.new import ask, hooks, recipe
-    from compiler.new.source import placed
+    from compiler.new.source import as_turns, placed
 
     asking = ask.possible()
     _demand(asking, model, accelerator)
@@ -141,7 +141,8 @@ def new(
     source = source or ask.data(lambda text: _source(text, format))
     target = _target(name, output, source)
     spelt = recipe.spelt(model, target.parent)
-    source = _with_format(source, recipe.usual_format(spelt, kind, target), asking)
+    usual = recipe.usual_format(spelt, kind, target)
+    source = _with_format(source if usual == "text" else as_turns(source), usual, asking)
     server = ask.serve() if serve is None and asking else ask.server(serve or ask.NO_SERVER)
     if asking and not (github or pre_commit) and hooks.in_repository(target.parent):
         github = ask.confirm("Have GitHub Actions check the recipes at each push?")

@@ -139,7 +139,7 @@ def preview(
     report.merge(encoded)
     problem = None
     try:
-        check_split(part.name, report, data.max_invalid_ratio)
+        check_split(part.name, report, data)
     except UserError as error:
         problem = error.message, error.help
     draws = steps = 0

@@ -453,8 +453,10 @@ DATA: dict[str, Code] = {
     "E0406": Code(
         "chat template of another family",
         "The template writes turn markers that the checkpoint was not trained with, such as Gemma 3's "
-        "`<start_of_turn>` for Gemma 4, which uses `<|turn>`.",
-        "Leave `data.chat_template` out: the template that the checkpoint ships is taken.",
+        "`<start_of_turn>` for Gemma 4, which uses `<|turn>`. Markers that the checkpoint's tokenizer has "
+        "as tokens are let through: it was trained with them.",
+        "Leave `data.chat_template` out: the template that the checkpoint ships is taken. Where it is the "
+        "checkpoint's own, copy that of the model's repository.",
     ),
     "W0406": Code(
         "chat template without the family's markers",
@@ -531,6 +533,24 @@ DATA: dict[str, Code] = {
         "no sample left to train on",
         "`data.eval_fraction` holds out that share of the samples, rounded up: here all of them.",
         "A smaller share, or more samples.",
+    ),
+    "E0423": Code(
+        "samples are more than what is trained on",
+        "More than data.max_invalid_ratio of the samples hold something that is not read, or that the chat "
+        "template does not name: tool calls, tools, reasoning, pictures, a system prompt beside messages.",
+        "Give a template that writes it, or remove it with `data.transform`.",
+    ),
+    "E0424": Code(
+        "preferences with a label",
+        "A prompt, a completion and whether it is liked are data for KTO, which this version does not train. "
+        "As `prompt_completion` the disliked answers would be learnt too.",
+        "Keep the liked answers with a `data.transform`, or make pairs: `format: preference`.",
+    ),
+    "W0430": Code(
+        "a part of the samples is not trained on",
+        "Some of the samples that are at hand hold something that is not read, or that the chat template "
+        "does not name. `recipe preview` counts all of them.",
+        "Give a template that writes it, or remove it with `data.transform`.",
     ),
 }
 

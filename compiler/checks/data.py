@@ -1,4 +1,4 @@
-"""Data, chat template and tokenizer against the checkpoint's family; padding; which tokens carry loss."""
+"""Files and tokenizer of the data; padding; which tokens carry loss."""
 
 from __future__ import annotations
 
@@ -10,14 +10,10 @@ from compiler import catalog
 from compiler.catalog import FAMILY_TITLES
 from compiler.checks.formats import LOSS_ON, is_known
 from compiler.facts import Facts
-from compiler.sources import escapes, is_dataset, is_inline, leads_out
+from compiler.sources import escapes, is_dataset
 from compiler.steps import held_out, read_local
-from compiler.wording import listing, plural
-from runtime.families import FAMILIES
+from compiler.wording import plural
 from spec.diagnostics import Diagnostic
-
-FOREIGN_MARKERS = {"[INST]": "Mistral"}
-"""Turn markers of families that are not in the catalogue."""
 
 WASTEFUL = 1024
 """Padded rows at least this long are warned about when nothing is known of the samples' lengths."""
@@ -28,14 +24,11 @@ USED_WELL = 0.6
 LANES = 128
 """A TPU's vector registers are 128 wide: XLA pads shorter dimensions."""
 
-LARGEST_TEMPLATE = 2**20
-
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _files(facts)
     yield from _held_out(facts)
     yield from _tokenizer(facts)
-    yield from _template(facts)
     yield from _length(facts)
     first, *others = LOSS_ON[facts.recipe.data.format]
     if facts.recipe.data.loss_on == "all" and "all" in others:
@@ -129,77 +122,6 @@ def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
             "model.tokenizer",
             "remove the line, unless the tokenizer was made for this checkpoint",
         )
-
-
-def _template(facts: Facts) -> Iterator[Diagnostic]:
-    data, model = facts.recipe.data, facts.model
-    if data.chat_template is None:
-        if (
-            model is not None
-            and model.chat is False
-            and data.format in ("chat", "instruction")
-            and facts.recipe.model.tokenizer is None
-        ):
-            yield Diagnostic(
-                "E0405",
-                f"`{model.id}` is not tuned for chat, and its tokenizer has no chat template",
-                facts.first_given("data.format", "model.id"),
-                f"{_tuned(model.id)}data: {{chat_template: chat.jinja}} with a template of your own",
-            )
-        return
-    text = data.chat_template
-    if not is_inline(text):
-        if escapes(text) or leads_out(facts.folder, text):
-            return
-        try:
-            file = facts.folder / text
-            if file.stat().st_size > LARGEST_TEMPLATE:
-                raise ValueError("it is larger than 1 MiB")
-            text = file.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
-            yield Diagnostic(
-                "E0402",
-                f"the chat template `{data.chat_template}` cannot be read: {reason}",
-                "data.chat_template",
-                "the path is relative to the recipe's folder; a template can also be written inline",
-            )
-            return
-    if model is None:
-        return
-    own = model.family.turn_markers
-    foreign = {
-        marker: FAMILY_TITLES[name]
-        for name, family in FAMILIES.items()
-        if name != model.family.name
-        for marker in family.turn_markers
-    } | FOREIGN_MARKERS
-    found = [marker for marker in foreign if marker in text and marker not in own]
-    title = FAMILY_TITLES[model.family.name]
-    if found:
-        yield Diagnostic(
-            "E0406",
-            f"the chat template writes {listing(f'`{m}`' for m in found)}, the turn markup of "
-            f"{foreign[found[0]]}; {model.title} was trained with {title}'s `{own[0]}` ... `{own[1]}`",
-            "data.chat_template",
-            "remove the line: the template that the checkpoint ships is taken",
-        )
-    elif not all(marker in text for marker in own):
-        yield Diagnostic(
-            "W0406",
-            f"the chat template does not write `{own[0]}` ... `{own[1]}`, the turn markup that "
-            f"{model.title} was trained with",
-            "data.chat_template",
-            "remove the line, unless another markup is meant",
-        )
-
-
-def _tuned(model_id: str) -> str:
-    """The checkpoint of the same model that is tuned for chat, where the catalogue has it."""
-    plain = model_id.removesuffix("-pt").removesuffix("-Base")
-    names = (f"{plain}{ending}" for ending in ("-it", "-Instruct", ""))
-    known = next((name for name in names if name != model_id and name in catalog.entries()), None)
-    return f"model: {{id: {known}}}, or " if known else ""
 
 
 def _length(facts: Facts) -> Iterator[Diagnostic]:

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import csv
-import gzip
-import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from compiler.errors import ArtifactError
-from compiler.sources import ENDINGS, is_dataset
+from compiler.first_rows import first_rows
 from compiler.steps import CHARACTERS_PER_TOKEN
 from compiler.wording import listing
-from runtime.data.formats import FIELDS
-
-LOOKED_AT = 200
-"""Rows that are read."""
-
-MOST = 8 << 20
-"""Characters of a line, or of a file that is one JSON list, that are read."""
+from runtime.data.advice import LIKED
+from runtime.data.formats import FIELDS, KTO, is_labelled
 
 PLACEHOLDER = "data/train.jsonl"
 """What a recipe names whose data was not given, beside the recipe."""
@@ -55,6 +46,7 @@ class Source:
         path: as the recipe names it.
         format: of `data.format`; None where the rows cannot be looked at.
         seen: whether the format is from the rows themselves.
+        turns: whether a row's prompt is a list of messages.
         fields: the format's names for columns to the file's, where they differ.
         longest: of the rows that were read, about, in tokens; None where none were.
         rows: that were read: all there are, where there are fewer than LOOKED_AT.
@@ -63,6 +55,7 @@ class Source:
     path: str
     format: str | None
     seen: bool = False
+    turns: bool = False
     fields: Mapping[str, str] = field(default_factory=dict)
     longest: int | None = None
     rows: int | None = None
@@ -78,7 +71,7 @@ def look(file: Path, format: str | None) -> Source:
         ArtifactError: it cannot be read, has no rows, or they are of no format.
     """
     try:
-        rows = _first_rows(file)
+        rows = first_rows(file)
     except (OSError, EOFError, ValueError, RecursionError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ArtifactError(
@@ -89,16 +82,19 @@ def look(file: Path, format: str | None) -> Source:
     if not rows:
         raise ArtifactError(f"{file} has no rows", "put samples into it, or name another file")
     longest = max(map(_tokens, rows)) or None
+    if format in (None, "prompt_completion") and any(map(_is_labelled, rows)):
+        raise ArtifactError(f"{file} has prompts, completions and a label: preferences for {KTO}", LIKED)
     found = recognise(rows[0])
     if format is not None:
         fields = found[1] if found and found[0] == format else {}
-        return Source(str(file), format, False, fields, longest, len(rows))
+        return Source(str(file), format, fields=fields, longest=longest, rows=len(rows))
     if found is None:
         raise ArtifactError(
             f"{file} has the columns {listing(map(str, rows[0]))}, by which no format is recognised",
             f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields",
         )
-    return Source(str(file), found[0], True, found[1], longest, len(rows))
+    turns = isinstance(rows[0].get(found[1].get("prompt", "prompt")), list)
+    return Source(str(file), found[0], True, turns, found[1], longest, len(rows))
 
 
 def recognise(row: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
@@ -111,69 +107,31 @@ def recognise(row: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
     return None
 
 
+def _is_labelled(row: Mapping[str, Any]) -> bool:
+    found = recognise(row)
+    return found is not None and found[0] == "prompt_completion" and is_labelled(row)
+
+
+def as_turns(source: Source) -> Source:
+    """The source for a model that is tuned for chat: of questions and answers in columns of other names than
+    prompt and completion, the question is the user's turn, and the answer the assistant's."""
+    if not source.seen or source.format != "prompt_completion" or not source.fields or source.turns:
+        return source
+    names = {"prompt": "instruction", "completion": "output"}
+    columns = {"prompt": "prompt", "completion": "completion", **source.fields}
+    return replace(
+        source,
+        format="instruction",
+        fields={names[name]: column for name, column in columns.items() if names[name] != column},
+    )
+
+
 def placed(source: Source, folder: Path) -> Source:
     """The source with its path as a recipe in `folder` names it."""
     if "://" in source.path or not Path(source.path).exists():  # yet to come, beside the recipe
         return source
     relative = os.path.relpath(os.path.abspath(source.path), os.path.abspath(folder))
     return replace(source, path=Path(relative).as_posix())
-
-
-def _first_rows(file: Path) -> list[dict[str, Any]] | None:
-    """The first rows; None of a kind that this environment cannot read, or a data set's folder."""
-    if is_dataset(file.name):
-        if file.is_file():
-            raise ValueError(f"its name ends in none of {listing(ENDINGS, 'or')}, which tell how it is read")
-        return None
-    if not file.is_file():
-        raise ValueError("it is no regular file")
-    name = file.name.lower()
-    kind = name.removesuffix(".gz").rpartition(".")[2]
-    if kind == "parquet" and find_spec("pyarrow"):
-        return _parquet(file)
-    if kind not in ("jsonl", "json", "csv"):
-        return None
-    with gzip.open(file) if name.endswith(".gz") else file.open("rb") as stream:
-        text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-        rows = csv.DictReader(text) if kind == "csv" else _json_rows(text, kind)
-        return list(islice(rows, LOOKED_AT))
-
-
-def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows of a file with one object a line, or of one list of objects."""
-    line = text.readline(MOST)
-    if kind == "json" and line.lstrip().startswith("["):
-        whole = line + text.read(MOST)
-        if len(whole) >= MOST:
-            raise ValueError("it is one JSON list of more than 8 MB: say --format, or write it as .jsonl")
-        yield from (row for row in json.loads(whole) if isinstance(row, dict))
-        return
-    number = 1
-    while line:
-        if line.strip():
-            yield _object(line, number)
-        line, number = text.readline(MOST), number + 1
-
-
-def _object(line: str, number: int) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise ValueError(f"line {number} is no JSON object")
-    return row
-
-
-def _parquet(file: Path) -> list[dict[str, Any]]:
-    from pyarrow import ArrowInvalid
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        batch = next(ParquetFile(file).iter_batches(LOOKED_AT), None)
-    except ArrowInvalid as error:
-        raise ValueError(str(error)) from None
-    return [] if batch is None else batch.to_pylist()
 
 
 def _tokens(row: Mapping[str, Any]) -> int:

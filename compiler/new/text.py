@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.catalog import is_directory, title
+from compiler.first_rows import LOOKED_AT
 from compiler.hardware import Accelerator
 from compiler.new.draft import RANK, Draft, dtype
 from compiler.new.memory import Probe
-from compiler.new.source import LOOKED_AT, PLACEHOLDER, Source
+from compiler.new.source import PLACEHOLDER, Source
 from compiler.port.ledger import Line
 from compiler.port.write import recipe_text
 from compiler.sizes import BYTES
@@ -41,7 +42,7 @@ EXAMPLES = {
 HOLDS = {
     "chat": "messages of role and content, rendered with the checkpoint's own chat template",
     "instruction": "instruction, input and output, rendered with the checkpoint's own chat template",
-    "prompt_completion": "prompt and completion, of which the completion is learnt",
+    "prompt_completion": "prompt and completion, which is learnt; as text they go without a chat template",
     "text": "text, all of which is learnt",
     "preference": "prompt, chosen and rejected: a row each for the chosen and the rejected answer",
 }

@@ -145,7 +145,7 @@ def is_run(place: Place) -> bool:
 
 
 def inside(place: Place) -> list[Place]:
-    """The folder, or where nothing was logged in it, those in it that hold a run, as `recipe watch` has it."""
+    """The folder, or where it holds no run, those in it that do, as `recipe watch` has it."""
     if METRICS in place.names():
         return [place]
     inner = [one for one in map(place.below, place.names()) if one.is_folder()]

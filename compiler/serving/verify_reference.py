@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ def torch() -> Any:
 
 def transformers() -> Any:
     """The package transformers, which is quiet."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     package = _package("transformers")
     package.logging.set_verbosity_error()
     package.logging.disable_progress_bar()

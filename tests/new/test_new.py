@@ -188,8 +188,8 @@ def test_the_format_is_seen_from_the_data(folder: Path) -> None:
     new("qa", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "recipes/data/qa.jsonl")
     recipe = load(folder / "recipes/qa.yaml").recipe
     assert recipe is not None
-    assert recipe.data.format == "prompt_completion"
-    assert recipe.data.fields == {"prompt": "question", "completion": "answer"}
+    assert recipe.data.format == "instruction"
+    assert recipe.data.fields == {"instruction": "question", "output": "answer"}
     assert recipe.data.train[0].path == "data/qa.jsonl"
     assert recipe.data.max_length >= 900 * 8 // 4
     assert CliRunner().invoke(app, ["check", "recipes/qa.yaml"]).exit_code == 0
@@ -229,6 +229,24 @@ def test_columns_tell_the_format(row: dict[str, object], format: str) -> None:
     assert recognise(row) == (format, {})
 
 
+@pytest.mark.parametrize(
+    ("row", "model", "format"),
+    [
+        ({"question": "a", "answer": "b"}, "Qwen/Qwen3-4B", "instruction"),
+        ({"input": "a", "output": "b"}, "Qwen/Qwen3-4B", "instruction"),
+        ({"question": "a", "answer": "b"}, "google/gemma-3-4b-pt", "prompt_completion"),
+        ({"prompt": "a", "completion": "b"}, "Qwen/Qwen3-4B", "prompt_completion"),
+    ],
+)
+def test_questions_and_answers_are_turns_of_a_model_that_chats(
+    folder: Path, row: dict[str, object], model: str, format: str
+) -> None:
+    rows(folder / "qa.jsonl", row)
+    new("qa", "--model", model, "--accelerator", "v6e-4", "--data", "qa.jsonl")
+    recipe = load(folder / "qa.yaml").recipe
+    assert recipe is not None and recipe.data.format == format
+
+
 def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
     cases = {
         "empty.jsonl": (b"", "has no rows"),
@@ -237,6 +255,7 @@ def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
         "columns.jsonl": (b'{"foo": 1, "bar": 2}\n', "has the columns foo and bar"),
         "packed.jsonl.gz": (b"not gzip", "cannot be read"),
         "quotes.json": (b'[{"text": "a"', "cannot be read"),
+        "kto.jsonl": (b'{"prompt": "a", "completion": "b", "label": true}', "preferences for KTO"),
     }
     for name, (content, said) in cases.items():
         (folder / name).write_bytes(content)

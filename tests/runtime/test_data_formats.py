@@ -211,6 +211,10 @@ def test_renamed_columns_are_read() -> None:
             "'tools' is an object, not a list of JSON schemas",
         ),
         ({"messages": chat("a", "b"), "tools": "look"}, "'tools' is a string that is not JSON"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]},
+            "message 0 (assistant) has the weight 0.5: 0 carries no loss, and 1 does",
+        ),
         ({"messages": chat("a", "b"), "tools": [{"type": "function"}]}, "tool 0 names no function"),
     ],
 )
@@ -269,6 +273,8 @@ def test_a_prompt_and_its_completion_are_read_from_texts_and_turns() -> None:
         ({"prompt": chat("a"), "completion": []}, "'completion' is empty"),
         ({"prompt": [3], "completion": chat("a", "b")}, "'prompt' message 0 is a number, not an object"),
         ({"prompt": "a", "completion": "\udfff"}, "'completion' holds half a surrogate pair"),
+        ({"prompt": "a", "completion": "b", "label": True}, "a preference for KTO, which this version does"),
+        ({"prompt": "a", "completion": "b", "label": "False"}, "a preference for KTO"),
     ],
 )
 def test_prompts_that_cannot_be_learnt_are_left_out_with_the_reason(row: dict[str, Any], why: str) -> None:
@@ -337,3 +343,37 @@ def test_preferences_that_cannot_be_learnt_are_left_out_with_the_reason(
     row: dict[str, Any], why: str
 ) -> None:
     assert why in reason("preference", row)
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "unused"),
+    [
+        ("chat", {"messages": chat("a", "b"), "tools": [TOOL], "id": "x", "source": "web"}, ()),
+        ("chat", {"messages": chat("a", "b"), "system": "s", "images": ["a.png"]}, ("system", "images")),
+        ("chat", {"messages": chat("a", "b"), "system": "", "images": [], "documents": None}, ()),
+        ("chat", {"messages": chat("a", "b", system="s"), "system": "s"}, ()),
+        ("chat", {"conversations": chat("a", "b"), "system": "s"}, ()),
+        ("chat", {"conversations": chat("a", "b", system="s"), "system": "t"}, ("system",)),
+        ("instruction", {"instruction": "a", "output": "b", "system": "s", "tools": "[]"}, ()),
+        ("instruction", {"instruction": "a", "output": "b", "tools": [TOOL]}, ("tools",)),
+        ("prompt_completion", {"prompt": "a", "completion": "b", "tools": [TOOL], "label": 3}, ("tools",)),
+        ("prompt_completion", {"prompt": chat("a"), "completion": chat("b", "c"), "tools": [TOOL]}, ()),
+        ("preference", {"prompt": "a", "chosen": "b", "rejected": "c", "system": "s"}, ("system",)),
+        ("text", {"text": "a", "images": ["a.png"]}, ()),
+    ],
+)
+def test_columns_that_belong_to_a_sample_and_are_not_read_are_named(
+    format: str, row: dict[str, Any], unused: tuple[str, ...]
+) -> None:
+    parsed = parse_preference("a:1", row, {}) if format == "preference" else parse_row(format, "a:1", row, {})
+    assert parsed.unused == unused
+
+
+def test_a_column_is_read_as_one_thing_alone() -> None:
+    row = parse("instruction", {"input": "a", "output": "b"}, instruction="input")
+    assert row.messages == chat("a", "b")
+
+
+def test_the_older_form_of_a_call_is_a_call() -> None:
+    messages = [*chat("a"), {"role": "assistant", "content": None, "function_call": CALL["function"]}]
+    assert (parse("chat", {"messages": messages}).messages or [])[1]["tool_calls"] == [CALL]

@@ -245,6 +245,96 @@ def test_reasoning_beside_the_text_is_learnt_or_reported() -> None:
         learnt(prompting, thought)
 
 
+THOUGHT = {"role": "assistant", "content": "Hi", "reasoning_content": "They greet."}
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "unused"),
+    [
+        ("qwen3", CALL, TOOLS, ()),
+        ("gemma4", CALL, TOOLS, ()),
+        (
+            "llama3",
+            [*chat("a"), {"role": "user", "content": "b", "name": "Bo", "id": "7"}],
+            TOOLS,
+            ("name", "tools"),
+        ),
+        ("qwen3", [*chat("Hello"), THOUGHT], None, ()),
+        ("qwen2_5", [*chat("Hello"), THOUGHT], None, ("reasoning_content",)),
+        # Earlier turns' reasoning is left out, as the template means it; that of all turns is not.
+        ("qwen3", [*chat("Hello"), THOUGHT, *chat("And?"), THOUGHT], None, ()),
+        ("qwen3", [*chat("Hello"), THOUGHT, *chat("And?", "Hi")], None, ("reasoning_content",)),
+        # A tool's name stands in its call; ids, numbers and what is empty say nothing.
+        (
+            "qwen2_5",
+            [*chat("a"), {"role": "tool", "content": "b", "name": "look", "tool_call_id": "x"}],
+            None,
+            (),
+        ),
+        ("qwen2_5", [{"role": "user", "content": "a", "images": [], "reasoning_tokens": 3}], None, ()),
+        ("qwen2_5", [{"role": "user", "content": "a", "images": ["a.png"]}], None, ("images",)),
+    ],
+)
+def test_what_a_template_does_not_write_is_named(
+    template: str, messages: list, tools: Any, unused: tuple[str, ...]
+) -> None:
+    assert Renderer.of(tokenizer(), published(template), "all").render(messages, tools).unused == unused
+
+
+def test_messages_that_a_template_skips_are_named() -> None:
+    skipping = GEMMA4.replace("in messages", "in messages if message['role'] != 'system'")
+    rendered = Renderer.of(tokenizer(), skipping, "all").render(TWO)
+    assert "Be brief" not in rendered.text and rendered.unused == ("system messages",)
+    assert Renderer.of(tokenizer(), GEMMA4, "all").render(TWO).unused == ()
+
+
+def test_a_turn_of_which_nothing_is_written_is_left_out_with_the_reason() -> None:
+    rows = [Row("x:1", CALL[:2], tools=TOOLS), Row("x:2", [*chat("Hello"), THOUGHT])]
+    made, report = encoded(rows, GEMMA4)
+    assert [made.origin(0), report.kept, report.masked.count] == ["x:2", 1, 1]
+    reason = "the chat template writes nothing of an assistant's turn: it does not use tool_calls, tools"
+    assert report.masked.first[0].reason == reason
+    assert (report.unused, report.incomplete.first[0].origin) == ({"reasoning_content": 1}, "x:2")
+    assert SplitReport.from_dict(report.to_dict()) == report
+
+
+@pytest.mark.parametrize("template", [GEMMA4, MARKED, published("qwen3")])
+def test_a_turn_of_weight_0_carries_no_loss(template: str) -> None:
+    light = [
+        *chat("Hello"),
+        {"role": "assistant", "content": "Hi there", "weight": 0},
+        *chat("And?", "Good bye"),
+    ]
+    plain = [{key: value for key, value in message.items() if key != "weight"} for message in light]
+    for loss_on in ("assistant", "last_assistant", "all"):
+        learnt = "".join(targets(template, light, loss_on))
+        assert "Hi there" not in learnt and "Good bye" in learnt
+        assert ("And?" in learnt) == (loss_on == "all")
+    light[1]["weight"] = 1
+    assert targets(template, light) == targets(template, plain)
+    light[1]["weight"] = light[3]["weight"] = 0
+    assert targets(template, light) == []
+    assert encoded([Row("x:1", light)], template)[1].masked.first[0].reason == "no token is a target"
+
+
+def test_a_completions_turn_of_weight_0_carries_no_loss() -> None:
+    light = [
+        *chat("Hello"),
+        {"role": "assistant", "content": "Hi there", "weight": 0},
+        *chat("And?", "Good bye"),
+    ]
+    rendered = Renderer.of(tokenizer(), GEMMA4, "completion").render(light, completion_start=1)
+    written = [rendered.text[start:end] for start, end in rendered.spans]
+    assert written == ["\n<|turn>user\nAnd?<turn|>\n<|turn>model\nGood bye<turn|>\n"]
+
+
+def test_a_system_turn_that_is_refused_is_said_to_be_why() -> None:
+    _, report = encoded([Row("x:1", TWO), Row("x:2", TWO[:1])], published("gemma"))
+    first, second = report.malformed.first
+    assert first.reason.endswith("; it takes the rest without the system message")
+    assert "without" not in second.reason
+
+
 def test_gemma2_refuses_a_system_turn() -> None:
     _, report = encoded([Row("x:1", TWO), Row("x:2", chat("a", "b"))], published("gemma"))
     assert [problem.origin for problem in report.malformed.first] == ["x:1"]
@@ -306,7 +396,9 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     blank += "{% endgeneration %}{% endfor %}"
     first = Row("x:4", [{"role": "assistant", "content": "a"}])
     _, report = encoded([first], blank.replace("{{ m.role }}", ""), loss_on="assistant")
-    assert report.masked.count == 1 and report.masked.first[0].reason == "no token is a target"
+    assert report.masked.count == 1 and report.masked.first[0].reason.startswith(
+        "the chat template writes nothing"
+    )
 
 
 @pytest.mark.parametrize(

@@ -228,6 +228,58 @@ def test_data_of_which_nothing_is_left_is_refused_with_the_reason(folder: Path) 
         prepared(folder, chat_template=refusing)
 
 
+def test_data_of_which_too_much_is_not_seen_is_refused(folder: Path) -> None:
+    thought = [{**message, "reasoning_content": "hm"} for message in chat("a", "b")]
+    write(folder / "train.jsonl", [chat("a", "b"), chat("c", "d"), thought])
+    with pytest.raises(
+        UserError, match=r"1 of 3 rows .* would not see.*: reasoning_content in 1; .*train.jsonl:3"
+    ):
+        prepared(folder)
+    report = prepared(folder, max_invalid_ratio=0.5).report
+    assert report.train.kept == 3 and "reasoning_content in 1" in report.text()
+
+
+@pytest.mark.parametrize(
+    ("format", "row"),
+    [
+        ("chat", {"messages": chat("a", "b", system="s"), "tags": ["x", "y"]}),
+        (
+            "chat",
+            {
+                "conversations": [
+                    {"from": r, "value": v} for r, v in (("system", "s"), ("human", "a"), ("gpt", "b"))
+                ]
+            },
+        ),
+        ("instruction", {"instruction": "a", "output": "b", "system": "s"}),
+        ("prompt_completion", {"prompt": chat("a", system="s"), "completion": chat("x", "b")[1:]}),
+    ],
+)
+def test_the_help_for_system_turns_works_as_it_stands(folder: Path, format: str, row: dict[str, Any]) -> None:
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + GEMMA4
+    (folder / "train.jsonl").write_text(f"{json.dumps(row)}\n")
+    loss_on = "assistant" if format == "chat" else "completion"
+    settings = {"chat_template": refusing, "format": format, "loss_on": loss_on}
+    with pytest.raises(UserError) as refused:
+        prepared(folder, **settings)
+    assert refused.value.help is not None and 'data.transform: "fold.py:fold"' in refused.value.help
+    (folder / "fold.py").write_text(refused.value.help.partition("\n")[2])
+    made = prepared(folder, transform="fold.py:fold", **settings)
+    assert "s\n\na<turn|>" in tokenizer().decode(made.samples[0].tokens)
+
+
+def test_preferences_with_a_label_are_refused_by_name(folder: Path) -> None:
+    rows = [{"prompt": "a", "completion": " b", "label": label} for label in (True, False)]
+    (folder / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    settings = {"format": "prompt_completion", "loss_on": "completion"}
+    with pytest.raises(UserError, match="preference for KTO") as refused:
+        prepared(folder, **settings)
+    assert refused.value.help is not None and "liked.py:liked" in refused.value.help
+    (folder / "liked.py").write_text(refused.value.help.partition("\n")[2])
+    train = prepared(folder, transform="liked.py:liked", **settings).report.train
+    assert (train.kept, train.removed) == (1, 1)
+
+
 def test_data_that_is_mostly_unclear_is_refused(folder: Path) -> None:
     unless_short = "{% for m in messages %}{{ m.content + ('' if messages | length > 3 else m.content) }}"
     unless_short += "<turn|>{% endfor %}{% if add_generation_prompt %}>{% endif %}"

@@ -184,6 +184,11 @@ def test_rows_are_streamed(tmp_path: Path) -> None:
         ("prompt_completion", ("question", "answer"), "data.fields: {prompt: question, completion: answer}"),
         ("instruction", ("query", "response"), "data.fields: {instruction: query, output: response}"),
         ("chat", ("instruction", "output"), "data.format: instruction"),
+        (
+            "chat",
+            ("question", "answer"),
+            "data.format: instruction, and data.fields: {instruction: question, output: answer}",
+        ),
         ("text", ("prompt", "chosen", "rejected"), "data.format: preference"),
         ("text", ("id", "body"), "data.fields: {text: body}"),
         (

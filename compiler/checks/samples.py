@@ -1,0 +1,232 @@
+"""The chat template against the checkpoint's family, and against the first rows of data that is at hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from compiler import catalog
+from compiler.catalog import FAMILY_TITLES
+from compiler.checks.formats import is_known
+from compiler.facts import Facts
+from compiler.first_rows import LOOKED_AT, first_rows
+from compiler.sources import COMPRESSIBLE, escapes, is_inline, leads_out
+from compiler.wording import listing
+from runtime.data.advice import LEFTOVER, LIKED
+from runtime.data.formats import KTO, AnyRow, PreferenceRow, answers, is_labelled, parse_preference, parse_row
+from runtime.data.messages import taught
+from runtime.data.values import Malformed
+from runtime.families import foreign_markers
+from spec.diagnostics import Diagnostic
+
+LARGEST_TEMPLATE = 2**20
+
+LARGEST_TOKENIZER = 2**26
+
+TITLES = {**FAMILY_TITLES, "mistral": "Mistral"}
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    data, model = facts.recipe.data, facts.model
+    template: str | None = None
+    place = "data.chat_template"
+    if data.chat_template is not None:
+        try:
+            template = _given(facts.folder, data.chat_template)
+        except (OSError, ValueError) as error:
+            reason = "there is no such file" if isinstance(error, FileNotFoundError) else str(error)
+            yield Diagnostic(
+                "E0402",
+                f"the chat template `{data.chat_template}` cannot be read: {reason}",
+                place,
+                "the path is relative to the recipe's folder; a template can also be written inline",
+            )
+            return
+    elif (folder := _checkpoint(facts)) is not None:
+        template = _shipped(folder)
+        place = "model.id" if facts.recipe.model.tokenizer is None else "model.tokenizer"
+    elif (
+        model is not None
+        and model.chat is False
+        and data.format in ("chat", "instruction")
+        and facts.recipe.model.tokenizer is None
+    ):
+        yield Diagnostic(
+            "E0405",
+            f"`{model.id}` is not tuned for chat, and its tokenizer has no chat template",
+            facts.first_given("data.format", "model.id"),
+            f"{_tuned(model.id)}data: {{chat_template: chat.jinja}} with a template of your own",
+        )
+    if template is not None and (place == "data.chat_template" or data.format in ("chat", "instruction")):
+        yield from _markup(facts, template, place)
+    if data.transform is None:
+        yield from _rows(facts, template)
+
+
+def _given(folder: Path, template: str) -> str | None:
+    """The text of data.chat_template; None for a path that leads out, of which other checks tell."""
+    if is_inline(template):
+        return template
+    if escapes(template) or leads_out(folder, template):
+        return None
+    return _read(folder / template, LARGEST_TEMPLATE)
+
+
+def _read(file: Path, largest: int) -> str:
+    if file.stat().st_size > largest:
+        raise ValueError(f"it is larger than {largest >> 20} MiB")
+    if not file.is_file():
+        raise ValueError("it is no regular file")
+    return file.read_text(encoding="utf-8")
+
+
+def _checkpoint(facts: Facts) -> Path | None:
+    """The folder that the tokenizer is taken from, where it is at hand."""
+    name = facts.recipe.model.tokenizer or facts.recipe.model.id
+    try:
+        folder = facts.folder / Path(name).expanduser()
+        return folder if catalog.is_directory(name) and folder.is_dir() else None
+    except (OSError, ValueError, RuntimeError):  # a NUL, or a ~user that is unknown
+        return None
+
+
+def _shipped(folder: Path) -> str | None:
+    """The chat template of a checkpoint, from where transformers takes it."""
+    try:
+        return _read(folder / "chat_template.jinja", LARGEST_TEMPLATE)
+    except (OSError, ValueError):
+        pass
+    try:
+        found = json.loads(_read(folder / "tokenizer_config.json", LARGEST_TOKENIZER)).get("chat_template")
+        if isinstance(found, list):
+            found = {item["name"]: item["template"] for item in found}.get("default")
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
+    """Markers of turns that the checkpoint was not trained with."""
+    model = facts.model
+    if model is None:
+        return
+    own, title = model.family.turn_markers, TITLES[model.family.name]
+    foreign = foreign_markers(model.family.name, template)
+    found = [marker for marker in foreign if not _is_token(_checkpoint(facts), marker)]
+    given = place == "data.chat_template"
+    trained = f"{model.title} was trained with {title}'s `{own[0]}` ... `{own[1]}`"
+    if found:
+        whose = "the chat template" if given else "the checkpoint's chat template"
+        yield Diagnostic(
+            "E0406",
+            f"{whose} writes {listing(f'`{m}`' for m in found)}, the turn markup of "
+            f"{TITLES[foreign[found[0]]]}; {trained}",
+            place,
+            "remove the line: the template that the checkpoint ships is taken"
+            if given
+            else "copy the template of the model's own repository there, or give it as data.chat_template",
+        )
+    elif not foreign and not all(marker in template for marker in own):
+        yield Diagnostic(
+            "W0406",
+            f"the chat template does not write `{own[0]}` ... `{own[1]}`, the turn markup that "
+            f"{model.title} was trained with",
+            place,
+            "remove the line, unless another markup is meant"
+            if given
+            else "copy the template of the model's own repository there, unless another markup is meant",
+        )
+
+
+def _is_token(folder: Path | None, marker: str) -> bool:
+    """Whether a checkpoint's tokenizer has a marker as a token: then it was trained with it."""
+    for name in ("tokenizer_config.json", "tokenizer.json") if folder else ():
+        try:
+            # Within the text of a template its quotes would be escaped.
+            if f'"{marker}"' in _read(folder / name, LARGEST_TOKENIZER):
+                return True
+        except (OSError, ValueError):
+            continue
+    return False
+
+
+def _tuned(model_id: str) -> str:
+    """The checkpoint of the same model that is tuned for chat, where the catalogue has it."""
+    plain = model_id.removesuffix("-pt").removesuffix("-Base")
+    names = (f"{plain}{ending}" for ending in ("-it", "-Instruct", ""))
+    known = next((name for name in names if name != model_id and name in catalog.entries()), None)
+    return f"model: {{id: {known}}}, or " if known else ""
+
+
+def _rows(facts: Facts, template: str | None) -> Iterator[Diagnostic]:
+    """What the first rows of local files hold and nothing writes."""
+    data = facts.recipe.data
+    for part, sources in (("train", data.train), ("eval", data.eval)):
+        seen, whole, count = 0, True, 0
+        unused: Counter[str] = Counter()
+        for index, source in enumerate(sources):
+            rows = _first(facts, source.path)[: source.limit]
+            whole = whole and 0 < len(rows) < LOOKED_AT
+            seen += len(rows)
+            if data.format == "prompt_completion" and any(_is_labelled(row, data.fields) for row in rows):
+                yield Diagnostic(
+                    "E0424",
+                    f"`{source.path}` has prompts, completions and a label: these are preferences for {KTO}",
+                    f"data.{part}[{index}].path",
+                    LIKED,
+                )
+            for row in rows:
+                names = _left(data.format, row, data.fields, template)
+                count += bool(names)
+                unused.update(names)
+        if not count:
+            continue
+        held = ", ".join(f"{name} in {number}" for name, number in unused.items())
+        certain = whole and count > data.max_invalid_ratio * seen
+        yield Diagnostic(
+            "E0423" if certain else "W0430",
+            f"{count} of {'the' if whole else 'the first'} {seen} samples of data.{part} hold what the model "
+            f"would not see: {held}",
+            f"data.{part}",
+            LEFTOVER,
+        )
+
+
+def _first(facts: Facts, path: str) -> list[dict[str, Any]]:
+    """The first rows of a text file at hand; none of any other source."""
+    if "://" in path or escapes(path) or not is_known(path, facts.folder) or leads_out(facts.folder, path):
+        return []
+    if not path.lower().removesuffix(".gz").endswith(COMPRESSIBLE):
+        return []
+    try:
+        return first_rows(facts.folder / path) or []
+    except (OSError, EOFError, ValueError, RecursionError, csv.Error):  # which train.py tells of
+        return []
+
+
+def _is_labelled(row: dict[str, Any], fields: dict[str, str]) -> bool:
+    named = (fields.get(name, name) for name in ("prompt", "completion"))
+    return is_labelled(row) and all(row.get(name) is not None for name in named)
+
+
+def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: str | None) -> list[str]:
+    """What is not read of a row, or not so much as named by the template."""
+    try:
+        parsed: AnyRow = (
+            parse_preference("", row, fields)
+            if format == "preference"
+            else parse_row(format, "", row, fields)
+        )
+    except Malformed:
+        return []
+    held = [*parsed.unused]
+    for one in answers(parsed) if isinstance(parsed, PreferenceRow) else (parsed,):
+        if one.messages is not None and template is not None:
+            names = [key for message in one.messages for key in taught(message)]
+            names += ["tools"] if one.tools else []
+            held += [name for name in names if name not in template]
+    return list(dict.fromkeys(held))
