@@ -144,7 +144,9 @@ def _markup(facts: Facts, template: str, place: str) -> Iterator[Diagnostic]:
 
 def _is_token(folder: Path | None, marker: str) -> bool:
     """Whether a checkpoint's tokenizer has a marker as a token: then it was trained with it."""
-    for name in ("tokenizer_config.json", "tokenizer.json") if folder else ():
+    if folder is None:
+        return False
+    for name in ("tokenizer_config.json", "tokenizer.json"):
         try:
             # Within the text of a template its quotes would be escaped.
             if f'"{marker}"' in _read(folder / name, LARGEST_TOKENIZER):
