@@ -1370,6 +1370,12 @@ PORT: dict[str, Code] = {
         "told without knowing the model.",
         "Name the model's projections, or all-linear.",
     ),
+    "E1180": Code(
+        "key that changes what is learnt",
+        "The source switches on what recipes do not have, and what comes of the run depends on it: another "
+        "loss, other trained parameters or another start of theirs, another update, another model.",
+        "Port the run without it by `--set KEY=null`, or by `--partial`, whose recipe names what is missing.",
+    ),
     "W1168": Code(
         "format of the data guessed",
         "The tool tells by the columns of the data set what its rows are, and the data set is not at hand.",

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from compiler.lower import PLANNED, Lowered, lower
+from compiler.lower import Lowered, lower
 from compiler.port.ledger import Ledger
 from spec.diagnostics import Diagnostic, Span
 from spec.load import load
+
+FOLDERS = "E1301"
+"""Checkpoints that each host would write for itself: the source's own folder for results is their place."""
 
 
 def check(text: str, place: Path) -> Lowered:
@@ -22,8 +25,8 @@ def check(text: str, place: Path) -> Lowered:
 
 
 def hindering(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
-    """The errors for which a recipe is not whole; what can be planned and not run yet is none."""
-    return [d for d in diagnostics if d.severity == "error" and d.code not in PLANNED]
+    """The errors for which a recipe is not whole: what is written otherwise passes `recipe check`."""
+    return [d for d in diagnostics if d.severity == "error"]
 
 
 def at_source(diagnostics: Sequence[Diagnostic], ledger: Ledger, name: str) -> list[Diagnostic]:
@@ -37,6 +40,9 @@ def at_source(diagnostics: Sequence[Diagnostic], ledger: Ledger, name: str) -> l
 
 def _placed(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic:
     span = _key(found.path, ledger)
+    if found.code == FOLDERS:
+        span = ledger.sources.main.place(ledger.folder)
+        found = replace(found, help=f"--set {ledger.folder}=gs://bucket/run, a place that all hosts reach")
     if span is not None:
         return replace(found, span=span)
     return replace(found, span=replace(found.span, file=name) if found.span else None)

@@ -157,14 +157,27 @@ class Keys:
 
     def unless(self, key: str, idle: Iterable[Any], note: str) -> None:
         """A key without a counterpart, which does nothing at `idle` values; `note` is what others change."""
+        if self._switched_on(key, idle):
+            self.ledger.unsupported(self.source, self.prefix + key, note)
+            self.said.add(key)
+
+    def learnt(self, key: str, idle: Iterable[Any], note: str) -> None:
+        """As `unless`, of a key that changes what is learnt: the loss, which parameters are trained, where
+        they start, how they are updated, what the model computes. The run would be another one: an error."""
+        if self._switched_on(key, idle):
+            name = self.prefix + key
+            help = f"--set {name}=null ports the run without it; --partial writes the recipe, which says so"
+            self.refuse(key, "E1180", f"`{name}` changes what is learnt: {note}", help)
+
+    def _switched_on(self, key: str, idle: Iterable[Any]) -> bool:
+        """Whether nothing was said of a key that does something; one that does nothing is spoken of."""
         if key in self.said or not self.stands(key):
-            return
+            return False
         value = self.value(key)
         if not self.given(key) or any(value is one or value == one for one in idle):
             self.same(key, note="off")
-        else:
-            self.ledger.unsupported(self.source, self.prefix + key, note)
-        self.said.add(key)
+            return False
+        return True
 
     def refuse(self, key: str, code: str, message: str, help: str) -> None:
         """A key without which the run would be another one."""

@@ -73,6 +73,7 @@ class Ledger:
             mapping that is given whole is one value.
         diagnostics: errors: a recipe is then written with --partial alone; warnings and notes are shown.
         files: what the recipe needs beside it, by name, as text: the file of `data.transform`.
+        folder: the tool's key for where results go.
     """
 
     sources: Sources
@@ -81,6 +82,7 @@ class Ledger:
     lines: dict[str, Line] = field(default_factory=dict)
     diagnostics: list[Diagnostic] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    folder: str = "output_dir"
 
     def exact(self, source: Source, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
         """A key that means the same here; without `sets` it has nothing to say here (the note tells why)."""

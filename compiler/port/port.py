@@ -206,7 +206,8 @@ def _ledger(sources: Sources, dialect: Module, asked: Asked) -> tuple[Ledger, fr
     of the main file that others of it refer to."""
     main = settle(sources.main, dialects.KNOWN[dialect.NAME].interpolates)
     others = {role: settle(source, interpolates=False) for role, source in sources.others.items()}
-    ledger = Ledger(Sources(main.source, {role: each.source for role, each in others.items()}), asked.devices)
+    files = Sources(main.source, {role: each.source for role, each in others.items()})
+    ledger = Ledger(files, asked.devices, folder=dialects.KNOWN[dialect.NAME].folder)
     for settled in (main, *others.values()):
         for refusal in settled.refusals:
             source, key = settled.source, refusal.key

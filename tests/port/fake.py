@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from compiler.port.keys import Keys
 from compiler.port.ledger import Ledger
+from compiler.port.meaning import results
 from compiler.port.source import MISSING
 
 NAME = "fake"
@@ -31,6 +33,7 @@ def port(ledger: Ledger) -> None:
     if main.has("optim"):
         sets = {"train.optimizer.name": "adamw", "train.optimizer.learning_rate": main.get("optim.rate")}
         ledger.approximated(main, "optim", sets, "its momentum is kept in 8 bits there")
+    results.directory(Keys(ledger, main, TITLE), "output_dir")
     if main.has("noise"):
         ledger.unsupported(main, "noise", "no noise is added to the embeddings")
     if main.has("images"):

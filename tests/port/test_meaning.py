@@ -73,15 +73,16 @@ def test_warm_up_steps_and_ratios_become_the_recipes(
         ("bitsandbytes.optim.PagedAdamW", "adamw", True),
         ("lion_8bit", "lion", False),
         ("adafactor", "adafactor", True),
-        ("galore_adamw", "adamw", False),
-        ("lomo", None, True),
+        ("galore_adamw", "adamw", None),
+        ("came_pytorch", "adafactor", None),
+        ("lomo", "adamw", None),
     ],
 )
-def test_an_optimizer_becomes_the_recipes_or_the_nearest_with_a_note(
-    name: str, expected: str | None, exact: bool
+def test_an_optimizer_becomes_the_recipes_or_is_of_another_rule(
+    name: str, expected: str, exact: bool | None
 ) -> None:
     found = optimizers.translate(name)
-    assert found.name == expected and (found.note == "") is exact
+    assert found.name == expected and (found.note == "") is bool(exact) and found.same is (exact is not None)
 
 
 def test_arguments_of_an_optimizer_are_read_from_text_and_from_mappings() -> None:

@@ -85,7 +85,9 @@ def test_the_batch_counts_the_gpus(tmp_path: Path) -> None:
         ({"lr_scheduler": "rex"}, "train.schedule.name", "cosine", "approximated"),
         ({"optimizer": "adamw_torch_fused"}, "train.optimizer.name", "adamw", "exact"),
         ({"optimizer": "paged_adamw_8bit"}, "train.optimizer.name", "adamw", "approximated"),
-        ({"optimizer": "muon"}, "train.optimizer.name", "adamw", "approximated"),
+        ({"wandb_project": "ours"}, "train.log.wandb_project", "ours", "exact"),
+        ({"output_dir": "gs://ours/run"}, "checkpoint.directory", "gs://ours/run", "exact"),
+        ({"curriculum_sampling": True}, "data.shuffle_seed", None, "exact"),
         ({"adam_beta2": 0.95}, "train.optimizer.b2", 0.95, "exact"),
         ({"weight_decay": 0.1}, "train.optimizer.weight_decay", 0.1, "exact"),
         ({"max_grad_norm": 0.3}, "train.optimizer.max_grad_norm", 0.3, "exact"),
@@ -140,14 +142,11 @@ def test_evaluations_are_taken_over_in_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"peft_use_dora": True},
-        {"loraplus_lr_ratio": 16},
-        {"lora_modules_to_save": ["embed_tokens"]},
-        {"neftune_noise_alpha": 5},
-        {"peft_init_lora_weights": "pissa"},
-        {"plugins": ["axolotl.integrations.grokfast.GrokfastPlugin"]},
         {"early_stopping_patience": 3},
-        {"tokens": ["<|extra|>"]},
+        {"quantize_moe_experts": True},
+        {"hub_model_id": "ours/model"},
+        {"wandb_entity": "ours"},
+        {"use_mlflow": True},
     ],
 )
 def test_what_is_not_taken_over_says_what_that_changes(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -161,6 +160,24 @@ def test_what_is_not_taken_over_says_what_that_changes(tmp_path: Path, changes: 
     ("changes", "code", "key"),
     [
         ({"rl": "kto"}, "E1149", "rl"),
+        *(
+            ({key: value}, "E1180", key)
+            for key, value in {
+                "peft_use_dora": True,
+                "loraplus_lr_ratio": 16,
+                "lora_modules_to_save": ["embed_tokens"],
+                "neftune_noise_alpha": 5,
+                "peft_init_lora_weights": "pissa",
+                "plugins": ["axolotl.integrations.diffusion.DiffusionPlugin"],
+                "diffusion": {"noise_schedule": "cosine"},
+                "qat": {"weight_dtype": "int4"},
+                "use_eaft": True,
+                "tokens": ["<|extra|>"],
+            }.items()
+        ),
+        ({"optimizer": "muon"}, "E1163", "optimizer"),
+        ({"optimizer": "galore_adamw"}, "E1163", "optimizer"),
+        ({"lr_scheduler": "piecewise"}, "E1163", "lr_scheduler"),
         ({"reward_model": True}, "E1149", "reward_model"),
         ({"processor_type": "AutoProcessor"}, "E1150", "processor_type"),
         ({"adapter": None, "load_in_4bit": True}, "E1146", "load_in_4bit"),
@@ -186,9 +203,27 @@ def test_what_would_be_another_run_is_refused_at_its_key(
 
 
 def test_a_run_without_an_adapter_trains_all_weights(tmp_path: Path) -> None:
-    made = port(tmp_path, adapter=None)
+    made = port(tmp_path, adapter=None, weight_decay=0.1)
     spoken(made)
     assert made.lines["lora"].value is None and "lora.rank" not in made.lines
+    assert "norms" in finding(made, "weight_decay").note, "the Trainer leaves them out"
+
+
+@pytest.mark.parametrize(
+    ("changes", "master"),
+    [
+        ({}, False),
+        ({"fsdp_config": {"version": 2}}, False),
+        ({"fsdp_config": {"reshard_after_forward": True}}, True),
+        ({"fsdp": ["full_shard"], "bf16": "full"}, False),
+        ({"deepspeed": "deepspeed_configs/zero2.json"}, True),
+    ],
+)
+def test_full_fine_tuning_in_bfloat16_has_master_weights_where_its_launcher_keeps_them(
+    tmp_path: Path, changes: dict[str, Any], master: bool
+) -> None:
+    made = port(tmp_path, adapter=None, **changes)
+    assert values(made, "model.dtype", "train.optimizer.master_weights") == ["bfloat16", master]
 
 
 def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:

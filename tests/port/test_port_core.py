@@ -175,9 +175,14 @@ def test_findings_of_the_checks_stand_at_the_source(ported: Port) -> None:
     assert not made.whole and made.missing
 
 
-def test_several_hosts_are_a_recipe_like_another(ported: Port) -> None:
+def test_a_recipe_for_several_hosts_needs_a_bucket_for_its_checkpoints(ported: Port) -> None:
     made = ported(machine="v5p-16")
+    assert codes(made) == ["E1301"] and not made.whole
+    assert made.diagnostics[0].span.file == "config.yaml"
+    assert made.diagnostics[0].help.startswith("--set output_dir=gs://")
+    made = ported(f"{CONFIG}output_dir: gs://ours/run/\n", machine="v5p-16")
     assert made.whole and value(made, "mesh.axes") == {"fsdp": 8, "tp": 1}
+    assert value(made, "checkpoint.directory") == "gs://ours/run"
 
 
 def test_keys_of_the_config_can_be_set(ported: Port) -> None:

@@ -261,6 +261,6 @@ def test_a_head_and_a_clock_are_lost(tmp_path: Path) -> None:
     ledger = ported(
         "litgpt", tmp_path, {**LORA, "lora_head": True, "train": {"max_time": 60.0, "max_steps": 7}}
     )
-    assert verdict(ledger, "lora_head") is Verdict.UNSUPPORTED
+    assert verdict(ledger, "lora_head") is Verdict.APPROXIMATED
     assert verdict(ledger, "train.max_time") is Verdict.UNSUPPORTED
     assert values(ledger, "train.steps", "train.epochs") == [7, None]

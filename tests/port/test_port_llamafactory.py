@@ -154,6 +154,8 @@ def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
         ({"stage": "kto"}, "E1149", "stage"),
         ({"stage": "ppo"}, "E1149", "stage"),
         ({"finetuning_type": "freeze"}, "E1149", "finetuning_type"),
+        ({"do_train": False}, "E1149", "do_train"),
+        ({"do_predict": True}, "E1149", "do_predict"),
         ({"finetuning_type": "full", "quantization_bit": 4}, "E1146", "quantization_bit"),
         ({"stage": "dpo", "dataset": "ranked", "pref_loss": "ipo"}, "E1163", "pref_loss"),
         ({"stage": "dpo"}, "E1142", "dataset"),
@@ -188,13 +190,31 @@ def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:
     spoken(made)
     assert made.lines["lora"].value is None
     assert values(made, "model.dtype", "train.optimizer.master_weights") == ["bfloat16", True]
+    half = port(tmp_path, finetuning_type="full", bf16=False, fp16=True)
+    assert half.value("train.optimizer.master_weights") is True
+    pure = port(tmp_path, finetuning_type="full", pure_bf16=True)
+    assert pure.value("train.optimizer.master_weights") is False
 
 
-@pytest.mark.parametrize("key", ["use_dora", "pissa_init", "use_galore", "neftune_noise_alpha", "shift_attn"])
-def test_what_is_not_taken_over_says_what_that_changes(tmp_path: Path, key: str) -> None:
+def test_a_stage_that_packs_by_itself_keeps_its_length(tmp_path: Path) -> None:
+    made = port(tmp_path, stage="pt", cutoff_len=2048)
+    assert values(made, "data.packing", "data.max_length") == [True, 2048]
+    assert port(tmp_path, stage="pt", cutoff_len=2048, packing=True).value("data.max_length") == 2047
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("use_dora", "pissa_init", "use_galore", "use_badam", "use_apollo", "use_muon", "mixture_of_depths"),
+        *("neftune_noise_alpha", "shift_attn", "use_eaft_loss", "loraplus_lr_ratio", "tokenized_path"),
+    ],
+)
+def test_what_changes_what_is_learnt_is_an_error(tmp_path: Path, key: str) -> None:
     changes: dict[str, Any] = {key: 5 if "alpha" in key else True}
-    found = finding(port(tmp_path, **changes), key)
-    assert found.verdict is Verdict.UNSUPPORTED and len(found.note.split()) > 3
+    made = port(tmp_path, **changes)
+    found = finding(made, key)
+    assert found.verdict is Verdict.UNSUPPORTED and len(found.note.split()) > 5
+    assert codes(made) == [("E1180", key)] and f"--set {key}=null" in made.diagnostics[0].help
 
 
 @pytest.mark.parametrize(

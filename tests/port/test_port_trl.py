@@ -251,7 +251,15 @@ def test_a_precision_becomes_the_models_and_the_adapters_types(
 
 @pytest.mark.parametrize(
     "keys, master",
-    [({}, True), ({"dtype": "bfloat16"}, False), ({"bf16": False}, None)],
+    [
+        ({}, True),
+        ({"dtype": "bfloat16"}, False),
+        ({"bf16": False}, None),
+        ({"dtype": "bfloat16", "fsdp": "full_shard"}, True),
+        ({"dtype": "bfloat16", "fsdp": "full_shard", "bf16": False}, False),
+        ({"dtype": "bfloat16", "deepspeed": "zero2.json"}, True),
+        ({"dtype": "bfloat16", "accelerate_config": "zero3"}, True),
+    ],
 )
 def test_a_run_without_use_peft_trains_all_weights(
     tmp_path: Path, keys: dict[str, Any], master: bool | None

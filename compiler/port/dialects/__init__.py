@@ -36,12 +36,14 @@ class Known:
         telling: keys to name where none of a dialect's marks is found.
         roles: files of other kinds that belong to it.
         interpolates: whether it reads `${key}` as the value of another key of the file.
+        folder: its key for where results go.
     """
 
     module: str
     telling: str
     roles: tuple[str, ...] = ()
     interpolates: bool = False
+    folder: str = "output_dir"
 
 
 _GPUS = ("accelerate", "deepspeed")
@@ -56,7 +58,7 @@ KNOWN = {
         "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
     ),
     "torchtune": Known("torchtune", "model._component_, tokenizer._component_", interpolates=True),
-    "litgpt": Known("litgpt", "checkpoint_dir, data.class_path, train.global_batch_size"),
+    "litgpt": Known("litgpt", "checkpoint_dir, data.class_path, train.global_batch_size", folder="out_dir"),
 }
 """By the name for --from."""
 

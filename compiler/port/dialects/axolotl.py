@@ -8,7 +8,8 @@ from compiler.port.dialects import axolotl_data, axolotl_lora, axolotl_train
 from compiler.port.dialects import axolotl_keys as tables
 from compiler.port.keys import Keys
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import models
+from compiler.port.meaning import models, results
+from compiler.wording import flow, listing
 
 NAME = "axolotl"
 TITLE = "Axolotl"
@@ -37,13 +38,14 @@ MARKS = [
     "pad_to_sequence_len",
 ]
 
-OFF: tuple[object, ...] = (None, False, 0, 0.0, "", "none")
+OFF: tuple[object, ...] = (None, False, 0, 0.0, "", "none", [], {})
 """Values at which a feature does nothing."""
 
 KNOWN_PLUGINS = {
     "CutCrossEntropyPlugin": "",
     "LigerPlugin": "",
     "KernelsPlugin": "",
+    "ExpertParallelPlugin": "",
     "LMEvalPlugin": "evaluate.tasks names tasks for the server",
     "SwanLabPlugin": "",
 }
@@ -61,6 +63,10 @@ def port(ledger: Ledger) -> None:
     axolotl_train.port(keys, model)
     _plugins(keys)
     _tokens(keys)
+    results.directory(keys, "output_dir")
+    project = keys.text("wandb_project")
+    on = project and keys.value("wandb_mode") != "disabled"
+    keys.same("wandb_project", {results.PROJECT: project} if on else None, "" if on else "off")
     _tables(keys)
 
 
@@ -105,8 +111,11 @@ def _objective(keys: Keys) -> str:
     smooth = smoothing if kind == "dpo" else None
     keys.same("dpo_label_smoothing", {"train.label_smoothing": smooth} if smooth else None)
     loss = keys.value("dpo_loss_type")
-    keys.unless("dpo_loss_type", ("sigmoid", ["sigmoid"]), f"the loss is the sigmoid one here, not {loss}")
-    keys.unless("dpo_use_weighting", (False,), "preferences count alike here")
+    if loss not in (None, "sigmoid", ["sigmoid"]):
+        message = f"the preference loss {flow(loss)} has no counterpart: dpo here is the sigmoid loss"
+        keys.refuse("dpo_loss_type", "E1163", message, "dpo_loss_type: [sigmoid]")
+    keys.same("dpo_loss_type", note="dpo's own loss")
+    keys.learnt("dpo_use_weighting", (False,), "preferences count alike here")
     keys.passive(("precompute_ref_log_probs",), "when the reference is computed, not what it is")
     below = keys.below("trl")
     for name in keys.mapping("trl"):
@@ -133,7 +142,7 @@ def _plugins(keys: Keys) -> None:
     names = [str(name).rpartition(".")[2] for name in given] if isinstance(given, list) else []
     lost = [name for name in names if name not in KNOWN_PLUGINS]
     if lost:
-        keys.unless("plugins", (), f"{', '.join(lost)}: what it changes in the run is not done here")
+        keys.learnt("plugins", (), f"what {listing(lost)} changes in the run is not done here")
     keys.same("plugins", note=SAME_KERNELS)
 
 
@@ -155,6 +164,8 @@ def _tokens(keys: Keys) -> None:
 def _tables(keys: Keys) -> None:
     if keys.value("expert_parallel_size") == 1:
         keys.same("expert_parallel_size", note="off")
+    for name, why in tables.LEARNT.items():
+        keys.learnt(name, OFF, why)
     for name, why in tables.FEATURES.items():
         keys.unless(name, OFF, why)
     for note, names in tables.IRRELEVANT.items():
@@ -166,5 +177,6 @@ def _tables(keys: Keys) -> None:
                 keys.unless(name, (), f"a setting of {switch} that there is not here")
             else:
                 keys.same(name, note=f"without {switch} it says nothing")
-    for name, why in tables.OTHERS.items():
-        keys.unless(name, (None, False, "", 0), why)
+    for why, names in tables.LOST.items():
+        for name in names.split():
+            keys.unless(name, OFF, why)

@@ -35,9 +35,7 @@ def port(keys: Keys, model: Model | None, objective: str) -> None:
         _loss(keys, kind)
         _template(keys, kind, model)
     _evaluation(keys, objective, model)
-    keys.say(
-        "seed", {"train.seed": 42, "data.shuffle_seed": 42} if not keys.given("seed") else _seeds(keys), SEEDS
-    )
+    _order(keys)
     keys.passive(("shuffle_merged_datasets",), "each epoch has an order of its own, there and here")
     for key in ("datasets", "test_datasets"):
         given = keys.value(key)
@@ -45,9 +43,16 @@ def port(keys: Keys, model: Model | None, objective: str) -> None:
             keys.below(f"{key}[{index}]").passive(sorted(_OF_TYPES), "its data set type does not read it")
 
 
-def _seeds(keys: Keys) -> dict[str, Any]:
-    seed = keys.integer("seed")
-    return {} if seed is None or seed < 0 else {"train.seed": seed, "data.shuffle_seed": seed}
+def _order(keys: Keys) -> None:
+    """Seeds, and whether samples keep their sources' order."""
+    seed = keys.integer("seed") if keys.given("seed") else 42
+    sets: dict[str, Any] = {} if seed is None or seed < 0 else {"train.seed": seed}
+    if keys.flag("curriculum_sampling"):
+        keys.say("curriculum_sampling", {"data.shuffle_seed": None})
+    elif sets:
+        sets["data.shuffle_seed"] = seed
+    keys.same("curriculum_sampling", note="off")
+    keys.say("seed", sets, SEEDS)
 
 
 def _sources(keys: Keys, key: str, path: str, objective: str, model: Model | None) -> Kind | None:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+from compiler.port.meaning import results
+
 IRRELEVANT = {
-    "how the run is logged, not what it computes": """use_wandb wandb_name wandb_run_id wandb_mode
-        wandb_project wandb_entity wandb_watch wandb_log_model use_mlflow mlflow_tracking_uri
-        mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key
-        comet_workspace comet_project_name comet_experiment_key comet_mode comet_online
-        comet_experiment_config use_trackio trackio_project_name trackio_run_name trackio_space_id
-        use_otel_metrics otel_metrics_host otel_metrics_port include_tokens_per_second include_tkps
-        profiler_steps profiler_steps_start use_swanlab swanlab_project swanlab_experiment_name
-        swanlab_description swanlab_mode swanlab_workspace swanlab_api_key swanlab_log_model
-        swanlab_web_host swanlab_api_host swanlab_lark_webhook_url swanlab_lark_secret
-        swanlab_log_completions swanlab_completion_log_interval swanlab_completion_max_buffer""",
-    "where the results are published, not what they are": """hub_model_id hub_strategy hub_revision
-        hf_use_auth_token push_dataset_to_hub save_safetensors tokenizer_save_jinja_files""",
-    "where results are kept; here the artifact's output folder": "output_dir",
+    "wandb_project says whether the run is logged there": "use_wandb",
+    "tokens a second are logged in any case": "include_tokens_per_second include_tkps",
+    "the hub's token is the environment's": "hf_use_auth_token",
+    "the merged model has both": "save_safetensors tokenizer_save_jinja_files",
     "how rows are prepared and loaded, not which": """dataset_prepared_path num_dataset_shards_to_save
         dataset_processes dataset_num_proc dataset_keep_in_memory dataloader_pin_memory
         dataloader_num_workers dataloader_prefetch_factor remove_unused_columns
@@ -61,8 +54,7 @@ IRRELEVANT = {
     "the server is vLLM-TPU's, and is described by the recipe's serve section": "vllm",
 }
 
-FEATURES = {
-    # LoRA
+LEARNT = {
     "lora_target_parameters": (
         "adapters of fused experts are not trained here: those parameters stay as they are"
     ),
@@ -70,68 +62,71 @@ FEATURES = {
     "peft_use_dora": "plain LoRA in its place: no trained magnitudes, so the updates are others",
     "peft_layer_replication": "layers are not repeated here: the model keeps its depth",
     "peft_trainable_token_indices": "rows of the embedding are not trained here: those tokens keep theirs",
-    "peft_ensure_weight_tying": "embeddings carry no adapters here, so nothing is to be tied",
     "loraplus_lr_ratio": "A and B share one learning rate here; LoRA+ gives B a higher one",
     "lora_model_dir": "training starts from new adapters; merge.py --import-adapter and --resume go on",
     "relora": "adapters are not merged and begun anew during the run",
     "lisa_n_layers": "all layers are trained throughout, not a few drawn ones",
     "unfrozen_parameters": "parameters cannot be chosen by name here: without lora everything is trained",
     "use_onebitllms": "weights of one bit are not trained here",
-    "gptq": "GPTQ weights cannot be read here: the unquantised base's are taken",
-    "quantize_moe_experts": "experts are quantised with the rest here",
-    # Loss and optimizer
     "neftune_noise_alpha": "no noise is added to the embeddings while training: less regularisation",
     "noisy_embedding_alpha": "no noise is added to the embeddings while training: less regularisation",
     "use_eaft": "the loss is plain cross-entropy, not weighted by entropy",
     "embedding_lr": "one learning rate for all parameters here",
     "embedding_lr_scale": "one learning rate for all parameters here",
     "lr_groups": "one learning rate for all parameters here",
-    "lr_quadratic_warmup": "the warm-up is linear here",
-    "cosine_constant_lr_ratio": "the cosine reaches the run's end here, without a constant stretch",
-    "lr_div_factor": "the warm-up starts from zero here",
     "jagged_restart_steps": "the schedule is not restarted here",
     "optim_target_modules": "the optimizer treats all parameters alike here",
     "grokfast_alpha": "slow gradients are not amplified here",
     "spectrum_top_fraction": "all layers are trained, not those of the highest signal-to-noise ratio",
     "dense_mixer": "experts' gradients come from the chosen experts alone",
-    "fp32_norms": "norms are computed in model.dtype here, as they are stored",
     "liger_use_token_scaling": "each token's loss counts alike here",
     "scaling_softmax": "attention is not scaled by the length of the context here",
-    # Data
-    "group_by_length": "rows are not grouped by length: other rows share a batch",
-    "sample_packing_sequentially": "packing chooses among many samples here, not only the next ones",
-    "curriculum_sampling": "rows are shuffled here; data.shuffle_seed: null keeps their order",
-    "shuffle_before_merging_datasets": "all sources are shuffled together here",
-    "dataset_exact_deduplication": "rows that stand twice are trained on twice here",
-    "dataset_shard_num": "the whole data set is taken here, not one shard of it",
     "use_pose": "positions are not skipped to lengthen the context here",
-    "streaming": "the data set is read as a whole here",
     "fix_untrained_tokens": "untrained embeddings keep their values here",
-    # Model
     "tokens": "no tokens are added to the tokenizer here: they are written in several tokens each",
     "added_tokens_overrides": "the tokenizer's tokens are not renamed here",
-    "resize_token_embeddings_to_32x": "the embedding keeps its size here",
-    "mean_resizing_embeddings": "the embedding keeps its size here",
-    "shrink_embeddings": "the embedding keeps its size here",
     "reinit_weights": "training starts from the checkpoint's weights here, not from random ones",
     "overrides_of_model_config": "config.json is taken as it is",
     "model_config": "config.json is taken as it is",
-    "overrides_of_model_kwargs": "config.json is taken as it is",
-    "model_kwargs": "config.json is taken as it is",
     "rope_scaling": "config.json is taken as it is, with its own rotary embedding",
-    "tokenizer_use_mistral_common": "the tokenizer is Hugging Face's here",
-    "model_quantization_config": "the base is read as it is published, and quantised by lora.quantize alone",
     "trainer_cls": "the trainer is the runtime's here: what another class does is not done",
     "qat": "weights are not rounded while training here",
+    "llmcompressor": "weights are neither pruned nor quantised while training here",
+    "nvfp4_merge_aware": "weights in nvfp4 are not trained here",
+    "nvfp4_merge_aware_start_step": "weights in nvfp4 are not trained here",
+    "grokfast_lamb": "slow gradients are not amplified here",
+    "spectrum_model_name": "all layers are trained, not those of the highest signal-to-noise ratio",
+    "mora": "plain LoRA in its place: MoRA's square matrices are others",
+    "diffusion": "the loss is the next token's, not a diffusion's",
+}
+"""Keys that change what is learnt, and what is without them: an error where they are on."""
+
+FEATURES = {
+    "peft_ensure_weight_tying": "embeddings carry no adapters here, so nothing is to be tied",
+    "gptq": "GPTQ weights cannot be read here: the unquantised base's are taken",
+    "quantize_moe_experts": "experts stay in model.dtype here: more precise, with more memory",
+    "lr_quadratic_warmup": "the warm-up is linear here",
+    "cosine_constant_lr_ratio": "the cosine reaches the run's end here, without a constant stretch",
+    "lr_div_factor": "the warm-up starts from zero here",
+    "fp32_norms": "norms are computed in model.dtype here, as they are stored",
+    "group_by_length": "rows are not grouped by length: other rows share a batch",
+    "sample_packing_sequentially": "packing chooses among many samples here, not only the next ones",
+    "shuffle_before_merging_datasets": "all sources are shuffled together here",
+    "dataset_exact_deduplication": "rows that stand twice are trained on twice here",
+    "dataset_shard_num": "the whole data set is taken here, not one shard of it",
+    "streaming": "the data set is read as a whole here",
+    "resize_token_embeddings_to_32x": "the embedding keeps its size here",
+    "mean_resizing_embeddings": "the embedding keeps its size here",
+    "shrink_embeddings": "the embedding keeps its size here",
+    "overrides_of_model_kwargs": "config.json is taken as it is",
+    "model_kwargs": "config.json is taken as it is",
+    "tokenizer_use_mistral_common": "the tokenizer is Hugging Face's here",
+    "model_quantization_config": "the base is read as it is published, and quantised by lora.quantize alone",
     "expert_parallel_size": "experts are split over the mesh by the runtime's rules",
     "early_stopping_patience": "the run goes on to its last step here",
     "load_best_model_at_end": "the last step's weights are kept here",
     "cls_model_config": "the model is a language model here",
-}
-
-OTHERS = {
     "quantization": "quantised after the training by merge.quantization, not trained with",
-    "llmcompressor": "quantised after the training by merge.quantization, not trained with",
     "max_packed_sequence_len": "Axolotl refuses this key; sample_packing with sequence_len is what it has",
     "dpo_use_logits_to_keep": "Axolotl refuses this key",
     "dpo_generate_during_eval": "Axolotl refuses this key",
@@ -148,20 +143,14 @@ OTHERS = {
     "default_system_message": "a conversation without a system message keeps none",
     "use_dsv4_kernels": "kernels of another model",
     "use_glm_dsa_kernels": "kernels of another model",
-    "nonexpert_quantization": "weights outside the experts are quantised like the rest here",
-    "gemma4_fp8_nonexpert": "weights outside the experts are quantised like the rest here",
-    "gemma4_nf4_nonexpert": "weights outside the experts are quantised like the rest here",
+    "nonexpert_quantization": "lora.quantize says how weights outside the experts are stored here",
+    "gemma4_fp8_nonexpert": "lora.quantize says how weights outside the experts are stored here",
+    "gemma4_nf4_nonexpert": "lora.quantize says how weights outside the experts are stored here",
     "dsv4_fp8_nonexpert_mode": "kernels of another model",
     "dsv4_fp8_lora_kernel": "kernels of another model",
     "dsv4_shared_mlp_lora_kernel": "kernels of another model",
     "dsv4_bf16_all": "kernels of another model",
     "dsv4_fp4_grouped_mode": "kernels of another model",
-    "nvfp4_merge_aware": "weights in nvfp4 are not trained here",
-    "nvfp4_merge_aware_start_step": "weights in nvfp4 are not trained here",
-    "grokfast_lamb": "slow gradients are not amplified here",
-    "spectrum_model_name": "all layers are trained, not those of the highest signal-to-noise ratio",
-    "mora": "plain LoRA in its place: MoRA's square matrices are others",
-    "diffusion": "the loss is the next token's, not a diffusion's",
     "fp8_enable_fsdp_float8_all_gather": "weights are gathered in model.dtype here",
     "sample_packing_group_size": "packing has groups of its own here: other samples share a row",
     "sample_packing_bin_size": "packing has groups of its own here: other samples share a row",
@@ -169,7 +158,7 @@ OTHERS = {
     "peft_autocast_adapter_dtype": "adapters are float32 here (lora.dtype)",
     "torchdistx_path": "AnyPrecision's optimizer is not used here",
 }
-"""Keys that change something here, whatever their value."""
+"""Keys without a counterpart that leave what is learnt as it is, and what they change."""
 
 SETTINGS = {
     "relora": "relora_prune_ratio relora_prune_method",
@@ -200,6 +189,24 @@ SETTINGS = {
     "rl": """simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight center_rewards_coefficient
         num_labels ebft dpo_loss_weights""",
 }
+
+LOST = {
+    "the environment of the run says it: WANDB_ENTITY, WANDB_NAME, WANDB_MODE, WANDB_RUN_ID": """wandb_name
+        wandb_run_id wandb_mode wandb_entity""",
+    "metrics alone go to Weights & Biases": "wandb_watch wandb_log_model",
+    f"nothing is logged there: {results.LOGS}": """use_mlflow mlflow_tracking_uri
+        mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet comet_api_key
+        comet_workspace comet_project_name comet_experiment_key comet_mode comet_online
+        comet_experiment_config use_trackio trackio_project_name trackio_run_name trackio_space_id
+        use_otel_metrics otel_metrics_host otel_metrics_port use_swanlab swanlab_project
+        swanlab_experiment_name swanlab_description swanlab_mode swanlab_workspace swanlab_api_key
+        swanlab_log_model swanlab_web_host swanlab_api_host swanlab_lark_webhook_url
+        swanlab_lark_secret swanlab_log_completions swanlab_completion_log_interval
+        swanlab_completion_max_buffer""",
+    "steps are not profiled here": "profiler_steps profiler_steps_start",
+    results.UPLOAD: "hub_model_id hub_strategy hub_revision push_dataset_to_hub",
+}
+"""Keys that change no number of the run, and whose results there are not here, by why."""
 
 REFUSED = {
     "reward_model": "a reward model is trained for another stage",

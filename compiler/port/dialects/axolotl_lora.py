@@ -100,15 +100,17 @@ def _targets(keys: Keys, model: Model | None) -> None:
 def _start(keys: Keys) -> None:
     """How adapters start."""
     start = keys.value("peft_init_lora_weights")
-    names = {"gaussian": "A is uniform here, with other values", "pissa": "", "olora": "", "loftq": ""}
     if start in (True, None):
         keys.same("peft_init_lora_weights", {"lora.init": "peft"} if start else None)
     elif start is False:
         keys.say("peft_init_lora_weights", {"lora.init": "peft"}, "B starts from zero here")
+    elif start == "gaussian":
+        keys.say("peft_init_lora_weights", {"lora.init": "peft"}, "A is uniform here, with other values")
     else:
-        why = names.get(str(start)) or f"A and B start from PEFT's own values here, not from {start}'s"
-        keys.unless("peft_init_lora_weights", (), why)
-    keys.unless("peft", (), "LoftQ's start is not computed here: A and B start from PEFT's own values")
+        why = f"A and B start from PEFT's own values here, not from {start}'s"
+        keys.learnt("peft_init_lora_weights", (), why)
+    why = "LoftQ's start is not computed here: A and B start from PEFT's own values"
+    keys.learnt("peft", ({}, {"loftq_config": None}), why)
 
 
 def _quantised(keys: Keys, adapter: str | None) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from compiler.catalog import Model
 from compiler.port.keys import Keys
-from compiler.port.meaning import batches, optimizers, schedules, sharding
+from compiler.port.meaning import batches, optimizers, schedules, sharding, trainer
 from compiler.port.meaning.sharding import Launch
 
 ONE = "the files do not say on how many GPUs the run was: one is taken, and --devices N says otherwise"
 EPOCH = "a step that depends on the rows is not known yet: every {} steps here, and at the end"
+UNCAST = "embeddings and norms are trained in bfloat16 too here; there in float32, as without flash attention"
 EVERY = 100
 """The recipe's own default of train.eval_every and checkpoint.every_steps."""
 
@@ -22,8 +24,8 @@ def port(keys: Keys, model: Model | None) -> None:
     _length(keys)
     _optimizer(keys)
     _schedule(keys)
-    _precision(keys)
     _attention(keys, model)
+    _precision(keys, launch)
     _remat(keys, launch)
     _saving(keys)
     _evaluating(keys)
@@ -45,6 +47,14 @@ def _launch(keys: Keys) -> Launch:
         sharding.deepspeed(keys.below("deepspeed"), {})
     keys.same("deepspeed", note=sharding.MESH)
     remat = sharding.fsdp(keys.below("fsdp_config"))
+    found = keys.value("fsdp_config")
+    inner = found if isinstance(found, dict) else {}
+    version = keys.value("fsdp_version") or inner.get("fsdp_version") or inner.get("version")
+    # Axolotl's own way of preparing FSDP2 leaves the weights in their type.
+    launch = launch.with_(
+        str(version) != "2" and (keys.value("fsdp") or inner),
+        keys.value("deepspeed") or "deepspeed" in others,
+    )
     for name in ("fsdp", "fsdp_version", "fsdp_final_state_dict_type"):
         keys.same(name, note=sharding.MESH)
     shared = launch.shared
@@ -59,7 +69,7 @@ def _launch(keys: Keys) -> Launch:
         data *= max(keys.integer(name) or 1, 1)
         keys.same(name, note=sharding.MESH)
     processes = launch.processes or (data * shared if data > 1 else None)
-    return Launch(processes, shared, launch.mixed_precision, launch.remat or remat, launch.deepspeed)
+    return replace(launch, processes=processes, shared=shared, remat=launch.remat or remat)
 
 
 def _batches(keys: Keys, launch: Launch) -> None:
@@ -123,14 +133,10 @@ def _optimizer(keys: Keys) -> None:
     keys.same("learning_rate", {"train.optimizer.learning_rate": rate} if rate and rate > 0 else None)
     name = keys.text("optimizer") or "adamw_torch_fused"
     found = optimizers.translate(name)
-    if found.name is None:
-        message = f"the optimizer {name} has no counterpart: AdamW in its place makes other updates"
-        keys.said.discard("optimizer")
-        keys.say("optimizer", {"train.optimizer.name": "adamw"}, message)
-    else:
-        keys.say("optimizer", {"train.optimizer.name": found.name}, found.note)
+    optimizers.say(keys, "optimizer", name, found, "adamw_torch")
     decay = keys.number("weight_decay")
-    keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {})
+    note = trainer.DECAYED if decay and keys.ledger.value("lora", "") is None else ""
+    keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {}, note)
     norm = keys.number("max_grad_norm")
     sets = {"train.optimizer.max_grad_norm": norm or None}
     if keys.given("max_grad_norm"):
@@ -187,7 +193,7 @@ def _schedule(keys: Keys) -> None:
     }
     note = made.note or notes.get(name, "")
     if made.name is None and name not in notes:
-        note = f"{name} has no counterpart: a cosine in its place"
+        keys.refuse("lr_scheduler", "E1163", f"there is no schedule {name}", "lr_scheduler: cosine")
     sets: dict[str, Any] = {"train.schedule.name": made.name or "cosine"}
     final = keys.number("cosine_min_lr_ratio") if name == "cosine" else None
     ratio = final if final is not None else made.final_ratio
@@ -225,7 +231,7 @@ def _warmup(keys: Keys) -> None:
     keys.passive(("warmup_steps", "warmup_ratio"), "the other one gives the warm-up")
 
 
-def _precision(keys: Keys) -> None:
+def _precision(keys: Keys, launch: Launch) -> None:
     bf16 = keys.value("bf16")
     brain = bf16 in ("auto", "full", True) or keys.flag("bfloat16")
     half = keys.flag("fp16") or keys.flag("float16")
@@ -233,10 +239,17 @@ def _precision(keys: Keys) -> None:
     if half and not (bf16 is True or bf16 == "full"):
         brain = False
     dtype = "bfloat16" if brain or half or eight else "float32"
-    sets = {"model.dtype": dtype}
+    sets: dict[str, Any] = {"model.dtype": dtype}
+    note = ""
+    if dtype == "bfloat16" and keys.ledger.value("lora", "") is None:
+        held, why = launch.masters(False, bf16 != "full")
+        keys.ledger.set("train.optimizer.master_weights", held, why)
+        cast = any(keys.value(name) for name in ("fsdp", "fsdp_config", "cut_cross_entropy"))
+        if not (held or cast) and keys.ledger.value("model.attention") == "dot":
+            note = UNCAST
     if keys.given("bf16") and keys.source.get("bf16") not in (True, False, "auto", "full"):
         keys.refuse("bf16", "E1160", f"`bf16` is {bf16!r}, and not auto, true, false or full", "bf16: auto")
-    keys.say("bf16", {} if half or eight else sets)
+    keys.say("bf16", {} if half or eight else sets, note)
     for name in ("bfloat16", "fp16", "float16"):
         if not keys.flag(name):
             keys.same(name, note="off")

@@ -9,7 +9,7 @@ from compiler.port import known
 from compiler.port.dialects import litgpt_data
 from compiler.port.keys import Keys, words
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import batches, models, quantization, torch_optimizers
+from compiler.port.meaning import adapters, batches, models, quantization, results, torch_optimizers
 from compiler.port.meaning.models import Named
 
 NAME = "litgpt"
@@ -107,7 +107,7 @@ def _lora(keys: Keys) -> None:
         keys.refuse("lora_query", "E1148", "no projection carries an adapter", "lora_query: true")
     for flag in FLAGS:
         keys.say(flag, {"lora.targets": targets} if targets else None)
-    keys.unless("lora_head", (False,), "lm_head carries no adapter here: fewer parameters are trained")
+    adapters.say_head(keys, "lora_head")
     keys.ledger.set("lora.init", "peft", "A uniform with the bound 1/sqrt(fan_in), B zero, as there")
     name = keys.choice("quantize", QUANTISED)
     precision = keys.text("precision") or "bf16-mixed"
@@ -215,6 +215,24 @@ def _precision(keys: Keys, lora: bool) -> None:
         keys.ledger.set("train.optimizer.master_weights", not whole)
 
 
+def _logs(keys: Keys) -> None:
+    """Where the run is logged."""
+    name, log = keys.text("logger_name"), keys.below("log")
+    project = log.text("project")
+    if name == "wandb":
+        model = (keys.text("checkpoint_dir") or "").rstrip("/").rpartition("/")[2]
+        sets = {results.PROJECT: project or f"finetune-{model}"}
+        log.same("project", sets if log.given("project") else None)
+        keys.same("logger_name", sets)
+        for key, variable in (("run", "WANDB_NAME"), ("group", "WANDB_RUN_GROUP")):
+            log.unless(key, results.OFF, f"{variable} in the environment of the run says it")
+    elif name in ("mlflow", "litlogger"):
+        keys.unless("logger_name", (), f"nothing is logged there: {results.LOGS}")
+    keys.same("logger_name", {"train.log.tensorboard": True} if name == "tensorboard" else None, "a log")
+    keys.mappings(("log",))
+    log.passive(keys.mapping("log"), "a log")
+
+
 def _rest(keys: Keys, train: Keys) -> None:
     seed = keys.integer("seed")
     note = "another generator: other draws of the same distribution"
@@ -235,5 +253,7 @@ def _rest(keys: Keys, train: Keys) -> None:
     keys.mappings(("data", "train", "eval", "optimizer"))
     keys.below("data").mappings(("init_args",))
     keys.below("optimizer").mappings(("init_args",))
-    keys.passive(("out_dir", "logger_name", "log", "access_token"), "where files and logs go")
+    results.directory(keys, "out_dir")
+    _logs(keys)
+    keys.passive(("access_token",), "the hub's token is the environment's")
     keys.passive(("resume",), "train.py --resume")

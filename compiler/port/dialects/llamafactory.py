@@ -93,6 +93,11 @@ def port(ledger: Ledger) -> None:
 def _stage(keys: Keys) -> str:
     """sft, dpo or pt, with the keys that only preferences read."""
     stage = keys.text("stage") or "sft"
+    only = next((key for key in ("do_predict", "do_eval") if keys.flag(key)), None)
+    idle = "do_train" if keys.given("do_train") else only
+    if idle and not keys.flag("do_train"):
+        message = "the file trains nothing: `do_train` is off"
+        keys.refuse(idle, "E1149", message, "--set do_train=true, where the run is to train")
     if stage not in ("sft", "dpo", "pt"):
         message = f"`stage: {stage}` is another kind of training: recipes have sft, dpo and orpo"
         keys.refuse("stage", "E1149", message, "stage: sft, or stage: dpo with preferences")
@@ -233,10 +238,10 @@ def _dtype(keys: Keys, run: Run) -> str:
     """The type that trained weights are held in."""
     pure = keys.flag("pure_bf16")
     keys.same("pure_bf16", {"model.dtype": "bfloat16"} if pure else None, "")
-    if keys.flag("fp16") and not pure:
-        return "float16"
     if not run.lora and not pure:
         return "float32"
+    if keys.flag("fp16") and not pure:
+        return "float16"
     return "bfloat16" if pure or keys.flag("bf16") else "auto"
 
 
@@ -264,6 +269,8 @@ def _evaluation(keys: Keys) -> None:
 def _tables(keys: Keys) -> None:
     for note, names in tables.PASSIVE.items():
         keys.passive(names.split(), note)
+    for name, why in tables.LEARNT.items():
+        keys.learnt(name, tables.OFF, why)
     for name, why in tables.FEATURES.items():
         keys.unless(name, tables.OFF, why)
     for switch, names in tables.SETTINGS.items():

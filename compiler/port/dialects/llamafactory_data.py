@@ -186,12 +186,12 @@ def _template(keys: Keys, model: Model | None, stage: str) -> None:
 
 def _lengths(keys: Keys, stage: str) -> None:
     length = keys.integer("cutoff_len") or 2048
-    packs = bool(keys.value("neat_packing")) or (
-        stage == "pt" if keys.value("packing") is None else keys.flag("packing")
-    )
-    sets = {"data.max_length": length - 1 if packs else length}
+    asked = keys.flag("neat_packing") or keys.flag("packing")
+    packs = asked or (stage == "pt" and keys.value("packing") is None)
+    # Only a packing that the file asks for takes a token off: the stage pt packs after that is done.
+    sets = {"data.max_length": length - 1 if asked else length}
     if keys.given("cutoff_len"):
-        keys.same("cutoff_len", sets, "one less, as LLaMA-Factory takes it when it packs" if packs else "")
+        keys.same("cutoff_len", sets, "one less, as LLaMA-Factory takes it when it packs" if asked else "")
     else:
         keys.default("cutoff_len", length, sets)
     keys.ledger.set("data.overlong", "truncate", BLOCKS if stage == "pt" else CUT)

@@ -37,13 +37,12 @@ PASSIVE = {
         gradient_checkpointing_kwargs""",
 }
 
-FEATURES = {
+LEARNT = {
     "adapter_name_or_path": "training starts from new adapters; merge.py --import-adapter and --resume go on",
     "additional_target": "whole modules beside the adapters are not trained here: they stay the base's",
     "loraplus_lr_ratio": "A and B share one learning rate here; LoRA+ gives B a higher one",
     "use_dora": "plain LoRA in its place: no trained magnitudes, so the updates are others",
     "pissa_init": "A and B start from PEFT's own values here, not from the weights' principal directions",
-    "pissa_convert": "there is nothing to convert: A and B start from PEFT's own values",
     "create_new_adapter": "there is one adapter here, on the base itself",
     "use_llama_pro": "no layers are added to the model here",
     "use_galore": "gradients are not projected to a low rank here: other updates, and a larger state",
@@ -51,14 +50,10 @@ FEATURES = {
     "use_badam": "all parameters are trained at each step here, not one block after another",
     "use_adam_mini": "AdamW in its place keeps a second moment for each parameter",
     "use_muon": "AdamW in its place: updates are not orthogonalised",
-    "use_mca": "the runtime's own sharding in place of Megatron's",
-    "use_hyper_parallel": "the runtime's own sharding in place of HyperParallel's",
     "use_dft_loss": "the loss is plain cross-entropy, not weighted by the token's probability",
     "use_asft_loss": "the loss is plain cross-entropy, without a term that keeps it near the base",
     "use_eaft_loss": "the loss is plain cross-entropy, not weighted by entropy",
     "freeze_language_model": "the language model is what is trained here",
-    "early_stopping_steps": "the run goes on to its last step here",
-    "resize_vocab": "the embedding keeps its size here",
     "split_special_tokens": "marks of the template are read as the tokens that they are here",
     "add_tokens": "no tokens are added to the tokenizer here: they are written in several tokens each",
     "add_special_tokens": (
@@ -69,22 +64,31 @@ FEATURES = {
     "shift_attn": "attention is over the whole row here, not over shifted groups",
     "mixture_of_depths": "every layer handles every token here",
     "moe_aux_loss_coef": "no loss that balances the experts is added here",
-    "upcast_layernorm": "norms are kept in model.dtype here",
-    "upcast_lmhead_output": "logits are computed in model.dtype here, and their loss in float32",
     "train_from_scratch": "training starts from the checkpoint's weights here, not from random ones",
-    "use_kt": "the runtime's own experts in place of KTransformers'",
-    "fp8": "bfloat16 in its place: products are more precise, and take longer",
-    "streaming": "the data set is read as a whole here, and shuffled as a whole",
-    "tokenized_path": "rows are tokenised from their text here, and kept in the recipe's own cache",
+    "tokenized_path": "the step tokenises rows, or trains on ones that another step has tokenised",
     "pref_ftx": "the supervised loss of the chosen answer is not added here",
     "pref_bco_weight": "the classifier's loss is not added here",
     "ld_alpha": "answers are not weighted by their length here",
     "ref_model": "the reference is the model that training starts from here",
     "ref_model_adapters": "the reference is the model that training starts from here",
+}
+"""Keys that change what is learnt, and what is without them: an error where they are on."""
+
+FEATURES = {
+    "pissa_convert": "there is nothing to convert: A and B start from PEFT's own values",
+    "use_mca": "the runtime's own sharding in place of Megatron's",
+    "use_hyper_parallel": "the runtime's own sharding in place of HyperParallel's",
+    "early_stopping_steps": "the run goes on to its last step here",
+    "resize_vocab": "the embedding keeps its size here",
+    "upcast_layernorm": "norms are kept in model.dtype here",
+    "upcast_lmhead_output": "logits are computed in model.dtype here, and their loss in float32",
+    "use_kt": "the runtime's own experts in place of KTransformers'",
+    "fp8": "bfloat16 in its place: products are more precise, and take longer",
+    "streaming": "the data set is read as a whole here, and shuffled as a whole",
     "ref_model_quantization_bit": "the reference is the model that training starts from here",
     "tool_format": "tools are written by the template alone here",
 }
-"""By what they change; a null, false, zero or empty value switches them off."""
+"""Keys without a counterpart that leave what is learnt as it is, and what they change."""
 
 SETTINGS = {
     "loraplus_lr_ratio": "loraplus_lr_embedding",

@@ -7,7 +7,7 @@ from typing import Any
 from compiler.port.dialects import torchtune_data, torchtune_model
 from compiler.port.keys import Keys, words
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import batches, schedules, torch_optimizers
+from compiler.port.meaning import batches, results, schedules, torch_optimizers
 
 NAME = "torchtune"
 TITLE = "torchtune"
@@ -84,7 +84,7 @@ def _stages(keys: Keys) -> None:
             keys.refuse(
                 key, "E1149", message, "port a configuration of lora_finetune, full_finetune or lora_dpo"
             )
-    keys.unless("quantizer", (None,), "weights are not quantised while they are trained here")
+    keys.learnt("quantizer", (None,), "weights are not quantised while they are trained here")
     keys.passive(
         ("ref_checkpointer", "base_model_path"), "the reference is the model that training starts from"
     )
@@ -166,16 +166,32 @@ def _order(keys: Keys) -> None:
     )
 
 
+def _logger(section: Keys) -> None:
+    """Where the run is logged."""
+    name = str(section.value("_component_") or "").rpartition(".")[2]
+    project = section.text("project") or "torchtune"
+    if name == "WandBLogger":
+        section.same("_component_", {results.PROJECT: project}, "Weights & Biases")
+        section.same("project", {results.PROJECT: project})
+        for key in ("entity", "group"):
+            section.unless(key, results.OFF, f"WANDB_{key.upper()} in the environment of the run says it")
+    elif name in ("CometLogger", "MLFlowLogger"):
+        section.unless("_component_", (), f"nothing is logged there: {results.LOGS}")
+    found = section.source.get(section.prefix.rstrip("."), None)
+    section.passive(found if isinstance(found, dict) else (), "a log")
+
+
 def _rest(keys: Keys) -> None:
     if not isinstance(keys.value("dataset"), list) or not keys.value("dataset"):
         keys.mappings(("dataset",))
     keys.mappings(("model", "tokenizer", "optimizer", "lr_scheduler", "loss"))
     every = keys.integer("log_every_n_steps")
     keys.same("log_every_n_steps", {"train.log.every": every} if every and every > 0 else None)
-    keys.passive(("output_dir", "checkpoint_dir"), "where files go")
-    keys.passive(
-        ("metric_logger", "profiler", "log_level", "log_peak_memory_stats", "profile_memory"), "a log"
-    )
+    results.directory(keys, "output_dir")
+    keys.passive(("checkpoint_dir",), "where files go")
+    _logger(keys.below("metric_logger"))
+    keys.mappings(("metric_logger",))
+    keys.passive(("profiler", "log_level", "log_peak_memory_stats", "profile_memory"), "a log")
     keys.passive(
         ("resume_from_checkpoint", "save_adapter_weights_only", "enable_async_checkpointing"),
         "how checkpoints are kept; here adapters with the optimizer's state",

@@ -9,8 +9,7 @@ from pathlib import Path
 from compiler.catalog import Model, original_of
 from compiler.port import known
 from compiler.port.keys import Keys
-from compiler.port.meaning import models, quantization
-from compiler.port.meaning.adapters import FEATURES
+from compiler.port.meaning import adapters, models, quantization
 from compiler.wording import listing
 
 LLAMA, QWEN = "meta-llama/Llama", "Qwen/Qwen2.5"
@@ -131,13 +130,11 @@ def _lora(keys: Keys) -> None:
     made = {"lora.targets": targets}
     keys.same("lora_attn_modules", made if targets else None, "output_proj is o_proj")
     keys.say("apply_lora_to_mlp", made if targets else None)
-    keys.unless(
-        "apply_lora_to_output", (False,), "lm_head carries no adapter here: fewer parameters are trained"
-    )
+    adapters.say_head(keys, "apply_lora_to_output")
     keys.say("lora_rank", {"lora.rank": keys.integer("lora_rank")})
     keys.say("lora_alpha", {"lora.alpha": keys.number("lora_alpha")})
     keys.say("lora_dropout", {"lora.dropout": keys.number("lora_dropout")})
-    keys.unless("use_dora", *FEATURES["use_dora"])
+    keys.learnt("use_dora", *adapters.FEATURES["use_dora"])
     keys.ledger.set("lora.init", "peft", "A uniform with the bound 1/sqrt(fan_in), B zero, as there")
     if keys.flag("quantize_base"):
         value = quantization.translate(4).value

@@ -115,5 +115,5 @@ def _init(keys: Keys) -> None:
         keys.say("init_lora_weights", {"lora.init": "peft"}, "B starts at zero here, not at random")
     else:
         note = f"{name} starts from other weights of the base; here from the checkpoint's own, and B at zero"
-        keys.unless("init_lora_weights", (), note)
+        keys.learnt("init_lora_weights", (), note)
         keys.ledger.set("lora.init", "peft")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from compiler.port import known
@@ -82,7 +83,7 @@ def _launch(keys: Keys) -> Launch:
         launch = sharding.accelerate(ledger, file, trainer.for_deepspeed(keys, ledger.devices or 1))
     name = keys.text("accelerate_config")
     if name in SHIPPED:
-        launch = Launch(SHIPPED[name], mixed_precision="bf16")
+        launch = Launch(SHIPPED[name], mixed_precision="bf16").with_("fsdp" in name, "zero" in name)
         keys.same("accelerate_config", note=f"{SHIPPED[name]} processes; {sharding.MESH}")
     elif name is not None and file is None:
         keys.same(
@@ -90,7 +91,7 @@ def _launch(keys: Keys) -> Launch:
         )
     keys.same("accelerate_config", note="read beside this file")
     if keys.given("num_processes") and (count := keys.integer("num_processes")) and count > 0:
-        launch = Launch(count, launch.shared, launch.mixed_precision, launch.remat, launch.deepspeed)
+        launch = replace(launch, processes=count)
         keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
     for flag in known.keys("accelerate", "launch"):
         if flag not in ("gradient_accumulation_steps", "env"):
@@ -120,7 +121,7 @@ def _model(keys: Keys) -> Named | None:
     keys.passive(("trust_remote_code",), code)
     arguments = keys.mapping("model_init_kwargs")
     keys.unless("model_init_kwargs", (None, {}), f"not passed on: {', '.join(arguments)}")
-    keys.unless("router_aux_loss_coef", (None, 0.0), "no loss that balances the experts is added here")
+    keys.learnt("router_aux_loss_coef", (None, 0.0), "no loss that balances the experts is added here")
     return named
 
 
@@ -164,7 +165,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> None:
         adapters.say_targets(keys, "lora_target_modules", model, spec)
     for key in ("lora_modules_to_save", "lora_target_parameters", "use_dora"):
         idle, note = adapters.FEATURES[key if key == "use_dora" else key.removeprefix("lora_")]
-        keys.unless(key, (*idle, []), note)
+        keys.learnt(key, (*idle, []), note)
     keys.unless("lora_task_type", ("CAUSAL_LM",), "a language model is trained here")
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
     made = quantization.translate(

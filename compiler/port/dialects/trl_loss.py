@@ -51,10 +51,10 @@ def _dpo(keys: Keys) -> None:
     keys.same("f_divergence_type", note="dpo's own")
     keys.passive(("f_alpha_divergence_coef", "discopop_tau"), "of a loss that the run does not have")
     keys.passive(("label_smoothing",), "the sigmoid loss does not read it")
-    keys.unless("loss_weights", (None, [1.0], [1]), "the one loss has the weight 1 here")
-    keys.unless("ld_alpha", (None, 1.0), "tokens beyond the shorter answer count in full here")
-    keys.unless("use_weighting", (False,), "pairs are not weighted here")
-    keys.unless("sync_ref_model", (False,), REFERENCE)
+    keys.learnt("loss_weights", (None, [1.0], [1]), "the one loss has the weight 1 here")
+    keys.learnt("ld_alpha", (None, 1.0), "tokens beyond the shorter answer count in full here")
+    keys.learnt("use_weighting", (False,), "pairs are not weighted here")
+    keys.learnt("sync_ref_model", (False,), REFERENCE)
     keys.passive(("ref_model_mixup_alpha", "ref_model_sync_steps"), REFERENCE)
     keys.passive(
         ("precompute_ref_log_probs", "precompute_ref_batch_size"), "when they are computed changes no number"

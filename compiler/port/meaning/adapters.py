@@ -86,6 +86,13 @@ def say_targets(
         keys.say(key, made)
 
 
+def say_head(keys: Keys, key: str) -> None:
+    """Says what becomes of a switch for an adapter on the output head."""
+    if keys.flag(key):
+        keys.say(key, {}, "lm_head carries no adapter here: fewer parameters are trained")
+    keys.same(key, note="off")
+
+
 def _without_model(keys: Keys, key: str, spec: str | Sequence[str]) -> None:
     if not isinstance(spec, str) and set(spec) <= set(PROJECTIONS):
         keys.say(key, {"lora.targets": list(spec)})
@@ -101,4 +108,4 @@ def _without_model(keys: Keys, key: str, spec: str | Sequence[str]) -> None:
 def say_features(keys: Keys) -> None:
     """Says what becomes of PEFT's keys beside A and B, under PEFT's own names."""
     for key, (idle, note) in FEATURES.items():
-        keys.unless(key, [list(value) if value == () else value for value in idle], note)
+        keys.learnt(key, [list(value) if value == () else value for value in idle], note)

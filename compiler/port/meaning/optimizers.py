@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from compiler.port.keys import Keys
+
 
 @dataclass(frozen=True)
 class Translation:
     """What a name of an optimizer means here.
 
     Attributes:
-        name: of the recipe's optimizer; None where none comes near.
+        name: of the recipe's optimizer that comes nearest.
         note: how it differs, "" where the arithmetic is the same.
+        same: whether it is the same rule, though in other precision: another rule's updates are an error.
     """
 
-    name: str | None
+    name: str
     note: str = ""
+    same: bool = True
 
 
 ADAMW = Translation("adamw")
+
+
+def _another(name: str, note: str) -> Translation:
+    return Translation(name, note, same=False)
+
 
 _FULL = "its state is kept in float32 here, not in {bits} bits: the same rule, more precise, with more memory"
 _EIGHT = Translation("adamw", _FULL.format(bits=8))
@@ -55,29 +64,30 @@ NAMES: Mapping[str, Translation] = {
     "cpuoffloadoptimizer": Translation("adamw", "its state stays on the devices here, not on the host"),
     "adamw_anyprecision": Translation("adamw", "its state is kept in float32 here, without Kahan summation"),
     "optimi_adamw": Translation("adamw", "the update is done in float32 here, without Kahan summation"),
+    # Other rules.
     **dict.fromkeys(
         ("galore_adamw", "galore_adamw_8bit", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise"),
-        Translation("adamw", _LOW_RANK),
+        _another("adamw", _LOW_RANK),
     ),
     **dict.fromkeys(
-        ("apollo_adamw", "apollo_adamw_layerwise", "q_galore_adamw8bit"), Translation("adamw", _LOW_RANK)
+        ("apollo_adamw", "apollo_adamw_layerwise", "q_galore_adamw8bit"), _another("adamw", _LOW_RANK)
     ),
     **dict.fromkeys(
         ("galore_adafactor", "galore_adafactor_layerwise"),
-        Translation("adafactor", _LOW_RANK.replace("AdamW", "Adafactor")),
+        _another("adafactor", _LOW_RANK.replace("AdamW", "Adafactor")),
     ),
-    "schedule_free_adamw": Translation("adamw", "AdamW with its schedule: weights are not averaged here"),
-    "schedule_free_sgd": Translation("sgd", "SGD with its schedule: weights are not averaged here"),
-    "stable_adamw": Translation("adamw", "updates are not clipped by their root mean square here"),
-    "grokadamw": Translation("adamw", "gradients are not filtered or amplified here"),
+    "schedule_free_adamw": _another("adamw", "AdamW with its schedule: weights are not averaged here"),
+    "schedule_free_sgd": _another("sgd", "SGD with its schedule: weights are not averaged here"),
+    "stable_adamw": _another("adamw", "updates are not clipped by their root mean square here"),
+    "grokadamw": _another("adamw", "gradients are not filtered or amplified here"),
     **dict.fromkeys(
         ("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"),
-        Translation("adamw", "AdamW in its place: there is no second, slow mean of the gradients"),
+        _another("adamw", "AdamW in its place: there is no second, slow mean of the gradients"),
     ),
-    "came_pytorch": Translation(
+    "came_pytorch": _another(
         "adafactor", "Adafactor in its place: updates are not scaled by their confidence"
     ),
-    "adopt_adamw": Translation("adamw", "AdamW in its place: ADOPT normalises before the momentum"),
+    "adopt_adamw": _another("adamw", "AdamW in its place: ADOPT normalises before the momentum"),
 }
 """By the names that transformers, Axolotl, torchtune and litgpt use, in lower case."""
 
@@ -90,7 +100,21 @@ def translate(name: str) -> Translation:
             ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit").
     """
     last = name.strip().rsplit(".", 1)[-1].lower()
-    return NAMES.get(last, Translation(None))
+    return NAMES.get(last, _another("adamw", "AdamW in its place makes other updates"))
+
+
+def say(keys: Keys, key: str, name: str, found: Translation, help: str) -> None:
+    """Says what becomes of an optimizer; one of another rule is an error.
+
+    Args:
+        key: that names it.
+        help: a name that there is.
+    """
+    sets = {"train.optimizer.name": found.name}
+    if not found.same:
+        message = f"the optimizer {name} has no counterpart here: {found.note}"
+        keys.refuse(key, "E1163", message, f"{key}: {help}")
+    keys.say(key, sets, found.note)
 
 
 def arguments(text: str | Mapping[str, object] | None) -> dict[str, str]:

@@ -29,14 +29,36 @@ class Launch:
         shared: GPUs that work on the same rows: tensor, context and sequence parallelism.
         mixed_precision: "no", "fp16", "bf16", "fp8"; None where the files do not say.
         remat: whether FSDP rematerialises activations.
-        deepspeed: whether DeepSpeed runs the training.
+        fsdp, deepspeed: whether FSDP or DeepSpeed runs the training.
     """
 
     processes: int | None = None
     shared: int = 1
     mixed_precision: str | None = None
     remat: bool = False
+    fsdp: bool = False
     deepspeed: bool = False
+
+    def with_(self, fsdp: Any, deepspeed: Any) -> Launch:
+        """The same, run by what the keys of these names switch on."""
+        return replace(self, fsdp=self.fsdp or bool(fsdp), deepspeed=self.deepspeed or bool(deepspeed))
+
+    def masters(self, float32: bool, mixed: bool) -> tuple[bool, str]:
+        """Whether full fine-tuning keeps float32 weights beside those that it computes with, and why.
+
+        Under mixed precision accelerate makes FSDP's trained weights float32; ZeRO has float32 copies of its
+        own, in any precision.
+
+        Args:
+            float32: whether the weights are loaded in float32.
+            mixed: whether the run is in mixed precision.
+        """
+        if float32:
+            return True, ""
+        if self.deepspeed or (self.fsdp and mixed):
+            runs = "DeepSpeed" if self.deepspeed else "FSDP with mixed precision"
+            return True, f"{runs} keeps float32 weights, and computes with them in 16 bits"
+        return False, "the weights are trained in bfloat16 itself, as there"
 
 
 @dataclass(frozen=True)
@@ -68,7 +90,7 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
     keys = Keys(ledger, source, "accelerate", {"num_machines": 1, "mixed_precision": "no"})
     kind = str(keys.value("distributed_type") or "NO").upper()
     single = kind in ("NO", "NONE")
-    launch = Launch(1 if single else None, deepspeed=kind == "DEEPSPEED")
+    launch = Launch(1 if single else None, fsdp=kind == "FSDP", deepspeed=kind == "DEEPSPEED")
     if kind in ("MEGATRON_LM", "XLA", "TPU"):
         keys.unless(
             "distributed_type", (), f"{kind} is another trainer; batches are taken as of data parallelism"

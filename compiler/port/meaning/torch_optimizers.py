@@ -33,23 +33,18 @@ def speak(keys: Keys, name: str, where: Keys, key: str) -> None:
     """
     found = optimizers.translate(name)
     bare = name.rpartition(".")[2].lower().removeprefix("paged")
-    if found.name is None:
-        help = f"{key}: torch.optim.AdamW"
-        where.refuse(key, "E1163", f"the optimizer {name} has no counterpart here", help)
-        found = optimizers.ADAMW
     begins = next(
         (kind for kind in ("adamw", "adam", "sgd", "lion", "adafactor") if bare.startswith(kind)), "adamw"
     )
     keys.defaults = {**DEFAULTS[begins], **keys.defaults}
     keys.tool = name.rpartition(".")[2]
     decay = keys.number("weight_decay") or 0.0
-    note = found.note
     if begins == "adam" and decay == 0.0:
-        note = ""
-    where.say(key, {"train.optimizer.name": found.name}, note)
+        found = optimizers.ADAMW
+    optimizers.say(where, key, name, found, "torch.optim.AdamW")
     keys.say("lr", {"train.optimizer.learning_rate": keys.number("lr")})
     keys.say("weight_decay", {"train.optimizer.weight_decay": decay})
-    _betas(keys, str(found.name))
+    _betas(keys, found.name)
     if found.name == "adamw":
         keys.say("eps", {"train.optimizer.eps": keys.number("eps")})
     if found.name == "sgd":

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.port.keys import Keys, words
-from compiler.port.meaning import batches, optimizers, schedules, sharding
+from compiler.port.meaning import batches, optimizers, results, schedules, sharding
 from compiler.port.meaning.sharding import DeepSpeed, Launch
 
 AUTOCAST = (
@@ -19,6 +19,7 @@ AUTOCAST = (
     "sums of residuals stay in float32"
 )
 HALF = "bfloat16 in its place: more range, three bits less precision, and no loss scaling"
+DECAYED = "norms and biases decay too here; the Trainer leaves both out"
 SEED = "the same seed of another generator: other draws of the same distribution"
 
 
@@ -68,6 +69,7 @@ def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
     remat = sharding.fsdp(keys.below("fsdp_config")) or launch.remat
     shared = launch.shared * sharding.parallelism(keys.below("parallelism_config"))
     inner = keys.value("deepspeed")
+    launch = launch.with_(keys.value("fsdp"), inner or "deepspeed" in ledger.sources.others)
     if isinstance(inner, dict) and inner:
         taken = sharding.deepspeed(keys.below("deepspeed"), expected)
     elif not inner:
@@ -80,8 +82,7 @@ def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
             keys.same("deepspeed", note=f"read from {file.file}")
     if (file := ledger.sources.others.get("deepspeed")) is not None:
         taken = sharding.deepspeed(Keys(ledger, file, "DeepSpeed"), expected)
-    made = Launch(launch.processes, shared * taken.shared, launch.mixed_precision, remat, launch.deepspeed)
-    return made, taken
+    return replace(launch, shared=shared * taken.shared, remat=remat), taken
 
 
 def batch(keys: Keys, launch: Launch) -> None:
@@ -148,16 +149,12 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     """The optimizer, its hyperparameters and clipping."""
     name = taken.optimizer or str(keys.value("optim") or "adamw_torch_fused")
     found = optimizers.translate(name)
-    if found.name is None:
-        keys.refuse("optim", "E1163", f"the optimizer {name} has no counterpart here", "optim: adamw_torch")
-        found = optimizers.ADAMW
-    if taken.optimizer and keys.given("optim"):
+    if found.same and taken.optimizer and keys.given("optim"):
         keys.same("optim", {"train.optimizer.name": found.name}, "DeepSpeed's optimizer holds in its place")
-    else:
-        keys.say("optim", {"train.optimizer.name": found.name}, found.note)
+    optimizers.say(keys, "optim", name, found, "adamw_torch")
     keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
-    note = "taken from norms and biases too here" if decay and not run.lora else ""
+    note = DECAYED if decay and not run.lora else ""
     keys.say("weight_decay", {"train.optimizer.weight_decay": decay}, note)
     given = _arguments(keys)
     if found.name in ("adamw", "lion"):
@@ -259,8 +256,8 @@ def precision(keys: Keys, run: Run, launch: Launch, dtype: str) -> None:
     keys.passive(("bf16", "fp16"), "the precision is model.dtype")
     keys.ledger.set("model.dtype", made, note)
     if not run.lora and made == "bfloat16":
-        why = "" if dtype == "float32" else "the weights are trained in bfloat16 itself, as there"
-        keys.ledger.set("train.optimizer.master_weights", dtype == "float32", why)
+        held, why = launch.masters(dtype == "float32", mixed or half)
+        keys.ledger.set("train.optimizer.master_weights", held, why)
 
 
 def order(keys: Keys) -> None:
@@ -297,6 +294,8 @@ def memory(keys: Keys, launch: Launch) -> None:
 
 def bookkeeping(keys: Keys) -> None:
     """Logs, checkpoints and evaluation, and all that bears on no number."""
+    results.directory(keys, "output_dir")
+    results.hub(keys)
     _log(keys)
     if keys.given("save_steps"):
         every = keys.number("save_steps") or 0
@@ -307,10 +306,9 @@ def bookkeeping(keys: Keys) -> None:
         keys.same("save_total_limit", {"checkpoint.keep": keep})
     best = "the last step's weights are kept here, not those of the best evaluation"
     keys.unless("load_best_model_at_end", (False,), best)
-    keys.unless(
-        "neftune_noise_alpha", (None, 0), "no noise is added to the embeddings here: less regularisation"
-    )
-    keys.unless("label_smoothing_factor", (0,), "the targets are not smoothed here: a sharper loss")
+    noise = "no noise is added to the embeddings here: less regularisation"
+    keys.learnt("neftune_noise_alpha", (None, 0), noise)
+    keys.learnt("label_smoothing_factor", (0,), "the targets are not smoothed here: a sharper loss")
     keys.unless("liger_kernel_config", (None,), "kernels of the same arithmetic")
     keys.same("use_liger_kernel", note="kernels of the same arithmetic, rounded otherwise")
     for note, names in PASSIVE.items():
@@ -322,7 +320,7 @@ def _log(keys: Keys) -> None:
     if keys.given("logging_steps") and every is not None and every >= 1:
         keys.same("logging_steps", {"train.log.every": int(every)})
     keys.same("logging_steps", note="how often a line is written")
-    keys.same("report_to", note="a log; train.log says what is written here")
+    results.report_to(keys)
 
 
 def evaluation(keys: Keys) -> bool:
@@ -348,14 +346,11 @@ def evaluation(keys: Keys) -> bool:
 
 
 PASSIVE: Mapping[str, str] = {
-    "where files go": "output_dir logging_dir overwrite_output_dir",
+    "where files go": "logging_dir overwrite_output_dir",
     "a log": """
         logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level
         include_num_input_tokens_seen log_level_replica disable_tqdm run_name project trackio_space_id
         trackio_bucket_id trackio_static_space_id debug skip_memory_metrics include_tokens_per_second""",
-    "nothing is pushed to a hub": """
-        push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision
-        push_to_hub_model_id push_to_hub_organization push_to_hub_token""",
     "how checkpoints are kept; here with the optimizer's state, at every_steps": """
         save_strategy save_only_model save_on_each_node enable_jit_checkpoint ignore_data_skip
         restore_callback_states_from_checkpoint metric_for_best_model greater_is_better
