@@ -26,6 +26,15 @@ OUTPUT = Path(__file__).resolve().parent.parent / "compiler" / "data" / "dialect
 WHEELS = {"axolotl": "0.19.0", "llamafactory": "0.9.5", "torchtune": "0.6.1", "litgpt": "0.5.13"}
 """Tools that are read from wheels, and their versions."""
 
+VALIDATED = {"dataset_val": ["", None], "run_val_every_n_steps": ["", None], "batch_size_val": ["", None]}
+"""Keys that torchtune's distributed recipes have in its repository, and in no release yet."""
+QWEN3 = (
+    *(f"{size}_{kind}" for size in ("0_6b", "1_7b", "4b", "8b", "14b") for kind in ("base", "instruct")),
+    "32b",
+)
+"""Builders of Qwen 3 of the same standing, which have the parameters of LIKE."""
+LIKE = "torchtune.models.qwen2_5.lora_qwen2_5_7b_base"
+
 LONGEST = 100
 """Characters of a type that are kept; Axolotl has choices of forty names."""
 
@@ -204,6 +213,11 @@ def _torchtune(package: Package) -> dict[str, Any]:
         built |= found
         for name, keys in found.items():
             sections[f"{folder.replace('/', '.')}.{name}"] = keys
+    for name in ("full_finetune_distributed", "lora_finetune_distributed"):
+        sections[name] = dict(sorted({**sections[name], **VALIDATED}.items()))
+    for name in QWEN3:
+        sections[f"torchtune.models.qwen3.qwen3_{name}"] = {}
+        sections[f"torchtune.models.qwen3.lora_qwen3_{name}"] = sections[LIKE]
     return {"version": package.version, "sections": sections}
 
 

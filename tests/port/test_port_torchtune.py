@@ -302,3 +302,41 @@ def test_data_sets_of_two_kinds_are_refused(tmp_path: Path) -> None:
         "torchtune", tmp_path, {**LORA, "dataset": [LORA["dataset"], {**LORA["dataset"], "source": "c/d"}]}
     )
     assert both.value("data.train") == ["hf://a/b", "hf://c/d"]
+
+
+def test_an_evaluation_is_taken_over_where_it_is_asked_for(tmp_path: Path) -> None:
+    keys = {"dataset_val": {**DATA, "split": "train[95%:]"}, "batch_size_val": 4}
+    made = ported("torchtune", tmp_path, {**LORA, **keys, "run_val_every_n_steps": 25})
+    spoken(made)
+    assert codes(made) == [] and made.value("train.eval_every") == 25
+    assert made.value("data.eval") == [{"path": "hf://a/b", "split": "train[95%:]"}]
+    off = ported("torchtune", tmp_path, {**LORA, **keys, "run_val_every_n_steps": None})
+    spoken(off)
+    assert off.value("data.eval") is None and verdict(off, "dataset_val") is Verdict.EXACT
+    alone = ported("torchtune", tmp_path, {**LORA, "run_val_every_n_steps": 25})
+    assert codes(alone) == [("E1145", "run_val_every_n_steps")]
+    other = {"dataset_val": {**DATA, "train_on_input": True}, "run_val_every_n_steps": 25}
+    assert codes(ported("torchtune", tmp_path, {**LORA, **other})) == [("E1142", "dataset_val._component_")]
+
+
+def test_qwen3_is_built(tmp_path: Path) -> None:
+    model = {"_component_": "torchtune.models.qwen3.lora_qwen3_8b_instruct", "lora_attn_modules": ["q_proj"]}
+    made = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": {}})
+    assert codes(made) == [] and values(made, "model.id", "lora.rank") == ["Qwen/Qwen3-8B", 8]
+    assert "<|im_start|>" in made.value("data.chat_template")
+
+
+def test_what_is_said_of_the_marks_goes_with_the_loss(tmp_path: Path) -> None:
+    for whole, told in ((False, True), (True, False)):
+        made = ported("torchtune", tmp_path, changed("dataset", train_on_input=whole))
+        assert ("loss" in finding(made, "tokenizer._component_").note) is told
+
+
+def test_the_log_is_taken_over(tmp_path: Path) -> None:
+    logger = {"_component_": "torchtune.training.metric_logging.WandBLogger", "project": "ours"}
+    made = ported("torchtune", tmp_path, {**LORA, "metric_logger": logger, "output_dir": "gs://ours/run"})
+    spoken(made)
+    assert values(made, "train.log.wandb_project", "checkpoint.directory") == ["ours", "gs://ours/run"]
+    logger = {"_component_": "torchtune.training.metric_logging.CometLogger"}
+    made = ported("torchtune", tmp_path, {**LORA, "metric_logger": logger})
+    assert verdict(made, "metric_logger._component_") is Verdict.UNSUPPORTED

@@ -43,17 +43,37 @@ SOURCES = {"alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 
 TRANSFORM = f"{FILE}:{FUNCTION}"
 
-TEMPLATES = {"llama3": "llama3", "qwen2": "chatml"}
+TEMPLATES = {"llama3": "llama3", "qwen2": "chatml", "qwen3": "chatml"}
 """Families to the template whose marks torchtune's own tokenizer writes around messages."""
 
 
 def speak(keys: Keys, model: Model | None, objective: str) -> None:
-    """Says what becomes of `dataset` and `tokenizer`."""
-    entries = _entries(keys)
+    """Says what becomes of `dataset`, `dataset_val` and `tokenizer`."""
+    entries = _entries(keys, "dataset")
+    if not entries:
+        help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
+        keys.refuse("dataset", "E1143", "the file names no data set", help)
+    made, settings = _read(keys, entries, objective, {}, "data.train")
+    if made:
+        keys.ledger.set("data.train", made)
+    _validation(keys, objective, settings)
+    for path, value in settings.items():
+        keys.ledger.set(path, value)
+    keys.ledger.set("data.packing", bool(settings.get("data.packing")))
+    _tokenizer(keys, model, settings)
+
+
+def _read(
+    keys: Keys, entries: list[Keys], objective: str, settings: dict[str, Any], path: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """The sources of some data sets, and the settings that they share with those of before.
+
+    Args:
+        path: of the recipe that the sources go to.
+    """
     made: list[Any] = []
-    settings: dict[str, Any] = {}
     for entry in entries:
-        found = _one(keys, entry, objective)
+        found = _one(keys, entry, objective, path)
         if found is None:
             continue
         source, its = found
@@ -63,32 +83,43 @@ def speak(keys: Keys, model: Model | None, objective: str) -> None:
             entry.refuse("_component_", "E1142", message, f"port one of the {len(entries)} data sets")
         settings = settings or its
         entry.same("_component_", note="how rows become what is learnt: data.format and data.loss_on")
+    return made, settings
+
+
+def _validation(keys: Keys, objective: str, settings: dict[str, Any]) -> None:
+    """`dataset_val`, which is gone through every `run_val_every_n_steps`."""
+    every = keys.integer("run_val_every_n_steps")
+    if not every or every < 0:
+        note = "run_val_every_n_steps is not set: nothing is evaluated"
+        keys.passive(("dataset_val", "run_val_every_n_steps", "batch_size_val"), note)
+        return
+    entries = _entries(keys, "dataset_val")
+    if not entries:
+        message = "torchtune stops on run_val_every_n_steps without dataset_val"
+        help = "dataset_val: {_component_: torchtune.datasets.alpaca_dataset, split: 'train[95%:]'}"
+        keys.refuse("run_val_every_n_steps", "E1145", message, help)
+    made, _ = _read(keys, entries, objective, settings, "data.eval")
     if made:
-        keys.ledger.set("data.train", made)
-    for path, value in settings.items():
-        keys.ledger.set(path, value)
-    keys.ledger.set("data.packing", bool(settings.get("data.packing")))
-    _tokenizer(keys, model, settings.get("data.format"))
+        keys.ledger.set("data.eval", made)
+        keys.same("run_val_every_n_steps", {"train.eval_every": every})
+    keys.passive(("run_val_every_n_steps", "batch_size_val"), "how it evaluates, which trains nothing")
 
 
-def _entries(keys: Keys) -> list[Keys]:
-    found = keys.value("dataset")
+def _entries(keys: Keys, key: str) -> list[Keys]:
+    """The data sets of a key; one of another type than theirs has none."""
+    found = keys.value(key)
     if isinstance(found, dict) and str(found.get("_component_", "")).endswith("ConcatDataset"):
-        keys.below("dataset").same("_component_", note="the data sets one after the other")
+        keys.below(key).same("_component_", note="the data sets one after the other")
         inner = found.get("datasets")
         return [
-            keys.below(f"dataset.datasets[{n}]") for n in range(len(inner) if isinstance(inner, list) else 0)
+            keys.below(f"{key}.datasets[{n}]") for n in range(len(inner) if isinstance(inner, list) else 0)
         ]
     if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
-        return [keys.below(f"dataset[{n}]") for n in range(len(found))]
-    if isinstance(found, dict):
-        return [keys.below("dataset")]
-    help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
-    keys.refuse("dataset", "E1143", "the file names no data set", help)
-    return []
+        return [keys.below(f"{key}[{n}]") for n in range(len(found))]
+    return [keys.below(key)] if isinstance(found, dict) else []
 
 
-def _one(keys: Keys, entry: Keys, objective: str) -> tuple[Any, dict[str, Any]] | None:
+def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[str, Any]] | None:
     component = entry.text("_component_") or ""
     builder = component.removeprefix(PREFIX)
     kind = KINDS.get(builder)
@@ -106,7 +137,7 @@ def _one(keys: Keys, entry: Keys, objective: str) -> tuple[Any, dict[str, Any]] 
     entry.defaults = {**known.defaults("torchtune", PREFIX + builder), "split": "train"}
     if builder in SOURCES:
         entry.defaults["source"] = SOURCES[builder]
-    source = _source(entry)
+    source = _source(entry, path)
     settings = _SETTINGS[kind](keys, entry, builder)
     if kind == "text":
         settings["data.loss_on"] = "all"
@@ -125,7 +156,7 @@ def _one(keys: Keys, entry: Keys, objective: str) -> tuple[Any, dict[str, Any]] 
     return (source, settings) if source is not None else None
 
 
-def _source(entry: Keys) -> Any:
+def _source(entry: Keys, path: str) -> Any:
     name, files = entry.text("source"), entry.value("data_files")
     place = datasets.place(name or "", files if isinstance(files, str | list) else None)
     if name is None or place.path is None:
@@ -140,10 +171,10 @@ def _source(entry: Keys) -> Any:
     config = entry.text("name") or entry.text("subset")
     made = datasets.source(place.path, split if hub and split != "train" else None, config if hub else None)
     if not entry.given("source"):
-        entry.say("source", {"data.train": [made]})
+        entry.say("source", {path: [made]})
     if not hub and split not in (None, "train"):
         entry.unless("split", (), "a file has no splits: all of it is read")
-    entry.passive(("source", "data_files", "split", "name", "subset"), "part of data.train")
+    entry.passive(("source", "data_files", "split", "name", "subset"), f"part of {path}")
     entry.unless("data_dir", (None,), "a folder of a repository: name its files as data_files")
     entry.passive(
         ("cache_dir", "streaming", "num_proc", "trust_remote_code"), "how it is read, not what it holds"
@@ -215,7 +246,8 @@ def _preference(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
 _SETTINGS = {"alpaca": _alpaca, "pairs": _pairs, "chat": _chat, "text": _text, "preference": _preference}
 
 
-def _tokenizer(keys: Keys, model: Model | None, form: str | None) -> None:
+def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> None:
+    form, whole = settings.get("data.format"), settings.get("data.loss_on") == "all"
     section = keys.below("tokenizer", {"max_seq_len": None})
     if keys.ledger.value("data.max_length") is None or section.given("max_seq_len"):
         trl_data.length(section, "max_seq_len")
@@ -224,7 +256,10 @@ def _tokenizer(keys: Keys, model: Model | None, form: str | None) -> None:
         name = TEMPLATES.get(model.family.name)
         if name is not None:
             made = templates.written(templates.LLAMAFACTORY[name])
-            note = "torchtune's marks around messages; those before an answer carry loss there, and none here"
+            lost = "no end-of-text token after the last" + (
+                "" if whole else ", and no loss on an answer's first"
+            )
+            note = f"torchtune's marks around messages, though {lost}"
             section.say("_component_", {"data.chat_template": made}, note)
         else:
             for path, value in templates.own(model).sets.items():

@@ -12,7 +12,7 @@ from compiler.port.keys import Keys
 from compiler.port.meaning import adapters, models, quantization
 from compiler.wording import listing
 
-LLAMA, QWEN = "meta-llama/Llama", "Qwen/Qwen2.5"
+LLAMA, QWEN, QWEN3 = "meta-llama/Llama", "Qwen/Qwen2.5", "Qwen/Qwen3"
 
 BUILDERS: Mapping[str, tuple[str, ...]] = {
     "llama3.llama3_8b": ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B-Instruct"),
@@ -34,6 +34,12 @@ BUILDERS: Mapping[str, tuple[str, ...]] = {
         f"qwen2_5.qwen2_5_{n.replace('.', '_')}b_instruct": (f"{QWEN}-{n}B-Instruct",)
         for n in ("1.5", "7", "14", "32", "72")
     },
+    **{
+        f"qwen3.qwen3_{n.replace('.', '_')}b_{kind}": (f"{QWEN3}-{n}B{end}",)
+        for n in ("0.6", "1.7", "4", "8", "14")
+        for kind, end in (("base", "-Base"), ("instruct", ""))
+    },
+    "qwen3.qwen3_32b": (f"{QWEN3}-32B",),
 }
 """Builders without lora_ and qlora_, and the checkpoints that they are for."""
 
