@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.port.ledger import Ledger
 from compiler.port.source import MISSING, Source
-from compiler.wording import listing
+from compiler.wording import flow, listing
 from spec.validate import shown
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
@@ -216,6 +217,11 @@ class Keys:
 def words(text: str) -> frozenset[str]:
     """The words of a text, for a set of keys."""
     return frozenset(text.split())
+
+
+def keeps(key: str, value: Any) -> str:
+    """The help for data sets that do not go together: what keeps those of the first one's form."""
+    return f"--set {shlex.quote(f'{key}={flow(value)}')} keeps those of the first one's form"
 
 
 def as_number(value: Any) -> float | None:

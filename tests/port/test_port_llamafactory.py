@@ -196,6 +196,11 @@ def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:
     assert pure.value("train.optimizer.master_weights") is False
 
 
+def test_data_sets_of_two_forms_are_told_with_what_keeps_one(tmp_path: Path) -> None:
+    found = port(tmp_path, dataset="letters,talks").diagnostics[0]
+    assert found.code == "E1142" and found.help.startswith("--set dataset=letters ")
+
+
 def test_a_stage_that_packs_by_itself_keeps_its_length(tmp_path: Path) -> None:
     made = port(tmp_path, stage="pt", cutoff_len=2048)
     assert values(made, "data.packing", "data.max_length") == [True, 2048]

@@ -7,7 +7,7 @@ from typing import Any
 from compiler.catalog import Model
 from compiler.port.dialects import axolotl_rows
 from compiler.port.dialects.axolotl_types import Kind
-from compiler.port.keys import Keys, words
+from compiler.port.keys import Keys, keeps, words
 from compiler.port.meaning import conversion, datasets, templates
 from runtime.data.messages import ALIASES
 
@@ -88,7 +88,7 @@ def _sources(keys: Keys, key: str, path: str, objective: str, model: Model | Non
                 where,
                 "E1142",
                 message,
-                "bring the data sets into one form, or train on them one after another",
+                keeps(key, [each for each, form in zip(given, kinds, strict=True) if form == first]),
             )
     if first is not None and key == "datasets":
         _form(keys, first)

@@ -8,7 +8,7 @@ from typing import Any
 from compiler.catalog import Model
 from compiler.port.dialects import llamafactory_sets as sets_
 from compiler.port.dialects.llamafactory_sets import DataSet
-from compiler.port.keys import Keys
+from compiler.port.keys import Keys, keeps
 from compiler.port.meaning import conversion, datasets, templates
 
 CUT = "the end of a long sample is cut off here; there its questions and answers are shortened in proportion"
@@ -112,14 +112,13 @@ def _unused(keys: Keys, info: Keys | None, used: set[str]) -> None:
 def _form(keys: Keys, found: list[DataSet], stage: str) -> None:
     if not found:
         return
-    first = found[0]
+    first, chosen = found[0], _names(keys, "dataset")
     for other in found:
         if other.form != first.form:
             keys.said.discard("dataset")
             message = "the data sets' rows are of different forms, and a recipe has one form"
-            keys.refuse(
-                "dataset", "E1142", message, "bring them into one form, or train on them one after another"
-            )
+            alike = [name for name, each in zip(chosen, found, strict=False) if each.form == first.form]
+            keys.refuse("dataset", "E1142", message, keeps("dataset", ",".join(alike)))
             return
         if other.ranking is not (stage == "dpo") and stage != "pt":
             keys.said.discard("dataset")

@@ -8,7 +8,7 @@ from typing import Any
 from compiler.catalog import Model
 from compiler.port import known
 from compiler.port.dialects import trl_data
-from compiler.port.keys import Keys
+from compiler.port.keys import Keys, keeps
 from compiler.port.meaning import alpaca, datasets, templates
 from compiler.port.meaning.conversion import FILE, FUNCTION
 from compiler.wording import listing
@@ -72,6 +72,7 @@ def _read(
         path: of the recipe that the sources go to.
     """
     made: list[Any] = []
+    alike: list[Keys] = []
     for entry in entries:
         found = _one(keys, entry, objective, path)
         if found is None:
@@ -80,10 +81,19 @@ def _read(
         made.append(source)
         if settings and its != settings:
             message = "data sets of two kinds cannot be mixed: a recipe's rows are all alike"
-            entry.refuse("_component_", "E1142", message, f"port one of the {len(entries)} data sets")
+            help = keeps(entries[0].prefix.partition("[")[0].rstrip("."), [_whole(each) for each in alike])
+            if path == "data.eval":
+                help = "--set run_val_every_n_steps=null ports the run without its evaluation"
+            entry.refuse("_component_", "E1142", message, help)
+        else:
+            alike.append(entry)
         settings = settings or its
         entry.same("_component_", note="how rows become what is learnt: data.format and data.loss_on")
     return made, settings
+
+
+def _whole(entry: Keys) -> Any:
+    return entry.source.get(entry.prefix.rstrip("."))
 
 
 def _validation(keys: Keys, objective: str, settings: dict[str, Any]) -> None:
