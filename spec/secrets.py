@@ -90,6 +90,11 @@ def find(root: Mapping) -> Iterator[Diagnostic]:
                     )
 
 
+def kind(text: str) -> str | None:
+    """What a text that holds a token looks like, "a Hugging Face token"; None for any other text."""
+    return next((what for what, pattern in _TOKENS.items() if re.search(pattern, text)), None)
+
+
 def _is_switch(node: Node) -> bool:
     """Whether a value only switches something, such as --allow-credentials."""
     return isinstance(node, Scalar) and isinstance(node.value, bool)

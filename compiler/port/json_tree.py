@@ -8,7 +8,7 @@ from json.decoder import scanstring  # type: ignore[attr-defined]
 from typing import Any
 
 from compiler.port.source import join
-from compiler.port.tree import Tree
+from compiler.port.tree import Tree, conceal
 from spec.diagnostics import Span
 from spec.document import Refused
 
@@ -53,6 +53,7 @@ class _Reader:
             return self.array(at, path, depth)
         if sign == '"':
             value, end = self.string(at)
+            value = self.tree.value(value, path)
         else:
             match = _PLAIN.match(self.text, at)
             if match is None:
@@ -63,9 +64,10 @@ class _Reader:
 
     def plain(self, text: str, at: int) -> Any:
         try:
-            return json.loads(text)
+            made = json.loads(text)
         except ValueError:  # a whole number of thousands of digits
             raise self.fault("the number is too long", at) from None
+        return self.tree.whole(made, text) if isinstance(made, int) else made
 
     def object(self, at: int, path: str, depth: int) -> tuple[dict[str, Any], int]:
         made: dict[str, Any] = {}
@@ -77,7 +79,7 @@ class _Reader:
             if self.text[at : at + 1] != '"':
                 raise self.fault("a key in double quotes is missing here", at, start)
             key, end = self.string(at)
-            name, span = key or '""', self.span(at, end - at)
+            name, span = conceal(key) or '""', self.span(at, end - at)
             below = join(path, name)
             if name in made:
                 self.tree.repeated(name, below, span)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,10 @@ from spec.validate import shown
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
 """Switches as text: YAML 1.1's words in quotes, and those of accelerate's files."""
+
+
+MOST = 1e30
+"""Above every number that means something in a config; products of some of them are floats still."""
 
 
 @dataclass
@@ -63,7 +66,10 @@ class Keys:
         if found is None:
             return None
         made = as_number(found)
-        return self._wrong(key, "a number") if made is None else made
+        if made is None:
+            large = str(found).lstrip("+-").isdigit() or isinstance(found, float)
+            return self._wrong(key, "a number below 1e30" if large else "a number")
+        return made
 
     def integer(self, key: str) -> int | None:
         """A whole number, as `number`."""
@@ -225,15 +231,15 @@ def keeps(key: str, value: Any) -> str:
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number, also one that was written as text; None for anything else."""
+    """A number below MOST, also one that was written as text; None for anything else."""
     if isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
             return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return value
+    return value if abs(value) < MOST else None
 
 
 def _plain(value: Any) -> str:

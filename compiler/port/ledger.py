@@ -105,6 +105,9 @@ class Ledger:
         Args:
             code: of spec.codes, E11..
         """
+        told = any(each.path == key and each.severity == "error" for each in self.diagnostics)
+        if told and not source.has(key):
+            return  # a value that was taken out of the file
         self.unsupported(source, key, message)
         self.diagnostics.append(Diagnostic(code, message, key, help, source.place(key)))
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from compiler.port import yaml_tree
-from compiler.port.source import Source, Sources, parts
-from compiler.port.tree import Tree
+from compiler.port.source import Source, Sources, join, parts
+from compiler.port.tree import Tree, conceal
 from spec.diagnostics import Diagnostic, Span
 from spec.document import Refused
 
@@ -30,19 +30,23 @@ def apply(sources: Sources, arguments: Sequence[str]) -> tuple[Sources, list[Dia
 
 
 def _applied(main: Source, argument: str, number: int) -> Source:
-    span = Span("--set", number, 1, argument, max(1, len(argument)))
+    span = Span("--set", number, 1, conceal(argument), max(1, len(argument)))
     match = _ARGUMENT.fullmatch(argument)
     if match is None:
         help = "--set learning_rate=1e-4"
         raise Refused(Diagnostic("E0030", "a --set argument is KEY=VALUE", "", help, span))
-    key, text = match[1], match[2].strip()
-    value = None if text in ("", "null", "~") else yaml_tree.parse(Tree(text, "--set"))
+    key, text = conceal(match[1]), match[2].strip()
+    tree = Tree(text, "--set")
+    value = None if text in ("", "null", "~") else yaml_tree.parse(tree)
     data = deepcopy(main.data)
     _put(data, parts(key), value, Diagnostic("E0031", f"`{key}` leads nowhere", key, "set its section", span))
-    spans = {
-        known: place for known, place in main.spans.items() if not known.startswith((f"{key}.", f"{key}["))
-    }
-    return replace(main, data=data, spans={**spans, key: span}, keys={**main.keys, key: span})
+    below = (f"{key}.", f"{key}[")
+    spans = {known: place for known, place in main.spans.items() if not known.startswith(below)}
+    secrets = {known: what for known, what in main.secrets.items() if not f"{known}.".startswith(below)}
+    for path, what in tree.secrets.items():
+        secrets[f"{key}{path}" if path[:1] in ("", "[") else join(key, path)] = what
+    keys = {**main.keys, key: span}
+    return replace(main, data=data, spans={**spans, key: span}, keys=keys, secrets=secrets)
 
 
 def _put(node: Any, way: Sequence[str | int], value: Any, nowhere: Diagnostic) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from compiler.hardware import Accelerator
-from compiler.port import beside, check, dialects, mesh, overrides, unread
+from compiler.port import beside, check, dialects, mesh, overrides, placing, unread
 from compiler.port.dialects import Module
-from compiler.port.ledger import Finding, Ledger, Verdict
+from compiler.port.ledger import Finding, Ledger, Verdict, prefixes
 from compiler.port.read import read
 from compiler.port.recognise import Recognised, recognise
-from compiler.port.references import settle
+from compiler.port.references import Settled, settle
 from compiler.port.report import Row, counts, rows, summary
 from compiler.port.source import Source, Sources
 from compiler.port.write import recipe_text
@@ -40,6 +41,12 @@ NEUTRAL = frozenset(
     )
 )
 """Names of files that say nothing of the run; the folder's name is taken."""
+
+Free = Mapping[tuple[str, str], str]
+"""Of values that cannot be read and bear on nothing, by file and path, why they cannot."""
+
+MOST_TRIED = 64
+"""Values that cannot be read whose bearing is found out; more are errors each."""
 
 
 @dataclass(frozen=True)
@@ -132,18 +139,25 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     sources, problems = overrides.apply(sources, asked.sets)
     if problems:
         return Ported(diagnostics=problems)
-    ledger, used = _ledger(sources, dialect, asked)
+    free = _without_bearing(sources, dialect, asked)
+    ledger, used = _ledger(sources, dialect, asked, free)
     made = Ported(
         dialect.TITLE, tuple(source.file for source in sources.all()), ledger=ledger, sources=sources
     )
     made.read = found
-    made.diagnostics = in_order([*found, *ledger.diagnostics])
-    if has_errors(made.diagnostics) and not asked.partial:
-        return made
+    refused = [*ledger.diagnostics]
     dialect.port(ledger)
+    _explain(ledger, free)
     for key in sorted(used.intersection(ledger.unread(ledger.sources.main))):
         ledger.exact(ledger.sources.main, key, note="what other keys refer to by this name")
     made.read += unread.report(ledger, dialect)
+    if refused and not asked.partial:
+        # What else is wrong may come of the values that were taken out; every key has its line all the same.
+        out = {each.path for each in refused}
+        ledger.findings = [each for each in ledger.findings if each.file or each.key not in out]
+        made.rows = rows(ledger, sources)
+        made.diagnostics = in_order([*made.read, *refused])
+        return made
     folder = asked.place.parent
     obstacles = list(beside.in_the_way(ledger.files, folder, asked.writes, asked.force))
     if has_errors(obstacles):
@@ -201,16 +215,28 @@ def _read(paths: Sequence[Path]) -> tuple[list[Source], list[Diagnostic]]:
     return files, found
 
 
-def _ledger(sources: Sources, dialect: Module, asked: Asked) -> tuple[Ledger, frozenset[str]]:
-    """A ledger of the files without the values that stand elsewhere, which it has findings on; and the keys
-    of the main file that others of it refer to."""
-    main = settle(sources.main, dialects.KNOWN[dialect.NAME].interpolates)
-    others = {role: settle(source, interpolates=False) for role, source in sources.others.items()}
+def _ledger(
+    sources: Sources, dialect: Module, asked: Asked, free: Free = MappingProxyType({})
+) -> tuple[Ledger, frozenset[str]]:
+    """A ledger of the files without the values that cannot be read, which it has findings on; and the keys
+    of the main file that others of it refer to.
+
+    Args:
+        free: what stays in the files all the same.
+    """
+
+    def settled_of(source: Source, interpolates: bool) -> Settled:
+        return settle(source, interpolates, [key for file, key in free if file == source.file])
+
+    main = settled_of(sources.main, dialects.KNOWN[dialect.NAME].interpolates)
+    others = {role: settled_of(source, interpolates=False) for role, source in sources.others.items()}
     files = Sources(main.source, {role: each.source for role, each in others.items()})
     ledger = Ledger(files, asked.devices, folder=dialects.KNOWN[dialect.NAME].folder)
     for settled in (main, *others.values()):
         for refusal in settled.refusals:
             source, key = settled.source, refusal.key
+            if (source.file, key) in free:
+                continue
             finding = Finding(source.file, key, refusal.value, Verdict.UNSUPPORTED, (), refusal.message)
             ledger.findings.append(replace(finding, span=source.span(key)))
             ledger.diagnostics.append(
@@ -219,11 +245,37 @@ def _ledger(sources: Sources, dialect: Module, asked: Asked) -> tuple[Ledger, fr
     return ledger, main.used
 
 
+def _without_bearing(sources: Sources, dialect: Module, asked: Asked) -> Free:
+    """Of the values that cannot be read, those on which nothing depends: the recipe is the same without."""
+    bare, _ = _ledger(sources, dialect, asked)
+    refused = zip(bare.findings, bare.diagnostics, strict=True)
+    notes = {(each.file, each.key): each.note for each, said in refused if said.code != "E1108"}
+    if not notes:
+        return {}
+    dialect.port(bare)
+    free: dict[tuple[str, str], str] = {}
+    for at in list(notes)[:MOST_TRIED]:
+        tried, _ = _ledger(sources, dialect, asked, {at: ""})
+        dialect.port(tried)
+        if tried.lines == bare.lines and len(tried.diagnostics) < len(bare.diagnostics):
+            free[at] = notes[at]
+    return free
+
+
+def _explain(ledger: Ledger, free: Free) -> None:
+    """Adds to the findings on values that bear on nothing that they were not read."""
+    for (file, key), note in free.items():
+        for index, each in enumerate(ledger.findings):
+            if each.file == file and each.key in prefixes(key):
+                ledger.findings[index] = replace(each, note="; ".join(filter(None, (each.note, note))))
+
+
 def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
-    """What no key of the source says: the version, the name, the mesh. Returns the source's batch."""
+    """What no key of the source says: the version, the name, places, the mesh. Returns the source's batch."""
     ledger.set("recipe", VERSION)
     if "name" not in ledger.lines:
         ledger.set("name", name_of(main.path))
+    placing.place(ledger, asked.place.parent)
 
     def examine() -> list[Diagnostic]:
         return check.check(recipe_text(ledger.lines, []), asked.place).diagnostics

@@ -27,4 +27,4 @@ def read(path: Path) -> tuple[Source | None, list[Diagnostic]]:
         data = reader.parse(tree)
     except Refused as refused:
         return None, [*tree.diagnostics, refused.diagnostic]
-    return Source(Path(path), tree.file, data, tree.spans, tree.keys), tree.diagnostics
+    return Source(Path(path), tree.file, data, tree.spans, tree.keys, tree.secrets), tree.diagnostics

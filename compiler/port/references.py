@@ -1,8 +1,9 @@
-"""Values that stand elsewhere: Jinja and the environment are refused, OmegaConf's ${key} is resolved."""
+"""Values that cannot be read: Jinja, the environment, tokens. OmegaConf's ${key} is resolved."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +16,8 @@ _BRACES = re.compile(r"\$\{([^{}]*)\}")
 _VARIABLE = re.compile(r"\$\{[^{}]*\}?|(?<![\w$\\])\$[A-Z][A-Z0-9_]+")
 _TEMPLATES = re.compile(r"template|jinja|format|prompt|regex|pattern", re.IGNORECASE)
 """Keys whose values may be Jinja, or hold `$`, and are meant literally."""
+
+SECRET_HELP = "write what the key is for in its place; revoke the token if the file was shared"
 
 MOST_STEPS = 100
 """References that one value is followed through."""
@@ -50,13 +53,14 @@ class Settled:
     used: frozenset[str]
 
 
-def settle(source: Source, interpolates: bool) -> Settled:
-    """Resolves the references of a file, or takes out the values that have them.
+def settle(source: Source, interpolates: bool, kept: Collection[str] = ()) -> Settled:
+    """Resolves the references of a file, or takes out the values that have them, and those with tokens.
 
     Args:
         interpolates: whether the tool reads `${key}` as the value of another key of the file, as OmegaConf.
+        kept: paths of values that stay in the file as they stand.
     """
-    settler = _Settler(source, interpolates)
+    settler = _Settler(source, interpolates, kept)
     data = settler.node(source.data, "")
     return Settled(replace(source, data=data), settler.refusals, frozenset(settler.used))
 
@@ -72,6 +76,7 @@ class _Unreadable(Exception):
 class _Settler:
     source: Source
     interpolates: bool
+    kept: Collection[str] = ()
     refusals: list[Refusal] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
 
@@ -89,17 +94,19 @@ class _Settler:
             return self.text(node, path)
         except _Unreadable as error:
             self.refusals.append(Refusal(path, node, error.code, str(error), error.help))
-            return MISSING
+            return node if path in self.kept else MISSING
 
     def text(self, text: str, path: str) -> Any:
+        if found := self.source.secrets.get(path):
+            raise _Unreadable("E0702", f"`{path}` looks like {found}", SECRET_HELP)
         if _TEMPLATES.search(path):
             return text
-        if found := _JINJA.search(text):
-            message = f"`{path}` is a Jinja template: what `{found[0]}` starts is filled in elsewhere"
+        if sign := _JINJA.search(text):
+            message = f"`{path}` is a Jinja template: what `{sign[0]}` starts is filled in elsewhere"
             raise _Unreadable("E1106", message, JINJA_HELP)
         value = self.resolved(text, path, 0) if self.interpolates else text
-        if isinstance(value, str) and (found := _VARIABLE.search(value)):
-            raise _environment(path, found[0])
+        if isinstance(value, str) and (variable := _VARIABLE.search(value)):
+            raise _environment(path, variable[0])
         return value
 
     def resolved(self, text: str, path: str, steps: int) -> Any:

@@ -38,6 +38,7 @@ class Source:
         data: its content: dicts, lists and values.
         spans: of each value, by its key's path ("datasets[0].path").
         keys: of each key itself, by the same path.
+        secrets: by path, the values that look like tokens, and what they look like; stars stand for them.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Source:
     data: Any
     spans: Mapping[str, Span] = field(default_factory=dict)
     keys: Mapping[str, Span] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = MISSING) -> Any:
         """The value at a path, "datasets[0].path"; `default` where nothing stands there."""

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 
 from spec.diagnostics import Diagnostic, Span
 from spec.document import MAX_DEPTH, Refused
-from spec.secrets import Concealer
+from spec.secrets import Concealer, kind
 
 MOST_VALUES = 50_000
 """Values of a file, those that an alias stands for counted each time."""
+
+LONGEST = 1023
+"""Bits of a whole number that is read as one: a float holds no longer ones."""
 
 conceal = Concealer(None)
 """Replaces what looks like a token by stars, in a text that is shown."""
@@ -24,6 +27,7 @@ class Tree:
         file: the name to show.
         spans, keys: the places of values and of their keys, by path.
         diagnostics: warnings; an error is raised as Refused.
+        secrets: of the values that look like tokens, by path, what they look like: "an API key".
         count: values so far.
     """
 
@@ -32,6 +36,7 @@ class Tree:
     spans: dict[str, Span] = field(default_factory=dict)
     keys: dict[str, Span] = field(default_factory=dict)
     diagnostics: list[Diagnostic] = field(default_factory=list)
+    secrets: dict[str, str] = field(default_factory=dict)
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +67,16 @@ class Tree:
                 "E1109", message, "is it a config? write out what aliases of aliases stand for", span
             )
 
+    def value(self, text: str, path: str) -> str:
+        """A text that stands at a path, with stars in place of what looks like a token."""
+        if found := kind(text):
+            self.secrets[path] = found
+        return conceal(text)
+
+    def whole(self, number: int, text: str) -> int | str:
+        """A whole number; its text where it is larger than any float."""
+        return number if number.bit_length() <= LONGEST else text
+
     def repeated(self, key: str, path: str, span: Span) -> None:
         """A key that stands in its section a second time."""
         first = self.keys[path].line
@@ -70,8 +85,8 @@ class Tree:
 
     def forget(self, path: str) -> None:
         """Takes away the places below a path, of a value that another one replaces."""
-        for places in (self.spans, self.keys):
+        for places in (self.spans, self.keys, self.secrets):
             for known in [
                 name for name in places if name == path or name.startswith((f"{path}.", f"{path}["))
             ]:
-                del places[known]
+                places.pop(known)

@@ -14,7 +14,7 @@ from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from compiler.port.source import join
-from compiler.port.tree import Tree
+from compiler.port.tree import Tree, conceal
 from spec.diagnostics import Span
 from spec.document import MAX_DEPTH, Refused
 from spec.yaml_errors import explain
@@ -92,7 +92,7 @@ class _Builder:
         if isinstance(node, ScalarNode):
             if node.start_mark.index != node.end_mark.index:
                 self.tree.spans[path] = self.span(node)
-            return self.scalar(node)
+            return self.scalar(node, path)
         if id(node) in self.open:
             message = "an alias stands within what it stands for, which has no end"
             raise self.tree.refused("E1109", message, "write the value out", self.span(node))
@@ -119,7 +119,7 @@ class _Builder:
             span = self.span(key)
             if not isinstance(key, ScalarNode):
                 raise self.no_key(key, span)
-            name = key.value or '""'
+            name = conceal(key.value) or '""'
             below = join(path, name)
             if name in given:
                 self.tree.repeated(name, below, span)
@@ -145,7 +145,7 @@ class _Builder:
         ]
         return [*further, *(pair for pair in node.value if pair[0].tag != _MERGE)]
 
-    def scalar(self, node: ScalarNode) -> Any:
+    def scalar(self, node: ScalarNode, path: str) -> Any:
         """The value of a scalar, by YAML 1.1's rules."""
         plain = node.style is None
         if node.tag == f"{_TAG}str" and plain and _NUMBER.fullmatch(node.value):
@@ -153,10 +153,13 @@ class _Builder:
         if node.tag in (f"{_TAG}timestamp", f"{_TAG}value"):
             return node.value
         try:
-            return self.loader.construct_object(node)
+            made = self.loader.construct_object(node)
         except (ValueError, KeyError) as error:
             message = f"not valid YAML: `{node.value[:40]}` cannot be read as {node.tag.removeprefix(_TAG)}"
             raise self.tree.refused("E0006", message, "put quotes around it", self.span(node)) from error
+        if isinstance(made, str):
+            return self.tree.value(made, path)
+        return self.tree.whole(made, node.value) if isinstance(made, int) else made
 
     def no_key(self, key: Node, span: Span) -> Refused:
         """A mapping or list for a key: what `{{ name }}` without quotes is to YAML."""

@@ -39,7 +39,7 @@ def port(ledger: Ledger) -> None:
     if main.has("images"):
         ledger.refused(main, "images", "E1101", "images are not learnt here", "remove `images`")
     if main.has("sets"):
-        ledger.exact(main, "sets", {"data.train": [{"path": each["path"]} for each in main.get("sets")]})
+        ledger.exact(main, "sets", {"data.train": [{"path": each.get("path")} for each in main.get("sets")]})
     for other in ledger.sources.others.values():
         if other.get("num_processes") is not MISSING:
             ledger.exact(other, "num_processes", note="the mesh is the accelerator's")

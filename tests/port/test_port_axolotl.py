@@ -65,6 +65,9 @@ def test_the_batch_counts_the_gpus(tmp_path: Path) -> None:
     assert port(tmp_path, devices=8, tensor_parallel_size=2).value("train.global_batch_size") == 32
     derived = port(tmp_path, gradient_accumulation_steps=None, batch_size=12)
     assert derived.value("train.global_batch_size") == 12
+    ray = port(tmp_path, use_ray=True, ray_num_workers=4, tensor_parallel_size=2)
+    assert ray.value("train.global_batch_size") == 16
+    assert port(tmp_path, use_ray=False, ray_num_workers=4).value("train.global_batch_size") == 8
 
 
 @pytest.mark.parametrize(

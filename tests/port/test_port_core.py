@@ -247,6 +247,50 @@ def test_secrets_are_not_in_the_report(ported: Port) -> None:
     made = ported(CONFIG + "hub_token: abcdef\nwandb: {api_key: zyxwv}\nother: hf_abcdefghijklmnopqrstuvwx\n")
     shown = json.dumps(made.to_dict())
     assert not any(secret in shown for secret in ("abcdef", "zyxwv"))
+    assert made.whole, "nothing depends on them"
+
+
+TOKENS = ("hf_abcdefghijklmnopqrstuvwx", "sk-abcdefghijklmnopqrstuvwx", "ghp_abcdefghijklmnopqrstuvwx")
+
+
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize(
+    ("config", "sets", "refused"),
+    [
+        (CONFIG.replace("Qwen/Qwen3-8B", "TOKEN"), (), "fake_model"),
+        (CONFIG.replace("rank: 16", "rank: TOKEN"), (), "fake_rank"),
+        (CONFIG.replace("hf://some", "./TOKEN"), (), "sets[0].path"),
+        (CONFIG, ("fake_model=TOKEN",), "fake_model"),
+        (CONFIG + "TOKEN: 1\nmore: {TOKEN: x}\n", (), ""),
+        (CONFIG + "TOKEN: 1\nTOKEN: 1\n", ("TOKEN=1",), ""),
+    ],
+)
+def test_what_looks_like_a_token_is_never_shown_nor_written(
+    config: str, sets: tuple[str, ...], refused: str, token: str, ported: Port
+) -> None:
+    given = tuple(each.replace("TOKEN", token) for each in sets)
+    for partial in (False, True):
+        made = ported(config.replace("TOKEN", token), sets=given, partial=partial)
+        assert token not in json.dumps(made.to_dict()) and token not in made.text and made.rows
+        assert [d.path for d in made.diagnostics if d.code == "E0702"] == [refused] * bool(refused)
+
+
+def test_what_cannot_be_read_and_bears_on_nothing_is_a_note(ported: Port) -> None:
+    made = ported(CONFIG + "optim: {rate: $RATE}\nnote: ${oc.env:HOME}\n")
+    assert codes(made) == ["E1107", "W1114"] and made.diagnostics[0].path == "optim.rate"
+    assert set(verdicts(made)) >= {"fake_model", "optim.rate", "note"}, "every key has its line all the same"
+    made = ported(files={"launch.yaml": ACCELERATE.replace("8", "$GPUS")})
+    (row,) = (row for row in made.rows if row.key == "num_processes")
+    assert made.whole and row.verdict is Verdict.EXACT and "`$GPUS` from the environment" in row.note
+
+
+def test_data_that_lies_elsewhere_has_a_place_beside_the_recipe(ported: Port, tmp_path: Path) -> None:
+    given = ["/data/chats.json", "~/chats.json", "../more.jsonl", f"{tmp_path}/here.jsonl", "there.jsonl"]
+    made = ported(CONFIG.replace("  - path: hf://some/set\n", "".join(f"  - path: {at}\n" for at in given)))
+    placed = ["data/chats.json", "data/chats-2.json", "data/more.jsonl", "here.jsonl", "there.jsonl"]
+    assert value(made, "data.train") == [{"path": path} for path in placed]
+    assert set(codes(made)) == {"W0401"} and made.whole
+    assert "put a copy of /data/chats.json beside the recipe, as data/chats.json" in made.rows[3].note
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_the_launchers_processes_multiply_the_rows(tmp_path: Path) -> None:
     spoken(made)
     assert made.value("train.global_batch_size") == 32
     assert port(tmp_path, devices=2).value("train.global_batch_size") == 16
+    assert port(tmp_path, ray_num_workers=4).value("train.global_batch_size") == 32
 
 
 def test_data_sets_are_found_by_their_names_in_dataset_info(tmp_path: Path) -> None:

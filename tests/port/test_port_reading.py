@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from compiler.port.keys import Keys
+from compiler.port.ledger import Ledger
 from compiler.port.read import read
-from compiler.port.source import MISSING, Source
+from compiler.port.source import MISSING, Source, Sources
 
 YAML = """\
 # what YAML 1.1 makes of words and numbers
@@ -83,6 +85,18 @@ def test_every_key_and_value_knows_its_place(tmp_path: Path) -> None:
     assert made.spans["many[0].type"].text[made.spans["many[0].type"].column - 1 :] == "alpaca"
     assert made.span("nothing") == made.keys["nothing"]
     assert made.get("a.b[0].c") == 1 and made.get("many[1].rank") == 8 and made.get("many[2]") is MISSING
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "config.json"])
+def test_numbers_that_no_float_holds_are_texts_and_no_numbers(name: str, tmp_path: Path) -> None:
+    large = "1" + "0" * 400
+    made = source(tmp_path, f'{{"rank": {large}, "rate": {10**300}, "list": [-{large}]}}', name)
+    assert made.data == {"rank": large, "rate": 10**300, "list": [f"-{large}"]}
+    ledger = Ledger(Sources(made))
+    keys = Keys(ledger, made, "Faketune", {"rank": 8})
+    assert (keys.integer("rank"), keys.number("rate")) == (8, None)
+    assert [d.code for d in ledger.diagnostics] == ["E1160", "E1160"]
+    assert "must be a number below 1e30 in Faketune, not `1000" in ledger.diagnostics[0].message
 
 
 def test_json_values_are_json_s_and_have_places(tmp_path: Path) -> None:

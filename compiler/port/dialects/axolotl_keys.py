@@ -24,7 +24,7 @@ IRRELEVANT = {
         ddp_bucket_cap_mb ddp_broadcast_buffers ddp_find_unused_parameters gc_steps gc_collect_steps
         torch_empty_cache_steps max_memory gpu_memory_limit low_cpu_mem_usage lora_on_cpu
         qlora_sharded_model_loading experimental_skip_move_to_device ple_cpu_offload ray_run_name
-        ray_num_workers resources_per_worker use_ray relora_cpu_offload""",
+        resources_per_worker use_ray relora_cpu_offload""",
     "the same arithmetic in fused or compiled kernels; XLA compiles the whole step": """torch_compile
         torch_compile_backend torch_compile_mode torch_compile_options deepcompile use_kernels
         lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel liger_rope

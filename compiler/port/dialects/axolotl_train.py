@@ -69,7 +69,8 @@ def _launch(keys: Keys) -> Launch:
         data *= max(keys.integer(name) or 1, 1)
         keys.same(name, note=sharding.MESH)
     processes = launch.processes or (data * shared if data > 1 else None)
-    return replace(launch, processes=processes, shared=shared, remat=launch.remat or remat)
+    made = replace(launch, processes=processes, shared=shared, remat=launch.remat or remat)
+    return sharding.ray(keys, made)
 
 
 def _batches(keys: Keys, launch: Launch) -> None:

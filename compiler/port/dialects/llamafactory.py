@@ -63,7 +63,7 @@ def port(ledger: Ledger) -> None:
     file = ledger.sources.others.get("accelerate")
     expected = trainer.for_deepspeed(keys, ledger.devices or 1)
     launch = sharding.accelerate(ledger, file, expected) if file is not None else Launch()
-    launch, taken = trainer.placement(keys, launch)
+    launch, taken = trainer.placement(keys, sharding.ray(keys, launch))
     for name in ("fsdp", "deepspeed"):
         if not isinstance(keys.value(name), dict):
             keys.same(name, note=sharding.MESH)

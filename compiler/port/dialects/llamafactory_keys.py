@@ -28,7 +28,7 @@ PASSIVE = {
         badam_verbose""",
     "kernels of the same arithmetic; XLA compiles the whole step": """use_unsloth use_unsloth_gc
         enable_liger_kernel use_v1_kernels use_reentrant_gc""",
-    "how processes are started and find each other": """ray_num_workers ray_init_kwargs master_addr
+    "how processes are started and find each other": """ray_init_kwargs master_addr
         master_port quantization_device_map device_map""",
     "what LLaMA-Factory derives from other keys": "compute_dtype model_max_length block_diag_attn",
     "padding is never trained on here": "ignore_pad_token_for_loss",

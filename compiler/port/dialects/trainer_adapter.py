@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from compiler.port import known
-from compiler.port.keys import Keys
+from compiler.port.keys import Keys, as_number
 from compiler.port.ledger import Ledger
 from compiler.port.meaning import adapters
 from compiler.port.meaning.models import Named
@@ -89,13 +89,13 @@ def _patterns(keys: Keys) -> None:
         found = keys.mapping(key)
         made: dict[str, Any] = {}
         for name, value in found.items():
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or value <= 0:
+            number = as_number(value)
+            if number is None or isinstance(value, str) or number <= 0:
                 keys.refuse(
                     key, "E1160", f"{key}: {value!r} is no number above zero", f"{key}: {{{name}: 16}}"
                 )
                 break
-            made[_spelling(str(name))] = kind(value)
+            made[_spelling(str(name))] = kind(number)
         keys.same(key, {target: made} if made else None, "one for all" if not made else "")
 
 

@@ -81,6 +81,16 @@ def devices(ledger: Ledger, launch: Launch) -> int:
     return ledger.devices or launch.processes or 1
 
 
+def ray(keys: Keys, launch: Launch) -> Launch:
+    """Speaks of `ray_num_workers`: Ray starts as many processes, with a GPU each."""
+    count = keys.integer("ray_num_workers") if keys.given("ray_num_workers") else None
+    if count is None or count < 1 or (keys.stands("use_ray") and not keys.flag("use_ray")):
+        keys.same("ray_num_workers", note=LAUNCHER)
+        return launch
+    keys.same("ray_num_workers", note=f"{count} processes, which multiply the rows of a step")
+    return replace(launch, processes=count)
+
+
 def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | None = None) -> Launch:
     """Speaks of every key of accelerate's file (`accelerate launch --config_file`).
 
