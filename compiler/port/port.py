@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from compiler.hardware import Accelerator
-from compiler.port import beside, check, dialects, mesh, overrides, placing, unread
+from compiler.port import beside, check, dialects, mesh, older, overrides, placing, unread
 from compiler.port.dialects import Module
 from compiler.port.ledger import Finding, Ledger, Verdict, prefixes
 from compiler.port.read import read
@@ -139,6 +139,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     sources, problems = overrides.apply(sources, asked.sets)
     if problems:
         return Ported(diagnostics=problems)
+    sources = replace(sources, main=older.renamed(sources.main, dialect.NAME))
     free = _without_bearing(sources, dialect, asked)
     ledger, used = _ledger(sources, dialect, asked, free)
     made = Ported(

@@ -123,16 +123,18 @@ def merged(a: Finding, b: Finding) -> Finding:
 
 def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:
     span = source.span(key) if source else None
+    older = source.older.get(key) if source else None
+    note = "; ".join(filter(None, (f"the older name of {key}" if older else "", finding.note)))
     shown = "***" if SECRETS.search(key) and value else _concealed(value)
     return Row(
         source.file if source else "",
         span.line if span else None,
         span.column if span else None,
-        key,
+        older or key,
         shown,
         finding.verdict,
         finding.recipe,
-        finding.note,
+        note,
     )
 
 

@@ -38,6 +38,7 @@ class Source:
         data: its content: dicts, lists and values.
         spans: of each value, by its key's path ("datasets[0].path").
         keys: of each key itself, by the same path.
+        older: of the keys that the file has by an older name, that name.
         secrets: by path, the values that look like tokens, and what they look like; stars stand for them.
     """
 
@@ -47,6 +48,7 @@ class Source:
     spans: Mapping[str, Span] = field(default_factory=dict)
     keys: Mapping[str, Span] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
+    older: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, key: str, default: Any = MISSING) -> Any:
         """The value at a path, "datasets[0].path"; `default` where nothing stands there."""

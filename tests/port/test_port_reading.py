@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from compiler.port.keys import Keys
+from compiler.port.known import tools
 from compiler.port.ledger import Ledger
+from compiler.port.older import NAMES, renamed
 from compiler.port.read import read
 from compiler.port.source import MISSING, Source, Sources
 
@@ -201,3 +203,20 @@ def test_files_that_are_no_text_are_diagnostics(tmp_path: Path) -> None:
 def test_what_looks_like_a_token_is_not_shown(tmp_path: Path) -> None:
     made = source(tmp_path, "hub_token: hf_abcdefghijklmnopqrstuvwxyz\n")
     assert "abcdef" not in made.spans["hub_token"].text
+
+
+def test_older_names_are_read_as_todays_and_shown_as_they_stand(tmp_path: Path) -> None:
+    text = "max_seq_length: 512\nuse_flash_attention_2: true\nper_gpu_train_batch_size: 4\nother: 1\n"
+    made = renamed(source(tmp_path, text), "trl")
+    assert made.data == {
+        "max_length": 512,
+        "attn_implementation": "flash_attention_2",
+        "per_device_train_batch_size": 4,
+        "other": 1,
+    }
+    assert made.older["max_length"] == "max_seq_length" and made.spans["max_length"].line == 1
+    both = source(tmp_path, "max_seq_length: 512\nmax_length: 64\n")
+    assert renamed(both, "trl") == both, "the newer name holds, and the older one is told of"
+    for dialect, names in NAMES.items():
+        tables = tools()[dialect]["sections"].values()
+        assert set(names.values()) <= {key for table in tables for key in table}, dialect
