@@ -118,7 +118,7 @@ class _Copies:
         self._system, self._folder = system, folder
         self._record = folder.with_name(f"{folder.name}.json")
         self._versions: dict[str, str] = {}
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             self._versions = json.loads(self._record.read_text())
 
     def bring(self, entry: Mapping[str, Any]) -> None:

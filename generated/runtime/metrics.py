@@ -281,7 +281,7 @@ def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # cut off
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             out.append((line, entry))

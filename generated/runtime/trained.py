@@ -351,7 +351,7 @@ def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the last line of a run that was killed
         if isinstance(entry, dict):
             yield entry

@@ -35,6 +35,43 @@ SYNONYMS = {
 """Names that data sets give to a format's columns."""
 
 
+WRITTEN = "give data.chat_template a template that writes it, or move it into the content with data.transform"
+LEFTOVER = f"{WRITTEN}; to train without it, remove it there, or set data.max_invalid_ratio: 1"
+"""Where rows hold what their rendering does not use, and where nothing is left without that."""
+
+LIKED = (
+    'to learn the liked answers as they are: data.transform: "liked.py:liked", where liked.py is\n'
+    "def liked(row):\n"
+    '    return row if str(row.pop("label")).lower() == "true" else None'
+)
+"""Where rows are preferences with a label, for KTO."""
+
+FOLDED = {
+    "instruction": """\
+def fold(row):
+    if row.get("system"):
+        row["instruction"] = row.pop("system") + "\\n\\n" + row["instruction"]
+    return row""",
+    "chat": """\
+def fold(row):
+    for turns in row.values():
+        first = turns[0] if isinstance(turns, list) and len(turns) > 1 else None
+        if isinstance(first, dict) and {"system", "developer"} & {first.get("role"), first.get("from")}:
+            said = "content" if "content" in first else "value"
+            turns[:2] = [{**turns[1], said: first[said] + "\\n\\n" + turns[1][said]}]
+    return row""",
+}
+"""Functions for data.transform that make a system message the beginning of the user's."""
+
+
+def folding(format: str, fields: Mapping[str, str]) -> str:
+    """What to do where a chat template takes no system message."""
+    code = FOLDED.get(format, FOLDED["chat"])
+    for name, column in fields.items():
+        code = code.replace(f'"{name}"', f'"{column}"')
+    return f'fold it into the user\'s turn with data.transform: "fold.py:fold", where fold.py is\n{code}'
+
+
 def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> str:
     """The line of a recipe that would fit a source.
 
@@ -43,6 +80,8 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> st
         columns: names in the source's first row; none when not even that could be read.
     """
     missing = [name for name in NEEDED[format] if fields.get(name, name) not in columns]
+    if format == "prompt_completion" and not missing and "label" in columns:
+        return LIKED
     if not columns or not missing:
         return f"a row is {SHAPES[format]}"
     for other, needed in NEEDED.items():
@@ -54,6 +93,10 @@ def advice(format: str, fields: Mapping[str, str], columns: Sequence[str]) -> st
         if not named:
             return "remove data.fields: the columns have the format's own names"
         return f"data.fields: {{{', '.join(f'{name}: {column}' for name, column in named.items())}}}"
+    if format == "chat":
+        asked = advice("instruction", {}, columns)
+        if asked.startswith("data.fields: "):
+            return f"data.format: instruction, and {asked}"
     return (
         f"it has {', '.join(map(repr, columns))}: data.fields says which of them is what, as in "
         f"{{{', '.join(f'{name}: COLUMN' for name in missing)}}}"

@@ -84,7 +84,7 @@ def load(folder: Path) -> tuple[Samples, SplitReport] | None:
         if _digest(samples) != about["sha256"]:
             raise ValueError("its contents have changed")
         return samples, SplitReport.from_dict(about["report"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, RecursionError) as error:
         say(f"the tokenised data in {folder} is not whole ({_first_line(error)}), and is made again")
         shutil.rmtree(folder, ignore_errors=True)
         return None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from runtime.data.formats import AnyRow, PreferenceRow, Row, answers
-from runtime.data.masking import Inconsistent, Rendered, Renderer, special_tokens
+from runtime.data.masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
 from runtime.data.report import SplitReport
 from runtime.data.samples import Samples
 from runtime.data.template import ChatTemplate, Refused, Span
@@ -112,7 +112,7 @@ class Encoder:
             (samples, report) = builder.finish()
             if report.kept:
                 targets = samples[0].targets.tolist()
-                pieces = _pieces(encoded.encoding, encoded.text, targets)
+                pieces = _pieces(encoded.encoding, encoded.rendered.text, targets)
                 return Shown(row.origin, pieces, report.tokens, report.targets, bool(report.truncated))
         return None
 
@@ -138,10 +138,8 @@ class Encoder:
             assert row.messages is not None
             try:
                 rendered.append((i, self._renderer.render(row.messages, row.tools, row.completion_start)))
-            except Refused as error:
-                report.malformed.add(row.origin, str(error))
-            except Inconsistent as error:
-                report.inconsistent.add(row.origin, str(error))
+            except (Refused, Inconsistent, Blank) as error:
+                getattr(report, error.kind).add(row.origin, str(error))
         # The template has written the special tokens.
         encodings = self._tokenizer.encode_batch(
             [item.text for _, item in rendered], add_special_tokens=False
@@ -153,7 +151,7 @@ class Encoder:
             except Inconsistent as error:
                 report.inconsistent.add(origins[i].origin, str(error))
                 continue
-            encoded[i] = _Encoded(item.text, encoding, ranges, item.substituted, item.ended)
+            encoded[i] = _Encoded(item, encoding, ranges, origins[i].unused + item.unused)
 
     def _encode_texts(
         self, rows: Sequence[tuple[int, Row]], report: SplitReport, encoded: dict[int, _Encoded]
@@ -183,7 +181,7 @@ class Encoder:
                 if ids[:start] != prompt:
                     report.inconsistent.add(row.origin, _not_a_prefix(prompt, encoding, text))
                     continue
-            encoded[i] = _Encoded(text, encoding, [(start, len(ids))], False, True)
+            encoded[i] = _Encoded(Rendered(text, ()), encoding, [(start, len(ids))], row.unused)
 
 
 @dataclass(frozen=True)
@@ -225,13 +223,12 @@ def _pieces(encoding: Any, text: str, targets: Sequence[bool]) -> list[tuple[str
 
 @dataclass(frozen=True)
 class _Encoded:
-    """A row's text and tokens, the ranges of tokens that are targets, and what Rendered says."""
+    """A row's text and tokens, the ranges of tokens that are targets, and what of the row is not in them."""
 
-    text: str
+    rendered: Rendered
     encoding: Any
     ranges: list[tuple[int, int]]
-    substituted: bool
-    ended: bool
+    unused: tuple[str, ...]
 
 
 class _Builder:
@@ -255,6 +252,7 @@ class _Builder:
                 return
             fitted.append(sample)
         self._rows += 1
+        self.report.add_unused(origin, (name for row in rows for name in row.unused))
         for row, (ids, ranges, cut) in zip(rows, fitted, strict=True):
             base = len(self._tokens)
             self._tokens.extend(ids)
@@ -262,8 +260,8 @@ class _Builder:
             self._lengths.append(len(ids))
             self._origins.append(origin.encode("utf-8"))
             self.report.truncated += cut
-            self.report.substituted += row.substituted
-            self.report.unended += not row.ended
+            self.report.substituted += row.rendered.substituted
+            self.report.unended += not row.rendered.ended
 
     def _fit(self, origin: str, row: _Encoded) -> tuple[list[int], list[tuple[int, int]], bool] | None:
         """Tokens, the ranges that are targets, and whether they were cut; None when it cannot be used."""

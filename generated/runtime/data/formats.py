@@ -41,6 +41,12 @@ every token that another stands before.
 """
 
 
+KTO = "KTO, which this version does not train"
+
+BESIDE = ("system", "tools", "images", "image", "videos", "audios", "documents", "chat_template_kwargs")
+"""Columns that are part of a sample in other tools' formats: where a format reads them not, it is told."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One sample: a conversation, or plain text.
@@ -55,6 +61,7 @@ class Row:
         prompt, completion: plain text, for prompt_completion; for text the completion alone. The completion
             may be blank.
         tools: JSON schemas for the chat template, None without any.
+        unused: columns that hold a part of the sample and are not read.
     """
 
     origin: str
@@ -63,6 +70,7 @@ class Row:
     prompt: str | None = None
     completion: str | None = None
     tools: list[dict[str, Any]] | None = None
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class PreferenceRow:
         origin: as of Row.
         prompt, chosen, rejected: all text, or all messages as of Row. `chosen` and `rejected` do not repeat
             the prompt.
-        tools: as of Row.
+        tools, unused: as of Row.
     """
 
     origin: str
@@ -81,6 +89,7 @@ class PreferenceRow:
     chosen: str | Messages
     rejected: str | Messages
     tools: list[dict[str, Any]] | None = None
+    unused: tuple[str, ...] = ()
 
 
 AnyRow = Row | PreferenceRow
@@ -91,9 +100,10 @@ def answers(row: PreferenceRow) -> tuple[Row, Row]:
 
     def one(answer: Any) -> Row:
         if isinstance(row.prompt, str):
-            return Row(row.origin, prompt=row.prompt, completion=answer)
+            return Row(row.origin, prompt=row.prompt, completion=answer, unused=row.unused)
+        start = len(row.prompt)
         return Row(
-            row.origin, messages=[*row.prompt, *answer], completion_start=len(row.prompt), tools=row.tools
+            row.origin, [*row.prompt, *answer], completion_start=start, tools=row.tools, unused=row.unused
         )
 
     return one(row.chosen), one(row.rejected)
@@ -142,7 +152,10 @@ def _chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(system, "'system'")})
     demand_assistant(messages)
-    return Row(origin, messages=messages, tools=_tools(row, fields))
+    read = ["tools"]
+    if row.get("system") == messages[0]["content"]:
+        read.append("system")
+    return Row(origin, messages=messages, tools=_tools(row, fields), unused=_unused(row, fields, *read))
 
 
 def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
@@ -157,20 +170,31 @@ def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
         messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
     asked = instruction if context is None else f"{instruction}\n\n{context}"
     messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
-    return Row(origin, messages=messages, completion_start=len(messages) - 1)
+    unused = _unused(row, fields, "system")
+    return Row(origin, messages=messages, completion_start=len(messages) - 1, unused=unused)
 
 
 def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
     prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
     prompt, completion = _required(row, prompt_name), _required(row, completion_name)
+    if is_labelled(row):
+        raise Malformed(f"the label {row['label']} makes it a preference for {KTO}")
     _demand_alike(prompt, prompt_name, completion, completion_name)
     if isinstance(prompt, list):
         before = _conversation(prompt, prompt_name, fields)
         after = _conversation(completion, completion_name, fields)
         demand_assistant(after)
-        return Row(origin, messages=before + after, completion_start=len(before), tools=_tools(row, fields))
+        tools, unused = _tools(row, fields), _unused(row, fields, "tools")
+        return Row(origin, before + after, completion_start=len(before), tools=tools, unused=unused)
     completion = text_of(completion, repr(completion_name))
-    return Row(origin, prompt=_text(row, fields, "prompt"), completion=completion)
+    prompt, unused = _text(row, fields, "prompt"), _unused(row, fields)
+    return Row(origin, prompt=prompt, completion=completion, unused=unused)
+
+
+def is_labelled(row: Mapping[str, Any]) -> bool:
+    """Whether a prompt's completion is labelled as liked or not: in CSV as text."""
+    label = row.get("label")
+    return isinstance(label, bool) or (isinstance(label, str) and label.lower() in ("true", "false"))
 
 
 def _plain(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
@@ -203,12 +227,13 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
     given = row.get(names["prompt"]) or None  # CSV has no nulls
     if not isinstance(chosen, list):
         good, bad = _text(row, fields, "chosen"), _text(row, fields, "rejected")
+        unused = _unused(row, fields)
         if given is not None:
-            return PreferenceRow(origin, _text(row, fields, "prompt"), good, bad)
+            return PreferenceRow(origin, _text(row, fields, "prompt"), good, bad, unused=unused)
         start = _common_text(good, bad)
         if not good[:start].strip():
             raise Malformed("no 'prompt', and chosen and rejected do not begin alike")
-        return PreferenceRow(origin, good[:start], good[start:], bad[start:])
+        return PreferenceRow(origin, good[:start], good[start:], bad[start:], unused=unused)
 
     liked = _conversation(chosen, names["chosen"], fields)
     disliked = _conversation(rejected, names["rejected"], fields)
@@ -224,7 +249,7 @@ def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, s
     for messages, name in ((liked, names["chosen"]), (disliked, names["rejected"])):
         if not any(message["role"] == "assistant" for message in messages):
             raise Malformed(f"no assistant turn in {name!r} after the prompt")
-    return PreferenceRow(origin, prompt, liked, disliked, _tools(row, fields))
+    return PreferenceRow(origin, prompt, liked, disliked, _tools(row, fields), _unused(row, fields, "tools"))
 
 
 def _common(chosen: Messages, rejected: Messages) -> int:
@@ -256,6 +281,12 @@ def _conversation(value: Any, name: str, fields: Mapping[str, str]) -> Messages:
 def _tools(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str, Any]] | None:
     name = fields.get("tools", "tools")
     return parse_tools(row.get(name), name)
+
+
+def _unused(row: Mapping[str, Any], fields: Mapping[str, str], *read: str) -> tuple[str, ...]:
+    """Columns of BESIDE that hold something, and are neither read nor named in data.fields."""
+    beside = (name for name in BESIDE if name not in read and name not in fields.values())
+    return tuple(name for name in beside if row.get(name) not in (None, "", [], {}, "[]", "{}"))
 
 
 def _history(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -290,7 +321,7 @@ def _text(row: Mapping[str, Any], fields: Mapping[str, str], name: str) -> str:
 
 def _optional_text(row: Mapping[str, Any], fields: Mapping[str, str], name: str) -> str | None:
     column = fields.get(name, name)
-    if row.get(column) is None:
+    if row.get(column) is None or (name not in fields and column in fields.values()):
         return None
     value = text_of(row[column], repr(column))
     return value if value.strip() else None

@@ -55,7 +55,7 @@ def _of_hub(source: Source) -> Any:
         )
     if Path(name).is_dir():
         raise UserError(
-            f"{source.path} cannot be told from the folder {Path(name).absolute()}, which would be read",
+            f"{source.path} cannot be told from the folder ./{name}, which would be read",
             "start from another working directory",
         )
     split = source.split or "train"

@@ -12,24 +12,42 @@ first of these ways that holds:
    another text in the turn's place, differs in one stretch, which is the turn's text, and a special
    token follows it. A turn that calls tools is more than its text, and is not found this way.
 
-Otherwise the conversation is refused: a mask is never guessed.
+Otherwise the conversation is refused: a mask is never guessed. A turn of weight 0 is none of the targets.
+
+The same renderings tell what of a conversation the template does not write: a field whose removal changes
+nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.data.formats import LOSS_ON
+from runtime.data.messages import taught
 from runtime.data.template import ChatTemplate, Messages, Misplaced, Refused, Span, Tools
 from runtime.errors import UserError
 from runtime.settings import DataSettings
 
-__all__ = ["Inconsistent", "Refused", "Rendered", "Renderer", "check_loss_on", "special_tokens"]
+__all__ = ["Blank", "Inconsistent", "Refused", "Rendered", "Renderer", "check_loss_on", "special_tokens"]
+
+
+NO_SYSTEM = "it takes the rest without the system message"
+"""Why a template refuses a conversation, where that is why."""
 
 
 class Inconsistent(ValueError):
     """The targets cannot be told from the template's renderings."""
+
+    kind = "inconsistent"
+
+
+class Blank(ValueError):
+    """The template writes nothing of a turn that carries loss."""
+
+    kind = "masked"
 
 
 @dataclass(frozen=True)
@@ -41,12 +59,14 @@ class Rendered:
         spans: half-open ranges of characters that are targets, in order.
         substituted: whether a span was found by substitution.
         ended: whether each span ends in a special token.
+        unused: what the conversation holds and the text does not: keys of messages, "tools", "ROLE messages".
     """
 
     text: str
     spans: tuple[Span, ...]
     substituted: bool = False
     ended: bool = True
+    unused: tuple[str, ...] = ()
 
 
 def check_loss_on(data: DataSettings) -> None:
@@ -83,6 +103,7 @@ class Renderer:
     def __init__(self, template: ChatTemplate, special: tuple[str, ...], loss_on: str) -> None:
         self._template = template
         self._special = special
+        self._blank = re.compile(rf"(?:\s|{'|'.join(map(re.escape, special))})*")
         self._loss_on = loss_on
 
     @classmethod
@@ -103,20 +124,82 @@ class Renderer:
         Raises:
             Refused: the template raises on it.
             Inconsistent: its targets cannot be told.
+            Blank: nothing is written of a turn that carries loss.
         """
+        try:
+            return self._rendered(messages, tools, completion_start)
+        except Refused as error:
+            if messages[0]["role"] == "system" and self._takes(messages[1:], tools):
+                raise Refused(f"{error}; {NO_SYSTEM}") from error
+            raise
+
+    def _takes(self, messages: Messages, tools: Tools) -> bool:
+        try:
+            self._template.render(messages, tools)
+        except Refused:
+            return False
+        return True
+
+    def _rendered(self, messages: Messages, tools: Tools, completion_start: int | None) -> Rendered:
+        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        muted = [turn for turn in turns if messages[turn].get("weight") == 0]
         if self._loss_on == "all":
             text = self._template.render(messages, tools)
-            return Rendered(text, ((0, len(text)),))
-        turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if self._loss_on == "completion":
+            made = Rendered(text, ((0, len(text)),))
+        elif self._loss_on == "completion":
             if completion_start is None:
                 raise Inconsistent("it does not say where its completion begins")
-            return self._completion(messages, tools, completion_start)
+            made = self._completion(messages, tools, completion_start)
+            muted = [turn for turn in muted if turn >= completion_start]
+        else:
+            wanted = turns[-1:] if self._loss_on == "last_assistant" else turns
+            made = self._turns(messages, tools, [turn for turn in wanted if turn not in muted])
+            muted = []
+        unused = tuple(self._unused(messages, tools, made.text))
+        if any(self._blank.fullmatch(made.text, *span) for span in made.spans):
+            held = f": it does not use {', '.join(unused)}" if unused else ""
+            raise Blank(f"the chat template writes nothing of an assistant's turn{held}")
+        if muted:
+            spans = _without(made, self._turns(messages, tools, muted).spans)
+            made = replace(made, spans=tuple(spans))
+        return replace(made, unused=unused) if unused else made
+
+    def _unused(self, messages: Messages, tools: Tools, text: str) -> Iterator[str]:
+        """What a conversation holds and its rendering would be the same without.
+
+        A key of messages that one message's rendering uses is used: templates leave out earlier reasoning.
+        """
+
+        def same(others: Messages, tools: Tools) -> bool:
+            try:
+                return self._template.render(others, tools) == text
+            except Refused:
+                return False
+
+        for key in dict.fromkeys(key for message in messages for key in taught(message)):
+            if same([{k: v for k, v in message.items() if k != key} for message in messages], tools):
+                yield key
+        if tools and same(messages, None):
+            yield "tools"
+        # A content that stands in the text, after the one before, is written: only others are rendered again.
+        place, hidden = 0, []
+        for i, message in enumerate(messages):
+            content = message["content"].strip()
+            found = text.find(content, place)
+            place = max(place, found + len(content))
+            if found < 0:
+                hidden.append(i)
+        for role in dict.fromkeys(messages[i]["role"] for i in hidden):
+            changed = [i for i in hidden if messages[i]["role"] == role]
+            others = [{**m, "content": "substitute"} if i in changed else m for i, m in enumerate(messages)]
+            if same(others, tools):
+                yield f"{role} messages"
+
+    def _turns(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
+        """Some of the assistant's turns, each up to and with its end."""
         if self._template.marked:
-            return self._from_marks(messages, tools, len(turns))
+            return self._from_marks(messages, tools, turns)
         text = self._template.render(messages, tools)
-        if self._loss_on == "last_assistant":
-            turns = turns[-1:]
         spans: list[Span] = []
         substituted = False
         for turn in turns:
@@ -142,7 +225,7 @@ class Renderer:
             "the prompt, rendered with the generation prompt, does not begin the whole rendering"
         )
 
-    def _from_marks(self, messages: Messages, tools: Tools, turns: int) -> Rendered:
+    def _from_marks(self, messages: Messages, tools: Tools, turns: list[int]) -> Rendered:
         try:
             text, found = self._template.render_marked(messages, tools)
         except Misplaced as error:
@@ -150,10 +233,13 @@ class Renderer:
         marks = [(start, end) for start, end in found if end > start]
         if not marks:
             raise Inconsistent("the template's generation markers enclose nothing")
-        if self._loss_on == "last_assistant":
-            if len(marks) != turns:
-                raise Inconsistent(f"{turns} assistant turns, and {len(marks)} stretches marked as generated")
-            marks = marks[-1:]
+        every = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if turns != every:
+            if len(marks) != len(every):
+                raise Inconsistent(
+                    f"{len(every)} assistant turns, and {len(marks)} stretches marked as generated"
+                )
+            marks = [mark for turn, mark in zip(every, marks, strict=True) if turn in turns]
         ended = all(self._ends_turn(text[:end].rstrip()) for _, end in marks)
         return Rendered(text, tuple(marks), ended=ended)
 
@@ -207,3 +293,11 @@ class Renderer:
 
     def _ends_turn(self, text: str) -> bool:
         return text.endswith(self._special)
+
+
+def _without(rendered: Rendered, cut: Iterable[Span]) -> list[Span]:
+    """The targets outside of some stretches; white space alone is none."""
+    spans = list(rendered.spans)
+    for begin, end in cut:
+        spans = [part for s, e in spans for part in ((s, min(e, begin)), (max(s, end), e))]
+    return [(start, end) for start, end in spans if rendered.text[start:end].strip()]

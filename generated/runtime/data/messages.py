@@ -7,6 +7,7 @@ object, calls and tools in {"type": "function", "function": {...}}, no nulls.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +34,27 @@ ALIASES = {
 
 CALLS = ("function_call", "tool_call")
 """ShareGPT's roles of an assistant turn whose text is a call as JSON: {"name": ..., "arguments": ...}."""
+
+
+TAUGHT = re.compile(
+    r"tool_calls|tool_responses|name|refusal|documents|cot|.*(reasoning|think|thought|image|audio|video).*",
+    re.I,
+)
+"""Keys of a message that are part of what is said, beside role and content. Others (ids, times, ratings, a
+tool's name beside its call) are notes about it. So is a number: "reasoning_tokens" is not reasoning."""
+
+
+def taught(message: Mapping[str, Any]) -> list[str]:
+    """Keys of a parsed message, beside role and content, that a chat template should write."""
+    return [
+        key
+        for key, value in message.items()
+        if key not in ("role", "content")
+        and value
+        and isinstance(value, str | list | dict)
+        and TAUGHT.fullmatch(key)
+        and not (key == "name" and message["role"] == "tool")
+    ]
 
 
 def parse_messages(value: Any, name: str, fields: Mapping[str, str], label: str = "message") -> Messages:
@@ -92,7 +114,9 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
     content_key = _key(message, fields, "content", "value")
     role, content = message.get(role_key), message.get(content_key)
     rest = {key: value for key, value in message.items() if key not in (role_key, content_key)}
-    calls: Any = rest.pop("tool_calls", None)
+    calls: Any = rest.pop("tool_calls", None) or rest.pop(
+        "function_call", None
+    )  # OpenAI's, and its older one
     if isinstance(role, str):
         if role in CALLS:
             role, calls, content = "assistant", parsed(content, what), None
@@ -106,6 +130,8 @@ def _message(message: Any, what: str, fields: Mapping[str, str]) -> dict[str, An
     content = _content(content, what, may_lack=bool(calls))
     if role == "assistant" and not content.strip() and not calls:
         raise Malformed(f"{what} is blank")
+    if rest.get("weight") not in (None, 0, 1):
+        raise Malformed(f"{what} has the weight {rest['weight']!r}: 0 carries no loss, and 1 does")
     made = {"role": role, "content": content, **without_nulls(rest, what)}
     return {**made, "tool_calls": calls} if calls else made
 

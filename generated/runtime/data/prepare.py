@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.data import cache as caching
+from runtime.data.advice import LEFTOVER, WRITTEN, folding
 from runtime.data.batches import Batch, Schedule, Shape, evaluation_batches, iterate, only
 from runtime.data.encoding import Coding, coding
 from runtime.data.epochs import Epochs
-from runtime.data.masking import check_loss_on
+from runtime.data.masking import NO_SYSTEM, check_loss_on
 from runtime.data.report import DataReport, SplitReport
 from runtime.data.samples import Samples
 from runtime.data.splits import Split, open_split, splits
@@ -131,7 +132,7 @@ def prepare(
 
     trained_on, evaluated_on = splits(data, data_dir)
     samples, train_report = read_split(trained_on, data, how, data_dir, cache, workers)
-    check_split("data.train", train_report, data.max_invalid_ratio)
+    check_split("data.train", train_report, data)
     weights = [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
     epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
     if not epochs.draws:
@@ -147,7 +148,7 @@ def prepare(
     eval_report = None
     if evaluated_on is not None:
         held_out, eval_report = read_split(evaluated_on, data, how, data_dir, cache, workers)
-        check_split(evaluated_on.name, eval_report, data.max_invalid_ratio)
+        check_split(evaluated_on.name, eval_report, data)
         eval_epochs = Epochs(held_out, data.max_length, data.packing, data.shuffle_seed)
         count_rows(eval_report, eval_epochs, held_out)
         eval_batches = evaluation_batches(held_out, eval_epochs.of(0), shape)
@@ -222,36 +223,46 @@ def count_rows(report: SplitReport, epochs: Epochs, samples: Samples) -> None:
     report.row_tokens = int(lengths[rows.samples].sum())
 
 
-def check_split(name: str, report: SplitReport, ratio: float) -> None:
-    """Refuses a split of which nothing, or too little, can be used.
+def check_split(name: str, report: SplitReport, data: DataSettings) -> None:
+    """Refuses a split of which nothing, or too little, can be used, or of which too much stays unused.
 
     Args:
         name: of the split.
-        ratio: data.max_invalid_ratio.
 
     Raises:
         UserError
     """
+    ratio = data.max_invalid_ratio
     if not report.kept:
         raise UserError(
             f"none of the {report.read} rows of {name} can be used: " + "; ".join(report.notes()[:3]),
-            _remedy(report),
+            _remedy(report, data),
         )
     if report.invalid > ratio * report.read:
         first = [note for note in report.notes() if ": too long: " not in note][:3]
         raise UserError(
             f"{report.invalid} of {report.read} rows of {name} cannot be used, more than "
             f"data.max_invalid_ratio {ratio:g} allows; the first: " + "; ".join(first),
-            _remedy(report),
+            _remedy(report, data),
+        )
+    if report.incomplete.count > ratio * report.read:
+        raise UserError(
+            f"{report.incomplete.count} of {report.read} rows of {name} hold what the model would not see, "
+            f"more than data.max_invalid_ratio {ratio:g} allows: {report.leftover}",
+            LEFTOVER,
         )
 
 
-def _remedy(report: SplitReport) -> str:
+def _remedy(report: SplitReport, data: DataSettings) -> str:
     """What helps against the commonest reason for leaving rows out."""
     problems = (report.malformed, report.empty, report.inconsistent, report.masked, report.overlong)
     commonest = max(problems, key=lambda p: p.count)
     if commonest is report.overlong:
         return "raise data.max_length, or set data.overlong to truncate"
+    if NO_SYSTEM in commonest.first[0].reason:
+        return folding(data.format, data.fields)
+    if commonest is report.masked and report.masked.first[0].reason.startswith("the chat template"):
+        return WRITTEN
     if commonest is report.inconsistent:
         if "token in common" in commonest.first[0].reason:
             return "move the white space at the prompts' ends to the completions' beginnings"

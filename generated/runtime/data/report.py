@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -65,6 +65,8 @@ class SplitReport:
         truncated: kept rows that were cut.
         substituted: kept rows in which a turn is not written as the generation prompt begins it.
         unended: kept rows in which a turn does not end in a special token.
+        incomplete: kept rows that hold what their rendering does not use, with its names.
+        unused: by such a name, how many rows.
         tokens, targets: of the kept samples.
         longest: tokens of the longest kept sample.
         rows: rows of max_length tokens that an epoch fills.
@@ -83,6 +85,8 @@ class SplitReport:
     truncated: int = 0
     substituted: int = 0
     unended: int = 0
+    incomplete: Problems = field(default_factory=Problems)
+    unused: dict[str, int] = field(default_factory=dict)
     tokens: int = 0
     targets: int = 0
     longest: int = 0
@@ -92,8 +96,10 @@ class SplitReport:
 
     def merge(self, other: SplitReport) -> None:
         """Adds the counts of the rows that come after these. `rows` and what follows from it stay."""
-        for name in KINDS:
+        for name in (*KINDS, "incomplete"):
             getattr(self, name).merge(getattr(other, name))
+        for name, count in other.unused.items():
+            self.unused[name] = self.unused.get(name, 0) + count
         for name in ("read", "kept", "removed", "truncated", "substituted", "unended", "tokens", "targets"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest = max(self.longest, other.longest)
@@ -102,6 +108,18 @@ class SplitReport:
     def invalid(self) -> int:
         """Rows that could not be used for another reason than their length."""
         return sum(getattr(self, name).count for name in INVALID)
+
+    def add_unused(self, origin: str, names: Iterable[str]) -> None:
+        """Counts a kept row that holds what its rendering does not use."""
+        if names := list(dict.fromkeys(names)):
+            self.incomplete.add(origin, ", ".join(names))
+            self.merge(SplitReport(unused=dict.fromkeys(names, 1)))
+
+    @property
+    def leftover(self) -> str:
+        """What rows hold and their rendering does not use, each with its count, and the first such row."""
+        counts = ", ".join(f"{name} in {count:,}" for name, count in self.unused.items())
+        return f"{counts}; the first is {self.incomplete.first[0].origin}"
 
     @property
     def mean_length(self) -> float:
@@ -117,7 +135,7 @@ class SplitReport:
     def from_dict(cls, value: Mapping[str, Any]) -> SplitReport:
         """What `to_dict` gave."""
         given = {item.name: value[item.name] for item in fields(cls)}
-        for name in KINDS:
+        for name in (*KINDS, "incomplete"):
             problems = given[name]
             given[name] = Problems(problems["count"], [Problem(**problem) for problem in problems["first"]])
         return cls(**given)
@@ -160,6 +178,8 @@ class SplitReport:
             out += [f"{problem.origin}: {what}: {problem.reason}" for problem in problems.first]
             if problems.count > len(problems.first):
                 out.append(f"... and {problems.count - len(problems.first):,} more, {what}")
+        if self.incomplete.count:
+            out.append(f"{self.incomplete.count:,} samples hold what the model does not see: {self.leftover}")
         if self.substituted:
             out.append(
                 f"{self.substituted:,} samples: the chat template does not write an assistant turn the way "

@@ -41,6 +41,8 @@ MOST_POWER = 64
 class Refused(ValueError):
     """The template does not accept the conversation."""
 
+    kind = "malformed"
+
 
 class Misplaced(ValueError):
     """Where the template's generation markers lie cannot be told."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import UserError
+from runtime.families import FAMILIES, foreign_markers
 from runtime.settings import DataSettings, ModelSettings
 
 CONVERSATIONS = ("chat", "instruction")
@@ -26,9 +28,11 @@ def load_tokenizer(
 
     Raises:
         UserError: it cannot be loaded, is not a fast one, has no chat template where the recipe gives
-            none, or has more tokens than the model has embeddings.
+            none, its template writes another model's turns, or it has more tokens than the model has
+            embeddings.
     """
-    # transformers warns at import that it found no deep-learning framework; it is not asked for one.
+    # transformers says where it is imported that it found no PyTorch; it is not asked for any.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
@@ -53,6 +57,20 @@ def load_tokenizer(
             "set data.chat_template to a template's path or text, or use an instruction-tuned checkpoint's",
         )
     _check_vocabulary(tokenizer, model_dir, str(source))
+    if data.format in CONVERSATIONS and data.chat_template is None and model.family in FAMILIES:
+        known = tokenizer.get_vocab()
+        foreign = [
+            marker
+            for marker in foreign_markers(model.family, chat_template(tokenizer, data, model_dir) or "")
+            if marker not in known
+        ]
+        if foreign:
+            own = FAMILIES[model.family].turn_markers
+            raise UserError(
+                f"the chat template of {source} writes {', '.join(foreign)}, which is no markup of this "
+                f"model's turns: it was trained with {own[0]} ... {own[1]}",
+                "copy the template of the model's own repository there, or give it as data.chat_template",
+            )
     return tokenizer
 
 
@@ -116,7 +134,7 @@ def vocabulary_size(config: Path) -> int | None:
     try:
         fields = json.loads(config.read_text(encoding="utf-8"))
         size = (fields.get("text_config") or fields).get("vocab_size")
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return size if isinstance(size, int) else None
 

@@ -170,6 +170,6 @@ def encoded(value: Mapping[str, Any]) -> bytes:
 def _parsed(content: bytes) -> dict[str, Any] | None:
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

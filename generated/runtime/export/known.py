@@ -161,7 +161,7 @@ def _record(directory: Path) -> dict[str, KnownHash]:
         return {}
     try:
         record = json.loads(_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error})", AGAIN) from error
     if not isinstance(record, dict) or "merge" not in record:
         return {}  # another program's, or of a version that recorded no hashes

@@ -18,6 +18,21 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+FOREIGN_MARKERS = {"[INST]": "mistral"}
+"""Turn markers of families that are none of these."""
+
+
+def foreign_markers(family: str, template: str) -> dict[str, str]:
+    """Turn markers that a chat template writes and that a family was not trained with, and whose they are."""
+    own = FAMILIES[family].turn_markers
+    others = {marker: name for name, other in FAMILIES.items() for marker in other.turn_markers}
+    return {
+        marker: name
+        for marker, name in (others | FOREIGN_MARKERS).items()
+        if marker in template and marker not in own
+    }
+
+
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family that a config.json belongs to, by its `model_type`.
 
@@ -35,4 +50,4 @@ def family_of(config: Mapping[str, Any]) -> Family:
     raise UnsupportedCheckpoint(f"config.json: model_type is {model_type!r}; known are {known}", "model_type")
 
 
-__all__ = ["FAMILIES", "Architecture", "Family", "UnsupportedCheckpoint", "family_of"]
+__all__ = ["FAMILIES", "Architecture", "Family", "UnsupportedCheckpoint", "family_of", "foreign_markers"]

@@ -8,6 +8,8 @@ imports jax or numpy, so that the compiler can use it on any machine.
 
 from __future__ import annotations
 
+import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +26,9 @@ SLIDING = "sliding_attention"
 
 MOST_LAYERS = 1000
 """A config.json with more is no model's, and would take minutes to look at."""
+
+MOST = 2**31 - 1
+"""Of any size in a config.json."""
 
 
 class UnsupportedCheckpoint(ValueError):
@@ -201,25 +206,50 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
-    """A positive integer of config.json."""
+    """A positive integer of config.json, of no more than 32 bits."""
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive integer", key)
+    if value > MOST:
+        raise UnsupportedCheckpoint(f"config.json: {key} is above {MOST:,}", key)
     return value
 
 
+def as_written(value: Any) -> Any:
+    """The decimal that a float32 was written from: 1e-06 for the 9.999999974752427e-07 that conversions leave
+    in a config.json. What is no float32's exact value is returned as it is."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    try:
+        if _float32(value) != value:
+            return value
+        return next(short for n in range(1, 10) if _float32(short := float(f"{value:.{n}g}")) == value)
+    except OverflowError:
+        return value
+
+
+def _float32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
 def number(config: Mapping[str, Any], key: str, default: float) -> float:
-    """A positive number of config.json; null means the default."""
+    """A positive, finite number of config.json; null means the default."""
     value = config.get(key)
-    value = default if value is None else value
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+    value = default if value is None else as_written(value)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
         raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive number", key)
     return value
 
 
+def softcap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
+    """A soft-cap of config.json: null means none, an absent key transformers' default."""
+    value = config.get(key, default)
+    return None if value is None else float(number({key: value}, key, 1.0))
+
+
 def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
     """Refuses a config.json that asks for another value than the one that is built into Tunix's model."""
-    given = config.get(key)
+    given = as_written(config.get(key))
     if given is not None and given != value:
         raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} has {value!r} alone", key)
 

@@ -27,6 +27,7 @@ from runtime.families.base import (
     number,
     refuse_unlike_tunix,
     section,
+    softcap,
     text_config,
 )
 from runtime.families.gemma import embedding, fused_attention, fused_sites, layer_types, norm
@@ -90,8 +91,8 @@ class Gemma2(Family):
             sliding_window=integer(text, "sliding_window", 4096),
             theta=float(number(rope if "rope_theta" in rope else text, "rope_theta", TUNIX_THETA)),
             query_scalar=float(number(text, "query_pre_attn_scalar", 256)),
-            attention_softcap=_softcap(text, "attn_logit_softcapping", 50.0),
-            softcap=_softcap(text, "final_logit_softcapping", 30.0),
+            attention_softcap=softcap(text, "attn_logit_softcapping", 50.0),
+            softcap=softcap(text, "final_logit_softcapping", 30.0),
         )
 
     def parameters(self, architecture: Architecture) -> list[Parameter]:
@@ -168,8 +169,3 @@ class Gemma2(Family):
             attn_logits_soft_cap=a.attention_softcap,
             sliding_window_size=a.sliding_window,
         )
-
-
-def _softcap(text: Mapping[str, Any], key: str, default: float) -> float | None:
-    """A soft-cap: null in a config.json means none, an absent key transformers' default."""
-    return float(number(text, key, default)) if text.get(key, default) is not None else None

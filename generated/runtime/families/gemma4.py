@@ -30,12 +30,15 @@ from runtime.families.base import (
     projection,
     refuse_unlike_tunix,
     section,
+    softcap,
     text_config,
 )
 from runtime.families.gemma import NORMS, embedding, keys_and_values, layer_types, norm, output, query
 
 MODEL = "Tunix's Gemma 4"
 PER_LAYER = "hidden_size_per_layer_input"
+GLOBAL_HEADS = "num_global_key_value_heads"
+"""Which transformers reads only where keys serve as values."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Gemma4(Family):
         local_theta, global_theta, share = _rope(text)
         width = integer(text, "intermediate_size", 9216)
         vocabulary = integer(text, "vocab_size", 262_144)
-        per_layer_input = text.get(PER_LAYER, 256) or 0
+        per_layer_input = integer(text, PER_LAYER, 256) if text.get(PER_LAYER, 256) else 0
         if per_layer_input:
             built_in(text, "vocab_size_per_layer_input", vocabulary, MODEL)
         moe = bool(text.get("enable_moe_block"))
@@ -134,14 +137,13 @@ class Gemma4(Family):
             head_dim=integer(text, "head_dim", 256),
             layer_types=types,
             sliding_window=integer(text, "sliding_window", 512),
-            # transformers reads num_global_key_value_heads only where keys serve as values.
-            global_kv_heads=(text.get("num_global_key_value_heads") if k_eq_v else None) or kv_heads,
+            global_kv_heads=integer(text, GLOBAL_HEADS) if k_eq_v and text.get(GLOBAL_HEADS) else kv_heads,
             global_head_dim=integer(text, "global_head_dim", 512),
             k_eq_v=k_eq_v,
             local_theta=local_theta,
             global_theta=global_theta,
             global_rope_share=share,
-            softcap=text.get("final_logit_softcapping"),
+            softcap=softcap(text, "final_logit_softcapping", None),
             kv_shared_layers=shared,
             shared_intermediate_size=2 * width if text.get("use_double_wide_mlp") else width,
             per_layer_input=per_layer_input,

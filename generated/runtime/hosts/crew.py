@@ -265,7 +265,7 @@ class Crew:
             try:
                 for line in lines:
                     self._take(unpacked(line))
-            except (ValueError, TypeError, IndexError):
+            except wire.SENSELESS:
                 self._lost(0, None, STRANGE)
 
     def _take(self, message: Message) -> None:

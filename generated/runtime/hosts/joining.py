@@ -6,14 +6,15 @@ import errno
 import os
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
-from runtime.errors import PASSING, UserError
+from runtime.errors import PASSING, UserError, say
 from runtime.hosts import service, wire
 from runtime.hosts.crew import ALONE, Alone, Crew
 from runtime.hosts.discovery import ADDRESS, Place, discover
-from runtime.hosts.leader import Leader, listen
-from runtime.hosts.wire import Message, packed, processes, unpacked
+from runtime.hosts.leader import Leader, listen, on_loopback, own_address
+from runtime.hosts.wire import SECRET, Message, packed, processes, unpacked
 
 RETRY = 0.25
 """Seconds between two tries to reach process 0."""
@@ -42,15 +43,19 @@ def join(hosts: int) -> Alone | Crew:
 
 
 def _lead(place: Place) -> Leader:
+    address = own_address(place.coordinator)
+    if not os.environ.get(SECRET) and not (address and on_loopback(address)):
+        who = f"whoever reaches port {place.port} of this machine can take the place of a process of this run"
+        say(f"note: {SECRET} is not set: {who}")
     try:
-        listening = listen(place.port)
+        listening = listen(address, place.port)
     except OSError as error:
         raise UserError(
             f"process 0 cannot listen on port {place.port}: {os.strerror(error.errno or 0)}",
             f"end what listens there, or take another port in {ADDRESS}",
         ) from None
     try:
-        port = service.start(place.count)
+        port = service.start(place.count, address)
     except OSError as error:
         raise UserError(str(error), "see what it printed above") from None
     leader = Leader(listening, place.count, port)
@@ -60,11 +65,10 @@ def _lead(place: Place) -> Leader:
 
 def _host(place: Place) -> str:
     """Where process 0 is; its own machine need not know the name that the others use."""
-    return "127.0.0.1" if place.number == 0 else place.coordinator
+    return place.coordinator if place.number else own_address(place.coordinator) or "127.0.0.1"
 
 
 def _reach(place: Place, deadline: float, limit: float) -> socket.socket:
-    hello = {"hello": place.number, "of": place.count, "host": socket.gethostname(), "pid": os.getpid()}
     while True:
         try:
             sock = socket.create_connection((_host(place), place.port), timeout=min(10.0, limit / 4))
@@ -72,7 +76,6 @@ def _reach(place: Place, deadline: float, limit: float) -> socket.socket:
                 sock.close()
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.sendall(packed(hello))
             return sock
         except OSError as error:
             if time.monotonic() < deadline:
@@ -90,6 +93,7 @@ def _welcome(place: Place, sock: socket.socket, limit: float) -> tuple[Message, 
     """The list of all processes, and what has been read behind it."""
     here, there = f"process {place.number} of {place.count}", f"{place.coordinator}:{place.port}"
     stranger = UserError(f"what listens at {there} is no process 0 of a training run", f"check {ADDRESS}")
+    hello = {"hello": place.number, "of": place.count, "host": socket.gethostname(), "pid": os.getpid()}
     buffer, heard = b"", False
     sock.settimeout(wire.peer_timeout())
     while True:
@@ -112,6 +116,11 @@ def _welcome(place: Place, sock: socket.socket, limit: float) -> tuple[Message, 
             buffer += data
         line, _, buffer = buffer.partition(b"\n")
         message = unpacked(line)
+        if "challenge" in message:
+            proof = wire.proof(str(message["challenge"]), place.number)
+            with suppress(OSError):  # the next read finds the same, and says so
+                sock.sendall(packed(hello | {"proof": proof}))
+            continue
         if "roster" in message:
             return message, buffer
         if "absent" in message:
@@ -123,7 +132,7 @@ def _welcome(place: Place, sock: socket.socket, limit: float) -> tuple[Message, 
         if "refused" in message:
             raise UserError(
                 f"process 0 at {there} refuses {here}: {message['refused']}",
-                "give each process of the run a number of its own, and the same count",
+                f"give each process of the run a number of its own, the same count and the same {SECRET}",
             )
         if "waiting" not in message:
             raise stranger

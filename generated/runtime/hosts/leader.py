@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hmac
+import ipaddress
+import secrets
 import socket
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from runtime.errors import say
+from runtime.errors import printable, say
 from runtime.hosts import wire
-from runtime.hosts.wire import BEAT, ENDED, STRANGE, Message, broken, packed, processes, unpacked
+from runtime.hosts.wire import (
+    BEAT,
+    ENDED,
+    SECRET,
+    SENSELESS,
+    STRANGE,
+    Message,
+    broken,
+    packed,
+    processes,
+    unpacked,
+)
 
 NOTE_AFTER = 30.0
 """Seconds after which it is said for whom the others wait."""
 FAREWELL = 3.0
 """Seconds that process 0 waits at most for the others to hear why it ends."""
+UNKNOWN = 64
+"""Connections beyond those of the run that may wait to say who they are."""
 
 
 @dataclass
@@ -58,8 +75,10 @@ class Leader:
         self._at: dict[int, int] = {}
         self._behind: tuple[int, int, float] = (-1, -1, 0.0)
         self._connected: set[int] = set()
+        self._unknown, self._strangers = 0, set[str]()
         self._roster_told = self._given_up = False
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(lambda _, context: _say(f"process 0: {context['message']}"))
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="leader", daemon=True)
 
@@ -132,7 +151,11 @@ class Leader:
 
     async def _attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One process, from its coming to its end."""
-        number = await self._welcome(reader, writer)
+        self._unknown += 1
+        number = None
+        if self._unknown <= self._count + UNKNOWN:
+            number = await self._welcome(reader, writer)
+        self._unknown -= 1
         if number is None:
             writer.close()
             return
@@ -144,7 +167,7 @@ class Leader:
                 self._take(number, unpacked(line))
         except OSError as error:
             reason = broken(error)
-        except (ValueError, TypeError):
+        except SENSELESS:
             reason = STRANGE
         self._connected.discard(number)
         if not self._roster_told:
@@ -155,13 +178,24 @@ class Leader:
             self._gone(number, None, reason)
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> int | None:
+        challenge, line = secrets.token_hex(16), b""
         try:
-            hello = unpacked(await asyncio.wait_for(reader.readline(), wire.peer_timeout()))
+            writer.write(packed({"challenge": challenge}))
+            line = await asyncio.wait_for(reader.readline(), wire.peer_timeout())
+            hello = unpacked(line)
             number, of, pid = (int(hello[key]) for key in ("hello", "of", "pid"))
-        except (OSError, ValueError, TypeError, KeyError):
+            proof = str(hello["proof"]).encode()
+        except OSError:
             return None  # something that looks for open ports
+        except SENSELESS as error:
+            if line or isinstance(error, ValueError):  # too long a line
+                self._note_a_stranger(writer)
+            return None
         refused = ""
-        if of != self._count:
+        if not hmac.compare_digest(proof, wire.proof(challenge, number).encode()):
+            self._note_a_stranger(writer)
+            refused = f"its {SECRET} is not that of process 0"
+        elif of != self._count:
             refused = f"it counts {of} processes, and process 0 counts {self._count}"
         elif not 0 <= number < of:
             refused = f"{number} is no number of {of} processes"
@@ -171,7 +205,8 @@ class Leader:
         if refused:
             writer.write(packed({"refused": refused}))
             return None
-        self._members[number] = Member(writer, str(hello.get("host", "?")), pid, time.monotonic())
+        host = printable(str(hello.get("host", "?")))[:255]
+        self._members[number] = Member(writer, host, pid, time.monotonic())
         self._connected.add(number)
         if len(self._members) == self._count:
             self._roster_told = True
@@ -236,6 +271,13 @@ class Leader:
                 f"for {waited:.0f} s now: its part of a micro-batch of step {slow.step} is not ready"
             )
 
+    def _note_a_stranger(self, writer: asyncio.StreamWriter) -> None:
+        """Says once for each address that somebody came who is none of the run."""
+        host = str((writer.get_extra_info("peername") or ["?"])[0])
+        if host not in self._strangers and len(self._strangers) < UNKNOWN:
+            self._strangers.add(host)
+            _say(f"{host} came to process 0, and is no process of this run")
+
     def _absent(self) -> list[int]:
         return sorted(set(range(self._count)) - self._members.keys())
 
@@ -251,17 +293,42 @@ def _say(text: str) -> None:
     say(f"note: {text}")
 
 
-def listen(port: int) -> socket.socket:
-    """A socket that takes connections on every address of this machine.
+@cache
+def own_address(name: str) -> str:
+    """The address of this machine that others know by a name or address; "" where that cannot be told.
+
+    It cannot where the name is one of several addresses, of another machine that passes connections on, or
+    of the loopback, which it may be on its own machine alone.
+    """
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        address = min(found)
+        alone = name == "localhost" or (len(found) == 1 and (name == address or not on_loopback(address)))
+        with socket.create_server((address, 0), family=_family(address)):
+            return address if alone else ""
+    except (OSError, UnicodeError):
+        return ""
+
+
+def on_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that takes connections on an address of this machine, or on every one where it is "".
 
     Raises:
         OSError: when the port is taken.
     """
     made: Any = None
-    if socket.has_dualstack_ipv6():
+    if not address and socket.has_dualstack_ipv6():
         try:
             made = socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
         except OSError as error:
             if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # no IPv6 here after all
                 raise
-    return made or socket.create_server(("", port), backlog=1024)
+    return made or socket.create_server((address, port), family=_family(address), backlog=1024)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

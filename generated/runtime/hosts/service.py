@@ -3,7 +3,7 @@
 JAX aborts every process whose connection to this service breaks, with a stack trace and no name. Here the
 service outlives process 0 by a moment, in which the others hear who is gone and end by themselves.
 
-    python service.py ADDRESS COUNT SECONDS     ends SECONDS after its stdin does
+    python service.py ADDRESS COUNT SECONDS     serves at HOST:PORT; ends SECONDS after its stdin does
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _serving: list[subprocess.Popen[bytes]] = []
 """Kept for the life of this process: with the pipe to it the service ends."""
 
 
-def start(count: int) -> int:
+def start(count: int, address: str = "") -> int:
     """Starts the process that serves; it ends by itself after this one.
 
     Args:
         count: processes of the run.
+        address: of this machine, where they reach it; every one where it is "".
 
     Returns:
         The port where it serves.
@@ -38,8 +39,9 @@ def start(count: int) -> int:
         OSError: when it does not start.
     """
     port = _free_port()
+    every = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).resolve()), str(port), str(count), str(LINGER)],
+        [sys.executable, str(Path(__file__).resolve()), _at(address or every, port), str(count), str(LINGER)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,  # a Ctrl-C is for process 0
@@ -65,7 +67,7 @@ def connect(host: str, port: int, count: int, number: int, seconds: float) -> No
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     state: Any = distributed.global_state
-    state.coordinator_address = f"{host}:{port}"
+    state.coordinator_address = _at(host, port)
     state.process_id, state.num_processes = number, count
     state.client = _jax.get_distributed_runtime_client(
         state.coordinator_address,
@@ -90,12 +92,15 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _serve(port: int, count: int, seconds: float) -> None:
+def _at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _serve(address: str, count: int, seconds: float) -> None:
     from jaxlib import _jax  # type: ignore[attr-defined]
 
-    address = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
     service = _jax.get_distributed_runtime_service(
-        f"{address}:{port}", count, heartbeat_timeout=NEVER, shutdown_timeout=60
+        address, count, heartbeat_timeout=NEVER, shutdown_timeout=60
     )
     print("ready", flush=True)
     while os.read(0, 4096):
@@ -106,4 +111,4 @@ def _serve(port: int, count: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    _serve(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]))

@@ -1,22 +1,26 @@
 """What the processes of a run tell each other: JSON objects, one a line, over TCP between process 0 and each.
 
-From a process: {"hello": N, "host": ..., "pid": ..., "of": COUNT}, then {"beat": [STEP, MICRO-BATCHES]} every
-second, {"stop": SIGNAL} when it is to stop, {"at": STEP} in answer to a freeze, {"reached": BARRIER},
-{"tell": [NAME, VALUE]}, {"leave": [STATUS, REASON]} before it ends.
-From process 0: {"waiting": [N, ...]} until all are there, then {"roster": [[HOST, PID], ...], "port": PORT};
-{"absent": [N, ...]} when some did not come, {"refused": REASON}, {"alive": [STEP, ...]} every second,
-{"freeze": true}, {"stop_after": [STEP, SIGNAL, N]}, {"barrier": NAME, "missing": [N, ...]}, {"told": [NAME,
-VALUE]}, {"gone": [N, STATUS or null, REASON]}.
+From a process: {"hello": N, "host": ..., "pid": ..., "of": COUNT, "proof": ...} to the challenge, then
+{"beat": [STEP, MICRO-BATCHES]} every second, {"stop": SIGNAL} when it is to stop, {"at": STEP} in answer to
+a freeze, {"reached": BARRIER}, {"tell": [NAME, VALUE]}, {"leave": [STATUS, REASON]} before it ends.
+From process 0: {"challenge": TEXT} at once, {"waiting": [N, ...]} until all are there, then {"roster":
+[[HOST, PID], ...], "port": PORT}; {"absent": [N, ...]} when some did not come, {"refused": REASON},
+{"alive": [STEP, ...]} every second, {"freeze": true}, {"stop_after": [STEP, SIGNAL, N]}, {"barrier": NAME,
+"missing": [N, ...]}, {"told": [NAME, VALUE]}, {"gone": [N, STATUS or null, REASON]}.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import json
 import os
 from typing import Any
 
 Message = dict[str, Any]
+
+SECRET = "RECIPEC_RUN_SECRET"
+"""The variable with a text that the processes of a run alone know; what launches them sets it."""
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -26,6 +30,8 @@ LONGEST = 1 << 20
 ENDED = "it ended without a word"
 STRANGE = "what it says cannot be understood"
 """Of a process whose connection is no good any more."""
+SENSELESS = (ValueError, TypeError, LookupError, ArithmeticError)
+"""What reading a message raises that is JSON, and not what is agreed on."""
 
 
 def broken(error: OSError) -> str:
@@ -58,6 +64,12 @@ def barrier_timeout() -> float:
     return seconds("RECIPEC_BARRIER_TIMEOUT", 3600.0)
 
 
+def proof(challenge: str, number: int) -> str:
+    """What a process answers to a challenge: it shows that it knows the run's secret, without telling it."""
+    secret = os.environ.get(SECRET, "").encode()
+    return hmac.new(secret, f"{challenge} {number}".encode(), "sha256").hexdigest()
+
+
 def packed(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
@@ -66,7 +78,7 @@ def unpacked(line: bytes) -> Message:
     """A message; empty for what is none."""
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}
 

@@ -24,7 +24,7 @@ def parsed(data: bytes | None) -> dict[str, Any] | None:
     """The JSON that vLLM wrote; None where it wrote none, or a part."""
     try:
         result = json.loads(data or b"", parse_constant=lambda name: None)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return result if isinstance(result, dict) else None
 

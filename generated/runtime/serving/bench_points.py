@@ -79,7 +79,7 @@ def read_record(path: Path) -> dict[str, Any] | None:
     """A point's file; None where there is none or a part of one."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

@@ -84,5 +84,5 @@ def recipe_settings(lock: Path | None) -> dict[str, Any]:
     try:
         serve = json.loads(lock.read_text(encoding="utf-8"))["recipe"]["serve"]
         return {key: value for key, value in serve.items() if key not in NOT_MEASURED}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{lock} is not an artifact's lock", "build the recipe again") from None

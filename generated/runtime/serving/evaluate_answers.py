@@ -107,7 +107,7 @@ def recorded(path: Path, settings: Settings) -> Answers:
             row = json.loads(line)
             drawn = {name: row[name] for name in settings.drawn()}
             answer = Answer(row["prompt"], row["sample"], row["text"], row["cut"], row["tokens"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
         if drawn != settings.drawn():
             answers.others += 1

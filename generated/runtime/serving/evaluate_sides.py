@@ -112,7 +112,7 @@ def recorded_side(folder: Path) -> Side | None:
     """The side as it was last asked; None where it never was."""
     try:
         return Side(**json.loads((folder / "side.json").read_text("utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

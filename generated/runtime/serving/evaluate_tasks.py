@@ -246,7 +246,7 @@ def recorded(folder: Path, task: str) -> Outcome | None:
         row = json.loads((_place(folder, task) / "outcome.json").read_text("utf-8"))
         scores = tuple(Score(**score) for score in row["scores"])
         return Outcome(task, TaskSettings(**row["settings"]), row["version"], scores, empty=row["empty"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

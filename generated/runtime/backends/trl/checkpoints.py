@@ -66,7 +66,7 @@ def check_data(folder: Path, current: Mapping[str, Any]) -> None:
     """
     try:
         saved = json.loads((folder / DATA).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / DATA}: cannot be read ({error})", "take the checkpoint away") from None
     changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
     if changed:
