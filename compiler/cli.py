@@ -148,17 +148,19 @@ def diff(
 ) -> None:
     """Show what changes from one recipe to another, in the run and in the artifact.
 
-    --set applies to both.
+    --set applies to both; where both are the same recipe, to the second alone.
     """
     from compiler.diff import diff as differences
 
-    (_, before), (_, after) = read(a, sets, plan), read(b, sets, plan)
+    asked = tuple(sets or ())
+    own = () if a.resolve() == b.resolve() else asked  # else there would be nothing to compare
+    (_, before), (_, after) = read(a, list(own), plan), read(b, list(asked), plan)
     if before.program is None or after.program is None:
         show([*before.diagnostics, *after.diagnostics], Format.TEXT)
         raise typer.Exit(FAILED)
     result(differences(before.program, after.program), end="")
     if plan:
-        result(cli_plan.compare(before.program, after.program, tuple(sets or ())), end="")
+        result(cli_plan.compare((before.program, own), (after.program, asked)), end="")
 
 
 app.command()(cli_new.new)

@@ -153,14 +153,18 @@ def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
         demand_writable(html)
 
 
-def compare(before: Program, after: Program, sets: tuple[str, ...]) -> str:
-    """What a change does to memory, time and cost, for `recipe diff --plan`."""
+def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple[str, ...]]) -> str:
+    """What a change does to memory, time and cost, for `recipe diff --plan`.
+
+    Args:
+        before, after: a program with the --set that made it.
+    """
     from compiler.plan.compare import compare as compared
     from compiler.plan.planner import plan as planned
     from compiler.plan.run import statistics
 
     plans = []
-    for program in (before, after):
+    for program, sets in (before, after):
         with progress_line(f"planning {program.name}") as progress:
             plans.append(planned(program, sets, data=statistics(program), progress=progress))
     return f"\n{compared(*plans)}"
@@ -230,7 +234,13 @@ def cost(
     recipe: Recipe,
     hours: Annotated[
         float | None,
-        typer.Option("--hours", metavar="H", help="Hours of serving, beside 1 and 24.", show_default=False),
+        typer.Option(
+            "--serve-hours",
+            "--hours",
+            metavar="H",
+            help="Hours that the server runs, beside 1 and 24; the training's are --train-hours.",
+            show_default=False,
+        ),
     ] = None,
     train_hours: Annotated[
         float | None,

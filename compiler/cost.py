@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from compiler.program import Program
 
 SERVED_HOURS = (1.0, 24.0)
-"""How long a server runs in the table, beside what --hours asks for."""
+"""How long a server runs in the table, beside what --serve-hours asks for."""
 CENT = Decimal("0.01")
 ANY_SIZE = Context(prec=700)
 """Digits enough for every price and number of hours: the usual 28 are refused where they do not suffice."""
@@ -103,7 +103,7 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     """
     baseline = program.recipe.cost.baseline
     train, serve = _required_prices(program)
-    check_hours(hours, "--hours")
+    check_hours(hours, "--serve-hours")
     served = sorted({*SERVED_HOURS, *([hours] if hours else [])}) if serve else []
     own = (_decimal(training.hours), train.usd_per_hour, serve.usd_per_hour if serve else Decimal(0))
     other = None

@@ -75,8 +75,8 @@ def _schedule(program: Program) -> list[str]:
     start = f"from 0 to {peak:g} in {warm}, then " if has_warmup else f"from {peak:g}, "
     decay = {
         "constant": "constant",
-        "cosine": f"along a cosine to {peak * schedule.final_ratio:g} at the last step",
-        "linear": f"in a line to {peak * schedule.final_ratio:g} at the last step",
+        "cosine": f"along a cosine to {peak * schedule.final_ratio:g} one step after the last",
+        "linear": f"in a line to {peak * schedule.final_ratio:g} one step after the last",
     }[schedule.name]
     return [f"learning rate {start}{decay}"]
 

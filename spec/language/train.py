@@ -63,7 +63,7 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """The learning rate over the run: a linear warm-up from zero, then a decay to the last step."""
+    """The learning rate over the run: a linear warm-up from zero, then a decay to one step after the last."""
 
     name: Literal["cosine", "linear", "constant"] = field(
         "Form of the decay.",
@@ -91,7 +91,11 @@ class Schedule(Section):
         example=0.03,
     )
     final_ratio: float = field(
-        "The last step's learning rate, as a share of the peak.", 0.0, unit="share of the peak", ge=0, le=1
+        "Where the decay ends, one step after the last, as a share of the peak.",
+        0.0,
+        unit="share of the peak",
+        ge=0,
+        le=1,
     )
 
     @classmethod

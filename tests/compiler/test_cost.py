@@ -121,7 +121,7 @@ def test_a_price_that_is_not_known_is_asked_for_by_its_key(program: Lowered, cha
 
 @pytest.mark.parametrize("hours", [-1.0, math.nan, math.inf])
 def test_hours_that_are_none_are_refused_by_their_option(program: Lowered, hours: float) -> None:
-    with pytest.raises(ArtifactError, match="--hours"):
+    with pytest.raises(ArtifactError, match="--serve-hours"):
         cost(program(), GIVEN, hours=hours)
     with pytest.raises(ArtifactError, match="--train-hours") as caught:
         training_hours(hours)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from compiler.cli import app
 from compiler.diff import diff
 from compiler.lower import Lowered
 
@@ -81,3 +84,13 @@ def test_a_change_of_name_changes_nothing_in_the_run(changed: Callable[..., str]
     text = changed("name=other")
     assert text.startswith("Nothing changes in the run.\n")
     assert "  name: example -> other\n" in text
+
+
+def test_set_changes_the_second_of_twice_the_same_recipe(root: Path) -> None:
+    recipe = str(root / "recipes" / "gemma3-270m-cpu.yaml")
+    out = CliRunner().invoke(app, ["diff", recipe, recipe, "--set", "train.seed=7"]).output
+    assert "train.seed: 0 -> 7" in out
+    other = str(root / "recipes" / "gemma3-12b-v5e8.yaml")
+    assert (
+        "train.seed" not in CliRunner().invoke(app, ["diff", recipe, other, "--set", "train.seed=7"]).output
+    )
