@@ -18,13 +18,13 @@ help:
 # The development environment.
 .venv: .venv/.dev
 
-.venv/.train: pyproject.toml
+.venv/.train: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) --editable '.[train]'
 	$(COMPILE)
 	touch $@
 
-.venv/.dev: pyproject.toml
+.venv/.dev: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) --editable '.[train,plan,serve,report,lsp,docs,dev]'
 	$(COMPILE)

@@ -25,6 +25,7 @@ NOT_RUN = {
     "pipx": "it installs",
     "uv": "it installs",
     "source": "it changes the reader's shell",
+    "export": "it changes the reader's shell",
     "recipe plan": "it compiles for minutes",
     "recipe parity": "it trains for minutes",
     "recipe rehearse": "it trains for minutes",
