@@ -42,7 +42,7 @@ def parity(
         typer.Option(
             "--tolerance",
             metavar="QUANTITY=X",
-            help="Another limit, of gradients, losses, trained or merged; may be repeated.",
+            help="Another limit, of initial, gradients, losses, trained or merged; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -118,7 +118,7 @@ def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, con
     return DONE if all(row.ok for row in rows) else FAILED
 
 
-QUANTITIES = ("gradients", "losses", "trained", "merged")
+QUANTITIES = ("initial", "gradients", "losses", "trained", "merged")
 
 
 def _limits(given: Sequence[str]) -> dict[str, float]:

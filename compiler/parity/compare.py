@@ -1,10 +1,11 @@
-"""Holds runs against each other: first gradients, losses, what was trained, merged weights.
+"""Holds runs against each other: rows, adapters, first gradients, losses, merged weights.
 
 Imports numpy, so the command line imports it when it runs.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -15,7 +16,7 @@ import numpy as np
 from runtime.trace import Trace
 
 TOLERANCES: dict[str, dict[str, float]] = {
-    "float32": {"gradients": 1e-5, "losses": 1e-4, "merged": 1e-5},
+    "float32": {"initial": 1e-6, "gradients": 1e-5, "losses": 1e-4, "merged": 1e-5},
     "bfloat16": {"gradients": 3e-2, "losses": 2e-2},
 }
 """What two runs of one dtype may lie apart. bfloat16's, which rounds by 4e-3 of a value, are a choice.
@@ -40,7 +41,7 @@ class Row:
     """One quantity of two runs.
 
     Attributes:
-        quantity: "targets", "gradients", "losses", "trained" or "merged".
+        quantity: one of compiler.parity.table.WORDS.
         left, right: the runs.
         difference: the largest between two numbers; None where they cannot be compared.
         largest: the largest number there is, in absolute value.
@@ -134,6 +135,37 @@ def _targets(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> 
     yield Row("targets", left.name, right.name, difference, largest, 0.0, a == b, note)
 
 
+def _rows(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+    """Rows of a step that one of the runs has alone, however micro-batches divide them, in any order."""
+    a, b = left.trace.rows, right.trace.rows
+    if not a or not b:
+        return
+    steps = [(_counted(one), _counted(other)) for one, other in zip(a, b, strict=False)]
+    apart = [max((one - other).total(), (other - one).total()) for one, other in steps]
+    largest = max(count.total() for step in steps for count in step)
+    step = next((i for i, count in enumerate(apart) if count), None)
+    if step is None:
+        note = f"{sum(one.total() for one, _ in steps):,} rows in {len(steps)} steps"
+    else:
+        note = f"step {step + 1}: {apart[step]} of its rows"
+    yield Row("rows", left.name, right.name, float(max(apart)), float(largest), 0.0, step is None, note)
+
+
+def _counted(step: Mapping[str, np.ndarray]) -> Counter[bytes]:
+    """A step's rows without padding, each as what its tokens are, where they stand, and which carry loss."""
+    names = ("tokens", "positions", "segment_ids", "loss_mask")
+    flat = [step[name].reshape(-1, step[name].shape[-1]).astype(np.int32) for name in names]
+    every = np.stack(flat, axis=1)
+    return Counter(row[:, row[2] > 0].tobytes() for row in every if row[2].any())
+
+
+def _initial(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+    """Nothing where a trace holds none: an older one, or one of full fine-tuning."""
+    if left.trace.initial and right.trace.initial:
+        a, b = (_given(one.trace.initial) for one in (left, right))
+        yield _arrays("initial", left, right, a, b, tolerances.get("initial"))
+
+
 def _losses(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
     count = min(len(left.trace.losses), len(right.trace.losses))
     a, b = (np.asarray(one.trace.losses[:count]) for one in (left, right))
@@ -181,7 +213,7 @@ def _merged(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> I
         yield _arrays("merged", left, right, left.merged, right.merged, tolerances.get("merged"))
 
 
-QUANTITIES = (_targets, _gradients, _losses, _trained, _merged)
+QUANTITIES = (_targets, _rows, _initial, _gradients, _losses, _trained, _merged)
 """In the order of the table: what comes first explains what comes after."""
 
 

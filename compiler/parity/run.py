@@ -290,7 +290,8 @@ def _compare(
         if control is not None:
             # Its gradients at step 0 are the adapters' own: what it measures is how the run grows from them.
             pair = [runs[control.backend].subject(), control.subject()]
-            found.control = [row for row in compare(pair, {}) if row.quantity != "targets"]
+            given = ("targets", "rows", "initial")
+            found.control = [row for row in compare(pair, {}) if row.quantity not in given]
     except UserError as error:
         raise StepFailed(error.message) from error
     found.rows = compare(subjects, limits, found.control)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 WORDS = {
     "targets": "target tokens",
+    "rows": "rows",
+    "initial": "first adapters",
     "gradients": "first gradients",
     "losses": "losses",
     "trained": "what was trained",

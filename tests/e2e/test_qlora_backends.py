@@ -16,6 +16,7 @@ from compiler import pins
 from compiler.backends import Backend
 from compiler.parity.backends import SCRIPTS
 from compiler.parity.compare import TOLERANCES, Subject, compare
+from compiler.parity.table import WORDS
 from runtime.trace import Trace, read_trace
 from tests.parity.parity_cases import CASES
 from tests.parity.running import Case, Place, merged_tensors
@@ -54,7 +55,7 @@ def check(place: Place, traces: dict[Backend, Trace]) -> None:
     for row in rows:
         print(f"\n{row.quantity} differ by {row.difference} of {row.largest:.3g}: {row.note}")
     assert [row for row in rows if not row.ok] == []
-    assert {row.quantity for row in rows} == {"targets", "gradients", "losses", "trained", "merged"}
+    assert {row.quantity for row in rows} == set(WORDS)
 
 
 @pytest.mark.parametrize("name", TORCHAX)

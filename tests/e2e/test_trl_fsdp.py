@@ -16,6 +16,7 @@ from compiler.artifact import write
 from compiler.backends import Backend
 from compiler.emit import emit
 from compiler.lower import lower
+from compiler.parity.compare import Subject, compare
 from runtime.trace import Trace, read_trace
 from spec.load import load
 from tests.parity.running import Case, Place
@@ -103,11 +104,16 @@ def test_two_processes_with_fsdp_are_one(objective: str, tmp_path: Path) -> None
     for name, gradient in one.gradients.items():
         np.testing.assert_allclose(two.gradients[name], gradient, atol=1e-6, err_msg=name)
     assert_same_metrics(*(place.folder / output for output in ("one", "two")))
-    sharded(place, artifact, "cut", "--steps", "3")
+    cut = sharded(place, artifact, "cut", "--steps", "3")
     rest = sharded(place, artifact, "cut", "--resume")
     assert rest.losses == two.losses[3:]
     for name, array in two.trained.items():
         assert np.array_equal(rest.trained[name], array), name
+        assert np.array_equal(two.initial[name], one.initial[name]), name
+        assert np.array_equal(rest.initial[name], cut.trained[name]), name
+    kept = {row.quantity: row for row in compare([Subject("one", one), Subject("two", two)], {})}
+    assert kept["rows"].ok, "the processes' rows are together those of one"
+    np.testing.assert_equal(rest.rows, two.rows[3:])
 
 
 def assert_same_metrics(one: Path, two: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from compiler.backends import Backend
 from compiler.parity.compare import TOLERANCES, Subject, compare
+from compiler.parity.table import WORDS
 from runtime.preference import METRICS
 from tests.parity.running import BACKENDS, STEPS, Case, Place, merged_tensors
 
@@ -75,7 +76,7 @@ def assert_one_run(here: Place, backends: Sequence[Backend] = BACKENDS) -> None:
     for row in rows:
         print(f"\n{here.folder.name}: {row.quantity} differ by {row.difference} of {row.largest:.3g}")
     assert [row for row in rows if not row.ok] == []
-    assert {row.quantity for row in rows} == {"targets", "gradients", "losses", "trained", "merged"}
+    assert {row.quantity for row in rows} == set(WORDS)
     gradients, trained = runs[0].trace.gradients, runs[0].trace.trained
     assert max(float(np.abs(array).max()) for array in gradients.values()) > 100 * LIMITS["gradients"]
     moved = max(float(np.abs(array).max()) for name, array in trained.items() if name.endswith("lora_B"))

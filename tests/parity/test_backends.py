@@ -15,6 +15,7 @@ import pytest
 from compiler.backends import Backend
 from compiler.parity.compare import TOLERANCES, Subject, compare
 from compiler.parity.control import write_perturbed
+from compiler.parity.table import WORDS
 from runtime.trace import Trace
 from tests.parity.parity_cases import CASES
 from tests.parity.running import BACKENDS, STEPS, Place, merged_tensors
@@ -74,8 +75,8 @@ def test_the_backends_are_one_run(name: str, place: Callable[[str], Place]) -> N
         where = f"{row.left} - {row.right}, {row.note}"
         print(f"\n{name}: {row.quantity} differ by {row.difference} of {row.largest:.3g}: {where}")
     assert [row for row in rows if not row.ok] == []
-    assert {row.quantity for row in rows} == {"targets", "gradients", "losses", "trained", "merged"}
-    assert len(rows) == 3 * 5
+    assert {row.quantity for row in rows} == set(WORDS)
+    assert len(rows) == 3 * len(WORDS)
     (moved,) = (row for row in compare([runs[0], _untrained(here, runs[0])], {}) if row.quantity == "merged")
     assert moved.difference > 100 * LIMITS["merged"], "the weights have been trained"
     for trace in traces.values():

@@ -50,6 +50,27 @@ def test_equal_runs_differ_in_nothing() -> None:
     assert all(row.ok and row.difference == 0 for row in found.values())
 
 
+def held(size: int = 1, last: int = 9, pad: int = 0, **changes: Any) -> Trace:
+    """A run whose trace holds its first adapters and two steps of two rows, `size` in a micro-batch."""
+    tokens = np.array([[[3, 4, 5, pad]], [[6, 7, 8, last]]], np.int32).reshape(2 // size, size, 4)
+    there = np.array([[[1, 1, 2, 0]], [[1, 1, 1, 1]]], np.int32).reshape(tokens.shape)
+    step = {"tokens": tokens, "positions": there, "segment_ids": there, "loss_mask": there > 0}
+    first = {A: np.full((2, 4), 0.1, np.float32), B: np.zeros((6, 2), np.float32)}
+    return trace(**{"initial": first, "rows": [step, step], **changes})
+
+
+def test_rows_and_first_adapters_are_compared_where_both_traces_hold_them() -> None:
+    found = rows(held(), held(2, pad=1, backend="trl"))
+    assert list(found) == ["targets", "rows", "initial", "gradients", "losses", "trained"]
+    assert all(row.ok for row in found.values()) and found["rows"].note == "4 rows in 2 steps"
+    assert not {"rows", "initial"} & rows(held(), trace("trl")).keys()
+    other = held(2, last=8, backend="trl", initial=moved(held().initial, A, 2e-6))
+    found = rows(held(), other)
+    assert {row.quantity for row in found.values() if not row.ok} == {"rows", "initial"}
+    assert (found["rows"].difference, found["rows"].largest) == (1, 2)
+    assert found["rows"].note == "step 1: 1 of its rows" and found["initial"].note == A
+
+
 CHANGES: dict[str, tuple[Callable[[Trace], Trace], str, str]] = {
     "tokens": (lambda t: replace(t, targets=[40, 37]), "targets", "step 2: 38 and 37"),
     "length": (lambda t: replace(t, targets=[40], losses=[3.0]), "targets", "2 steps and 1"),
@@ -215,7 +236,7 @@ def test_traces_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Pa
         (["a.npz"], "add --compare"),
         (["a.yaml", "b.yaml"], "one at a time"),
         (["--compare", "a.npz", "b.npz", "--keep", "x"], "do not go with it"),
-        (["a.yaml", "--tolerance", "loss=1e-4"], "is none of gradients, losses, trained, merged"),
+        (["a.yaml", "--tolerance", "loss=1e-4"], "is none of initial, gradients, losses, trained, merged"),
         (["a.yaml", "--tolerance", "losses=small"], "is no limit"),
         (["a.yaml", "--tolerance", "losses=-1"], "is no limit"),
         ([], "Missing argument"),

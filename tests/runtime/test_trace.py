@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.adapters import LoraSettings
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
-from runtime.trace import Trace, check_writable, count_targets, read_trace
+from runtime.trace import ROWS, Trace, check_writable, count_targets, read_trace
 from tests import tiny
+from tests.docs.blocks import blocks
 from tests.runtime import training
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
@@ -103,9 +105,45 @@ def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
     assert "layers.0.self_attn.k_proj.lora_B" in trace.trained
 
 
+def test_the_documented_example_computes_a_traces_first_step(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows and the first adapters are all that transformers and PEFT need for its loss and gradients."""
+    from runtime.initial import initial_adapters
+
+    made, _ = run(model, tmp_path / "run", True)
+    assert made is not None
+    made.write(tmp_path / "trace.npz")
+    trace = read_trace(tmp_path / "trace.npz")
+    np.testing.assert_equal(trace.rows, made.rows)
+    for step, rows in enumerate(trace.rows):
+        batches = [training.batch(2 * step + i, 2) for i in (0, 1)]
+        np.testing.assert_equal(rows, {name: np.stack([b[name] for b in batches]) for name in ROWS})
+    _, start = training.build(model, MESH, remat="none")
+    lora = LoraSettings(rank=4, alpha=8.0, targets=training.TARGETS)
+    pairs = initial_adapters(start.adapters, lora, 0)
+    begun = {
+        f"{name}.lora_{x}": one for name, pair in pairs.items() for x, one in zip("AB", pair, strict=True)
+    }
+    np.testing.assert_equal(trace.initial, begun)
+
+    (tmp_path / "model").symlink_to(model)
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "numerics.md"
+    (example,) = (block.text for block in blocks(page) if "test_trace.py" in block.remark)
+    found: dict[str, Any] = {}
+    exec(compile(example, str(page), "exec"), found)
+    printed = capsys.readouterr().out
+    assert printed.startswith("loss ")
+    assert found["adapters"].keys() == trace.initial.keys()
+    assert found["apart"] < 1e-4 and found["furthest"] < 1e-5, printed
+    assert max(np.abs(array).max() for array in trace.gradients.values()) > 1e-3
+
+
 def test_full_fine_tuning_is_traced_by_the_checkpoints_names(model: Path, tmp_path: Path) -> None:
     trace, _ = run(model, tmp_path / "run", True, full=True)
     assert trace is not None
+    assert trace.initial == {} and len(trace.rows) == 2
     base = BaseCheckpoint.open(model)
     norm = metrics(tmp_path / "run")[0]["grad_norm"]
     assert trace.gradients.keys() == trace.trained.keys() == set(base.tensors)
