@@ -74,6 +74,9 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole:
     assert first.losses + rest.losses == whole.losses
     for name, array in whole.trained.items():
         assert np.array_equal(array, rest.trained[name]), name
+    np.testing.assert_equal(rest.initial, first.trained)
+    np.testing.assert_equal(first.rows + rest.rows, whole.rows)
+    assert rest.gradients.keys() == whole.gradients.keys(), "of the step that it goes on with"
     kept = sorted(path.name for path in (place.folder / "cut" / "checkpoints-trl").glob("checkpoint-*"))
     assert kept == ["checkpoint-4", "checkpoint-6"]
 
@@ -197,6 +200,7 @@ def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
     base, trained = BaseCheckpoint.open(tmp_path / "model"), BaseCheckpoint.open(tmp_path / "full" / "model")
     trained.verify()
     assert trained.tensors.keys() == base.tensors.keys()
+    assert trace.initial == {} and len(trace.rows) == 2, "it begins with the base's tensors"
     for name, array in trace.trained.items():
         assert np.array_equal(trained.read(name), array), name
         assert not np.array_equal(base.read(name), array), name

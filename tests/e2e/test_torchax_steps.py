@@ -92,6 +92,8 @@ def test_it_is_train_pys_run(place: Path) -> None:
         assert train(place, "plain", "plain", "--trace", trace, script=script).startswith("done: steps=8 ")
     ours, theirs = (read_trace(place / f"{name}.npz") for name in ("train_torchax.py", "train.py"))
     assert ours.targets == theirs.targets
+    np.testing.assert_equal(ours.rows, theirs.rows)
+    np.testing.assert_equal(ours.initial, theirs.initial)
     assert ours.gradients.keys() == theirs.gradients.keys()
     for name, array in theirs.gradients.items():
         assert np.abs(ours.gradients[name] - array).max() < 1e-5, name
