@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
-from runtime.errors import UserError
+from runtime.errors import Spoiled, UserError
 from runtime.export.card import adapter_card, model_card
 from runtime.export.folder import OutputFolder, refused
 from runtime.export.journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
-from runtime.export.known import SUMS, BaseSums, DamagedBase, known_hashes
+from runtime.export.known import SUMS, BaseSums, known_hashes
 from runtime.export.plan import Plan
 from runtime.export.quantized import Quantization
 from runtime.export.record import MergeSettings, Trained, merge_record
@@ -120,8 +120,8 @@ def _write(job: Job, adapter: OutputFolder | None) -> dict[str, Any]:
         write_shards(job.plan, job.base, journal, job.quantization, sums)
         if sums is not None:
             sums.close()
-    except DamagedBase:
-        journal.discard(_planned(job))  # what was made of it is damaged as well
+    except Spoiled:
+        journal.discard(_planned(job))
         raise
     except OSError as error:
         reason = refused(job.target.name, "written", error)
@@ -234,6 +234,10 @@ def _report(job: Job, seconds: float) -> None:
                 "note: where keys serve as values, vLLM adds the adapter's k_proj to the keys alone, since "
                 "rank or alpha differ for v_proj: serve the merged weights"
             )
+    tensors = job.base.tensors.items()
+    unseen = [f"{name} ({tensor.dtype})" for name, tensor in tensors if tensor.dtype not in DTYPES]
+    if unseen:
+        print(f"note: not looked at for values that are not finite: {', '.join(unseen)}")
     if trained.no_op:
         print(f"warning: the adapters of step {trained.step} are all zero; the output equals the base")
     print(

@@ -9,9 +9,10 @@ import pytest
 
 from runtime.adapters import Adapter, LoraSettings, build_adapters
 from runtime.export import arithmetic
-from runtime.export.arithmetic import changed_blocks
+from runtime.export.arithmetic import changed_blocks, is_finite
 from runtime.families import family_of
 from runtime.peft_export import select_modules
+from runtime.safetensors_reader import DTYPES
 from runtime.trained import Delta
 from tests import tiny
 from tests.runtime.runs import ALL, random_arrays
@@ -150,3 +151,16 @@ def test_peft_targets_mean_the_trained_modules_alone(
     chosen: set[str], modules: set[str], targets: object, layers: object
 ) -> None:
     assert select_modules(chosen, modules, "model.") == (targets, layers)
+
+
+@pytest.mark.parametrize("kind", DTYPES.values(), ids=DTYPES)
+def test_what_is_not_finite_is_told_from_every_value_that_is(kind: np.dtype) -> None:
+    bits = np.arange(2**16, dtype=np.uint16).astype(f"u{min(kind.itemsize, 2)}")
+    shift = 8 * max(0, kind.itemsize - 2)  # the bits that tell are the highest 16
+    values = (bits.astype(f"u{kind.itemsize}") << shift).view(kind) if kind.kind != "b" else bits == 1
+    floating = kind.kind in "fV"
+    with np.errstate(invalid="ignore"):
+        finite = np.isfinite(values.astype(np.float64)) if floating else np.ones(len(values), bool)
+    assert is_finite(values[finite]) and is_finite(values[:0])
+    assert not any(is_finite(values[[0, index]]) for index in np.flatnonzero(~finite)[::17])
+    assert floating == (not finite.all())

@@ -207,6 +207,54 @@ def test_a_base_that_is_damaged_or_another_is_refused(
     assert not list(tmp_path.glob("merged*")), "refused before anything is written"
 
 
+def set_value(base: Path, module: str, value: float) -> None:
+    def change(arrays: dict[str, np.ndarray]) -> None:
+        arrays[f"model.{module}.weight"].flat[-1] = value
+
+    rewrite(shard_of(base, module), change)
+
+
+@pytest.mark.parametrize("module", ["embed_tokens", "layers.0.self_attn.q_proj", "norm"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_a_base_with_values_that_are_not_finite_is_refused_by_the_tensor(
+    module: str, value: float, quantization: str | None, place: Place, run: Run, tmp_path: Path
+) -> None:
+    base = copy(place.base, tmp_path / "base")
+    set_value(base, module, value)
+    said = f"{shard_of(base, module)}: model.{module}.weight holds values that are not finite"
+    run(tmp_path / "merged", base=base, quantization=quantization).refused(said, "download the checkpoint")
+    assert contents(tmp_path / "merged") == {}, "nothing is left of what was made of it"
+
+
+def test_merged_values_that_the_type_has_no_room_for_are_refused(
+    place: Place, run: Run, tmp_path: Path
+) -> None:
+    base = copy(place.base, tmp_path / "base")
+    module = "layers.0.mlp.down_proj"
+    set_value(base, module, -1e6)
+    run(tmp_path / "merged", base=base, dtype="float16").refused(
+        f"model.{module}.weight: its merged values are not finite in float16", "set merge.dtype to float32"
+    )
+    assert contents(tmp_path / "merged") == {}
+    assert run(tmp_path / "merged", base=base, dtype="float32").status == 0
+
+
+@pytest.mark.parametrize("value, dtype, status", [(np.inf, "F64", 0), (np.nan, "F64", 1), (np.nan, "C64", 0)])
+def test_a_bound_may_be_infinite_and_what_is_of_another_type_is_told_of(
+    value: float, dtype: str, status: int, place: Place, run: Run, tmp_path: Path
+) -> None:
+    base, name = copy(place.base, tmp_path / "base"), "vision.input_max"
+    path = shard_of(base, "norm")
+    rewrite(path, lambda arrays: arrays.update({name: np.array(value)}))
+    path.write_bytes(path.read_bytes().replace(b'"F64"', f'"{dtype}"'.encode()))
+    change_index(base, lambda names: {**names, name: path.name})
+    outcome = run(tmp_path / "merged", base=base)
+    assert outcome.status == status, outcome
+    assert (f"{name} holds values" in outcome.err) is (status == 1)
+    assert (f"not looked at for values that are not finite: {name} (C64)" in outcome.out) is (dtype == "C64")
+
+
 def test_a_flipped_bit_in_a_header_is_refused_or_changes_nothing(place: Place, tmp_path: Path) -> None:
     """Wherever it is: a message, or a header that means the same."""
     base = copy(place.base, tmp_path / "base")
