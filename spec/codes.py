@@ -546,6 +546,12 @@ DATA: dict[str, Code] = {
         "As `prompt_completion` the disliked answers would be learnt too.",
         "Keep the liked answers with a `data.transform`, or make pairs: `format: preference`.",
     ),
+    "E0425": Code(
+        "data is no regular file",
+        "A pipe is waited for until somebody writes to it, and a device such as /dev/zero has no end. Data "
+        "are read more than once: counted, hashed, tokenised.",
+        "Write what comes out of it into a file, and name that.",
+    ),
     "W0430": Code(
         "a part of the samples is not trained on",
         "Some of the samples that are at hand hold something that is not read, or that the chat template "

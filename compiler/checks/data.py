@@ -13,6 +13,7 @@ from compiler.facts import Facts
 from compiler.sources import escapes, is_dataset
 from compiler.steps import held_out, read_local
 from compiler.wording import plural
+from runtime.addresses import ENDLESS, INTO_A_FILE, is_endless
 from spec.diagnostics import Diagnostic
 
 WASTEFUL = 1024
@@ -58,6 +59,8 @@ def _files(facts: Facts) -> Iterator[Diagnostic]:
                     where,
                     "eval_fraction: 0.05 in place of eval, which holds samples out, or a file of others",
                 )
+            elif _is_local(facts, path) and is_endless(facts.folder / path):
+                yield Diagnostic("E0425", f"`{path}` {ENDLESS}", where, INTO_A_FILE)
             elif _is_local(facts, path) and not os.path.exists(facts.folder / path):
                 yield Diagnostic(
                     "W0401",

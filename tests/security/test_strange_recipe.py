@@ -5,16 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
+import datasets
 import pytest
 from typer.testing import CliRunner
 
 from compiler import cli_base
 from compiler.cli import app
 from compiler.errors import ArtifactError
+from runtime.addresses import INTO_A_FILE
+from runtime.data.cache import key
+from runtime.data.sources import count, records
+from runtime.data.tokenizer import chat_template
+from runtime.errors import UserError
+from runtime.serving.evaluate_prompts import parse
+from runtime.settings import DataSettings, Source
 from spec.document import MOST_FAULTS
 from spec.load import MOST_EXTENDED, load
 
@@ -224,3 +233,66 @@ def test_a_secret_in_a_list_is_not_shown(secret: str, format: str, place: Path) 
     (place / "recipe.yaml").write_text(RECIPE + line)
     found = recipe("check", "recipe.yaml", "--format", format)
     assert found.status == 1 and SECRET not in found.text
+
+
+ENDLESS = ("pipe", "device")
+"""A pipe that nobody writes to, and a link to a device that never ends."""
+
+
+def make_endless(kind: str, file: Path) -> Path:
+    file.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero")
+    return file
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize(
+    "name, line, code",
+    [
+        ("train.jsonl", "", "E0425"),
+        ("train.parquet", "data: {train: [train.parquet]}", "E0425"),
+        ("eval.jsonl", "data: {train: [train.jsonl], eval: [eval.jsonl]}", "E0425"),
+        ("chat.jinja", "data: {train: [train.jsonl], chat_template: chat.jinja}", "E0402"),
+        ("rows.py", "data: {train: [train.jsonl], transform: rows.py:keep}", "E0416"),
+        ("prompts.jsonl", "evaluate: {prompts: prompts.jsonl}", "E0650"),
+    ],
+)
+def test_a_check_waits_for_no_pipe_and_reads_no_device(
+    kind: str, name: str, line: str, code: str, place: Path
+) -> None:
+    make_endless(kind, place / name)
+    kept = [old for old in RECIPE.splitlines() if not line.startswith(old.partition(":")[0])]
+    (place / "recipe.yaml").write_text("\n".join([*kept, line, ""]))
+    said = recipe("check", "recipe.yaml")
+    leads_out = kind == "device" and code in ("E0402", "E0416", "E0650")
+    assert said.status == 1 and f"[{'E0708' if leads_out else code}]" in said.text, said.text
+    assert leads_out or "no regular file" in said.text, said.text
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize(
+    "name", ["rows.jsonl", "rows.csv.gz", "rows.parquet", "rows.arrow", "rows.array_record"]
+)
+def test_training_waits_for_no_pipe_and_reads_no_device(kind: str, name: str, tmp_path: Path) -> None:
+    make_endless(kind, tmp_path / name)
+    folder = tmp_path / "saved"
+    datasets.Dataset.from_list([{"text": "a"}]).save_to_disk(folder)
+    assert len(list(records(Source("saved"), tmp_path))) == 1
+    make_endless(kind, next(folder.glob("*.arrow")))
+    data, no_coding = DataSettings((name,), 8, chat_template=name), cast(Any, None)
+    assert "no regular file" in key([name], data, no_coding, tmp_path)[1]
+    readers: tuple[Callable[..., Any], ...] = (lambda *source: list(records(*source)), count)
+    for read in readers:
+        for source in (name, "saved"):
+            with pytest.raises(UserError, match="no regular file") as caught:
+                read(Source(source), tmp_path)
+            assert caught.value.help == INTO_A_FILE
+    with pytest.raises(UserError, match="no regular file"):
+        chat_template(None, data, tmp_path)
+    _, faults = parse(tmp_path / name)
+    assert ["no regular file" in fault.message for fault in faults] == [True]
