@@ -1382,6 +1382,18 @@ PORT: dict[str, Code] = {
         "loss, other trained parameters or another start of theirs, another update, another model.",
         "Port the run without it by `--set KEY=null`, or by `--partial`, whose recipe names what is missing.",
     ),
+    "E1193": Code(
+        "file of a tool that is not read yet",
+        "Its keys tell whose it is, and `recipe port` reads no files of that tool; taken for another's, it "
+        "would come out as another run.",
+        "Start from a recipe of your own with `recipe new`; `--from` ports it as one of a tool that is read.",
+    ),
+    "W1194": Code(
+        "older name of a key beside its newer one",
+        "The file has a key by its older name and by its newer one, with two values. Which of them holds "
+        "depends on the tool's version; the port takes the newer name's.",
+        "Remove one of the two.",
+    ),
     "W1168": Code(
         "format of the data guessed",
         "The tool tells by the columns of the data set what its rows are, and the data set is not at hand.",

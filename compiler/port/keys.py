@@ -162,6 +162,13 @@ class Keys:
         for key in keys:
             self.same(key, note=note)
 
+    def unused(self, keys: Iterable[str], note: str) -> None:
+        """Keys that the source's run does not read, and why."""
+        for key in keys:
+            if key not in self.said and self.stands(key):
+                self.ledger.unused(self.source, self.prefix + key, note)
+            self.said.add(key)
+
     def unless(self, key: str, idle: Iterable[Any], note: str) -> None:
         """A key without a counterpart, which does nothing at `idle` values; `note` is what others change."""
         if self._switched_on(key, idle):

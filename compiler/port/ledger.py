@@ -22,12 +22,14 @@ class Verdict(Enum):
     APPROXIMATED: there is a counterpart that is not quite the same; the note says how, and what it changes.
     DEFAULTED: the key does not stand in the file; its tool's default was written out.
     UNSUPPORTED: there is no counterpart; the note says what that changes.
+    UNUSED: the run of the source does not read it, such as a data set that its config does not name.
     """
 
     EXACT = "exact"
     APPROXIMATED = "approximated"
     DEFAULTED = "defaulted"
     UNSUPPORTED = "unsupported"
+    UNUSED = "unused"
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,10 @@ class Ledger:
     def unsupported(self, source: Source, key: str, note: str) -> None:
         """A key without a counterpart: what that changes."""
         self._record(source, key, Verdict.UNSUPPORTED, {}, note)
+
+    def unused(self, source: Source, key: str, note: str) -> None:
+        """A key that the source's run does not read: why."""
+        self._record(source, key, Verdict.UNUSED, {}, note)
 
     def refused(self, source: Source, key: str, code: str, message: str, help: str) -> None:
         """A key without which the run would be another one: an error at its place, and an unsupported key.

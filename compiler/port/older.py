@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from compiler.port.source import Source
+from compiler.port.ledger import Ledger
+from compiler.port.source import MISSING, Source
+from compiler.wording import flow
+from spec.diagnostics import Diagnostic
 
 _TRAINER = {
     "per_gpu_train_batch_size": "per_device_train_batch_size",
     "per_gpu_eval_batch_size": "per_device_eval_batch_size",
     "evaluation_strategy": "eval_strategy",
     "no_cuda": "use_cpu",
-    "use_liger": "use_liger_kernel",
-    "xpu_backend": "ddp_backend",
+    "adafactor": "optim",
 }
 
 NAMES: Mapping[str, Mapping[str, str]] = {
@@ -23,26 +25,36 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         **_TRAINER,
         "max_seq_length": "max_length",
         "torch_dtype": "dtype",
+        "use_flash_attention_2": "attn_implementation",
+        "use_liger": "use_liger_kernel",
         "use_liger_loss": "use_liger_kernel",
         "dataset_train_name": "dataset_train_split",
         "dataset_test_name": "dataset_test_split",
         "peft_lora_r": "lora_r",
         "peft_lora_alpha": "lora_alpha",
-        "peft_lora_dropout": "lora_dropout",
     },
     "llamafactory": {
         **_TRAINER,
+        "prompt_template": "template",
         "sft_packing": "packing",
+        "train_last_turn_only": "mask_history",
         "dpo_beta": "pref_beta",
         "orpo_beta": "pref_beta",
+        "kto_beta": "pref_beta",
         "dpo_loss": "pref_loss",
         "dpo_ftx": "pref_ftx",
+        "kto_ftx": "pref_ftx",
+        "dpo_ref_model": "ref_model",
+        "ref_model_checkpoint": "ref_model_adapters",
         "dev_ratio": "val_size",
+        "lora_lr_ratio": "loraplus_lr_ratio",
         "neft_alpha": "neftune_noise_alpha",
         "cache_path": "tokenized_path",
         "checkpoint_dir": "adapter_name_or_path",
         "name_module_trainable": "freeze_trainable_modules",
         "num_layer_trainable": "freeze_trainable_layers",
+        "hf_auth_token": "hf_hub_token",
+        "swanlab_experiment_name": "swanlab_run_name",
     },
     "axolotl": {
         "evaluation_strategy": "eval_strategy",
@@ -54,33 +66,24 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """By dialect, the name that an older name has now."""
 
-FLASH = "use_flash_attention_2"
-"""Of TRL's users and transformers' older models: a switch in place of `attn_implementation`."""
+VALUES = {
+    "use_flash_attention_2": {True: "flash_attention_2", False: "sdpa"},
+    "adafactor": {True: "adafactor"},
+}
+"""Of older names that were switches, what their values are now; at others they have no newer name."""
 
 
 def renamed(source: Source, dialect: str) -> Source:
     """A file with today's names; an older name stays where the newer one stands beside it."""
     if not isinstance(source.data, dict):
         return source
-    names = {
-        old: new
-        for old, new in NAMES.get(dialect, {}).items()
-        if source.has(old) and not source.has(new) and old in source.data
-    }
+    names: dict[str, str] = {}
     data: dict[str, Any] = {}
     for key, value in source.data.items():
-        if str(names.get(key, key)) in data:  # two older names of one key: the first is taken
-            names.pop(key, None)
-        data[str(names.get(key, key))] = value
-    flash = dialect == "trl" and isinstance(data.get(FLASH), bool) and "attn_implementation" not in data
-    if flash:
-        names[FLASH] = "attn_implementation"
-        data = {
-            names[FLASH] if key == FLASH else key: ("flash_attention_2" if value else "sdpa")
-            if key == FLASH
-            else value
-            for key, value in data.items()
-        }
+        new = NAMES.get(dialect, {}).get(key) if _today(key, value) is not MISSING else None
+        if new and new not in source.data and new not in data:  # of two older names the first is taken
+            names[key], key, value = new, new, _today(key, value)
+        data[key] = value
     if not names:
         return source
 
@@ -96,6 +99,31 @@ def renamed(source: Source, dialect: str) -> Source:
         secrets=moved(source.secrets),
         older=older,
     )
+
+
+def beside(ledger: Ledger, dialect: str) -> Iterator[Diagnostic]:
+    """Says of the older names that stand beside their newer ones that these hold; warns of other values."""
+    source = ledger.sources.main
+    for old, new in NAMES.get(dialect, {}).items():
+        value = _today(old, source.get(old))
+        if value is MISSING or not source.has(new):
+            continue
+        stands = source.older.get(new, new)
+        if value is None or value == source.get(new):
+            says = "says nothing, being null" if value is None else f"says the same as {stands}"
+            ledger.exact(source, old, note=f"an older name of {new}, which {says}")
+            continue
+        note = f"an older name of {new}: {stands} holds"
+        ledger.unsupported(source, old, note)
+        message = f"`{old}` is an older name of `{new}`, and `{stands}: {flow(source.get(new))}` is taken"
+        yield Diagnostic("W1194", message, old, f"remove `{old}`, or `{stands}`", source.span(old))
+
+
+def _today(key: str, value: Any) -> Any:
+    """The value that an older name's value is now, MISSING for none."""
+    if key not in VALUES:
+        return value
+    return VALUES[key].get(value, MISSING) if isinstance(value, bool) else MISSING
 
 
 def _moved(path: str, names: Mapping[str, str]) -> str:

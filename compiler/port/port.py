@@ -147,6 +147,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     )
     made.read = found
     refused = [*ledger.diagnostics]
+    made.read += older.beside(ledger, dialect.NAME)
     dialect.port(ledger)
     _explain(ledger, free)
     for key in sorted(used.intersection(ledger.unread(ledger.sources.main))):

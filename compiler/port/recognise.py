@@ -77,7 +77,48 @@ ROLES = {
     ),
 }
 LEAST_MARKS = 2
-"""Keys of a role that a file must have; one alone may stand in any config."""
+"""Keys of a role, or of a tool, that a file must have; one alone may stand in any config."""
+MOST_NAMED = 3
+"""Telling keys that a message names."""
+
+UNREAD = {
+    "LLaMA-Factory v1": words(
+        "model_class train_dataset dist_config kernel_config sample_backend peft_config batching_strategy"
+    ),
+    "MaxText": words(
+        "base_config base_output_directory per_device_batch_size max_target_length remat_policy "
+        "decoder_block base_emb_dim base_num_decoder_layers ici_fsdp_parallelism dcn_data_parallelism "
+        "load_parameters_path hf_path enable_checkpointing use_sft"
+    ),
+    "ms-swift": words(
+        "tuner_type train_type tuner_backend split_dataset_ratio model_author rlhf_type adapters attn_impl "
+        "agent_template loss_scale custom_dataset_info custom_register_path external_plugins val_dataset "
+        "lazy_tokenize quant_bits"
+    ),
+    "NeMo AutoModel": words(
+        "step_scheduler dist_env packed_sequence loss_fn._target_ distributed.strategy distributed.tp_size "
+        "model.pretrained_model_name_or_path checkpoint.model_save_format"
+    ),
+    "oumi's launcher or SkyPilot": words("resources.cloud resources.accelerators working_dir workdir setup"),
+    "oumi": words(
+        "model.model_name data.train.datasets training.trainer_type training.enable_gradient_checkpointing "
+        "training.per_device_train_batch_size peft.lora_r peft.peft_method fsdp.enable_fsdp"
+    ),
+    "Tunix": words(
+        "model_config.model_name model_config.model_id model_config.model_source training_config "
+        "tokenizer_config.tokenizer_type optimizer_config.opt_type rl_training_config actor_model_config "
+        "rollout_config reference_model_config"
+    ),
+    "Unsloth Studio": words(
+        "data.format_type training.training_type training.max_seq_length training.num_epochs "
+        "training.train_on_completions training.random_seed lora.lora_r lora.use_loftq "
+        "lora.vision_all_linear lora.finetune_language_layers logging.enable_wandb"
+    ),
+}
+"""Tools whose files are not read yet, and keys that tell them: no dialect's tool has one of these."""
+
+MODELS = words("model_name_or_path base_model model._component_ checkpoint_dir")
+"""The dialects' own keys for the model: a file with one of them is of no other tool."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +151,8 @@ def recognise(files: Sequence[Source], chosen: str | None = None) -> Recognised 
         return [_half(role, file) for role, file in roles.items()]
     known = {main.file: _dialects(main) for main in mains}
     if chosen is None:
-        unknown = [_unknown(main) for main in mains if not known[main.file]]
+        unread = [found for main in mains if (found := _unread(main))]
+        unknown = unread or [_unknown(main) for main in mains if not known[main.file]]
         if unknown:
             return unknown
     if len(mains) > 1:
@@ -145,6 +187,24 @@ def _dialects(file: Source) -> list[Module]:
     counts = [(_count(file, dialect), dialect) for dialect in dialects.every()]
     most = max(count for count, _ in counts)
     return [dialect for count, dialect in counts if count == most] if most else []
+
+
+def _unread(file: Source) -> Diagnostic | None:
+    """Of a file of a tool that is not read yet: which, and by which keys."""
+    if any(file.has(key) for key in MODELS):
+        return None
+    found = {tool: sorted(filter(file.has, marks)) for tool, marks in UNREAD.items()}
+    tool = max(found, key=lambda tool: len(found[tool]))
+    if len(found[tool]) < LEAST_MARKS:
+        return None
+    keys = listing([f"`{key}`" for key in found[tool][:MOST_NAMED]])
+    message = f"{file.file} is a file of {tool}, which is not read yet: {keys} tell it"
+    read = listing([dialect.TITLE for dialect in dialects.every()])
+    help = (
+        f"begin a recipe by hand: recipe new my-run; read are files of {read}, and --from DIALECT reads "
+        "this one as one of them"
+    )
+    return Diagnostic("E1193", message, help=help, span=file.keys.get(found[tool][0]))
 
 
 def _half(role: str, file: Source) -> Diagnostic:

@@ -13,7 +13,7 @@ from compiler.port.source import Source, Sources
 from compiler.port.tree import conceal
 from spec.core_schema import flow
 
-SEVERITY = (Verdict.EXACT, Verdict.DEFAULTED, Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
+SEVERITY = (Verdict.UNUSED, Verdict.EXACT, Verdict.DEFAULTED, Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
 """Of several findings on one key, the last of these counts."""
 
 MEANINGS = {
@@ -21,6 +21,7 @@ MEANINGS = {
     Verdict.APPROXIMATED: "the nearest there is; the note says how it differs",
     Verdict.DEFAULTED: "not in the files: the tool's default, written out",
     Verdict.UNSUPPORTED: "not taken over; the note says what that changes",
+    Verdict.UNUSED: "the run of the files does not read it either",
 }
 SECRETS = re.compile(r"(hub_token|hf_token|api_key|password|secret)$", re.IGNORECASE)
 """Keys whose values are not shown."""
@@ -84,8 +85,10 @@ def counts(made: Sequence[Row]) -> dict[str, int]:
 
 
 def summary(made: Sequence[Row]) -> str:
-    """ "31 keys exact, 4 approximated, 12 defaulted, 6 unsupported"."""
-    first, *rest = (f"{count} {name}" for name, count in counts(made).items())
+    """ "31 keys exact, 4 approximated, 12 defaulted, 6 unsupported", and unused ones where there are any."""
+    unused = Verdict.UNUSED.value
+    found = {name: count for name, count in counts(made).items() if count or name != unused}
+    first, *rest = (f"{count} {name}" for name, count in found.items())
     number, _, name = first.partition(" ")
     return ", ".join([f"{number} key{'' if number == '1' else 's'} {name}", *rest])
 
@@ -160,7 +163,9 @@ def markdown(title: str, files: Sequence[str], made: Sequence[Row]) -> str:
         files: as shown.
     """
     lines = [f"# Port from {title}", "", f"{', '.join(f'`{file}`' for file in files)}: {summary(made)}.", ""]
-    lines += [f"- {verdict.value}: {meaning}" for verdict, meaning in MEANINGS.items()]
+    unused = any(row.verdict is Verdict.UNUSED for row in made)
+    meant = {verdict: text for verdict, text in MEANINGS.items() if unused or verdict is not Verdict.UNUSED}
+    lines += [f"- {verdict.value}: {meaning}" for verdict, meaning in meant.items()]
     for file in [*files, ""]:
         part = [row for row in made if row.file == file]
         if not part:

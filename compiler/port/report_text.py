@@ -18,6 +18,7 @@ COLORS = {
     Verdict.APPROXIMATED: "yellow",
     Verdict.DEFAULTED: "cyan",
     Verdict.UNSUPPORTED: "red",
+    Verdict.UNUSED: "dim",
 }
 WIDEST_KEY, WIDEST_VALUE = 48, 36
 """Columns; a longer key moves the rest of its line, a longer value is cut."""

@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from compiler.port.dialects import every
+from compiler.port.known import tools
 from compiler.port.ledger import Line, Verdict
 from compiler.port.port import Ported, name_of
+from compiler.port.read import read
+from compiler.port.recognise import UNREAD, Recognised, recognise
 from compiler.port.report import markdown
 from compiler.port.write import HEAD, recipe_text
 from spec.load import load
@@ -121,6 +125,58 @@ def test_references_are_resolved_or_refused(ported: Port) -> None:
 )
 def test_what_is_no_config_is_a_diagnostic(text: str, expected: str, ported: Port) -> None:
     assert codes(ported(text)) == [expected]
+
+
+UNREAD_FILES = {
+    "LLaMA-Factory v1": (
+        "model: Qwen/Qwen3-4B\nmodel_class: llm\npeft_config: {name: lora, r: 8}\n"
+        "train_dataset: data/chats.yaml\ncutoff_len: 2048\nmicro_batch_size: 1\noutput_dir: out\n"
+    ),
+    "MaxText": "base_config: base.yml\nper_device_batch_size: 1\nremat_policy: full\nlearning_rate: 2e-5\n",
+    "ms-swift": (
+        "model: Qwen/Qwen3-4B\ntrain_type: lora\ndataset: [some/set#500]\nsplit_dataset_ratio: 0.01\n"
+        "lora_rank: 8\nmax_length: 2048\nper_device_train_batch_size: 1\ndataset_num_proc: 4\n"
+    ),
+    "NeMo AutoModel": (
+        "step_scheduler: {global_batch_size: 8, local_batch_size: 1}\ndist_env: {backend: nccl}\n"
+        "model: {pretrained_model_name_or_path: Qwen/Qwen3-4B}\ndataset: {split: train}\n"
+    ),
+    "oumi": (
+        "model: {model_name: Qwen/Qwen3-4B}\ndata: {train: {datasets: [{dataset_name: some/set}]}}\n"
+        "training: {trainer_type: TRL_SFT}\npeft: {lora_r: 8}\n"
+    ),
+    "oumi's launcher or SkyPilot": (
+        "name: job\nresources: {cloud: gcp, accelerators: 'A100:8'}\nnum_nodes: 1\nworking_dir: .\nrun: x\n"
+    ),
+    "Tunix": (
+        "model_config: {model_name: gemma3-1b, model_id: google/gemma-3-1b-it}\ndataset_name: some/set\n"
+        "tokenizer_config: {tokenizer_type: huggingface}\ntraining_config: {max_steps: 10}\n"
+    ),
+    "Unsloth Studio": (
+        "model: Qwen/Qwen3-4B\ndata: {dataset: some/set, format_type: auto}\n"
+        "training: {training_type: lora, max_seq_length: 2048}\nlora: {lora_r: 8, vision_all_linear: false}\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("tool", UNREAD)
+def test_a_file_of_a_tool_that_is_not_read_is_named(tool: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(UNREAD_FILES[tool])
+    file, _ = read(tmp_path / "config.yaml")
+    assert file is not None
+    found = recognise([file])
+    assert isinstance(found, list) and [each.code for each in found] == ["E1193"]
+    assert f"is a file of {tool}, which" in found[0].message
+    forced = recognise([file], "trl")
+    assert isinstance(forced, Recognised) and forced.dialect.NAME == "trl"
+
+
+def test_no_tool_that_is_read_has_a_key_by_which_another_is_told() -> None:
+    own = {
+        key for tool in tools().values() for section in tool["sections"].values() for key in section
+    }.union(*(dialect.MARKS for dialect in every()))
+    for tool, marks in UNREAD.items():
+        assert not marks & own, tool
 
 
 def test_files_that_do_not_go_together_are_refused(ported: Port) -> None:

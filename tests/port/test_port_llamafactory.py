@@ -12,6 +12,7 @@ from compiler.port.dialects.llamafactory import target_modules
 from compiler.port.ledger import Ledger, Verdict
 from compiler.port.meaning.models import resolve
 from compiler.port.meaning.targets import choose
+from compiler.port.report import counts, rows, summary
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 BASE: dict[str, Any] = {
@@ -119,6 +120,20 @@ def test_data_sets_are_found_by_their_names_in_dataset_info(tmp_path: Path) -> N
     assert inline.value("data.train") == [{"path": "hf://a/b", "split": "d", "config": "c"}]
     online = port(tmp_path, None, dataset="our/set", dataset_dir="ONLINE")
     assert online.value("data.train") == ["hf://our/set"]
+
+
+def test_data_sets_that_the_config_does_not_name_count_for_nothing(tmp_path: Path) -> None:
+    made = port(tmp_path)
+    assert verdict(made, "letters.hf_hub_url") is Verdict.EXACT
+    assert {verdict(made, name) for name in INFO if name != "letters"} == {Verdict.UNUSED}
+    listed = rows(made, made.sources)
+    unused = [row.key for row in listed if row.verdict is Verdict.UNUSED]
+    assert "talks.columns.messages" in unused and counts(listed)["unused"] == len(unused)
+    assert summary(listed).endswith(f", {len(unused)} unused")
+    alone = port(tmp_path, {"letters": INFO["letters"]})
+    assert "unused" not in summary(rows(alone, alone.sources))
+    inline = port(tmp_path, None, dataset_dir=INFO)
+    assert verdict(inline, "dataset_dir.talks") is Verdict.UNUSED
 
 
 def test_instructions_are_joined_as_llamafactory_joins_them(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import yaml
 
 from compiler.port.keys import Keys
 from compiler.port.known import tools
-from compiler.port.ledger import Ledger
-from compiler.port.older import NAMES, renamed
+from compiler.port.ledger import Ledger, Verdict
+from compiler.port.older import NAMES, beside, renamed
 from compiler.port.read import read
 from compiler.port.source import MISSING, Source, Sources
 
@@ -205,6 +205,26 @@ def test_what_looks_like_a_token_is_not_shown(tmp_path: Path) -> None:
     assert "abcdef" not in made.spans["hub_token"].text
 
 
+@pytest.mark.parametrize(
+    ("text", "verdicts", "codes"),
+    [
+        ("max_seq_length: 512\nmax_length: 64\n", [Verdict.UNSUPPORTED], ["W1194"]),
+        ("max_seq_length: 64\nmax_length: 64\n", [Verdict.EXACT], []),
+        ("max_seq_length:\nmax_length: 64\n", [Verdict.EXACT], []),
+        ("use_flash_attention_2: true\nattn_implementation: sdpa\n", [Verdict.UNSUPPORTED], ["W1194"]),
+        ("use_flash_attention_2: false\nattn_implementation: sdpa\n", [Verdict.EXACT], []),
+        ("adafactor: false\noptim: adamw_torch\n", [], []),
+        ("use_liger: true\nuse_liger_loss: false\n", [Verdict.UNSUPPORTED], ["W1194"]),
+    ],
+)
+def test_an_older_name_beside_its_newer_one_is_told_of(
+    text: str, verdicts: list[Verdict], codes: list[str], tmp_path: Path
+) -> None:
+    ledger = Ledger(Sources(renamed(source(tmp_path, text), "trl")))
+    assert [found.code for found in beside(ledger, "trl")] == codes
+    assert [found.verdict for found in ledger.findings] == verdicts
+
+
 def test_older_names_are_read_as_todays_and_shown_as_they_stand(tmp_path: Path) -> None:
     text = "max_seq_length: 512\nuse_flash_attention_2: true\nper_gpu_train_batch_size: 4\nother: 1\n"
     made = renamed(source(tmp_path, text), "trl")
@@ -217,6 +237,9 @@ def test_older_names_are_read_as_todays_and_shown_as_they_stand(tmp_path: Path) 
     assert made.older["max_length"] == "max_seq_length" and made.spans["max_length"].line == 1
     both = source(tmp_path, "max_seq_length: 512\nmax_length: 64\n")
     assert renamed(both, "trl") == both, "the newer name holds, and the older one is told of"
+    off = source(tmp_path, "adafactor: false\nuse_flash_attention_2: 3\n")
+    assert renamed(off, "trl") == off, "a switch that is off, or is none, has no newer name"
+    assert renamed(source(tmp_path, "adafactor: true\n"), "trainer").data == {"optim": "adafactor"}
     for dialect, names in NAMES.items():
         tables = tools()[dialect]["sections"].values()
         assert set(names.values()) <= {key for table in tables for key in table}, dialect

@@ -254,6 +254,27 @@ def test_deepspeeds_optimizer_holds(run: Any) -> None:
     assert codes(ledger) == []
 
 
+@pytest.mark.parametrize(
+    "given, micro, rows",
+    [
+        ({"split_batches": True}, 2, 8),
+        ({"accelerator_config": {"split_batches": True}}, 2, 8),
+        ({"split_batches": False, "accelerator_config": {"split_batches": True}}, 8, 32),
+        ({"split_batches": None}, 8, 32),
+    ],
+)
+def test_split_batches_shares_a_devices_rows_out(
+    run: Any, given: dict[str, Any], micro: int, rows: int
+) -> None:
+    ledger = run(
+        {"per_device_train_batch_size": 8, **given},
+        accelerate={"distributed_type": "MULTI_GPU", "num_processes": 4},
+    )
+    spoken(ledger)
+    assert ledger.value("train.micro_batch_size") == micro
+    assert ledger.value("train.global_batch_size") == rows
+
+
 def test_an_epochs_part_is_rounded_up(run: Any) -> None:
     ledger = run({"num_train_epochs": 0.5})
     assert ledger.value("train.epochs") == 1

@@ -40,7 +40,7 @@ def port(keys: Keys, model: Model | None, objective: str) -> None:
     for key in ("datasets", "test_datasets"):
         given = keys.value(key)
         for index in range(len(given) if isinstance(given, list) else 0):
-            keys.below(f"{key}[{index}]").passive(sorted(_OF_TYPES), "its data set type does not read it")
+            keys.below(f"{key}[{index}]").unused(sorted(_OF_TYPES), "its data set type does not read it")
 
 
 def _order(keys: Keys) -> None:

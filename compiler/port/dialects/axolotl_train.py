@@ -353,10 +353,8 @@ def _saving(keys: Keys) -> None:
 def _evaluating(keys: Keys) -> None:
     evaluates = keys.ledger.value("data.eval_fraction") or keys.ledger.value("data.eval")
     idle = "" if evaluates else "there is nothing to evaluate on"
-    for name in ("eval_strategy", "evaluation_strategy"):
-        if evaluates and keys.value(name) == "no":
-            keys.say(
-                name, {"train.eval_every": EVERY}, f"evaluation is every {EVERY} steps and at the end here"
-            )
+    if evaluates and keys.value("eval_strategy") == "no":
+        note = f"evaluation is every {EVERY} steps and at the end here"
+        keys.say("eval_strategy", {"train.eval_every": EVERY}, note)
     keys.same("evaluation_strategy", note="its newer name is eval_strategy")
     _every(keys, "train.eval_every", ("eval_steps", "evals_per_epoch", "eval_strategy"), "no", idle)

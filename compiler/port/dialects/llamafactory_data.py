@@ -88,6 +88,12 @@ def _info(keys: Keys) -> tuple[Keys | None, str]:
     return cached, str(folder)
 
 
+def _entries(info: Keys) -> dict[str, Any]:
+    """The entries of dataset_info.json, by the data sets' names."""
+    data = info.source.get(info.prefix.rstrip("."))
+    return data if isinstance(data, dict) else {}
+
+
 def _missing(keys: Keys, key: str, name: str, info: Keys | None) -> None:
     if info is None:
         message = f"`{name}` stands in LLaMA-Factory's dataset_info.json, which is not among the files"
@@ -96,17 +102,14 @@ def _missing(keys: Keys, key: str, name: str, info: Keys | None) -> None:
             key, "E1151", message, f"recipe port {file} {keys.value('dataset_dir')}/dataset_info.json"
         )
         return
-    data = info.source.get(info.prefix.rstrip(".")) if info.prefix else info.source.data
-    close = get_close_matches(name, list(data), n=1) if isinstance(data, dict) else []
+    close = get_close_matches(name, list(_entries(info)), n=1)
     help = f"did you mean `{close[0]}`?" if close else f"add `{name}` to {info.source.file}"
     keys.refuse(key, "E1151", f"`{name}` is not in {info.source.file}", help)
 
 
 def _unused(keys: Keys, info: Keys | None, used: set[str]) -> None:
-    data = info.source.data if info and not info.prefix else None
-    for name in data if isinstance(data, dict) else ():
-        if name not in used and info is not None:
-            info.same(name, note="not a data set of this run")
+    if info:
+        info.unused([name for name in _entries(info) if name not in used], "not a data set of this run")
 
 
 def _form(keys: Keys, found: list[DataSet], stage: str) -> None:

@@ -126,10 +126,8 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _dtype(keys: Keys) -> str:
-    """`dtype`, or torch_dtype as it was called."""
-    key = "torch_dtype" if keys.given("torch_dtype") else "dtype"
-    found = keys.choice(key, ("auto", "bfloat16", "float16", "float32")) or "float32"
-    keys.passive(("dtype", "torch_dtype"), "with bf16 and fp16 it gives model.dtype")
+    found = keys.choice("dtype", ("auto", "bfloat16", "float16", "float32")) or "float32"
+    keys.passive(("dtype",), "with bf16 and fp16 it gives model.dtype")
     return found
 
 

@@ -57,7 +57,7 @@ def length(keys: Keys, key: str) -> None:
 
 
 def _single(keys: Keys, evaluates: bool) -> str | None:
-    keys.passive(("datasets", "test_split_size"), "dataset_name is what is read")
+    keys.unused(("datasets", "test_split_size"), "dataset_name is what is read")
     name = keys.text("dataset_name")
     if name is None:
         help = "--set dataset_name=OWNER/NAME, or a file"
@@ -77,7 +77,7 @@ def _single(keys: Keys, evaluates: bool) -> str | None:
     if evaluates and hub:
         keys.say("dataset_test_split", {"data.eval": [datasets.source(place.path, held, config)]})
     keys.passive(("dataset_config", "dataset_train_split"), "part of data.train")
-    keys.passive(("dataset_test_split",), "the run does not evaluate")
+    keys.unused(("dataset_test_split",), "the run does not evaluate")
     return name
 
 
@@ -96,7 +96,7 @@ def _mixture(keys: Keys) -> str | None:
             made.append(found)
             first = first or str(entry.get("path"))
     keys.ledger.set("data.train", made)
-    keys.passive(
+    keys.unused(
         ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split"),
         "datasets wins over it",
     )

@@ -90,7 +90,9 @@ def batch(keys: Keys, launch: Launch) -> None:
     per_device = keys.integer("per_device_train_batch_size") or 1
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     processes = sharding.devices(keys.ledger, launch)
-    split = isinstance(found := keys.value("accelerator_config"), dict) and found.get("split_batches") is True
+    found = keys.value("accelerator_config")
+    inner = isinstance(found, dict) and found.get("split_batches") is True
+    split = keys.flag("split_batches") if keys.given("split_batches") else inner
     try:
         made = batches.global_batch(per_device, accumulation, processes, launch.shared)
     except ValueError:
@@ -103,7 +105,9 @@ def batch(keys: Keys, launch: Launch) -> None:
         )
     if split:
         made = batches.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
-        keys.same("accelerator_config", note="split_batches: a device's batch is of all devices together")
+        for key in ("split_batches", "accelerator_config"):
+            keys.same(key, note="split_batches: a device's batch is of all devices together")
+    keys.same("split_batches", note="off")
     keys.say("per_device_train_batch_size", {"train.micro_batch_size": made.per_device})
     rows = {"train.global_batch_size": made.rows}
     keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows a step: {made}")
@@ -151,6 +155,7 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     found = optimizers.translate(name)
     if found.same and taken.optimizer and keys.given("optim"):
         keys.same("optim", {"train.optimizer.name": found.name}, "DeepSpeed's optimizer holds in its place")
+    keys.unless("adafactor", (False,), "an older name of optim: optim holds")
     optimizers.say(keys, "optim", name, found, "adamw_torch")
     keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
@@ -330,13 +335,9 @@ def evaluation(keys: Keys) -> bool:
         whether the run evaluates.
     """
     strategy = str(keys.value("eval_strategy") or "no")
-    if keys.given("evaluation_strategy"):
-        strategy = str(keys.value("evaluation_strategy"))
     every = keys.number("eval_steps") or keys.number("logging_steps")
-    for key in ("eval_strategy", "evaluation_strategy"):
-        keys.same(
-            key, note="no evaluation" if strategy == "no" else f"evaluated every {strategy.rstrip('s')}"
-        )
+    note = "no evaluation" if strategy == "no" else f"evaluated every {strategy.rstrip('s')}"
+    keys.same("eval_strategy", note=note)
     if strategy == "steps" and every is not None and every >= 1:
         name = "eval_steps" if keys.given("eval_steps") else "logging_steps"
         keys.ledger.set("train.eval_every", int(every))
@@ -365,9 +366,9 @@ PASSIVE: Mapping[str, str] = {
         use_cpu full_determinism local_rank dataloader_num_workers dataloader_pin_memory
         dataloader_persistent_workers dataloader_prefetch_factor ddp_bucket_cap_mb
         ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
-        accelerator_config no_cuda use_mps_device jit_mode_eval use_ipex half_precision_backend fp16_backend
-        fp16_opt_level tpu_num_cores tpu_metrics_debug past_index ray_scope torchdynamo mp_parameters
-        split_batches dispatch_batches auto_find_batch_size fsdp_min_num_params
+        accelerator_config use_mps_device jit_mode_eval use_ipex half_precision_backend fp16_backend
+        fp16_opt_level xpu_backend tpu_num_cores tpu_metrics_debug past_index ray_scope torchdynamo
+        mp_parameters dispatch_batches auto_find_batch_size fsdp_min_num_params
         fsdp_transformer_layer_cls_to_wrap use_legacy_prediction_loop""",
     "it bears on the last step of an epoch at most": "dataloader_drop_last",
     "columns are named by data.format and data.fields": """
