@@ -34,6 +34,14 @@ class Dialect(str, Enum):  # noqa: UP042 (as Format)
     LITGPT = "litgpt"
 
 
+class Script(str, Enum):  # noqa: UP042 (as Format)
+    """TRL's scripts whose files can be ported."""
+
+    SFT = "sft"
+    DPO = "dpo"
+    ORPO = "orpo"
+
+
 class Shape(str, Enum):  # noqa: UP042 (as Format)
     """How the report is shown."""
 
@@ -65,6 +73,12 @@ def port(
     dialect: Annotated[
         Dialect | None,
         typer.Option("--from", help="Whose config it is; recognised by itself.", show_default=False),
+    ] = None,
+    script: Annotated[
+        Script | None,
+        typer.Option(
+            "--script", help="TRL's script that the config is for; told by its keys.", show_default=False
+        ),
     ] = None,
     accelerator: Annotated[
         str,
@@ -136,6 +150,7 @@ def port(
         tuple(sets or ()),
         writes=target is not None,
         force=force,
+        script=script.value if script else None,
     )
     made = ported(files, asked)
     if plan and made.whole:

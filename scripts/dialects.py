@@ -64,9 +64,12 @@ class Package:
         return self.wheel.read(path).decode("utf-8")
 
     def paths(self, prefix: str, suffix: str) -> list[str]:
-        """The wheel's files, sorted."""
-        assert self.wheel is not None
-        return sorted(n for n in self.wheel.namelist() if n.startswith(prefix) and n.endswith(suffix))
+        """The files of the wheel, or of the installed package, sorted."""
+        if self.wheel is None:
+            names = [path.relative_to(self.root).as_posix() for path in (self.root / self.name).rglob("*.py")]
+        else:
+            names = self.wheel.namelist()
+        return sorted(n for n in names if n.startswith(prefix) and n.endswith(suffix))
 
     def tree(self, path: str) -> ast.Module:
         """A file's syntax."""
@@ -155,14 +158,11 @@ def _llamafactory(package: Package, training: Mapping[str, ast.ClassDef]) -> dic
 
 
 def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, Any]:
-    known = dict(training) | package.classes(
-        "trl/trainer/base_config.py",
-        "trl/trainer/sft_config.py",
-        "trl/trainer/dpo_config.py",
-        "trl/experimental/orpo/orpo_config.py",
-        "trl/trainer/model_config.py",
-        "trl/scripts/utils.py",
-    )
+    """The keys of every script; of those that cannot be ported, without what all scripts have."""
+    scripts = [path for path in package.paths("trl/scripts/", ".py") if "vllm" not in path]
+    configs = package.paths("trl/trainer/", "_config.py")
+    experimental = package.paths("trl/experimental/", "_config.py")
+    known = dict(training) | package.classes(*configs, *experimental, *scripts)
     names = {
         "sft": "SFTConfig",
         "dpo": "DPOConfig",
@@ -172,7 +172,20 @@ def _trl(package: Package, training: Mapping[str, ast.ClassDef]) -> dict[str, An
         "mixture": "DatasetMixtureConfig",
         "dataset": "DatasetConfig",
     }
-    return {"version": package.version, "sections": {key: fields(known, name) for key, name in names.items()}}
+    sections = {key: fields(known, name) for key, name in names.items()}
+    bases = ("_BaseConfig", "ScriptArguments", "ModelConfig")
+    shared = {key for name in bases for key in fields(known, name)}
+    for prefix, paths in (("", configs), ("experimental.", experimental)):
+        for path in paths:
+            (name,) = package.classes(path)
+            script = Path(path).stem.removesuffix("_config")
+            if name in names.values() or name == "_BaseConfig":
+                continue
+            keys = fields(known, name)
+            if not prefix and f"{script.upper()}ScriptArguments" in known:
+                keys |= fields(known, f"{script.upper()}ScriptArguments")
+            sections[prefix + script] = {key: entry for key, entry in keys.items() if key not in shared}
+    return {"version": package.version, "sections": sections}
 
 
 def _peft(package: Package) -> dict[str, Any]:

@@ -1376,6 +1376,23 @@ PORT: dict[str, Code] = {
         "told without knowing the model.",
         "Name the model's projections, or all-linear.",
     ),
+    "E1171": Code(
+        "another script of TRL",
+        "The file is for a script of TRL that recipes have no counterpart of (GRPO, KTO, RLOO, reward "
+        "models, distillation), or has a key that the script named by `--script` does not have.",
+        "Port the config of an SFT, DPO or ORPO run, or take the key out by `--set KEY=null`.",
+    ),
+    "E1172": Code(
+        "script of TRL that cannot be told",
+        "Several scripts of TRL read such a file, or no one of them has all of its keys; each trains "
+        "something else.",
+        "Say which one by `--script sft`, `--script dpo` or `--script orpo`.",
+    ),
+    "E1173": Code(
+        "--script for another tool's file",
+        "The scripts that `--script` names are TRL's, and the file is another tool's.",
+        "Leave `--script` out.",
+    ),
     "E1180": Code(
         "key that changes what is learnt",
         "The source switches on what recipes do not have, and what comes of the run depends on it: another "

@@ -76,6 +76,7 @@ class Ledger:
         diagnostics: errors: a recipe is then written with --partial alone; warnings and notes are shown.
         files: what the recipe needs beside it, by name, as text: the file of `data.transform`.
         folder: the tool's key for where results go.
+        script: of the tool's scripts, the one that the files are for; None where they tell it.
     """
 
     sources: Sources
@@ -85,6 +86,7 @@ class Ledger:
     diagnostics: list[Diagnostic] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     folder: str = "output_dir"
+    script: str | None = None
 
     def exact(self, source: Source, key: str, sets: Mapping[str, Any] | None = None, note: str = "") -> None:
         """A key that means the same here; without `sets` it has nothing to say here (the note tells why)."""

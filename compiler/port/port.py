@@ -22,6 +22,7 @@ from compiler.port.source import Source, Sources
 from compiler.port.write import recipe_text
 from compiler.program import Program
 from spec.diagnostics import Diagnostic, has_errors, in_order, render_json
+from spec.document import Refused
 from spec.language import VERSION
 from spec.load import display
 
@@ -61,6 +62,7 @@ class Asked:
         sets: keys of the source that --set gives, "KEY=VALUE".
         writes: whether the recipe goes to a file, and others beside it.
         force: whether files that are there may be replaced.
+        script: by --script, None to tell it by the files.
     """
 
     accelerator: Accelerator
@@ -71,6 +73,7 @@ class Asked:
     sets: tuple[str, ...] = ()
     writes: bool = True
     force: bool = False
+    script: str | None = None
 
 
 @dataclass
@@ -136,19 +139,25 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     if not isinstance(recognised, Recognised):
         return Ported(diagnostics=in_order([*found, *recognised]))
     dialect, sources = recognised.dialect, recognised.sources
+    if asked.script and not dialects.KNOWN[dialect.NAME].scripts:
+        message = f"--script is for TRL's files, and {sources.main.file} is of {dialect.TITLE}"
+        return Ported(diagnostics=[Diagnostic("E1173", message, help="leave --script out")])
     sources, problems = overrides.apply(sources, asked.sets)
     if problems:
         return Ported(diagnostics=problems)
     sources = replace(sources, main=older.renamed(sources.main, dialect.NAME))
-    free = _without_bearing(sources, dialect, asked)
-    ledger, used = _ledger(sources, dialect, asked, free)
-    made = Ported(
-        dialect.TITLE, tuple(source.file for source in sources.all()), ledger=ledger, sources=sources
-    )
+    made = Ported(dialect.TITLE, tuple(source.file for source in sources.all()), sources=sources)
     made.read = found
-    refused = [*ledger.diagnostics]
-    made.read += older.beside(ledger, dialect.NAME)
-    dialect.port(ledger)
+    try:
+        free = _without_bearing(sources, dialect, asked)
+        ledger, used = _ledger(sources, dialect, asked, free)
+        refused = [*ledger.diagnostics]
+        made.read += older.beside(ledger, dialect.NAME)
+        dialect.port(ledger)
+    except Refused as stop:
+        made.diagnostics = in_order([*found, stop.diagnostic])
+        return made
+    made.ledger = ledger
     _explain(ledger, free)
     for key in sorted(used.intersection(ledger.unread(ledger.sources.main))):
         ledger.exact(ledger.sources.main, key, note="what other keys refer to by this name")
@@ -233,7 +242,8 @@ def _ledger(
     main = settled_of(sources.main, dialects.KNOWN[dialect.NAME].interpolates)
     others = {role: settled_of(source, interpolates=False) for role, source in sources.others.items()}
     files = Sources(main.source, {role: each.source for role, each in others.items()})
-    ledger = Ledger(files, asked.devices, folder=dialects.KNOWN[dialect.NAME].folder)
+    folder = dialects.KNOWN[dialect.NAME].folder
+    ledger = Ledger(files, asked.devices, folder=folder, script=asked.script)
     for settled in (main, *others.values()):
         for refusal in settled.refusals:
             source, key = settled.source, refusal.key

@@ -118,7 +118,7 @@ def test_trl_parses_the_same_values(tmp_path: Path, objective: str, keys: dict[s
     from trl.scripts import dpo, sft
 
     content = {**TRL, **keys, "output_dir": str(tmp_path / "out"), "use_cpu": True}
-    ledger = ported("trl", tmp_path, content, name=f"{objective}.yaml")
+    ledger = ported("trl", tmp_path, content, name=f"{objective}.yaml", script=objective)
     parser = {"sft": sft, "dpo": dpo}[objective].make_parser()
     script, training, model, _ = parser.parse_args_and_config(
         ["--config", str(tmp_path / f"{objective}.yaml")]
@@ -175,7 +175,7 @@ def test_the_rates_are_transformers_own(tmp_path: Path, keys: dict[str, Any]) ->
     from transformers import TrainingArguments, get_scheduler
 
     steps = 40
-    ledger = ported("trl", tmp_path, {**TRL, **keys, "learning_rate": RATE})
+    ledger = ported("trl", tmp_path, {**TRL, **keys, "learning_rate": RATE}, script="sft")
     arguments = TrainingArguments(output_dir=str(tmp_path / "out"), learning_rate=RATE, use_cpu=True, **keys)
     made = stepped(
         lambda optimizer: get_scheduler(

@@ -32,11 +32,12 @@ def ported(
     content: str | Mapping[str, Any],
     name: str = "config.yaml",
     devices: int | None = None,
+    script: str | None = None,
     **others: Mapping[str, Any],
 ) -> Ledger:
     """What a dialect makes of a file, and of others by their role."""
     files = {role: source(folder, f"{role}.json", each) for role, each in others.items()}
-    ledger = Ledger(Sources(source(folder, name, content), files), devices)
+    ledger = Ledger(Sources(source(folder, name, content), files), devices, script=script)
     dialects.load(dialect).port(ledger)
     return ledger
 

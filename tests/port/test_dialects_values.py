@@ -56,9 +56,15 @@ INNER: dict[str, dict[str, list[str]]] = {
 }
 
 
+SCRIPTS = ("sft", "dpo", "orpo")
+SHARED = known.keys("trl", "script", "model", "mixture")
+
+
 def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Ledger:
     files = {role: Source(Path(role), role, data) for role, data in others.items()}
-    ledger = Ledger(Sources(Source(Path("config.yaml"), "config.yaml", content), files))
+    script = next((name for name in SCRIPTS if set(content) <= {*known.keys("trl", name), *SHARED}), "sft")
+    main = Source(Path("config.yaml"), "config.yaml", content)
+    ledger = Ledger(Sources(main, files), script=script)
     dialects.load(dialect).port(ledger)
     return ledger
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,16 @@ import pytest
 
 from compiler.port import known
 from compiler.port.ledger import Verdict
-from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
+from spec.document import Refused
+from tests.port import dialects
+from tests.port.dialects import codes, finding, samples, spoken, unspoken, values, verdict
 
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows"}
 LORA: dict[str, Any] = {**SFT, "use_peft": True}
+
+SCRIPTS = ("sft", "dpo", "orpo")
+
+ported = functools.partial(dialects.ported, script="sft")
 
 
 def rows(folder: Path, row: dict[str, Any]) -> str:
@@ -83,7 +90,7 @@ def test_no_key_of_a_script_is_passed_over(tmp_path: Path, objective: str, adapt
         "use_peft": adapters,
         "datasets": [samples(known.keys("trl", "dataset"))],
     }
-    ledger = ported("trl", tmp_path, content, name=f"{objective}.yaml")
+    ledger = ported("trl", tmp_path, content, script=objective)
     assert unspoken(ledger, keys) == []
     assert ledger.unread(ledger.sources.main) == []
 
@@ -96,7 +103,7 @@ def test_no_flag_of_the_launcher_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("objective, rate", [("sft", 2e-5), ("dpo", 1e-6), ("orpo", 1e-6)])
 def test_the_defaults_are_the_scripts_own(tmp_path: Path, objective: str, rate: float) -> None:
-    ledger = ported("trl", tmp_path, LORA, name=f"{objective}.yaml")
+    ledger = ported("trl", tmp_path, LORA, script=objective)
     assert values(ledger, "train.optimizer.learning_rate", "train.epochs", "data.max_length") == [
         rate,
         3,
@@ -145,26 +152,104 @@ def test_a_format_that_is_not_known_is_a_guess(tmp_path: Path) -> None:
     assert values(ledger, "data.format", "data.loss_on") == ["chat", "all"]
 
 
+PAIR, TALK = {"chosen": "a", "rejected": "b"}, {"messages": []}
+
+
 @pytest.mark.parametrize(
-    "name, keys, expected",
+    "keys, row, expected",
     [
-        ("run.yaml", {"max_length": 512}, None),
-        ("run.yaml", {"precompute_ref_log_probs": True}, "dpo"),
-        ("run.yaml", {"beta": 0.2}, "dpo"),
-        ("run.yaml", {"max_completion_length": 64}, "orpo"),
-        ("my-orpo.yaml", {"beta": 0.2}, "orpo"),
+        ({"packing": False}, None, "sft"),
+        ({"completion_only_loss": True}, None, "sft"),
+        ({"loss_type": "nll"}, None, "sft"),
+        ({"loss_type": ["sigmoid"]}, None, "dpo"),
+        ({"loss_type": "ipo"}, None, "dpo"),
+        ({"label_smoothing": 0.1}, None, "dpo"),
+        ({"precompute_ref_log_probs": True, "label_smoothing": 0.1}, None, "dpo"),
+        ({"beta": 0.2, "max_completion_length": 64, "padding_value": 0}, None, "dpo orpo"),
+        ({"beta": 0.2}, None, "dpo orpo"),
+        ({"beta": 0.2, "max_prompt_length": 64}, PAIR, "dpo orpo"),
+        ({}, None, "sft dpo orpo"),
+        ({}, PAIR, "dpo orpo"),
+        ({}, TALK, "sft"),
+        ({}, {"text": "a"}, "sft"),
+        ({}, {"prompt": "a", "completion": "b"}, "sft"),
+        ({"sync_ref_model": True, "label_smoothing": None}, PAIR, "dpo"),
+        ({"packing": True, "beta": 0.1}, None, "sft dpo orpo"),
     ],
-)
-def test_the_script_is_told(tmp_path: Path, name: str, keys: dict[str, Any], expected: str | None) -> None:
-    ledger = ported("trl", tmp_path, {**LORA, **keys}, name=name)
-    assert ledger.value("train.objective") == expected
-    assert ledger.value("data.format") == ("preference" if expected else "chat")
+)  # fmt: skip
+def test_the_script_is_told_by_keys_and_rows(
+    tmp_path: Path, keys: dict[str, Any], row: dict[str, Any] | None, expected: str
+) -> None:
+    content = {**LORA, **keys, **({"dataset_name": rows(tmp_path, row)} if row else {})}
+    scripts = expected.split()
+    if len(scripts) == 1:
+        ledger = ported("trl", tmp_path, content, script=None, name="orpo-grpo.yaml")
+        assert ledger.value("train.objective", "sft") == expected
+        return
+    with pytest.raises(Refused) as refused:
+        ported("trl", tmp_path, content, script=None, name="sft.yaml")
+    found = refused.value.diagnostic
+    assert found.code == "E1172"
+    assert [word for word in (found.help or "").replace(",", "").split() if word in SCRIPTS] == scripts
+
+
+@pytest.mark.parametrize(
+    "keys, row, named, key",
+    [
+        ({"num_generations": 8, "beta": 0.04, "top_p": 1}, None, "grpo or rloo", "num_generations"),
+        ({"scale_rewards": "group"}, PAIR, "grpo", "scale_rewards"),
+        ({"normalize_advantages": True}, None, "rloo", "normalize_advantages"),
+        ({"shuffle_dataset": True, "beta": 0.1}, None, "grpo or rloo", "beta"),
+        ({"loss_type": "dapo"}, None, "grpo", "loss_type"),
+        ({"desirable_weight": 1.2, "packing": True}, None, "kto", "desirable_weight"),
+        ({"beta": 0.1}, {"prompt": "a", "completion": "b", "label": True}, "kto", "dataset_name"),
+        ({"center_rewards_coefficient": 0.1}, None, "reward", "center_rewards_coefficient"),
+        ({"teacher_model_name_or_path": "a/b"}, None, "distillation", "teacher_model_name_or_path"),
+        ({"cpo_alpha": 1.0}, None, "cpo", "cpo_alpha"),
+        ({}, {"prompt": "a"}, "grpo or rloo", "dataset_name"),
+    ],
+)  # fmt: skip
+def test_a_run_of_another_script_is_refused_by_its_name(
+    tmp_path: Path, keys: dict[str, Any], row: dict[str, Any] | None, named: str, key: str
+) -> None:
+    content = {**LORA, **keys, **({"dataset_name": rows(tmp_path, row)} if row else {})}
+    with pytest.raises(Refused) as refused:
+        ported("trl", tmp_path, content, script=None, name="sft.yaml")
+    found = refused.value.diagnostic
+    assert (found.code, found.path) == ("E1171", key)
+    assert f"a run of TRL's {named} script" in found.message
+    assert found.help is not None and "--script sft" in found.help
+
+
+def test_every_script_of_trl_is_known_and_each_key_of_it_tells_it(tmp_path: Path) -> None:
+    sections = known.tools()["trl"]["sections"]
+    commands = [name for name in sections if not name.startswith("experimental.")]
+    assert {*SCRIPTS, "grpo", "kto", "rloo", "reward", "distillation"} <= set(commands)
+    for name in set(commands) - {*SCRIPTS, "script", "model", "mixture", "dataset"}:
+        with pytest.raises(Refused) as refused:
+            ported("trl", tmp_path, {**samples(sections[name]), **SFT}, script=None)
+        assert refused.value.diagnostic.code == "E1171" and f"{name} script" in str(refused.value), name
+
+
+@pytest.mark.parametrize("script, key", [("sft", "beta"), ("orpo", "loss_type"), ("dpo", "packing")])
+def test_a_key_that_the_named_script_does_not_have_is_an_error(tmp_path: Path, script: str, key: str) -> None:
+    content = {**LORA, "dataset_name": rows(tmp_path, TALK), key: 0.1}
+    ledger = ported("trl", tmp_path, content, script=script)
+    assert codes(ledger) == [("E1171", key)]
+    assert f"--set {key}=null" in (ledger.diagnostics[0].help or "")
+    ledger = ported("trl", tmp_path, {**content, key: None}, script=script)
+    assert codes(ledger) == []
+    spoken(ledger)
 
 
 def test_dpo_switches_dropout_off(tmp_path: Path) -> None:
-    ledger = ported("trl", tmp_path, {**LORA, "lora_dropout": 0.1, "beta": 0.3, "label_smoothing": 0.2})
+    ledger = ported(
+        "trl", tmp_path, {**LORA, "lora_dropout": 0.1, "beta": 0.3, "label_smoothing": 0.2}, script="dpo"
+    )
     assert values(ledger, "lora.dropout", "train.beta", "train.label_smoothing") == [0.0, 0.3, None]
-    ledger = ported("trl", tmp_path, {**LORA, "lora_dropout": 0.1, "beta": 0.3, "disable_dropout": False})
+    ledger = ported(
+        "trl", tmp_path, {**LORA, "lora_dropout": 0.1, "beta": 0.3, "disable_dropout": False}, script="dpo"
+    )
     assert ledger.value("lora.dropout") == 0.1
 
 
@@ -190,7 +275,8 @@ def test_dpo_switches_dropout_off(tmp_path: Path) -> None:
 def test_what_would_be_another_run_is_refused_at_its_key(
     tmp_path: Path, keys: dict[str, Any], code: str, key: str
 ) -> None:
-    ledger = ported("trl", tmp_path, {**LORA, "dataset_name": rows(tmp_path, {"messages": []}), **keys})
+    content = {**LORA, "dataset_name": rows(tmp_path, {"messages": []}), **keys}
+    ledger = ported("trl", tmp_path, content, script="dpo" if "beta" in keys else "sft")
     assert codes(ledger) == [(code, key)]
     assert all(diagnostic.help for diagnostic in ledger.diagnostics)
     if key in keys:

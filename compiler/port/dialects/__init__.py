@@ -4,7 +4,8 @@ A dialect module has:
     NAME        its name for --from, "axolotl"
     TITLE       for messages, "Axolotl"
     MARKS       keys that tell it from the others: the more of them stand in a file, the likelier it is
-    port(ledger)    goes through ledger.sources and says of every key what became of it
+    port(ledger)    goes through ledger.sources and says of every key what became of it; raises Refused where
+                    nothing can be made of the file
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Known:
         roles: files of other kinds that belong to it.
         interpolates: whether it reads `${key}` as the value of another key of the file.
         folder: its key for where results go.
+        scripts: whether its files are for one of several scripts, which --script names.
     """
 
     module: str
@@ -44,6 +46,7 @@ class Known:
     roles: tuple[str, ...] = ()
     interpolates: bool = False
     folder: str = "output_dir"
+    scripts: bool = False
 
 
 _GPUS = ("accelerate", "deepspeed")
@@ -53,7 +56,7 @@ KNOWN = {
     "llamafactory": Known(
         "llamafactory", "stage, finetuning_type, template, dataset, cutoff_len", (*_GPUS, "dataset_info")
     ),
-    "trl": Known("trl", "dataset_name, use_peft, max_length, attn_implementation", _GPUS),
+    "trl": Known("trl", "dataset_name, use_peft, max_length, attn_implementation", _GPUS, scripts=True),
     "trainer": Known(
         "trainer", "per_device_train_batch_size, adam_epsilon, logging_first_step", ("adapter_config", *_GPUS)
     ),

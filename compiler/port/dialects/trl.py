@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from compiler.port import known
-from compiler.port.dialects import trl_data, trl_loss
+from compiler.port.dialects import trl_data, trl_loss, trl_script
 from compiler.port.keys import Keys, words
 from compiler.port.ledger import Ledger
 from compiler.port.meaning import adapters, models, quantization, sharding, trainer
@@ -21,7 +21,8 @@ MARKS = words(
     attn_implementation max_length packing_strategy completion_only_loss assistant_only_loss
     use_bnb_nested_quant chat_template_path dataset_text_field padding_free lora_task_type model_revision beta
     loss_type precompute_ref_log_probs torch_dtype dataset_num_proc eos_token lora_modules_to_save
-    accelerate_config disable_dropout shuffle_dataset"""
+    accelerate_config disable_dropout shuffle_dataset reward_funcs num_generations max_completion_length
+    desirable_weight undesirable_weight center_rewards_coefficient"""
 )
 
 SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)}
@@ -29,10 +30,15 @@ SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zer
 
 
 def port(ledger: Ledger) -> None:
-    """Says what became of every key."""
+    """Says what became of every key.
+
+    Raises:
+        Refused: the script that the file is for cannot be told, or has no counterpart.
+    """
     source = ledger.sources.main
-    objective = _objective(Keys(ledger, source, TITLE))
-    keys = Keys(ledger, source, TITLE, _defaults(objective))
+    keys = Keys(ledger, source, TITLE)
+    objective = trl_script.told(keys, ledger.script)
+    keys.defaults = _defaults(objective)
     if objective != "sft":
         ledger.set("train.objective", objective, f"the keys are those of TRL's {objective} script")
     launch = _launch(keys)
@@ -56,22 +62,6 @@ def port(ledger: Ledger) -> None:
 def _defaults(objective: str) -> dict[str, Any]:
     sections = (objective, "script", "model", "mixture")
     return {**known.defaults("trl", *sections), "optim": "adamw_torch_fused", "loss_type": None}
-
-
-def _objective(keys: Keys) -> str:
-    """The script that the file is for: by its name, or by keys that one script alone has."""
-    name = keys.source.path.name.lower()
-    for objective in ("orpo", "dpo", "sft"):
-        if objective in name:
-            return objective
-    for objective in ("dpo", "orpo"):
-        others = {
-            key for other in ("sft", "dpo", "orpo") if other != objective for key in known.keys("trl", other)
-        }
-        if any(keys.stands(key) for key in known.keys("trl", objective) if key not in others):
-            return objective
-    shared = set(known.keys("trl", "dpo")) - set(known.keys("trl", "sft"))
-    return "dpo" if any(keys.stands(key) for key in shared) else "sft"
 
 
 def _launch(keys: Keys) -> Launch:

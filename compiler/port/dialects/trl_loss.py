@@ -26,6 +26,7 @@ def speak(keys: Keys, objective: str) -> None:
         _dpo(keys)
     keys.passive(("generate_during_eval", "is_encoder_decoder"), "it trains nothing")
     keys.passive(("max_completion_length",), "for encoders with decoders")
+    keys.unless("max_prompt_length", (), "a prompt is not cut for itself here: a sample is, at max_length")
 
 
 def _supervised(keys: Keys) -> None:
