@@ -44,7 +44,7 @@ LOSSES = {
 }
 """The values of `loss_type` that tell a script."""
 
-COLUMNS = (
+COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (words("chosen rejected"), ("dpo", "orpo", "reward")),
     (words("prompt completion label"), ("kto",)),
     (words("prompt completion"), ("sft",)),
@@ -167,10 +167,10 @@ def _another(
     told = listing(f"`{key}`" for key in (keys[:1] if alone else keys))
     rows = "" if keys[0] in used else "the rows of "
     message = f"this is a run of TRL's {_named(scripts)} script, by {rows}{told}"
-    ways = "".join(f" --set {key}=null" for key in keys if SCRIPTS[0] not in used.get(key, SCRIPTS))
-    help = (
-        f"a recipe trains as TRL's {listing(SCRIPTS, 'or')} does; if this is one: --script {SCRIPTS[0]}{ways}"
-    )
+    lost = {script: [key for key in used if script not in used[key]] for script in SCRIPTS}
+    nearest = min(SCRIPTS, key=lambda script: len(lost[script]))
+    ways = "".join(f" --set {key}=null" for key in lost[nearest])
+    help = f"a recipe trains as TRL's {listing(SCRIPTS, 'or')} does; if this is one: --script {nearest}{ways}"
     return Diagnostic("E1171", message, keys[0], help, source.place(keys[0]))
 
 
