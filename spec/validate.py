@@ -225,7 +225,7 @@ def _example(where: tuple[Part, ...], info: FieldInfo | None) -> str:
         info = field_at(where)
     value = _default(info)
     if value in (None, [], {}) or isinstance(value, Section):
-        value = _example(info)
+        value = (info.examples or [None])[0]
     return f"for example `{_key(where, flow(value))}`"
 
 
@@ -318,7 +318,7 @@ def _nested(path: str, value: Any) -> str:
     where = tuple(path.split("."))
     fitting = (one for one in _wrapped(path, value) if _fits(where, one))
     info = field_at(where)
-    made = next(fitting, _example(info) if info else 1)
+    made = next(fitting, info.examples[0] if info and info.examples else 1)
     first, *rest = where
     for name in reversed(rest):
         made = {name: made}
