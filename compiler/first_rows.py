@@ -47,29 +47,35 @@ def first_rows(file: Path) -> list[dict[str, Any]] | None:
 
 
 def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
-    """The rows of a file with one object a line, or of one list of objects."""
+    """The rows of a file with one object a line, or of one list of objects.
+
+    Raises:
+        ValueError: a line is no object, or the list no JSON, with its place.
+    """
     line = text.readline(MOST)
     if kind == "json" and line.lstrip().startswith("["):
         whole = line + text.read(MOST)
         if len(whole) >= MOST:
             raise ValueError("it is one JSON list of more than 8 MB: say --format, or write it as .jsonl")
-        yield from (row for row in json.loads(whole) if isinstance(row, dict))
+        yield from (row for row in _value(whole, 1) if isinstance(row, dict))
         return
     number = 1
     while line:
         if line.strip():
-            yield _object(line, number)
+            row = _value(line, number)
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is no JSON object")
+            yield row
         line, number = text.readline(MOST), number + 1
 
 
-def _object(line: str, number: int) -> dict[str, Any]:
+def _value(text: str, number: int) -> Any:
+    """The value of a JSON text that begins in a line of its file."""
     try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise ValueError(f"line {number} is no JSON object")
-    return row
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {number + error.lineno - 1}, column {error.colno}"
+        raise ValueError(f"it is not JSON at {place}: {error.msg}") from None
 
 
 def _parquet(file: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,6 +95,14 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
     at_start = any(sign in problem for sign in _AT_START)
     mark = (error.context_mark if at_start else None) or error.problem_mark or error.context_mark
     line, column = (mark.line, mark.column) if mark is not None else (0, 0)
+    closing = re.search(r"expected ',' or '([\]}])'", problem)
+    if closing and error.problem_mark is not None and _within_json(lines, error.problem_mark.line):
+        line, column = error.problem_mark.line, error.problem_mark.column
+        # A number goes on over the next key: reading gave up at that key's colon.
+        key = re.search(r'"[^"]*"\s*$', lines[line][:column]) if lines[line][column:][:1] == ":" else None
+        message = f"not valid YAML: `,` or `{closing[1]}` is missing before this"
+        help = f"add `,` or `{closing[1]}`, or `:` after a key"
+        return Explanation("E0006", message, help, line, key.start() if key else column)
     if error.problem_mark is not None and "\t" in _indentation(lines, error.problem_mark.line):
         line = error.problem_mark.line
         message = "a tab indents this line; YAML is indented by spaces"
@@ -112,6 +121,15 @@ def explain(error: MarkedYAMLError, lines: Sequence[str]) -> Explanation:
         if sign in problem:
             return Explanation("E0006", f"not valid YAML: {message}", help, line, column)
     return Explanation("E0006", f"not valid YAML: {problem}", UNCLEAR, line, column)
+
+
+def _within_json(lines: Sequence[str], line: int) -> bool:
+    """Whether the whole text is one mapping or list in brackets, as JSON is, and goes on at a line.
+
+    Reading then gave up at the fault; elsewhere it goes on over lines that are no part of what is open.
+    """
+    first = next((text.lstrip("\ufeff") for text in lines if text.strip() and text[:1] != "#"), "")
+    return first.startswith(("{", "[")) and any(text.strip() for text in lines[line:])
 
 
 def _indentation(lines: Sequence[str], line: int) -> str:

@@ -16,6 +16,7 @@ from compiler.serving.flags import (
     flags,
     is_json,
     is_size,
+    json_fault,
     takes_json,
     version,
     word_of,
@@ -201,9 +202,9 @@ def _misread(flag: Flag, name: str, word: str, mapping: bool) -> Problem | None:
     if flag.optional and word in ("", "None"):
         return None
     if not _readable(flag.type, word):
-        return Problem(
-            "value", f"`{name}` is `{word}`, which is not {EXAMPLES[flag.type]}", f"give {_asks(flag)}"
-        )
+        fault = json_fault(_numbers(word)) if flag.type in ("json", "json-or-text", "object") else None
+        said = f"`{name}` is `{word}`, which is not {EXAMPLES[flag.type]}" + (f" ({fault})" if fault else "")
+        return Problem("value", said, f"give {_asks(flag)}")
     compared = word.lower().replace("-", "_") if flag.type == "folded" else word
     if flag.type == "int" and flag.choices:
         compared = str(int(word))
@@ -255,9 +256,12 @@ def _reads(kind: type[int] | type[float], word: str) -> bool:
 
 
 def _numbers(word: str) -> str:
-    """JSON with its numbers with units written out; which number does not matter here."""
+    """JSON with its numbers with units written out, as long as before; which number does not matter here."""
     parts = re.split(r'("(?:[^"\\]|\\.)*")', word)
-    plain = [re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", "1", part) for part in parts[::2]]
+    plain = [
+        re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda found: "1".ljust(len(found[0])), part)
+        for part in parts[::2]
+    ]
     parts[::2] = plain
     return "".join(parts)
 

@@ -137,8 +137,15 @@ def is_size(word: str) -> bool:
 
 
 def is_json(word: str) -> bool:
+    return json_fault(word) is None
+
+
+def json_fault(word: str) -> str | None:
+    """Why a word is no JSON, and at which of its characters; None where it is some."""
     try:
         json.loads(word)
-    except ValueError:
-        return False
-    return True
+    except json.JSONDecodeError as error:
+        return f"{error.msg}, character {error.pos + 1}"
+    except (ValueError, RecursionError):
+        return "nested too deep, or a number too long"
+    return None

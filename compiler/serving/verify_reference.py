@@ -83,13 +83,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         if not isinstance(config, dict):
-            raise ValueError
+            raise ValueError("it is no object")
         return config
     except OSError:
         what = "is no checkpoint: it has no config.json" if folder.is_dir() else "is not there"
         raise UserError(f"{folder} {what}", "run merge.py, or name the merged folder with --model") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{folder / 'config.json'} is not JSON", "merge again") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{folder / 'config.json'} is not JSON: {error}", "merge again") from None
 
 
 def config_dtype(config: Mapping[str, Any]) -> str:

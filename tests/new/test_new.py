@@ -252,6 +252,12 @@ def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
         "empty.jsonl": (b"", "has no rows"),
         "binary.jsonl": (bytes(range(256)), "cannot be read"),
         "list.jsonl": (b"[1]\n", "line 1 is no JSON object"),
+        "comma.jsonl": (
+            b'{"text": "a"}\n{"text" "b"}\n',
+            "not JSON at line 2, column 9: Expecting ':' delimiter",
+        ),
+        "comma.json": (b'[{"text": "a"}\n {"text": "b"}]', "not JSON at line 2, column 2: Expecting ','"),
+        "notes.txt": (b"words\n", "its name ends in none of .jsonl, "),
         "columns.jsonl": (b'{"foo": 1, "bar": 2}\n', "has the columns foo and bar"),
         "packed.jsonl.gz": (b"not gzip", "cannot be read"),
         "quotes.json": (b'[{"text": "a"', "cannot be read"),

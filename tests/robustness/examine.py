@@ -52,9 +52,10 @@ def _read(folder: Path, sets: tuple[str, ...]) -> tuple[Loaded, Lowered]:
 
 
 def _placed(diagnostics: list[Diagnostic], folder: Path) -> None:
-    """Every error has a place, and the place is there."""
+    """Every error has a place, the place is there, and a way out is told."""
     for found in diagnostics:
         span = found.span
+        assert found.help or found.severity != "error", f"{found.code} has no help: {found.message}"
         if span is None:
             assert found.severity != "error", f"{found.code} has no place: {found.message}"
             continue

@@ -154,7 +154,7 @@ def test_renamed_columns_are_read() -> None:
         ({}, "no 'messages' (it has nothing)"),
         ({"messages": None}, "'messages' is null"),
         ({"messages": "x"}, "'messages' is a string, not a list"),
-        ({"messages": "[x"}, "'messages' is a string that is not JSON"),
+        ({"messages": "[x"}, "'messages' is a string that is not JSON (Expecting value, character 2)"),
         ({"messages": []}, "'messages' is empty"),
         ({"messages": ["x"]}, "message 0 is a string, not an object"),
         (
@@ -196,7 +196,8 @@ def test_renamed_columns_are_read() -> None:
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "x"}]}]},
-            "the arguments of tool call 0 of message 0 (assistant) is a string that is not JSON",
+            "the arguments of tool call 0 of message 0 (assistant) is a string that is not JSON "
+            "(Expecting value, character 1)",
         ),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": [1]}]}]},
@@ -204,13 +205,16 @@ def test_renamed_columns_are_read() -> None:
         ),
         (
             {"conversations": [{"from": "function_call", "value": "look!"}]},
-            "message 0 is a string that is not JSON",
+            "message 0 is a string that is not JSON (Expecting value, character 1)",
         ),
         (
             {"messages": chat("a", "b"), "tools": {"name": "f"}},
             "'tools' is an object, not a list of JSON schemas",
         ),
-        ({"messages": chat("a", "b"), "tools": "look"}, "'tools' is a string that is not JSON"),
+        (
+            {"messages": chat("a", "b"), "tools": "look"},
+            "'tools' is a string that is not JSON (Expecting value, character 1)",
+        ),
         (
             {"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]},
             "message 0 (assistant) has the weight 0.5: 0 carries no loss, and 1 does",

@@ -174,7 +174,7 @@ def test_rows_are_streamed(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"text": "a"}, {"text": "b"}, nonsense')
     rows = iter(reader("a.json", tmp_path, format="text"))
     assert [next(rows).completion, next(rows).completion] == ["a", "b"]
-    with pytest.raises(UserError, match=r"a.json:1: not JSON \(Expecting value\)"):
+    with pytest.raises(UserError, match=r"a.json:1: not JSON \(Expecting value, column 32\)"):
         next(rows)
 
 
@@ -284,12 +284,12 @@ def test_csv_that_cannot_be_told_apart_is_refused(tmp_path: Path, content: bytes
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'[\n{"a": 1},\n{"b" 2}]', "a.json:3: not JSON (Expecting ':' delimiter)"),
-        (b'[{"a": 1}\n{"b": 2}]', "a.json:2: not JSON (expected ',' or ']')"),
-        (b'[{"a": 1},\n', "a.json:2: not JSON (Expecting value)"),
-        (b'[{"a": 1}', "a.json:1: not JSON (it ends within the list)"),
-        (b'[{"a": 1}]\n[]', "a.json:2: not JSON (there is more after the list)"),
-        (b"[" * 100_000, "a.json:1: not JSON (nested too deep)"),
+        (b'[\n{"a": 1},\n{"b" 2}]', "a.json:3: not JSON (Expecting ':' delimiter, column 6)"),
+        (b'[{"a": 1}\n{"b": 2}]', "a.json:2: not JSON (expected ',' or ']', column 1)"),
+        (b'[{"a": 1},\n', "a.json:2: not JSON (Expecting value, column 1)"),
+        (b'[{"a": 1}', "a.json:1: not JSON (it ends within the list, column 10)"),
+        (b'[{"a": 1}]\n[]', "a.json:2: not JSON (there is more after the list, column 1)"),
+        (b"[" * 100_000, "a.json:1: not JSON (nested too deep, column 2)"),
         (b' {\r\n"data": []}', "a.json holds an object that is written over several lines"),
         (b'["\xff"]', "a.json cannot be read: 'utf-8' codec can't decode byte 0xff"),
     ],

@@ -117,6 +117,35 @@ def test_whatever_is_wrong_is_said(text: str) -> None:
         assert diagnostic.code.startswith("E00") and diagnostic.span is not None
 
 
+JSON = """\
+{
+  "recipe": 1,
+  "name": "example",
+  "data": {"train": ["a.jsonl", "b.jsonl"]}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place", "missing"),
+    [
+        ('"example",', '"example"', (4, 3), "`,` or `}`"),
+        ("1,", "1", (3, 3), "`,` or `}`"),
+        ('"a.jsonl",', '"a.jsonl"', (4, 32), "`,` or `]`"),
+        ("]}", "}", (4, 42), "`,` or `]`"),
+        ('{\n  "recipe":', '# A comment.\n{\n  "recipe"', (3, 12), "`,` or `}`"),
+        ("]}\n}\n", "]}\n", (1, 1), "not closed"),
+    ],
+)
+def test_what_json_lacks_is_shown_where_it_is_missing(
+    before: str, after: str, place: tuple[int, int], missing: str
+) -> None:
+    assert read(JSON, "x.json").diagnostics == []
+    (found,) = read(JSON.replace(before, after), "x.json").diagnostics
+    assert found.span is not None and (found.span.line, found.span.column) == place
+    assert found.code == "E0006" and missing in found.message
+
+
 def test_an_unclosed_document_of_brackets_does_not_exhaust_the_stack() -> None:
     assert read("[" * 50_000, "x.yaml").diagnostics[-1].code == "E0015"
     assert read("{a: " * 50_000, "x.yaml").diagnostics[-1].code == "E0015"

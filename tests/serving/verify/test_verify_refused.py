@@ -94,7 +94,7 @@ FOLDERS: list[tuple[str, Callable[[Path], Any], str]] = [
     (
         "odd",
         lambda folder: (folder.mkdir(), (folder / "config.json").write_text("{")),
-        "config.json is not JSON",
+        "config.json is not JSON: Expecting property name enclosed in double quotes: line 1 column 2",
     ),
     (
         "light",
