@@ -138,7 +138,7 @@ def new(
         machine = ask.accelerator(recipe.look(name, recipe.spelt(model, Path()), kind, here), kind)
     else:
         machine = recipe.machine(accelerator)
-    source = source or ask.data(lambda text: _source(text, format))
+    source = source or ask.data(lambda text: _within_reach(_source(text, format), output))
     target = _target(name, output, source)
     spelt = recipe.spelt(model, target.parent)
     usual = recipe.usual_format(spelt, kind, target)
@@ -185,25 +185,42 @@ def _source(data: str | None, format: DataFormat | None) -> Source:
 
 
 def _target(name: str, output: Path | None, source: Source) -> Path:
-    """Where the recipe goes: its data has to lie below its folder.
+    """Where the recipe goes.
 
     Raises:
         ArtifactError: it cannot, or something is there.
     """
-    from compiler.errors import ArtifactError
     from compiler.new.files import refuse_existing
+
+    target = _folder(output, source) / f"{name}.yaml"
+    refuse_existing(target, "choose another name, or another folder with -o")
+    return target
+
+
+def _within_reach(source: Source, output: Path | None) -> Source:
+    """The source, where there is a folder for its recipe; what is raised is that folder's."""
+    _folder(output, source)
+    return source
+
+
+def _folder(output: Path | None, source: Source) -> Path:
+    """The recipe's folder: its data has to lie below it.
+
+    Raises:
+        ArtifactError: it does not.
+    """
+    from compiler.errors import ArtifactError
 
     folders = [FOLDER, Path()] if output is None else [output]
     local = "://" not in source.path and Path(source.path).exists()
     fitting = [one for one in folders if not local or _within(Path(source.path), one)]
     if not fitting:
+        way = "start in a folder above it" if output is None else "name a folder above it with -o"
         raise ArtifactError(
-            f"{source.path} lies outside of {folders[-1]}, below which the recipe's data has to be",
-            "go to a folder above the data, or name it with -o",
+            f"{source.path} lies outside of {output or 'this folder'}, below which the recipe's data must be",
+            f"copy it there, or {way}",
         )
-    target = fitting[0] / f"{name}.yaml"
-    refuse_existing(target, "choose another name, or another folder with -o")
-    return target
+    return fitting[0]
 
 
 def _within(path: Path, folder: Path) -> bool:
@@ -219,10 +236,19 @@ def _with_format(source: Source, usual: str, asking: bool) -> Source:
         return source
     if source.path == PLACEHOLDER and source.rows is None:
         return replace(source, format=usual)
+    if not asking and source.columns:
+        raise source.refused()
     if not asking:
         _misused(f"say with --format what a sample of {source.path} holds: it cannot be looked at from here")
     words = [word.value for word in DataFormat]
-    return replace(source, format=ask.choice(f"What does a sample of {source.path} hold?", words, usual))
+    held = ask.choice(f"What does a sample of {source.path} hold?", words, "Format", usual)
+    columns = source.columns
+    return source.told(
+        held,
+        lambda name: ask.choice(
+            f"Which column holds the {name}?", columns, "Column", name if name in columns else None
+        ),
+    )
 
 
 def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:

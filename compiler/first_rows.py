@@ -56,7 +56,7 @@ def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
     if kind == "json" and line.lstrip().startswith("["):
         whole = line + text.read(MOST)
         if len(whole) >= MOST:
-            raise ValueError("it is one JSON list of more than 8 MB: say --format, or write it as .jsonl")
+            raise ValueError("it is one JSON list of more than 8 MB: write it as .jsonl")
         yield from (row for row in _value(whole, 1) if isinstance(row, dict))
         return
     number = 1

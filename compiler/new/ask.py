@@ -80,7 +80,7 @@ def data(look: Callable[[str], Any]) -> Any:
         return _prompt("Data", lambda text: _or_again(look, text.strip()), default=PLACEHOLDER)
 
 
-def choice(question: str, choices: Sequence[str], default: str) -> str:
+def choice(question: str, choices: Sequence[str], label: str, default: str | None = None) -> str:
     """One of some words."""
 
     def checked(text: str) -> str:
@@ -90,7 +90,7 @@ def choice(question: str, choices: Sequence[str], default: str) -> str:
 
     print(f"{question} {', '.join(choices)}.")
     with _completing(lambda start: [word for word in choices if word.startswith(start)]):
-        return _prompt("Format", checked, default=default)
+        return str(_prompt(label, checked, default=default))
 
 
 def serve() -> Accelerator | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,12 +44,13 @@ class Source:
 
     Attributes:
         path: as the recipe names it.
-        format: of `data.format`; None where the rows cannot be looked at.
+        format: of `data.format`; None where the rows cannot be looked at, or are of none that is recognised.
         seen: whether the format is from the rows themselves.
         turns: whether a row's prompt is a list of messages.
         fields: the format's names for columns to the file's, where they differ.
         longest: of the rows that were read, about, in tokens; None where none were.
         rows: that were read: all there are, where there are fewer than LOOKED_AT.
+        columns: of the first row, where no format is recognised by them.
     """
 
     path: str
@@ -59,6 +60,26 @@ class Source:
     fields: Mapping[str, str] = field(default_factory=dict)
     longest: int | None = None
     rows: int | None = None
+    columns: tuple[str, ...] = ()
+
+    def refused(self) -> ArtifactError:
+        """For columns that are of no format."""
+        return ArtifactError(
+            f"{self.path} has the columns {listing(self.columns)}, by which no format is recognised",
+            f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields",
+        )
+
+    def told(self, format: str, column: Callable[[str], str]) -> Source:
+        """The source with a format that the user says it has.
+
+        Args:
+            column: asks which of the columns holds what the format names so.
+        """
+        needed = next(names for known, names in COLUMNS if known == format) if self.columns else {}
+        asked = {name: column(name) for name in needed}
+        return replace(
+            self, format=format, fields={name: given for name, given in asked.items() if given != name}
+        )
 
 
 def look(file: Path, format: str | None) -> Source:
@@ -68,7 +89,7 @@ def look(file: Path, format: str | None) -> Source:
         format: that the user says it has; None has it recognised.
 
     Raises:
-        ArtifactError: it cannot be read, has no rows, or they are of no format.
+        ArtifactError: it cannot be read, or has no rows.
     """
     try:
         rows = first_rows(file)
@@ -89,10 +110,7 @@ def look(file: Path, format: str | None) -> Source:
         fields = found[1] if found and found[0] == format else {}
         return Source(str(file), format, fields=fields, longest=longest, rows=len(rows))
     if found is None:
-        raise ArtifactError(
-            f"{file} has the columns {listing(map(str, rows[0]))}, by which no format is recognised",
-            f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields",
-        )
+        return Source(str(file), None, longest=longest, rows=len(rows), columns=tuple(map(str, rows[0])))
     turns = isinstance(rows[0].get(found[1].get("prompt", "prompt")), list)
     return Source(str(file), found[0], True, turns, found[1], longest, len(rows))
 

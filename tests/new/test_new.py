@@ -258,7 +258,6 @@ def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
         ),
         "comma.json": (b'[{"text": "a"}\n {"text": "b"}]', "not JSON at line 2, column 2: Expecting ','"),
         "notes.txt": (b"words\n", "its name ends in none of .jsonl, "),
-        "columns.jsonl": (b'{"foo": 1, "bar": 2}\n', "has the columns foo and bar"),
         "packed.jsonl.gz": (b"not gzip", "cannot be read"),
         "quotes.json": (b'[{"text": "a"', "cannot be read"),
         "kto.jsonl": (b'{"prompt": "a", "completion": "b", "label": true}', "preferences for KTO"),
@@ -268,6 +267,30 @@ def test_data_that_cannot_be_used_says_why(folder: Path) -> None:
         with pytest.raises(ArtifactError) as refused:
             look(folder / name, None)
         assert said in str(refused.value), name
+
+
+def test_columns_that_tell_nothing_are_refused_and_on_a_terminal_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows(folder / "odd.jsonl", {"foo": "a", "output": "b"})
+    words = ("odd", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--serve", "none")
+    refused = new(*words, "--data", "odd.jsonl", exit_code=1).exception
+    assert "has the columns foo and output" in str(refused) and "--format" in str(
+        getattr(refused, "help", "")
+    )
+    monkeypatch.setattr("compiler.new.ask.possible", lambda: True)
+    rows(folder.parent / "outside.jsonl", {"text": "a"})
+    answers = ("../outside.jsonl", "odd.jsonl", "instruction", "neither", "foo", "")
+    asked = CliRunner().invoke(app, ["new", *words], input="\n".join(answers) + "\n")
+    assert asked.exit_code == 0, asked.output
+    assert (
+        "lies outside of this folder" in asked.output
+        and "--format" not in asked.output
+        and " -o" not in asked.output
+    )
+    recipe = load(folder / "odd.yaml").recipe
+    assert recipe is not None and recipe.data.format == "instruction"
+    assert recipe.data.fields == {"instruction": "foo"}
 
 
 def test_kinds_of_files_are_read(folder: Path) -> None:
