@@ -136,6 +136,7 @@ def _lora(program: Program) -> list[str]:
     out = [
         f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
         f"{arrays:,} arrays, {scales(program)}",
+        f"LoRA reaches {program.reach}",
         f"adapters and optimizer state in {lora.dtype}: "
         f"{3 * (trained + held) * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
     ]

@@ -11,6 +11,7 @@ from compiler.hardware import Accelerator
 from runtime.adapters import Adapter, LoraSettings
 from runtime.families import Architecture, Family
 from runtime.families.base import Parameter, Spec
+from runtime.reach import Reach, reach
 
 if TYPE_CHECKING:
     from spec.diagnostics import Diagnostic
@@ -73,3 +74,8 @@ class Program:
         if self.lora is None:
             return self.base_parameters
         return sum(adapter.trained_size for adapter in self.adapters)
+
+    @property
+    def reach(self) -> Reach:
+        """Which share of the parameters the adapters reach."""
+        return reach(self.parameters, self.adapters)

@@ -420,6 +420,12 @@ LORA: dict[str, Code] = {
         "alphas of their own.",
         "`kv: independent`.",
     ),
+    "N0315": Code(
+        "experts without adapters",
+        "Most weights of a mixture of experts are the experts' own, which no target reaches: LoRA adapts "
+        "attention and the dense block that every token goes through.",
+        "Nothing where these suffice. Without `lora` all weights are trained, the experts among them.",
+    ),
 }
 
 DATA: dict[str, Code] = {

@@ -168,7 +168,7 @@ def test_a_room_is_entered_by_its_door(room: str, askers: set[str]) -> None:
 
 def test_families_and_adapters_are_the_standard_library_alone() -> None:
     """Compiler and runtime share them; a family imports jax and Tunix where its model is built."""
-    shared = those("runtime.families", "runtime.adapters")
+    shared = those("runtime.families", "runtime.adapters", "runtime.reach")
     wrong = [
         said(module, one)
         for module in shared

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from compiler.facts import Facts
 from compiler.wording import flow, in_layers, listing, plural, ranges
-from runtime.adapters import by_pattern, matches
+from runtime.adapters import build_adapters, by_pattern, matches
+from runtime.reach import expert_layer, reach
 from spec import words
 from spec.diagnostics import Diagnostic
 from spec.paths import join
@@ -36,6 +37,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     for index, target in enumerate(section.targets):
         yield from _target(facts, section, target, f"lora.targets[{index}]")
     yield from _nothing_adapted(facts, section)
+    yield from _experts(facts)
     yield from _covered_twice(facts, section)
     yield from _patterns(facts, section)
     yield from _settings(facts, section)
@@ -160,6 +162,23 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             f"{in_layers(facts.model.architecture.layer_types, everywhere)}, and lora.layers chooses others",
             facts.first_given("lora.layers", "lora.targets"),
             "layers: all",
+        )
+
+
+def _experts(facts: Facts) -> Iterator[Diagnostic]:
+    """Most weights of a model are its experts', and no target names them."""
+    if facts.model is None or facts.lora is None or not any(map(expert_layer, facts.defaults)):
+        return
+    try:
+        adapters = build_adapters(facts.model.family, facts.model.architecture, facts.lora)
+    except ValueError:  # `_patterns` says why
+        return
+    if adapters:
+        yield Diagnostic(
+            "N0315",
+            f"LoRA reaches {reach(facts.defaults, adapters)}",
+            "lora.targets",
+            "nothing where attention and the dense block suffice; without `lora` all weights are trained",
         )
 
 

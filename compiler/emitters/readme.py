@@ -125,6 +125,7 @@ def _figures(program: Program) -> list[tuple[str, str]]:
                 f"{plural(projections, 'projection')}"
                 + (f", on a base in {lora.quantize}" if lora.quantize else ""),
             ),
+            ("LoRA reaches", str(program.reach)),
         ]
     else:
         figures.append(("Trainable", "every parameter"))

@@ -151,7 +151,7 @@ def _lora(c: Contents) -> Lines:
         "lora.rank": Line(RANK, f"{quantity(program.trainable_parameters)} trained numbers, {share:.2%}"),
         "lora.alpha": Line(2 * RANK, "the adapters' product counts alpha / rank = 2 times"),
         "lora.dropout": Line(0.0),
-        "lora.targets": Line(PROJECTIONS, f"all projections of {every} layers"),
+        "lora.targets": Line(PROJECTIONS, f"all projections of {every} layers; LoRA reaches {program.reach}"),
     }
     if d.quantize:
         lines["lora.quantize"] = Line("nf4", _why_quantized(c))

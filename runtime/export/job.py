@@ -31,6 +31,7 @@ from runtime.peft_export import (
     write_weights,
 )
 from runtime.progress import readable_size
+from runtime.reach import Reach, reach
 from runtime.safetensors_reader import DTYPES
 from runtime.settings import ModelSettings
 from runtime.trained import LOCK, Delta, TrainedAdapters
@@ -153,7 +154,9 @@ def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> 
     files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
     files |= {name: _entry(data) for name, data in (small | last).items()}
     record = _record(job, files, known)
-    small[CARD] = model_card(record, job.trained.record, _base_card(job.base), job.losses).encode()
+    small[CARD] = model_card(
+        record, job.trained.record, _base_card(job.base), job.losses, _reach(job)
+    ).encode()
     record["files"] = dict(sorted({**files, CARD: _entry(small[CARD])}.items()))
     for name, data in {**small, RECORD: encoded(record), **last}.items():
         journal.folder.write(name, data)
@@ -177,7 +180,9 @@ def _write_adapter(job: Job, folder: OutputFolder) -> None:
         ADAPTER_CONFIG: _entry(config_bytes(config)),
     }
     record = _record(job, files, {})
-    card = adapter_card(record, job.trained.record, config, _base_card(job.base), job.losses).encode()
+    card = adapter_card(
+        record, job.trained.record, config, _base_card(job.base), job.losses, _reach(job)
+    ).encode()
     record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
     folder.write(LOCK, job.trained.lock)
     folder.write(CARD, card)
@@ -188,6 +193,12 @@ def _write_adapter(job: Job, folder: OutputFolder) -> None:
 
 def _record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
     return merge_record(job.identity, job.base, job.model, job.trained, job.settings, job.plan, files, known)
+
+
+def _reach(job: Job) -> Reach | None:
+    if not isinstance(job.trained, TrainedAdapters):
+        return None
+    return reach(job.base.family.parameters(job.base.architecture), job.trained.adapters)
 
 
 def _base_card(base: BaseCheckpoint) -> str | None:

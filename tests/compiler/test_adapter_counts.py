@@ -53,3 +53,30 @@ def test_the_31b_has_the_parameters_that_its_config_adds_up_to(lowered: Callable
     rest = 3 * HIDDEN * FEED_FORWARD + 4 * HIDDEN + 1
     expected = 262144 * HIDDEN + HIDDEN + LOCAL * attention_local + GLOBAL * attention_global + 60 * rest
     assert run.program.base_parameters == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "said"),
+    [
+        ("google/gemma-4-31B-it", [], "29.3 of 30.7 billion parameters (95.4%)"),
+        ("google/gemma-4-31B-it", ["lora.targets=[v_proj]"], "1.1 of 30.7 billion parameters (3.6%)"),
+        (
+            "google/gemma-4-31B-it",
+            ["lora.layers=[0]", "lora.targets=[q_proj]"],
+            "0.044 of 30.7 billion parameters (0.1%)",
+        ),
+        (
+            "google/gemma-4-26B-A4B-it",
+            [],
+            "1.65 of 25.2 billion parameters (6.5%): the experts of 30 layers carry no adapter",
+        ),
+        ("google/gemma-3-270m-it", [], "100 of 268 million parameters (37.4%)"),
+    ],
+)
+def test_the_share_that_lora_reaches(
+    lowered: Callable[..., Lowered], model: str, changes: list[str], said: str
+) -> None:
+    """50 layers of the 31B have a v_proj of 4096 x 5376, one half of a fused weight."""
+    run = lowered(f"model.id={model}", *changes)
+    assert run.program is not None, run.diagnostics
+    assert str(run.program.reach) == said

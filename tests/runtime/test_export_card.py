@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 
 from runtime.export.card import adapter_card, model_card
 from runtime.export.card_base import carried
+from runtime.reach import Reach
 from tests import tiny
 from tests.runtime import chats
 
@@ -115,7 +116,13 @@ def lock(**changes: Any) -> dict[str, Any]:
 
 
 def merged_lora() -> str:
-    return model_card(record(), lock(), BASE_CARD, {"loss": 1.23456, "eval_loss": 1.3})
+    return model_card(
+        record(),
+        lock(),
+        BASE_CARD,
+        {"loss": 1.23456, "eval_loss": 1.3},
+        Reach(1_645_117_440, 25_233_140_000, 30),
+    )
 
 
 def merged_all_weights() -> str:
@@ -132,7 +139,7 @@ def merged_all_weights() -> str:
 
 
 def adapter() -> str:
-    return adapter_card(record(), lock(), CONFIG, BASE_CARD)
+    return adapter_card(record(), lock(), CONFIG, BASE_CARD, reach=Reach(4_423_680, 268_098_176, 0))
 
 
 def adapter_of_patterns() -> str:
