@@ -162,6 +162,16 @@ def _others() -> Mapping[str, re.Pattern[str]]:
     return {family: re.compile("|".join(starts), re.IGNORECASE) for family, starts in data.items()}
 
 
+def others(name: str) -> list[str]:
+    """Families that are known not to be trained, by a part of their name or by a model's id."""
+    bare = name.rpartition("/")[2].removeprefix("Meta-")
+    return [
+        family
+        for family, starts in _others().items()
+        if bare and (starts.match(bare) or bare.lower() in family.lower())
+    ]
+
+
 def _refuse_others(model_id: str) -> None:
     """Refuses an id of a family that is known not to be trained, whoever publishes it."""
     bare = model_id.rpartition("/")[2].removeprefix("Meta-")

@@ -163,6 +163,33 @@ def diff(
         result(cli_plan.compare((before.program, own), (after.program, asked)), end="")
 
 
+@app.command()
+def models(
+    word: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORD",
+            help="A part of an id or of a family's name; all without it.",
+            show_default=False,
+            autocompletion=completion.models,
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the models of the catalogue: their sizes, and what works with each."""
+    import json
+    from dataclasses import asdict
+
+    from compiler.models import models as known
+    from compiler.models import text, unknown
+
+    found = known(word)
+    if not found:
+        show([unknown(word)], Format.JSON if as_json else Format.TEXT)
+        raise typer.Exit(FAILED)
+    result(json.dumps([asdict(one) for one in found], indent=2) if as_json else text(found))
+
+
 app.command()(cli_new.new)
 app.command()(cli_parity.parity)
 app.command()(cli_plan.plan)

@@ -1,0 +1,50 @@
+"""`recipe models`: what a word finds, and what is said where it finds nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from compiler import catalog
+from tests.compiler.commands import recipe
+
+
+def test_all_models_are_listed_with_their_sizes() -> None:
+    status, out, _ = recipe("models", "--json")
+    found = {one["id"]: one for one in json.loads(out)}
+    assert status == 0 and list(found) == list(catalog.entries())
+    assert found["google/gemma-4-26B-A4B"]["parameters"] == pytest.approx(25.2e9, rel=0.01)
+    assert found["google/gemma-3-1b-it"]["served"] == "vLLM on torchax"
+    assert found["google/gemma-4-12B"]["unsupported"] and not found["google/gemma-4-12B"]["trained"]
+
+
+@pytest.mark.parametrize(
+    ("word", "ids"),
+    [
+        ("GEMMA-4-31b", ["google/gemma-4-31B", "google/gemma-4-31B-it"]),
+        ("gemma4 31b", ["google/gemma-4-31B", "google/gemma-4-31B-it"]),
+        ("unsloth/Qwen3-8B", ["Qwen/Qwen3-8B"]),
+        ("unsloth/Qwen3-8B-bnb-4bit", ["Qwen/Qwen3-8B"]),
+    ],
+)
+def test_a_word_finds_models(word: str, ids: list[str]) -> None:
+    assert [one["id"] for one in json.loads(recipe("models", word, "--json")[1])] == ids
+    status, out, _ = recipe("models", word)
+    assert status == 0 and all(id in out for id in ids)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("mistral", "error[E0803]: this version cannot train models of Mistral"),
+        ("openai/gpt-oss-20b", "error[E0803]: this version cannot train models of GPT-OSS"),
+        ("nosuchmodel", "error[E0801]: no model in the catalogue has `nosuchmodel` in its id or family"),
+    ],
+)
+def test_a_word_without_models_gets_the_reason(word: str, said: str) -> None:
+    status, out, errors = recipe("models", word)
+    assert (status, out) == (1, "")
+    assert said in errors and "known are checkpoints of" in errors
+    status, out, _ = recipe("models", word, "--json")
+    assert status == 1 and said.partition("]: ")[2] in out
