@@ -160,8 +160,8 @@ def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple
         before, after: a program with the --set that made it.
     """
     from compiler.plan.compare import compare as compared
+    from compiler.plan.counted import statistics
     from compiler.plan.planner import plan as planned
-    from compiler.plan.run import statistics
 
     plans = []
     for program, sets in (before, after):

@@ -212,7 +212,7 @@ def _length(program: Program) -> str:
     if length.exact and length.steps is not None:
         return plural(length.steps, "step")
     epochs = plural(program.recipe.train.epochs or 1, "epoch")
-    return epochs if length.steps is None else f"{epochs} (at most {plural(length.steps, 'step')})"
+    return epochs if length.steps is None else f"{epochs} ({length.words()})"
 
 
 def _schedule(program: Program) -> str:

@@ -52,19 +52,24 @@ def training_hours(
         return Hours(given, "--train-hours")
     if run is not None:
         return measured_hours(run, steps)
+    most = "at most, by the lines of the data: " if planned is not None and planned.source == "bound" else ""
     if planned is not None and planned.calibrated_hours is not None and planned.hours is not None:
         return Hours(
             planned.calibrated_hours,
-            "estimate of `recipe plan`, calibrated by the one published measurement "
+            f"{most}estimate of `recipe plan`, calibrated by the one published measurement "
             f"({planned.hours:.2f} h without that)",
         )
     if planned is not None and planned.hours is not None:
-        return Hours(planned.hours, "estimate of `recipe plan`")
+        return Hours(planned.hours, f"{most}estimate of `recipe plan`")
+    reason, way = "it was not planned", "--set train.steps=N"
+    if planned is not None:
+        reason = planned.note
+    if planned is not None and planned.steps is not None:
+        reason = "the compiler refused its step, so that the step's time is not known"
+        way = "what `recipe plan` says to make the step fit"
     raise ArtifactError(
-        "it is not known how long the training takes"
-        + (f": {planned.note}" if planned is not None and planned.note else ""),
-        "give --train-hours, or a measured run with --run DIR; or put the data beside the recipe or set "
-        "train.steps, so that it can be planned",
+        f"it is not known how long the training takes: {reason}",
+        f"give --train-hours, a measured run with --run DIR, or {way}",
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from compiler import catalog, hardware
 from compiler.hardware import Accelerator
+from compiler.steps import Length, run_length
 from compiler.wording import listing
 from runtime.adapters import LoraSettings, lora_settings, parse_layers
 from runtime.families import UnsupportedCheckpoint
@@ -70,6 +71,11 @@ class Facts:
             else:
                 return path
         return paths[0]
+
+    @cached_property
+    def length(self) -> Length:
+        """How long the run is, and what the data at hand shows."""
+        return run_length(self.recipe, self.folder)
 
     @cached_property
     def rules(self) -> tuple[tuple[str, Spec], ...]:

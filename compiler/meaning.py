@@ -217,10 +217,7 @@ def _data(program: Program) -> list[str]:
     local = run_length(program.recipe, program.source.parent).data
     out = []
     if local is not None:
-        out.append(
-            f"{plural(local.rows, 'row')} at hand, of about {local.mean_tokens:,} tokens each (4 "
-            "characters a token)"
-        )
+        out.append(f"{plural(local.rows, 'row')} at hand, of {local.lengths()}")
     if data.eval_fraction is not None:
         number = f": {held_out(data.eval_fraction, local.rows):,} of those at hand" if local else ""
         out.append(

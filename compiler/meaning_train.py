@@ -49,16 +49,12 @@ def _length(program: Program) -> list[str]:
     )
     if length.steps is None:
         return [counted]
-    tokens = length.steps * per_step
     if length.exact:
-        return [f"{plural(length.steps, 'step')}, at most {tokens:,} tokens ({quantity(tokens)})"]
+        tokens = length.steps * per_step
+        return [f"{length.words()}, at most {tokens:,} tokens ({quantity(tokens)})"]
     at_hand = length.data.rows if length.data else 0
     rows = plural(at_hand - held_out(recipe.data.eval_fraction, at_hand), "row")
-    fewer = "fewer after packing and dropping" if recipe.data.packing else "fewer after dropping"
-    return [
-        f"at most {plural(length.steps, 'step')} and {tokens:,} tokens, from {rows} at hand; {fewer}",
-        counted,
-    ]
+    return [f"{length.words()} of at most {per_step:,} tokens, from {rows} at hand", counted]
 
 
 def _schedule(program: Program) -> list[str]:

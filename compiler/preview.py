@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from runtime.data.report import SplitReport
     from runtime.data.splits import Split
     from runtime.settings import DataSettings, ModelSettings, Source
+    from spec.language import Recipe
 
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
 
@@ -117,7 +118,7 @@ def preview(
     from runtime.errors import UserError
 
     folder = data_dir or program.source.parent
-    data, settings = data_settings(program), _model_settings(program)
+    data, settings = data_settings(program.recipe, program.source.parent), _model_settings(program)
     part = splits(data, folder)[split != "train"]
     if part is None:
         raise UserError(
@@ -153,12 +154,12 @@ def preview(
     return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem)
 
 
-def data_settings(program: Program) -> DataSettings:
+def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
     """The `data` section as the runtime takes it, with files of the recipe's folder found from anywhere."""
     from compiler.sources import is_inline
     from runtime.settings import DataSettings, Source
 
-    data, folder = program.recipe.data, program.source.parent
+    data = recipe.data
     template, transform = data.chat_template, data.transform
     if template is not None and not is_inline(template):
         template = str((folder / template).resolve())

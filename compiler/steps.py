@@ -1,8 +1,8 @@
-"""How long a run is, as far as that can be told before its data is tokenised.
+"""How long a run is: the one place that tells it.
 
-With `train.steps` it is exact. With `train.epochs` it follows from the rows that are kept, which the
-runtime counts when it starts; from local files an upper bound is counted here, since rows can only be
-dropped or packed together.
+With `train.steps` it is exact. With `train.epochs` it follows from the rows that samples are laid into:
+counted where the data and its tokenizer are at hand, else a range by the characters of local JSON-lines
+files.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from compiler import catalog
+from compiler.plan.at_hand import Unavailable
+from compiler.plan.counted import Statistics, quick_statistics
+from compiler.sources import escapes
+from compiler.wording import plural
+from runtime.families import Architecture, Family, UnsupportedCheckpoint
 
 if TYPE_CHECKING:
     from spec.language import DataSource, Recipe
@@ -26,18 +33,44 @@ SAMPLED = 200
 CHARACTERS_PER_TOKEN = 4
 """Of English text under a vocabulary of 262,144: rough, and only said as such."""
 
+FEWEST_CHARACTERS, MOST_CHARACTERS = 2.5, 5.0
+"""Characters of a token, from code and other languages to plain English."""
+
+FEWEST_MARKERS, MOST_MARKERS = 3, 10
+"""Tokens that a chat template writes around a turn."""
+
+SPILL = 1.25
+"""Rows that packing makes, over those that a perfect one would, at the most that is likely."""
+
+ENOUGH_STEPS = 50
+"""Optimizer steps below which a run hardly learns."""
+
 
 @dataclass(frozen=True)
 class LocalData:
-    """What local JSON-lines files show without a tokenizer.
+    """What local JSON-lines files show.
 
     Attributes:
         rows: of all files together, up to each source's limit.
-        mean_tokens: a rough mean length of the first rows in tokens.
+        tokens: of a sample, on average: the least and the most that are likely; the same twice when counted.
+        drawn: rows of an epoch, by the sources' weights.
     """
 
     rows: int
-    mean_tokens: int
+    tokens: tuple[float, float]
+    drawn: int
+
+    @property
+    def mean_tokens(self) -> int:
+        """The middle of the two."""
+        return round(sum(self.tokens) / 2)
+
+    def lengths(self) -> str:
+        """ "61 tokens on average", or "about 40 to 80 tokens on average, by their characters"."""
+        low, high = (max(1, round(number)) for number in self.tokens)
+        if low == high:
+            return f"{plural(low, 'token')} on average"
+        return f"about {low:,} to {high:,} tokens on average, by their characters"
 
 
 @dataclass(frozen=True)
@@ -45,14 +78,38 @@ class Length:
     """Optimizer steps of a run.
 
     Attributes:
-        steps: exact, or the most that are possible; None when nothing is known.
+        least, steps: the least and the most that are likely; None when nothing is known.
+        bound: the most that are possible.
         exact: whether `steps` is what will be run.
         data: what the training files show; None when they are not all at hand.
     """
 
+    least: int | None
     steps: int | None
+    bound: int | None
     exact: bool
     data: LocalData | None
+
+    def words(self) -> str:
+        """ "11 steps", "about 9 to 16 steps", "at most 62 steps"; "" when nothing is known."""
+        if self.steps is None or self.least is None:
+            return ""
+        if self.exact:
+            return plural(self.steps, "step")
+        if self.steps == self.bound:
+            return f"at most {plural(self.steps, 'step')}"
+        least = f"{self.least:,} to " if self.least < self.steps else ""
+        return f"about {least}{plural(self.steps, 'step')}"
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A recipe with its model."""
+
+    recipe: Recipe
+    source: Path
+    family: Family
+    architecture: Architecture
 
 
 def run_length(recipe: Recipe, folder: Path) -> Length:
@@ -61,14 +118,44 @@ def run_length(recipe: Recipe, folder: Path) -> Length:
     Args:
         folder: of the recipe: its relative data paths start there.
     """
-    data = read_local(folder, recipe.data.train)
-    if recipe.train.steps is not None:
-        return Length(recipe.train.steps, True, data)
-    if data is None or data.rows == 0:
-        return Length(None, False, data)
-    rows = data.rows - held_out(recipe.data.eval_fraction, data.rows)
-    per_epoch = math.ceil(rows / recipe.train.global_batch_size)
-    return Length(per_epoch * (recipe.train.epochs or 1), False, data)
+    train, data = recipe.train, recipe.data
+    found = None if any(escapes(source.path) for source in data.train) else read_local(folder, data.train)
+    counted = None if found is None or not found.rows else _counted(recipe, folder)
+    if found is not None and counted is not None:
+        mean = counted.tokens / max(1, counted.samples * counted.answers) if _plain(recipe) else None
+        found = LocalData(found.rows, (mean, mean) if mean else found.tokens, found.drawn)
+    if train.steps is not None:
+        return Length(train.steps, train.steps, train.steps, True, found)
+    if found is None or found.rows == 0:
+        return Length(None, None, None, False, found)
+    if counted is not None:
+        steps = counted.steps(train)
+        return Length(steps, steps, steps, True, found)
+
+    def steps_of(rows: float) -> int:
+        return (train.epochs or 1) * math.ceil(rows / train.global_batch_size)
+
+    samples = max(1, math.ceil(found.drawn * (1 - held_out(data.eval_fraction, found.rows) / found.rows)))
+    if not data.packing:
+        return Length(steps_of(samples), steps_of(samples), steps_of(samples), False, found)
+    low, high = (samples * tokens / data.max_length for tokens in found.tokens)
+    most = min(samples, math.ceil(high * SPILL) + 1)
+    return Length(steps_of(max(1, min(low, most))), steps_of(most), steps_of(samples), False, found)
+
+
+def _plain(recipe: Recipe) -> bool:
+    """Whether an epoch's tokens are those of all samples, once."""
+    return all(source.weight == 1 for source in recipe.data.train)
+
+
+def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
+    """What the tokenizer makes of the data, where it is at hand and counting takes no more than seconds."""
+    try:
+        model = catalog.find(recipe.model.id, folder)
+    except (catalog.UnknownModel, UnsupportedCheckpoint):
+        return None
+    found = quick_statistics(_Subject(recipe, folder / "recipe.yaml", model.family, model.architecture))
+    return None if isinstance(found, Unavailable) or not found.samples else found
 
 
 def held_out(fraction: float | None, rows: int) -> int:
@@ -86,7 +173,8 @@ def warmup_steps(recipe: Recipe, steps: int) -> int:
 
 def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
     """Counts the rows of local JSON-lines files; None when one is elsewhere, missing or large."""
-    rows, lengths, size = 0, [], 0
+    rows, drawn, size = 0, 0, 0
+    lengths: list[tuple[int, int]] = []
     for source in sources:
         file = folder / source.path
         if "://" in source.path or not source.path.endswith(".jsonl"):
@@ -100,17 +188,30 @@ def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
             return None
         lines = [line for line in content.splitlines() if line.strip()][: source.limit]
         rows += len(lines)
-        lengths += [_characters(line) for line in lines[:SAMPLED]]
-    mean = sum(lengths) / len(lengths) / CHARACTERS_PER_TOKEN if lengths else 0
-    return LocalData(rows, round(mean))
+        drawn += math.ceil(source.weight * len(lines))
+        lengths += [_size(line) for line in lines[:SAMPLED]]
+    count = max(1, len(lengths))
+    characters, turns = (
+        sum(numbers) / count for numbers in (zip(*lengths, strict=True) if lengths else ([], []))
+    )
+    low = characters / MOST_CHARACTERS + turns * FEWEST_MARKERS
+    high = characters / FEWEST_CHARACTERS + turns * MOST_MARKERS
+    return LocalData(rows, (low, high), drawn)
 
 
-def _characters(line: bytes) -> int:
-    """Characters of the texts in one row."""
+def _size(line: bytes) -> tuple[int, int]:
+    """Characters of the texts in one row, and the turns that a chat template would write."""
     try:
-        return _text_length(json.loads(line))
+        row = json.loads(line)
+        return _text_length(row), _turns(row)
     except (ValueError, RecursionError):
+        return 0, 0
+
+
+def _turns(row: Any) -> int:
+    if not isinstance(row, dict):
         return 0
+    return sum(len(value) for value in row.values() if isinstance(value, list)) or 2 * ("instruction" in row)
 
 
 def _text_length(value: Any) -> int:

@@ -623,6 +623,12 @@ TRAIN: dict[str, Code] = {
         "beta and label_smoothing belong to objectives that this recipe does not have.",
         "Remove it.",
     ),
+    "W0513": Code(
+        "fewer than 50 optimizer steps",
+        "Packing lays several samples into a row, and a step takes global_batch_size rows: little data is "
+        "a few steps, in which the learning rate hardly moves the weights.",
+        "More samples, more epochs, a smaller global_batch_size, or a smaller max_length.",
+    ),
     "E0512": Code(
         "adapter of a full fine-tuning",
         "Without a lora section there is no adapter that could be written as PEFT's.",

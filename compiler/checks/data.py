@@ -11,7 +11,7 @@ from compiler.catalog import FAMILY_TITLES
 from compiler.checks.formats import LOSS_ON, is_known
 from compiler.facts import Facts
 from compiler.sources import escapes, is_dataset
-from compiler.steps import held_out, read_local
+from compiler.steps import held_out
 from compiler.wording import plural
 from runtime.addresses import ENDLESS, INTO_A_FILE, is_endless
 from spec.diagnostics import Diagnostic
@@ -90,7 +90,7 @@ def _held_out(facts: Facts) -> Iterator[Diagnostic]:
             "remove the line, or data.eval",
             at_key=True,
         )
-    local = None if _leaves(facts) else read_local(facts.folder, data.train)
+    local = facts.length.data
     if local is not None and local.rows and held_out(data.eval_fraction, local.rows) == local.rows:
         yield Diagnostic(
             "E0422",
@@ -141,21 +141,17 @@ def _length(facts: Facts) -> Iterator[Diagnostic]:
         )
     if data.packing or data.format == "preference":
         return
-    local = read_local(facts.folder, data.train) if not _leaves(facts) else None
+    local = facts.length.data
     padded = f"every sample is padded to max_length {data.max_length:,} and computed at that length"
     if local is not None and local.mean_tokens:
         share = local.mean_tokens / data.max_length
         if share < USED_WELL:
             yield Diagnostic(
                 "W0407",
-                f"{padded}; the samples of data.train have about {max(1, local.mean_tokens):,} tokens on "
-                f"average, so about {1 - share:.0%} of the work goes into padding",
+                f"{padded}; the samples of data.train have {local.lengths()}, "
+                f"so about {1 - share:.0%} of the work goes into padding",
                 "data.packing",
                 "packing: true, or a smaller max_length",
             )
     elif data.max_length >= WASTEFUL:
         yield Diagnostic("W0407", padded, "data.packing", "packing: true puts several samples into one row")
-
-
-def _leaves(facts: Facts) -> bool:
-    return any(escapes(source.path) for source in facts.recipe.data.train)

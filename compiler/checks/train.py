@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from compiler.facts import Facts
-from compiler.sources import escapes
-from compiler.steps import run_length, warmup_steps
+from compiler.steps import ENOUGH_STEPS, warmup_steps
 from compiler.wording import line, listing, plural
 from runtime.specs import DATA
 from spec.diagnostics import Diagnostic
@@ -16,6 +16,9 @@ HIGHEST_RATE = 1e-2
 
 BY_SIGN = ("adamw", "lion")
 """Optimizers whose steps are as long as the rate, whatever the gradient's size."""
+
+MOST_EPOCHS = 10
+"""Passes over the same samples above which they are rather learnt by heart."""
 
 SIZES = range(64, 0, -1)
 """Micro-batch sizes that are suggested, the largest first."""
@@ -130,21 +133,18 @@ def _batches(facts: Facts) -> Iterator[Diagnostic]:
 def _steps(facts: Facts) -> Iterator[Diagnostic]:
     recipe = facts.recipe
     train = recipe.train
-    if any(escapes(source.path) for source in recipe.data.train) and train.steps is None:
-        return
-    length = run_length(recipe, facts.folder)
+    length = facts.length
     if length.steps is None:
         return
     steps = length.steps
-    most = f"{'' if length.exact else 'at most '}{plural(steps, 'step')}"
-    source = (
-        "" if length.exact or length.data is None else f" ({plural(length.data.rows, 'row')} of data at hand)"
-    )
+    most = length.words()
+    rows = length.data.rows if length.data is not None and train.steps is None else None
+    source = "" if rows is None else f" ({plural(rows, 'row')} of data at hand)"
     warmup = warmup_steps(recipe, steps)
     in_steps = train.schedule.warmup_ratio is None
     given = f"train.schedule.{'warmup_steps' if in_steps else 'warmup_ratio'}"
     shorter = f"warmup_steps: {steps // 20}" if in_steps else "warmup_ratio: 0.05"
-    if warmup >= steps and warmup > 0:
+    if warmup > 0 and length.bound is not None and warmup_steps(recipe, length.bound) >= length.bound:
         yield Diagnostic(
             "E0502",
             f"the warm-up takes {plural(warmup, 'step')}, and the run has {most}{source}: the learning "
@@ -158,6 +158,17 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
             f"the warm-up takes {plural(warmup, 'step')}, more than half of the run's {most}{source}",
             given,
             shorter,
+        )
+    if train.steps is None and steps < ENOUGH_STEPS:
+        epochs = math.ceil(ENOUGH_STEPS * (train.epochs or 1) / (length.least or 1))
+        place = facts.first_given("train.epochs", "train.global_batch_size", "data.train")
+        packed = ", or of data.max_length, which samples are packed into" if recipe.data.packing else ""
+        yield Diagnostic(
+            "W0513",
+            f"the run has {most}{source}, and a run of fewer than {ENOUGH_STEPS} hardly learns",
+            place,
+            f"{line('train.epochs', epochs, place)}; or a smaller number of train.global_batch_size{packed}; "
+            f"or{'' if epochs <= MOST_EPOCHS else ', since so many epochs learn by heart,'} more samples",
         )
     place = facts.first_given("checkpoint.every_steps", "train.steps", "train.epochs", "data.train")
     if recipe.checkpoint.every_steps > steps:

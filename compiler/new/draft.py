@@ -95,6 +95,20 @@ def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) ->
     return _tried(probe, accelerator, name, quantize, axes, policy, 1, LENGTHS[-1]).need.total
 
 
+def resized(probe: Probe, draft: Draft, rows: int, length: int) -> Draft:
+    """The same with fewer rows a step, or shorter ones."""
+    micro = max(size for size in divisors(rows // draft.fsdp) if size <= draft.micro)
+    axes = draft.fsdp, draft.tp
+    return _tried(
+        probe, draft.accelerator, draft.method, draft.quantize, axes, draft.policy, micro, length, rows
+    )
+
+
+def shortest(draft: Draft, longest: int | None) -> int:
+    """The shortest rows of a draft into which samples of so many tokens, about, still go."""
+    return draft.length if longest is None else min(draft.length, _round(longest))
+
+
 def _methods(method: str | None) -> Sequence[tuple[str, bool]]:
     """Methods in the order in which they are tried, and whether the base is quantised."""
     if method is None:
@@ -161,10 +175,11 @@ def _tried(
     policy: str,
     micro: int,
     length: int,
+    rows: int | None = None,
 ) -> Draft:
-    """A configuration with what it needs."""
+    """A configuration with what it needs, of the method's usual rows where none are given."""
     fsdp, tp = axes
-    rows = _rows(method, accelerator.devices)
+    rows = rows or _rows(method, accelerator.devices)
     attention = _attention(probe, accelerator)
     given = probe.program
     recipe = given.recipe

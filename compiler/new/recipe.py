@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from compiler.lower import lower
 from compiler.new.draft import RANK, Draft, drafts
 from compiler.new.machines import refusal
 from compiler.new.memory import Probe
+from compiler.new.pace import Choice, paced
 from compiler.new.serving import sections
 from compiler.new.source import Source
 from compiler.new.text import Contents, write
 from compiler.port.mesh import concerns
 from compiler.program import Program
 from compiler.recipe_text import to_yaml
+from compiler.steps import Length, run_length
 from runtime.families import UnsupportedCheckpoint
 from spec.diagnostics import Diagnostic
 from spec.language import VERSION
@@ -194,8 +196,27 @@ def _checked(
     contents = Contents(asked.name, asked.model, probe, draft, asked.source, str(asked.file), server)
     text = write(contents)
     lowered = lower(load(asked.file, text=text))
+    if lowered.program is not None:
+        draft, pace = paced(probe, draft, asked.source.longest, _length(lowered.program))
+        text = write(replace(contents, draft=draft, pace=pace))
+        lowered = lower(load(asked.file, text=text))
     error = next((d for d in lowered.diagnostics if d.severity == "error"), None)
     return (None, error) if error else (Made(text, draft, lowered.diagnostics), None)
+
+
+def _length(program: Program) -> Callable[[Choice], Length]:
+    """The length of a recipe's run with other epochs and rows."""
+    recipe = program.recipe
+
+    def length(choice: Choice) -> Length:
+        train = {"epochs": choice.epochs, "global_batch_size": choice.rows}
+        parts = {
+            "train": recipe.train.model_copy(update=train),
+            "data": recipe.data.model_copy(update={"max_length": choice.length}),
+        }
+        return run_length(recipe.model_copy(update=parts), program.source.parent)
+
+    return length
 
 
 def _lowered(file: Path, text: str) -> tuple[Program | None, Diagnostic | None]:

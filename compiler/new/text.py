@@ -12,6 +12,7 @@ from compiler.first_rows import LOOKED_AT
 from compiler.hardware import Accelerator
 from compiler.new.draft import RANK, Draft, dtype
 from compiler.new.memory import Probe
+from compiler.new.pace import EVERY, Pace
 from compiler.new.source import PLACEHOLDER, Source
 from compiler.port.ledger import Line
 from compiler.port.write import recipe_text
@@ -64,6 +65,7 @@ class Contents:
         model: as the recipe names it.
         serve: keys of its `serve` section; {} has none.
         file: where it will lie, as the user would type it.
+        pace: how long the run is.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Contents:
     source: Source
     file: str
     serve: Mapping[str, Any] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
 
 
 def write(contents: Contents) -> str:
@@ -199,9 +202,11 @@ def _train(c: Contents) -> Lines:
     each = plural(d.micro, unit)
     accumulated = f" x {d.accumulation} accumulated micro-batches" if d.accumulation > 1 else ""
     on = f" on {plural(d.fsdp, 'device' if d.tp == 1 else 'group of devices')}"
-    lines["train.epochs"] = Line(1)
+    lines["train.epochs"] = Line(c.pace.epochs, c.pace.said)
     lines["train.global_batch_size"] = Line(d.rows, f"{unit}s a step: {each}{on}{accumulated}")
     lines["train.micro_batch_size"] = Line(d.micro)
+    if "data.eval_fraction" in _data(c) and c.pace.every != EVERY:
+        lines["train.eval_every"] = Line(c.pace.every)
     rate = RATES[d.method]
     lines["train.optimizer"] = Line({"learning_rate": rate, "weight_decay": 0.0, "max_grad_norm": 1.0})
     schedule: dict[str, Any] = {"name": "cosine"}
@@ -220,14 +225,14 @@ def _why_recomputed(c: Contents) -> str:
 
 
 def _rest(c: Contents) -> Lines:
-    lines = {"checkpoint": Line({"every_steps": 100, "keep": 2})}
+    lines = {"checkpoint": Line({"every_steps": c.pace.every, "keep": 2})}
     if c.draft.accelerator.platform == "tpu":
         place = Line("checkpoints", "gs://bucket/folder outlives the machine")
         if c.draft.accelerator.hosts > 1:
             place = Line(f"gs://my-bucket/{c.name}", "name a bucket of yours: every host writes there")
         lines = {
             "checkpoint.directory": place,
-            "checkpoint.every_steps": Line(100),
+            "checkpoint.every_steps": Line(c.pace.every),
             "checkpoint.keep": Line(2),
         }
     merge: dict[str, Any] = {"output": "merged", "dtype": dtype(c.draft.accelerator)}

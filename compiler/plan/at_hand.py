@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from compiler.catalog import is_directory
 from compiler.errors import ArtifactError
@@ -16,14 +16,28 @@ from compiler.preview import TOKENIZER_FILES, data_settings
 from compiler.sources import is_inline
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from runtime.families import Architecture, Family
     from runtime.settings import DataSettings, ModelSettings
+    from spec.language import Recipe
 
 DECISIVE = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
 """Packages that decide how rows are read, rendered and tokenised."""
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 """A folder without any of these has none."""
+
+
+class Subject(Protocol):
+    """What has data: a program, or a recipe with its model before it is one."""
+
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def source(self) -> Path: ...
+    @property
+    def family(self) -> Family: ...
+    @property
+    def architecture(self) -> Architecture: ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,7 @@ class AtHand:
     vocabulary: int
 
 
-def look(program: Program, model: Path | None, data_dir: Path | None) -> AtHand | Unavailable:
+def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand | Unavailable:
     """Finds the training data and the tokenizer.
 
     Args:
@@ -70,7 +84,7 @@ def look(program: Program, model: Path | None, data_dir: Path | None) -> AtHand 
     if model is not None and not model.is_dir():
         raise ArtifactError(f"{model}: no such folder", "--model DIR says where the tokenizer lies")
     folder = data_dir or program.source.parent
-    data = replace(data_settings(program), eval=())
+    data = replace(data_settings(program.recipe, program.source.parent), eval=())
     absent = _absent(data, folder, data_dir is not None)
     if absent is not None:
         return absent
@@ -121,7 +135,7 @@ def _absent(data: DataSettings, folder: Path, given: bool) -> Unavailable | None
 
 
 def _tokenizer(
-    program: Program, given: Path | None, data_dir: Path
+    program: Subject, given: Path | None, data_dir: Path
 ) -> tuple[Path, ModelSettings] | Unavailable:
     """The folder for runtime.data.load_tokenizer, and the settings."""
     from runtime.settings import ModelSettings

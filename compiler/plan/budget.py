@@ -57,7 +57,7 @@ def _run(program: Program, plan: Plan) -> Iterator[Diagnostic]:
     ):
         if most is None:
             continue
-        if estimate is None or calibrated is None:
+        if estimate is None or calibrated is None or (run.source == "bound" and estimate > most):
             yield _unchecked(key, plan)
         elif estimate > most:
             yield Diagnostic(
@@ -91,6 +91,9 @@ def _unchecked(key: str, plan: Plan) -> Diagnostic:
     elif plan.run.hours is None:
         reason = "the step does not fit, so that its time is not known"
         help = "make it fit first: lower train.micro_batch_size, or choose a remat.policy that stores less"
+    elif key == "max_hours" or plan.run.usd is not None:
+        reason = f"the run has at most {plan.run.steps:,} steps, which are above it, and may have fewer"
+        help = "give train.steps, or the folder of the data's tokenizer after --model, to have them counted"
     else:
         reason = f"{plan.accelerator.partition(':')[0]} has no list price"
         help = "give the whole machine's price as cost.train_usd_per_hour"

@@ -9,13 +9,15 @@ from pathlib import Path
 from compiler.backends import Backend
 from compiler.errors import ArtifactError
 from compiler.plan import calibration, identity
+from compiler.plan.at_hand import Unavailable
+from compiler.plan.counted import Statistics
 from compiler.plan.depth import Depth, depths, whole
 from compiler.plan.estimate import extrapolate
 from compiler.plan.job import Failed, Job
 from compiler.plan.placements import placements
 from compiler.plan.pool import Progress, compile_jobs
 from compiler.plan.results import Compiled, Estimate, Plan
-from compiler.plan.run import Statistics, Unavailable, run_length
+from compiler.plan.run import run_length
 from compiler.program import Program
 from compiler.wording import flow, listing
 

@@ -230,9 +230,10 @@ class RunLength:
 
     Attributes:
         source: "data" when the recipe's data was tokenised, "steps" when the recipe gives train.steps and
-            the data is not at hand, "unknown" otherwise.
+            the data is not at hand, "bound" when the lines of its data say how many steps there are at
+            most, "unknown" otherwise.
         tokens_per_row: real ones, on average; max_length when it is not known.
-        steps: optimizer steps, None when unknown.
+        steps: optimizer steps, None when unknown. Of the source "bound" these, hours and usd are the most.
         micro_batches: of an optimizer step.
         hours, usd: None when unknown (no data and no train.steps, or no price).
         calibrated_hours, calibrated_usd: the same from the calibrated step.

@@ -1,108 +1,19 @@
-"""How long the whole run is: counted from the recipe's data when it is at hand, else as the recipe says.
-
-The data is read, tokenised and packed by the code that train.py runs; the weights are not needed, nothing
-is downloaded and jax is not imported. The few numbers that come out are kept, under a key of everything
-that they follow from.
-"""
+"""Hours and price of the whole run: its length is counted from the data when it is at hand, else bounded."""
 
 from __future__ import annotations
 
-import math
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from pydantic import TypeAdapter, ValidationError
-
-from compiler.errors import ArtifactError
-from compiler.packages import install, missing_packages
-from compiler.plan.at_hand import AtHand, Unavailable, contents, look
+from compiler.plan.at_hand import Unavailable
+from compiler.plan.counted import Statistics
 from compiler.plan.results import Estimate, RunLength
-from compiler.preview import PACKAGES
 from compiler.steps import run_length as from_lines
 from compiler.wording import plural
 
 if TYPE_CHECKING:
     from compiler.program import Program
-    from spec.language import Train
 
 NOT_COUNTED = "Evaluation, checkpoints, start-up and compilation are not counted."
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """The training data of a recipe, tokenised and laid into rows.
-
-    Attributes:
-        samples: that are kept; of preferences, pairs.
-        dropped: rows of the files that are not.
-        rows: of an epoch, as train.global_batch_size counts them: both answers of a preference are one.
-        answers: rows of tokens in each of them: 2 of a preference, else 1.
-        tokens: real ones of an epoch.
-    """
-
-    samples: int
-    dropped: int
-    rows: int
-    answers: int
-    tokens: int
-
-    @property
-    def tokens_per_row(self) -> float:
-        """Real tokens of a row of max_length, on average."""
-        return self.tokens / (self.rows * self.answers)
-
-    def steps(self, train: Train) -> int:
-        """Optimizer steps of a run, as runtime.data.prepare counts them."""
-        if train.steps is not None:
-            return train.steps
-        return (train.epochs or 1) * math.ceil(self.rows / train.global_batch_size)
-
-
-class Store(Protocol):
-    """What compiler.plan.store offers."""
-
-    def key(self, *parts: object) -> str: ...
-
-    def get(self, name: str, /) -> str | None: ...
-
-    def put(self, name: str, value: str, /) -> None: ...
-
-
-STATISTICS: TypeAdapter[Statistics] = TypeAdapter(Statistics)
-
-
-def statistics(
-    program: Program, model: Path | None = None, data_dir: Path | None = None, store: Store | None = None
-) -> Statistics | Unavailable:
-    """Counts the training data of a recipe; it takes as long as tokenising does, unless it is in the store.
-
-    Args:
-        model, data_dir: as for `at_hand.look`.
-        store: None for the one of plans.
-
-    Raises:
-        ArtifactError: what was given is not there, or train.py would refuse the data.
-    """
-    missing = missing_packages(PACKAGES)
-    if missing:
-        return Unavailable(f"{', '.join(missing)} cannot be imported ({install('train', 'plan')})")
-    found = look(program, model, data_dir)
-    if isinstance(found, Unavailable):
-        return found
-    if store is None:
-        from compiler.plan import store as plans
-
-        store = plans
-    key = store.key("statistics", contents(found))
-    kept = store.get(key)
-    if kept is not None:
-        with suppress(ValidationError):  # an entry that cannot be read is made again
-            return STATISTICS.validate_json(kept)
-    counted = _count(found)
-    store.put(key, STATISTICS.dump_json(counted).decode())
-    return counted
 
 
 def run_length(
@@ -112,19 +23,24 @@ def run_length(
 
     Hours are optimizer steps x micro-batches x the estimated step. Speed is that of a full micro-batch.
     Without an estimate (0 s, of a step that the compiler refused) both are unknown: None, and 0 tokens/s.
+    Where the data can be read but not tokenised, steps, hours and price are bounds: the most they can be.
 
     Args:
         counted: of `statistics`; None when nobody asked.
     """
     counted = counted or Unavailable("the data was not looked at")
-    train, data = program.recipe.train, program.recipe.data
+    recipe = program.recipe
+    train, data = recipe.train, recipe.data
     price = usd_per_hour(program)
     steps: int | None
     if isinstance(counted, Statistics):
         source, steps = "data", counted.steps(train)
         per_row, answers = counted.tokens_per_row, counted.answers
     else:
-        source, steps = ("unknown" if train.steps is None else "steps"), train.steps
+        source, steps = "steps", train.steps
+        if steps is None:
+            steps = from_lines(recipe, program.source.parent).bound
+            source = "unknown" if steps is None else "bound"
         per_row, answers = float(data.max_length), 2 if data.format == "preference" else 1
     tokens = program.micro_batch_rows * answers * per_row
     micro_batches = program.accumulation_steps
@@ -177,31 +93,7 @@ def _basis(program: Program, counted: Statistics | Unavailable) -> str:
     bound = f"tokens/s counts every row as full ({length:,} tokens), which is an upper bound"
     if recipe.train.steps is not None:
         return f"The steps are the recipe's, and {counted.reason}: {bound}."
-    most = from_lines(recipe, program.source.parent).steps
-    at_most = "" if most is None else f" (at most {plural(most, 'step')}, by the lines of its data)"
-    return f"The length of the run is not known{at_most}, since {counted.reason}; {bound}."
-
-
-def _count(found: AtHand) -> Statistics:
-    """Tokenises and packs as train.py does."""
-    from runtime.data.prepare import prepare
-    from runtime.data.tokenizer import load_tokenizer
-    from runtime.errors import UserError
-    from runtime.settings import TrainSettings
-
-    # Batches of one row: how many rows a batch has is no matter of the data.
-    alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
-    try:
-        tokenizer = load_tokenizer(found.model_dir, found.model, found.data, found.data_dir)
-        prepared = prepare(found.data, alone, 1, tokenizer, found.data_dir, found.vocabulary)
-    except UserError as error:
-        raise ArtifactError(error.message, error.help) from error
-    report, answers = prepared.report.train, prepared.samples.group
-    samples = len(prepared.samples) // answers
-    return Statistics(
-        samples=samples,
-        dropped=report.read - samples,
-        rows=prepared.steps_per_epoch,
-        answers=answers,
-        tokens=report.row_tokens,
-    )
+    most = from_lines(recipe, program.source.parent).bound
+    if most is None:
+        return f"The length of the run is not known, since {counted.reason}; {bound}."
+    return f"At most {plural(most, 'step')}, by the lines of its data, since {counted.reason}; {bound}."

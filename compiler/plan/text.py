@@ -159,8 +159,9 @@ def _temporaries(estimate: Estimate) -> Iterator[str]:
 
 def _run(run: RunLength, estimate: Estimate) -> Iterator[str]:
     batches = "1 micro-batch" if run.micro_batches == 1 else f"{run.micro_batches:,} micro-batches"
+    bound = ", at most" if run.source == "bound" else ""
     rows = [
-        ["the whole run", "estimate", "calibrated"],
+        [f"the whole run{bound}", "estimate", "calibrated"],
         [f"steps of {batches}", "unknown" if run.steps is None else f"{run.steps:,}"],
         ["hours", _known(run.hours), _known(run.calibrated_hours)],
     ]

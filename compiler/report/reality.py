@@ -14,8 +14,8 @@ from compiler.report.run import Run
 
 if TYPE_CHECKING:
     from compiler.backends import Backend
+    from compiler.plan.counted import Statistics
     from compiler.plan.results import Plan
-    from compiler.plan.run import Statistics
     from compiler.program import Program
 
 
@@ -178,7 +178,7 @@ def _backend(run: Run) -> Backend | None:
 
 def _statistics(run: Run, program: Program) -> Statistics | None:
     """What the run counted in its data, as a plan takes it."""
-    from compiler.plan.run import Statistics
+    from compiler.plan.counted import Statistics
 
     found = run.facts.get("data")
     split = found.get("train") if isinstance(found, dict) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,19 @@ def test_hours_come_from_the_first_that_is_there(tmp_path: Path) -> None:
         with pytest.raises(ArtifactError, match="not known how long") as caught:
             training_hours(None, None, nothing)
         assert caught.value.help is not None and "--train-hours" in caught.value.help
+        assert "beside the recipe" not in caught.value.help
+
+
+def test_what_keeps_the_hours_from_being_known_is_named() -> None:
+    with pytest.raises(ArtifactError, match="takes: the compiler refused its step") as refused:
+        training_hours(planned=planned(None, None))
+    assert refused.value.help is not None and "make the step fit" in refused.value.help
+    unknown = replace(planned(None, None), steps=None, note="Not known, since gs://a is not on this machine.")
+    with pytest.raises(ArtifactError, match="since gs://a is not on this machine") as caught:
+        training_hours(planned=unknown)
+    assert caught.value.help is not None and "--set train.steps=N" in caught.value.help
+    bound = training_hours(planned=replace(planned(2, None), source="bound"))
+    assert bound.source.startswith("at most")
 
 
 def test_a_measured_runs_hours_are_what_its_training_costs(tmp_path: Path) -> None:

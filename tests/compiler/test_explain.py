@@ -121,7 +121,7 @@ def test_steps_are_exact_when_given_and_bounded_by_local_data(
     assert "steps = epochs x rows" in explained("train.epochs")
     (tmp_path / "train.jsonl").write_text('{"messages": []}\n' * 20)
     text = explained("train.epochs", "data.train=[train.jsonl]", "train.epochs=2")
-    assert "at most 6 steps and 147,456 tokens, from 20 rows at hand" in text
+    assert "about 2 steps of at most 24,576 tokens, from 20 rows at hand" in text
 
 
 def test_rows_held_out_and_limits_are_told_of(explained: Callable[..., str], tmp_path: Path) -> None:
@@ -130,7 +130,9 @@ def test_rows_held_out_and_limits_are_told_of(explained: Callable[..., str], tmp
     text = explained("data", *given)
     assert "0.05 of the rows are held out to evaluate on: 1 of those at hand; which ones" in text
     assert "of train.jsonl only the first 17 rows" in text
-    assert "at most 4 steps and 98,304 tokens, from 16 rows at hand" in explained("train.epochs", *given)
+    assert "at most 4 steps of at most 24,576 tokens, from 16 rows at hand" in explained(
+        "train.epochs", *given, "data.packing=false"
+    )
 
 
 def test_schedules_are_explained_in_words(explained: Callable[..., str]) -> None:

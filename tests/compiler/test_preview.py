@@ -66,7 +66,7 @@ def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> Non
     program = lower(load(quickstart)).program
     assert program is not None
     made = preview.preview(program, 0, "train", model)
-    data = preview.data_settings(program)
+    data = preview.data_settings(program.recipe, program.source.parent)
     tokenizer = load_tokenizer(model, ModelSettings("x", "gemma4"), data)
     train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)
     run = prepare(data, train, 4, tokenizer, quickstart.parent)

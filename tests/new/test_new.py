@@ -195,6 +195,18 @@ def test_the_format_is_seen_from_the_data(folder: Path) -> None:
     assert CliRunner().invoke(app, ["check", "recipes/qa.yaml"]).exit_code == 0
 
 
+@pytest.mark.parametrize(("count", "short"), [(5, True), (800, False), (20_000, False)])
+def test_epochs_batch_and_intervals_follow_from_the_data(folder: Path, count: int, short: bool) -> None:
+    sample = {"instruction": "Say why the sky is as blue as it is.", "output": "because " * 20}
+    rows(folder / "data.jsonl", *[sample] * count)
+    result = new("few", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-8", "--data", "data.jsonl")
+    assert ("W0513" in result.output) == short and "W05" not in result.output.replace("W0513", "")
+    assert "N0506" not in result.output
+    text = Path("few.yaml").read_text()
+    assert ("since the samples are few: learning takes 50 or more" in text) == short
+    assert ("epochs: 1 " in text) == (count == 20_000)
+
+
 def test_preferences_are_learnt_with_dpo(folder: Path) -> None:
     rows(folder / "pairs.jsonl", {"prompt": "a", "chosen": "b", "rejected": "c"})
     new("pairs", "--model", "Qwen/Qwen3-4B", "--accelerator", "v6e-1", "--data", "pairs.jsonl")

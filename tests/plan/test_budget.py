@@ -99,6 +99,18 @@ def test_hours_of_a_run_of_unknown_length_are_said_to_be_unchecked(recipe: Path)
     assert (usd.code, usd.path) == ("W1005", "budget.max_usd")
 
 
+def test_a_bound_above_the_budget_leaves_it_unchecked(recipe: Path) -> None:
+    flagship = plans.flagship()
+    bound = replace(flagship, run=replace(flagship.run, source="bound", hours=2.0, usd=30.0, steps=500))
+    assert found(recipe, bound, "max_hours=2", "max_usd=30") == []
+    hours, usd = found(recipe, bound, "max_hours=1", "max_usd=10")
+    assert (hours.code, usd.code) == ("W1005", "W1005")
+    assert hours.message == (
+        "budget.max_hours cannot be checked: the run has at most 500 steps, which are above it, and may have "
+        "fewer"
+    )
+
+
 def test_the_cost_of_a_machine_without_a_price_is_said_to_be_unchecked(recipe: Path) -> None:
     assert found(recipe, plans.unpriced(), "max_hours=1", "max_usd=10") == [
         Diagnostic(

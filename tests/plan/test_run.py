@@ -15,10 +15,12 @@ from compiler import miniature_tokenizer
 from compiler.emitters.train import emit_train
 from compiler.errors import ArtifactError
 from compiler.lower import lower
-from compiler.plan import run
+from compiler.plan import counted as counting
 from compiler.plan.at_hand import Unavailable
-from compiler.plan.run import Statistics, run_length, statistics
+from compiler.plan.counted import Statistics, quick_statistics, statistics
+from compiler.plan.run import run_length
 from compiler.program import Program
+from compiler.steps import run_length as from_lines
 from runtime.data.prepare import prepare
 from runtime.data.report import SplitReport
 from runtime.data.samples import Samples
@@ -239,8 +241,8 @@ def test_the_numbers_are_kept_by_content(
     kept, program = Kept(), lowered(recipe_file)
     first = statistics(program, model, store=kept)
     calls = []
-    count = run._count
-    monkeypatch.setattr(run, "_count", lambda found: calls.append(found) or count(found))
+    count = counting._count
+    monkeypatch.setattr(counting, "_count", lambda found, load: calls.append(found) or count(found, load))
     batches = lowered(
         recipe_file, "train.epochs=3", "train.global_batch_size=8", "mesh.axes={fsdp: 2, tp: 2}"
     )
@@ -270,14 +272,41 @@ def test_without_the_data_the_steps_are_the_recipes(recipe_file: Path) -> None:
     )
 
 
-def test_without_data_and_steps_the_length_is_unknown(recipe_file: Path, tmp_path: Path) -> None:
+FORMATS = {
+    "chat": {"messages": [{"role": "user", "content": "why"}, {"role": "assistant", "content": "so " * 9}]},
+    "instruction": {"instruction": "Say why.", "input": "the sky", "output": "because"},
+    "prompt_completion": {"prompt": "one, two, ", "completion": "three"},
+    "text": {"text": "one, two, three"},
+    "preference": {"prompt": "why?", "chosen": "because", "rejected": "no"},
+}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_a_check_counts_is_what_training_makes(
+    recipe_file: Path, tmp_path: Path, model: Path, format: str
+) -> None:
+    """Without transformers the same numbers: steps told before a run are those that it takes."""
+    (tmp_path / "train.jsonl").write_text((json.dumps(FORMATS[format]) + "\n") * 30)
+    sets = [f"data.format={format}", f"data.packing={'false' if format == 'preference' else 'true'}"]
+    sets += ["train.objective=dpo"] if format == "preference" else []
+    (tmp_path / "tokenizer").symlink_to(model)
+    program = lowered(recipe_file, *sets, "model.tokenizer=./tokenizer")
+    quick = quick_statistics(program, store=Kept())
+    assert isinstance(quick, Statistics) and quick == statistics(program, store=Kept())
+    length = from_lines(program.recipe, tmp_path)
+    assert length.exact and length.steps == trains(program, model).total_steps
+    assert length.data is not None
+    assert length.data.tokens[0] == length.data.tokens[1] == quick.tokens / quick.samples / quick.answers
+
+
+def test_without_a_tokenizer_the_length_is_a_bound(recipe_file: Path, tmp_path: Path) -> None:
+    assert run_length(lowered(recipe_file), ESTIMATE).source == "unknown"
     conversations(tmp_path / "train.jsonl", 30)
     found = run_length(lowered(recipe_file), ESTIMATE, Unavailable("its tokenizer is not on this machine"))
-    assert (found.source, found.steps, found.hours, found.usd) == ("unknown", None, None, None)
-    assert found.usd_per_million_tokens is not None
+    assert (found.source, found.steps) == ("bound", 8)
+    assert found.hours == pytest.approx(8 * ESTIMATE.seconds / 3600) and found.usd is not None
     assert found.note.startswith(
-        "The length of the run is not known (at most 8 steps, by the lines of its data), since its tokenizer "
-        "is not on this machine; "
+        "At most 8 steps, by the lines of its data, since its tokenizer is not on this machine; "
     )
     assert "the data was not looked at" in run_length(lowered(recipe_file), ESTIMATE).note
 

@@ -115,6 +115,13 @@ def test_a_refused_step_is_printed_without_a_time() -> None:
         assert absent not in shown
 
 
+def test_hours_and_price_of_a_bound_are_printed_as_the_most() -> None:
+    flagship = plans.flagship()
+    shown = text(replace(flagship, run=replace(flagship.run, source="bound")))
+    assert "The whole run, at most" in shown
+    assert "The whole run, at most" not in text(flagship)
+
+
 def test_a_run_of_unknown_length_is_printed_with_a_steps_time_alone() -> None:
     shown = text(plans.unknown_length())
     assert "  = the step                                    1,294.1 ms  at most 9,210 tokens/s  MFU" in shown

@@ -51,10 +51,12 @@ def figures(plan: Plan) -> list[Figure]:
             bad=memory.headroom < 0,
         ),
         Figure(
-            "Run", hours(run.hours), _calibrated(hours(run.calibrated_hours)) if run.hours is not None else ()
+            f"Run{_bound(plan)}",
+            hours(run.hours),
+            _calibrated(hours(run.calibrated_hours)) if run.hours is not None else (),
         ),
         Figure(
-            "Cost of the run",
+            f"Cost of the run{_bound(plan)}",
             NO_PRICE if run.usd_per_hour is None else usd(run.usd),
             _calibrated(usd(run.calibrated_usd)) if run.usd is not None else (),
         ),
@@ -64,6 +66,11 @@ def figures(plan: Plan) -> list[Figure]:
 def tokens(plan: Plan) -> str:
     """What tokens a second are: without the data, rows count as full."""
     return "Real tokens a second" if plan.run.source == "data" else "Tokens a second, at most"
+
+
+def _bound(plan: Plan) -> str:
+    """Of figures that are the most they can be."""
+    return ", at most" if plan.run.source == "bound" else ""
 
 
 def hardware(plan: Plan) -> list[tuple[str, str]]:
@@ -85,7 +92,7 @@ def run(plan: Plan) -> list[tuple[str, str, str]]:
     estimate, run = plan.estimate, plan.run
     known, counted = run.tokens_per_second > 0, run.source == "data"
     return [
-        ("Optimizer steps", number(run.steps), ""),
+        (f"Optimizer steps{_bound(plan)}", number(run.steps), ""),
         ("Micro-batches a step", number(run.micro_batches), ""),
         ("Rows of a micro-batch", f"{number(estimate.rows)} of {number(estimate.row_length)} tokens", ""),
         ("Real tokens a row" if counted else "Tokens a row, at most", number(run.tokens_per_row), ""),
@@ -94,7 +101,11 @@ def run(plan: Plan) -> list[tuple[str, str, str]]:
             number(run.tokens_per_second) if known else NOT_KNOWN,
             number(run.calibrated_tokens_per_second) if known else "",
         ),
-        ("Time", hours(run.hours), hours(run.calibrated_hours) if run.hours is not None else ""),
+        (
+            f"Time{_bound(plan)}",
+            hours(run.hours),
+            hours(run.calibrated_hours) if run.hours is not None else "",
+        ),
         ("Price an hour", NO_PRICE if run.usd_per_hour is None else usd(run.usd_per_hour), ""),
         (
             "A million real tokens" if counted else "A million tokens, at least",
@@ -103,7 +114,7 @@ def run(plan: Plan) -> list[tuple[str, str, str]]:
             if known and run.usd_per_million_tokens is not None
             else "",
         ),
-        ("Cost", usd(run.usd), usd(run.calibrated_usd) if run.usd is not None else ""),
+        (f"Cost{_bound(plan)}", usd(run.usd), usd(run.calibrated_usd) if run.usd is not None else ""),
     ]
 
 

@@ -1,0 +1,78 @@
+"""How long a new recipe trains: its epochs, batch, evaluations and checkpoints, by its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from compiler.new.draft import Draft, resized, shortest
+from compiler.new.memory import Probe
+from compiler.steps import ENOUGH_STEPS, Length
+from compiler.wording import divisors
+
+USUAL_EPOCHS, MOST_EPOCHS = 3, 5
+"""Passes over the data: up to so many with the usual batch, and over little data."""
+
+EVERY = 100
+"""Steps between evaluations, and between checkpoints, of a run that is long enough."""
+
+PARTS = 5
+"""Of a shorter run, each with an evaluation and a checkpoint at its end."""
+
+
+class Choice(NamedTuple):
+    """What the number of steps depends on: passes over the data, rows of a step, tokens of a row."""
+
+    epochs: int
+    rows: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a run is.
+
+    Attributes:
+        every: steps between evaluations, and between checkpoints.
+        said: the length in words; "" where the data does not tell it.
+    """
+
+    epochs: int = 1
+    every: int = EVERY
+    said: str = ""
+
+
+def paced(
+    probe: Probe, draft: Draft, longest: int | None, length: Callable[[Choice], Length]
+) -> tuple[Draft, Pace]:
+    """The draft with the largest batch, and the fewest epochs of it, that make steps enough.
+
+    Args:
+        longest: of the data's samples, about, in tokens; None where that is not known.
+        length: of a run.
+    """
+    usual = Choice(1, draft.rows, draft.length)
+    chosen, found = usual, length(usual)
+    if found.least is None or found.steps is None:
+        return draft, Pace()
+    for chosen in _choices(draft, shortest(draft, longest)):
+        found = length(chosen)
+        if (found.least or 0) >= ENOUGH_STEPS:
+            break
+    said = found.words()
+    if (found.steps or 0) < ENOUGH_STEPS:
+        said += f", since the samples are few: learning takes {ENOUGH_STEPS} or more"
+    if (chosen.rows, chosen.length) != (draft.rows, draft.length):
+        draft = resized(probe, draft, chosen.rows, chosen.length)
+    return draft, Pace(chosen.epochs, min(EVERY, max(1, (found.least or 1) // PARTS)), said)
+
+
+def _choices(draft: Draft, short: int) -> Iterator[Choice]:
+    """From the shortest run to the longest."""
+    batches = [draft.fsdp * size for size in reversed(divisors(draft.rows // draft.fsdp))]
+    for rows in batches:
+        for epochs in range(1, USUAL_EPOCHS + 1):
+            yield Choice(epochs, rows, draft.length)
+    for epochs in range(USUAL_EPOCHS, MOST_EPOCHS + 1):
+        yield Choice(epochs, batches[-1], short)
