@@ -31,6 +31,10 @@ class UserError(Exception):
         self.exit_status = exit_status
 
 
+class Spoiled(UserError):
+    """An input that is damaged, or holds no usable numbers: nothing that was made of it counts."""
+
+
 def report(error: UserError) -> None:
     """Writes an error to stderr, in the form of the compiler's diagnostics."""
     say(f"error: {printable(error.message)}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from runtime.checkpoint import BaseCheckpoint
-from runtime.errors import UserError
+from runtime.errors import Spoiled, UserError
 from runtime.families.base import Parameter, Source
 
 EARLIER = "take an earlier --step"
@@ -107,7 +107,7 @@ def load_weights(
     def read(path: str) -> np.ndarray:
         array = leaves.read(path)
         if not np.isfinite(array.astype(np.float32, copy=False)).all():
-            raise UserError(f"{where}: {path} holds values that are not finite", EARLIER)
+            raise Spoiled(f"{where}: {path} holds values that are not finite", EARLIER)
         return array
 
     return TrainedWeights(step, record, lock, trained, read)

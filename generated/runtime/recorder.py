@@ -17,7 +17,7 @@ from runtime.loss import Batch
 from runtime.model import Built
 from runtime.settings import ModelSettings
 from runtime.step import trained_type
-from runtime.trace import Trace, count_targets
+from runtime.trace import ROWS, Trace, count_targets
 
 PACKAGES = ("jax", "google-tunix", "qwix", "optax")
 
@@ -41,10 +41,17 @@ class Recorder:
     ) -> None:
         self._built, self._base, self._accumulation = built, base, accumulation
         self._sum: dict[str, np.ndarray] = {}
-        self._seen = self._targets = 0
+        self._seen = 0
+        self._batches: list[Batch] = []
         device = jax.devices()[0]
         about = {"dtype": settings.dtype, "device": device.device_kind, "devices": jax.device_count()}
         self.trace = Trace("tunix", recipe, about | {name: _version(name) for name in PACKAGES})
+
+    def begin(self, model: nnx.Module) -> None:
+        """Takes the adapters as they are before the first step, which donates them."""
+        if self._built.adapters:
+            arrays = self._arrays(nnx.state(model, trained_type(self._built)))
+            self.trace.initial = {name: array.copy() for name, array in arrays.items()}
 
     def before(self, batch: Batch, gradients: Callable[[], Any]) -> None:
         """Takes a micro-batch that is about to train.
@@ -53,7 +60,7 @@ class Recorder:
             gradients: computes those of the micro-batch's loss, as a state of the trained variables; called
                 for the first optimizer step alone.
         """
-        self._targets += count_targets(batch)
+        self._batches.append({name: np.asarray(batch[name]) for name in ROWS})
         self._seen += 1
         if self._seen > self._accumulation:
             return
@@ -65,10 +72,9 @@ class Recorder:
 
     def after(self, step: int, losses: list[jax.Array]) -> None:
         """Takes an optimizer step that is done: the loss of each micro-batch."""
-        self.trace.about.setdefault("first_step", step)
-        self.trace.losses.append(float(np.mean([float(loss) for loss in losses])))
-        self.trace.targets.append(self._targets)
-        self._targets = 0
+        batches, self._batches = self._batches, []
+        loss = float(np.mean([float(loss) for loss in losses]))
+        self.trace.add(step, loss, sum(map(count_targets, batches)), batches)
 
     def end(self, model: nnx.Module) -> Trace:
         """The whole trace, with what was trained as it is now."""

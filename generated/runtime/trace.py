@@ -1,7 +1,8 @@
-"""What a run leaves for `recipe parity`: its first gradients, the loss of each step, and its last adapters.
+"""What a run leaves to be held against: each step's rows and loss, its first gradients, and its adapters
+before the first step and after the last.
 
 Every backend's script writes one with `--trace FILE`, in Hugging Face's layout, so that runs on other
-machines and by other libraries can be held against each other. Numpy alone.
+machines, by other libraries and by code of one's own can be held against each other. Numpy alone.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import numpy as np
 from runtime.errors import UserError
 
 VERSION = 1
+ROWS = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+"""What a trace holds of a micro-batch, as `runtime.data.batches` has it."""
 
 
 @dataclass
@@ -28,14 +31,20 @@ class Trace:
     Attributes:
         backend: "tunix", "trl" or "torchax".
         recipe: name of the artifact.
-        about: what else identifies the run: package versions, device, dtype; plain JSON values.
-        losses: of each optimizer step, from step 1 on: of the step as a whole, as the recipe's
+        about: what else identifies the run: package versions, device, dtype, and first_step, the number of
+            the first optimizer step that is here: above 1 in a resumed run. Plain JSON values.
+        losses: of each optimizer step from first_step on: of the step as a whole, as the recipe's
             loss_normalization has it.
         targets: tokens that carry loss in each optimizer step.
-        gradients: of the first optimizer step, accumulated and before clipping, float32, by
+        gradients: of the first of these steps, accumulated and before clipping, float32, by
             "layers.0.self_attn.q_proj.lora_A" [rank, in] and "....lora_B" [out, rank]; of full fine-tuning by
             the tensor's name in the checkpoint.
         trained: the same arrays after the last step: values, not gradients.
+        initial: the same before the first of these steps; {} of full fine-tuning, which begins with the
+            checkpoint's own tensors, and of a trace that holds none.
+        rows: of each optimizer step, ROWS by name, the step's micro-batches stacked in front: tokens,
+            positions, segment_ids int32[M, B, T], loss_mask bool[M, B, T], norm float32[M]; [] of a trace
+            that holds none.
     """
 
     backend: str
@@ -45,9 +54,29 @@ class Trace:
     targets: list[int] = field(default_factory=list)
     gradients: dict[str, np.ndarray] = field(default_factory=dict)
     trained: dict[str, np.ndarray] = field(default_factory=dict)
+    initial: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first optimizer step that is here, 1 unless the run was resumed."""
+        return int(self.about.get("first_step", 1))
+
+    def add(self, step: int, loss: float, targets: int, batches: Sequence[Mapping[str, Any]]) -> None:
+        """Takes an optimizer step that is done.
+
+        Args:
+            step: its number, from 1.
+            targets: its tokens that carry loss.
+            batches: its micro-batches, whole.
+        """
+        self.about.setdefault("first_step", step)
+        self.losses.append(loss)
+        self.targets.append(targets)
+        self.rows.append({name: np.stack([np.asarray(batch[name]) for batch in batches]) for name in ROWS})
 
     def write(self, path: Path) -> None:
-        """Writes it as one .npz, whole or not at all."""
+        """Writes it as one .npz, whole or not at all; rows are compressed, weights hardly could be."""
         head = {
             "version": VERSION,
             "backend": self.backend,
@@ -59,12 +88,25 @@ class Trace:
             "losses": np.asarray(self.losses, np.float64),
             "targets": np.asarray(self.targets, np.int64),
         }
-        arrays |= _prefixed("gradient/", self.gradients) | _prefixed("trained/", self.trained)
+        for step, rows in enumerate(self.rows, self.first_step):
+            arrays |= {f"rows/{step}/{name}": array for name, array in rows.items()}
+        for prefix, values in self._weights().items():
+            arrays |= {f"{prefix}{name}": np.asarray(array, np.float32) for name, array in values.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.partial")
-        with partial.open("wb") as stream:
-            np.savez(stream, **arrays)
+        with zipfile.ZipFile(partial, "w") as file:
+            for name, array in arrays.items():
+                member = zipfile.ZipInfo(f"{name}.npy")
+                member.compress_type = (
+                    zipfile.ZIP_DEFLATED if name.startswith("rows/") else zipfile.ZIP_STORED
+                )
+                with file.open(member, "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, array, allow_pickle=False)
         partial.replace(path)
+
+    def _weights(self) -> dict[str, dict[str, np.ndarray]]:
+        """Arrays of what is trained, by what stands before their names in the file."""
+        return {"initial/": self.initial, "gradient/": self.gradients, "trained/": self.trained}
 
 
 def check_writable(path: Path) -> None:
@@ -108,15 +150,18 @@ def read_trace(path: Path) -> Trace:
                     f"{path}: a trace of version {head.get('version')}; this one reads {VERSION}",
                     "write it again with the scripts of one recipec",
                 )
-            return Trace(
+            trace = Trace(
                 head["backend"],
                 head["recipe"],
                 head["about"],
                 arrays["losses"].tolist(),
                 arrays["targets"].tolist(),
-                _without("gradient/", arrays),
-                _without("trained/", arrays),
             )
+            for prefix, values in trace._weights().items():
+                values |= _without(prefix, arrays)
+            steps = range(trace.first_step, trace.first_step + len(trace.losses))
+            trace.rows = [rows for rows in (_without(f"rows/{step}/", arrays) for step in steps) if rows]
+            return trace
     except FileNotFoundError:
         raise UserError(f"{path}: no such file", _WRITTEN) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
@@ -133,10 +178,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
-
-
-def _prefixed(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {f"{prefix}{name}": np.asarray(array, np.float32) for name, array in arrays.items()}
 
 
 def _without(prefix: str, arrays: Any) -> dict[str, np.ndarray]:

@@ -32,7 +32,7 @@ class Arguments:
         model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
         data_dir: what relative paths of data are relative to.
         output: what a relative checkpoint.directory is relative to.
-        trace: file for what `recipe parity` compares, None to write none.
+        trace: file for what the run can be held against, None to write none.
     """
 
     resume: bool
@@ -67,7 +67,10 @@ def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Argume
         "--output", type=folder, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
     )
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write losses, first gradients and what was trained"
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write rows, losses, first gradients, and adapters before and after",
     )
     given = parser.parse_args(argv)
     return Arguments(given.resume, given.steps, given.model, given.data_dir, given.output, given.trace)

@@ -153,6 +153,8 @@ class Trainer(PeftTrainer):
         self._tokens, self._rows, self._hosts = tokens, rows, hosts
         if isinstance(hosts, Crew):
             self.checkpoint_manager.on_failure = hosts.give_up
+        if self._recorder is not None:
+            self._recorder.begin(self.model)
         train_step, eval_step = self.jit_train_and_eval_step()
         outcome = Outcome(self._train_steps)
         report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics)

@@ -53,7 +53,8 @@ def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = N
     add("--resume", action="store_true", help="continue from the newest checkpoint")
     add("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
     add("--adapter", type=Path, metavar="DIR", help="start from a PEFT adapter")
-    add("--trace", type=Path, metavar="FILE", help="write gradients, losses and the adapters for comparison")
+    traced = "write rows, losses, first gradients, and adapters before and after"
+    add("--trace", type=Path, metavar="FILE", help=traced)
     given = parser.parse_args(argv)
     if given.resume and given.adapter is not None:
         parser.error("--resume continues a run, which --adapter would begin: give one of them")

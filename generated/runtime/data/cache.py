@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.addresses import check_ends
 from runtime.data.encoding import Coding
 from runtime.data.huggingface import address_of
 from runtime.data.report import SplitReport
@@ -146,6 +147,7 @@ def _sha256(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode() + b"\0")
+        check_ends(file, str(file))
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)

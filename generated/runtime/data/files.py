@@ -29,6 +29,7 @@ def read_file(place: Place) -> Iterator[Record]:
     kind = kind_of(place.name)
     if kind is None:
         raise UserError(f"the ending of {place.name} does not tell what it is", f"known ones are {ENDINGS}")
+    place.check()
     try:
         if not place.system.exists(place.path):
             raise FileNotFoundError(place.path)
@@ -48,6 +49,7 @@ def count_rows(place: Place, most: int | None = None) -> int:
     """
     if kind_of(place.name) != "parquet":
         return sum(1 for _ in islice(read_file(place), most))
+    place.check()
     try:
         return parquet_rows(place)
     except Exception as error:

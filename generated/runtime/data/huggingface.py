@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from runtime.addresses import check_ends
 from runtime.data.column_files import BATCH, rows_of
 from runtime.data.files import count_rows, read_file
 from runtime.data.places import ENDINGS, Place, explained, kind_of
@@ -132,7 +133,11 @@ def _saved(place: Place) -> dict[str, Any] | None:
             return None
         import datasets
 
+        for file in Path(place.path).rglob("*") if place.local else ():
+            check_ends(file, str(file))
         data = datasets.load_from_disk(place.path if place.local else place.name)
+    except UserError:
+        raise
     except Exception as error:
         found = explained(place.name, error)
         raise UserError(found.message, found.help or "write it again with save_to_disk") from error

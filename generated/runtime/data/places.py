@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.addresses import first_line, is_local, unavailable
+from runtime.addresses import check_ends, first_line, is_local, unavailable
 from runtime.errors import UserError
 
 BLOCK = 1 << 20
@@ -45,6 +45,15 @@ class Place:
     def local(self) -> bool:
         """Whether other libraries can open `path` as well."""
         return is_local(self.system)
+
+    def check(self) -> None:
+        """Looks whether who opens it comes to an end.
+
+        Raises:
+            UserError: it is a pipe, a device or the like of this machine.
+        """
+        if self.local:
+            check_ends(self.path, self.name)
 
     def below(self, path: str) -> Place:
         """A file in this folder, by its path on the file system."""

@@ -104,7 +104,7 @@ class _List:
         self._text = text
         self._buffer = ""
         self._at = 0
-        self._line = 1  # of the character up to which line breaks were counted
+        self._line = self._column = 1  # of the character up to which line breaks were counted
         self._counted = 0
         self._ended = False
 
@@ -134,8 +134,10 @@ class _List:
 
     def _here(self) -> int:
         """The line that has been reached."""
-        self._line += self._buffer.count("\n", self._counted, self._at)
-        self._counted = self._at
+        breaks = self._buffer.count("\n", self._counted, self._at)
+        start = self._buffer.rfind("\n", 0, self._at) + 1 if breaks else self._counted
+        self._column = self._at - start + (1 if breaks else self._column)
+        self._line, self._counted = self._line + breaks, self._at
         return self._line
 
     def _read(self, size: int = BLOCK) -> bool:
@@ -177,7 +179,5 @@ class _List:
             return item
 
     def _broken(self, reason: str) -> UserError:
-        return UserError(
-            f"{self._name}:{self._here()}: not JSON ({reason})",
-            JSON_FILE,
-        )
+        line = self._here()
+        return UserError(f"{self._name}:{line}: not JSON ({reason}, column {self._column})", JSON_FILE)

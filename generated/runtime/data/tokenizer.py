@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from runtime.addresses import check_ends
 from runtime.errors import UserError
 from runtime.families import FAMILIES, foreign_markers
 from runtime.settings import DataSettings, ModelSettings
@@ -91,11 +92,13 @@ def chat_template(tokenizer: Any, data: DataSettings, data_dir: Path) -> str | N
         )
     if "{%" in given or "{{" in given or "\n" in given:
         return given
+    file = data_dir / Path(given).expanduser()
+    check_ends(file, f"the chat template {file}")
     try:
-        return (data_dir / Path(given).expanduser()).read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"the chat template {data_dir / given} cannot be read: {_first_line(error)}",
+            f"the chat template {file} cannot be read: {_first_line(error)}",
             "data.chat_template is a path relative to the artifact's folder or --data-dir, or the template "
             "itself",
         ) from error

@@ -54,8 +54,11 @@ def parsed(value: Any, what: str) -> Any:
         return value
     try:
         return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"{what} is a string that is not JSON") from error
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg}, character {error.pos + 1}"
+        raise Malformed(f"{what} is a string that is not JSON ({reason})") from error
+    except (ValueError, RecursionError) as error:  # ValueError: a number of more than 4,300 digits
+        raise Malformed(f"{what} is a string that is not JSON that can be read") from error
 
 
 def without_nulls(value: Any, what: str) -> Any:

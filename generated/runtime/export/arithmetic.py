@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from runtime.full import Replacement
@@ -67,6 +68,31 @@ def changed_blocks(weight: np.ndarray, change: Change, dtype: np.dtype) -> Itera
     changed = changer(change, dtype)
     for rows in row_blocks(change.shape):
         yield changed(weight.__getitem__, rows)
+
+
+def is_finite(values: np.ndarray) -> bool:
+    """Whether no element is an infinity or NaN; whole numbers are finite, whatever their type.
+
+    Bits above those of the type's largest value are neither's: two passes without an array of their own, at
+    the pace of the memory.
+    """
+    largest = _largest_bits(values.dtype)
+    if largest is None:
+        return True
+    signed, sign = values.view(largest.dtype), np.iinfo(largest.dtype).min
+    unsigned = values.view(f"u{values.itemsize}")
+    highest = int(largest)
+    return bool(signed.max(initial=sign) <= highest and unsigned.max(initial=0) <= highest - int(sign))
+
+
+@functools.cache
+def _largest_bits(dtype: np.dtype) -> np.ndarray | None:
+    """The bits of a type's largest value, as a whole number; None of a type that has no other numbers."""
+    try:
+        largest = ml_dtypes.finfo(dtype).max
+    except ValueError:
+        return None
+    return np.asarray(largest, dtype).view(f"i{dtype.itemsize}")
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from runtime.export.card_sections import (
     title,
     training,
 )
+from runtime.reach import Reach
 
 FIELDS = (
     *("base_model", "base_model_relation", "library_name", "pipeline_tag", "license", "license_name"),
@@ -36,6 +37,7 @@ def model_card(
     lock: Mapping[str, Any],
     base_card: str | None,
     losses: Mapping[str, float] | None = None,
+    reach: Reach | None = None,
 ) -> str:
     """README.md of a merged model.
 
@@ -44,6 +46,7 @@ def model_card(
         lock: the run's recipe.lock.json.
         base_card: the base's README.md; what of it cannot be read is left out.
         losses: of the step, by their names in metrics.jsonl ("loss", "eval_loss").
+        reach: of the run's adapters, None where it had none.
     """
     name, base = title(record, lock), Base(record["base"])
     lora = record.get("lora")
@@ -62,7 +65,7 @@ def model_card(
         "## Use",
         *([] if record.get("quantization") else [_transformers(name, lock)]),
         _serving(f"path/to/{name}", name, lock),
-        *training(record, lock, base, losses),
+        *training(record, lock, base, losses, reach),
         *origin(record, lock),
         *files_of(record.get("files") or {}),
         *recipe_of(lock),
@@ -76,12 +79,13 @@ def adapter_card(
     adapter_config: Mapping[str, Any],
     base_card: str | None = None,
     losses: Mapping[str, float] | None = None,
+    reach: Reach | None = None,
 ) -> str:
     """README.md of a PEFT adapter.
 
     Args:
         adapter_config: its adapter_config.json.
-        record, lock, base_card, losses: as in `model_card`.
+        record, lock, base_card, losses, reach: as in `model_card`.
     """
     name, base = title(record, lock), Base(record["base"])
     data = {"pipeline_tag": "text-generation", **carried(base_card), "library_name": "peft"}
@@ -95,7 +99,7 @@ def adapter_card(
         "## Use",
         _peft(name, base),
         *_serving_adapter(name, base, adapter_config),
-        *training(record, lock, base, losses),
+        *training(record, lock, base, losses, reach),
         *origin(record, lock),
         *recipe_of(lock),
     ]

@@ -9,6 +9,7 @@ from typing import Any
 from runtime.data.huggingface import HUB, address_of
 from runtime.export.card_base import SITE, Base, place
 from runtime.export.card_markdown import code, table
+from runtime.reach import Reach
 
 SECTIONS = (
     *("recipe", "name", "model", "mesh", "lora", "sharding", "remat", "data", "train", "checkpoint", "cache"),
@@ -26,7 +27,11 @@ def title(record: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
 
 
 def training(
-    record: Mapping[str, Any], lock: Mapping[str, Any], base: Base, losses: Mapping[str, float] | None
+    record: Mapping[str, Any],
+    lock: Mapping[str, Any],
+    base: Base,
+    losses: Mapping[str, float] | None,
+    reach: Reach | None,
 ) -> Iterator[str]:
     """What was trained, on what, and how."""
     train, data = section(lock, "train"), section(lock, "data")
@@ -34,6 +39,7 @@ def training(
     rows = {
         "Base": base.link,
         "Trained": _trained(lora, section(lock, "lora")) if lora else "all weights of the text model",
+        "LoRA reaches": str(reach or ""),
         "Objective": _objective(train),
         "Data": ", ".join(map(_source, sources(lock, "train"))),
         "Evaluated on": ", ".join(map(_source, sources(lock, "eval"))),

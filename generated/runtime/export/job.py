@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
-from runtime.errors import UserError
+from runtime.errors import Spoiled, UserError
 from runtime.export.card import adapter_card, model_card
 from runtime.export.folder import OutputFolder, refused
 from runtime.export.journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
-from runtime.export.known import SUMS, BaseSums, DamagedBase, known_hashes
+from runtime.export.known import SUMS, BaseSums, known_hashes
 from runtime.export.plan import Plan
 from runtime.export.quantized import Quantization
 from runtime.export.record import MergeSettings, Trained, merge_record
@@ -31,6 +31,7 @@ from runtime.peft_export import (
     write_weights,
 )
 from runtime.progress import readable_size
+from runtime.reach import Reach, reach
 from runtime.safetensors_reader import DTYPES
 from runtime.settings import ModelSettings
 from runtime.trained import LOCK, Delta, TrainedAdapters
@@ -120,8 +121,8 @@ def _write(job: Job, adapter: OutputFolder | None) -> dict[str, Any]:
         write_shards(job.plan, job.base, journal, job.quantization, sums)
         if sums is not None:
             sums.close()
-    except DamagedBase:
-        journal.discard(_planned(job))  # what was made of it is damaged as well
+    except Spoiled:
+        journal.discard(_planned(job))
         raise
     except OSError as error:
         reason = refused(job.target.name, "written", error)
@@ -153,7 +154,9 @@ def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> 
     files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
     files |= {name: _entry(data) for name, data in (small | last).items()}
     record = _record(job, files, known)
-    small[CARD] = model_card(record, job.trained.record, _base_card(job.base), job.losses).encode()
+    small[CARD] = model_card(
+        record, job.trained.record, _base_card(job.base), job.losses, _reach(job)
+    ).encode()
     record["files"] = dict(sorted({**files, CARD: _entry(small[CARD])}.items()))
     for name, data in {**small, RECORD: encoded(record), **last}.items():
         journal.folder.write(name, data)
@@ -177,7 +180,9 @@ def _write_adapter(job: Job, folder: OutputFolder) -> None:
         ADAPTER_CONFIG: _entry(config_bytes(config)),
     }
     record = _record(job, files, {})
-    card = adapter_card(record, job.trained.record, config, _base_card(job.base), job.losses).encode()
+    card = adapter_card(
+        record, job.trained.record, config, _base_card(job.base), job.losses, _reach(job)
+    ).encode()
     record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
     folder.write(LOCK, job.trained.lock)
     folder.write(CARD, card)
@@ -188,6 +193,12 @@ def _write_adapter(job: Job, folder: OutputFolder) -> None:
 
 def _record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
     return merge_record(job.identity, job.base, job.model, job.trained, job.settings, job.plan, files, known)
+
+
+def _reach(job: Job) -> Reach | None:
+    if not isinstance(job.trained, TrainedAdapters):
+        return None
+    return reach(job.base.family.parameters(job.base.architecture), job.trained.adapters)
 
 
 def _base_card(base: BaseCheckpoint) -> str | None:
@@ -234,6 +245,10 @@ def _report(job: Job, seconds: float) -> None:
                 "note: where keys serve as values, vLLM adds the adapter's k_proj to the keys alone, since "
                 "rank or alpha differ for v_proj: serve the merged weights"
             )
+    tensors = job.base.tensors.items()
+    unseen = [f"{name} ({tensor.dtype})" for name, tensor in tensors if tensor.dtype not in DTYPES]
+    if unseen:
+        print(f"note: not looked at for values that are not finite: {', '.join(unseen)}")
     if trained.no_op:
         print(f"warning: the adapters of step {trained.step} are all zero; the output equals the base")
     print(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.contradictions import AGAIN
-from runtime.errors import UNREADABLE, UserError
+from runtime.errors import UNREADABLE, Spoiled, UserError
 from runtime.interrupts import held
 
 SUMS = "SHA256SUMS"
@@ -312,14 +312,10 @@ class BaseSums:
         self._computed[block.file] = found
 
 
-class DamagedBase(UserError):
-    """A base file whose content is not what its hash says: nothing that was made of it counts."""
-
-
-def mismatch(path: str, expected: str, found: str) -> DamagedBase:
+def mismatch(path: str, expected: str, found: str) -> Spoiled:
     """The error of a base file whose content is not what its hash says."""
     known = expected if isinstance(expected, KnownHash) else KnownHash(expected)
-    return DamagedBase(
+    return Spoiled(
         f"{path}: is not the file that its hash names: {known.source} says {known[:12]}..., "
         f"its content has {found[:12]}...",
         known.help,

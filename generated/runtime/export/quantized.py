@@ -19,7 +19,6 @@ import ml_dtypes
 import numpy as np
 
 from runtime.checkpoint import HEAD, BaseCheckpoint
-from runtime.errors import UserError
 from runtime.export.arithmetic import host
 
 LINEAR = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
@@ -46,13 +45,10 @@ class Quantization(Protocol):
         """Quantises one weight.
 
         Args:
-            blocks: its rows in order, in blocks [rows, in] of float32.
+            blocks: its rows in order, in blocks [rows, in] of float32, all finite.
 
         Returns:
             The bytes of `outputs`: a block of the weight for each block, then the scales of all rows.
-
-        Raises:
-            UserError: when it holds values that are not finite.
         """
 
     def config(self, base: BaseCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
@@ -95,11 +91,6 @@ class PerChannel:
         scales = []
         for block in blocks:
             absolute = np.asarray(largest_of(jax.device_put(block, host())))
-            if not np.isfinite(absolute).all():
-                raise UserError(
-                    f"{self.name}: a weight holds values that are not finite, which have no scale",
-                    "take an earlier --step, or merge with merge.quantization: null to see which it is",
-                )
             scale = np.where(absolute < LEAST_ABSOLUTE, 1, absolute / np.float32(self.largest))
             scales.append(scale.astype(np.float32, copy=False))
             values = divided(*jax.device_put((block, scales[-1]), host()))

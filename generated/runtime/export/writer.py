@@ -20,11 +20,14 @@ from typing import IO, Any
 import numpy as np
 
 from runtime.checkpoint import BaseCheckpoint
-from runtime.export.arithmetic import changer, row_blocks
+from runtime.contradictions import AGAIN
+from runtime.errors import Spoiled
+from runtime.export.arithmetic import changer, is_finite, row_blocks
 from runtime.export.journal import Journal
 from runtime.export.known import BaseSums
 from runtime.export.plan import Piece, Plan, Shard
 from runtime.export.quantized import Quantization
+from runtime.full import Replacement
 from runtime.in_order import in_order
 from runtime.interrupts import held
 from runtime.progress import Progress
@@ -58,7 +61,7 @@ def write_shards(
         sums: is given the base's bytes in the order of its files, to be compared with known hashes.
 
     Raises:
-        UserError: when a base file is not the one that its hash names.
+        Spoiled: when a base file is not the one that its hash names, or a value is not finite.
         OSError: when a file cannot be written.
     """
     feed = _Feed(base, sums)
@@ -119,7 +122,7 @@ def _jobs(piece: Piece, base: BaseCheckpoint) -> Iterator[Callable[[], Chunk]]:
     size = tensor.end - tensor.start
     if piece.copied:
         for start in range(0, size, COPY_BYTES):
-            yield partial(base.bytes_of, piece.name, start, min(start + COPY_BYTES, size))
+            yield partial(_copied, piece.name, base, start, min(start + COPY_BYTES, size))
         return
     kind = DTYPES[tensor.dtype]
     target = np.dtype("float32") if piece.quantized else DTYPES[piece.outputs[0].dtype]
@@ -130,12 +133,45 @@ def _jobs(piece: Piece, base: BaseCheckpoint) -> Iterator[Callable[[], Chunk]]:
         return np.frombuffer(data, kind).reshape(-1, *tensor.shape[1:])
 
     make = _kept(target) if piece.change is None else changer(piece.change, target)
+
+    def made(rows: slice) -> np.ndarray:
+        block = make(base_rows, rows)
+        if not is_finite(block):
+            if not isinstance(piece.change, Replacement) and not is_finite(base_rows(rows)):
+                raise _damaged(piece.name, base)
+            raise Spoiled(
+                f"{piece.name}: its merged values are not finite in {target.name}",
+                "take an earlier --step"
+                if target == np.float32
+                else "set merge.dtype to float32, or take an earlier --step",
+            )
+        return block
+
     for rows in row_blocks(tensor.shape):
-        yield partial(make, base_rows, rows)
+        yield partial(made, rows)
 
 
 def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], np.ndarray]:
     return lambda base, rows: base(rows).astype(target)
+
+
+def _copied(name: str, base: BaseCheckpoint, start: int, end: int) -> memoryview:
+    """Bytes of a tensor that stays as it is.
+
+    Raises:
+        Spoiled: when a weight in them is not finite, or a scalar NaN: a bound, such as Gemma 4's encoders
+            have, may be infinite.
+    """
+    data, tensor = base.bytes_of(name, start, end), base.tensors[name]
+    if (kind := DTYPES.get(tensor.dtype)) is not None:
+        values = np.frombuffer(data, kind)
+        if not is_finite(values) and (tensor.shape or np.isnan(values.astype(np.float32)).any()):
+            raise _damaged(name, base)
+    return data
+
+
+def _damaged(name: str, base: BaseCheckpoint) -> Spoiled:
+    return Spoiled(f"{base.name}/{base.tensors[name].file}: {name} holds values that are not finite", AGAIN)
 
 
 class Sink:

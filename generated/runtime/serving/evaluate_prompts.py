@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.addresses import ENDLESS, INTO_A_FILE, is_endless
 from runtime.errors import UserError
 
 LARGEST = 64 * 2**20
@@ -93,6 +94,8 @@ def parse(path: Path, chat: bool = True, expected: bool = True) -> tuple[list[Pr
         chat: whether a "prompt" is a user's turn; else it is text to go on with.
         expected: whether each line must say what its answer has to match.
     """
+    if is_endless(path):
+        return [], [Fault("file", None, f"it {ENDLESS}", INTO_A_FILE)]
     try:
         if path.stat().st_size > LARGEST:
             return [], [Fault("file", None, f"it is larger than {LARGEST >> 20} MiB")]

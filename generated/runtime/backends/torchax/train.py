@@ -80,6 +80,8 @@ def _run(
     optimizer: Callable[[Any], optax.GradientTransformation],
     rules: Sequence[Rule],
 ) -> int:
+    import numpy as np
+
     from runtime.backends.model import start
     from runtime.backends.torchax.checkpoints import Checkpoints
     from runtime.backends.torchax.model import abstract_model, load_base, load_trained, place_trained
@@ -105,6 +107,9 @@ def _run(
             )
         session.enter(done)
         trace = None if to is None else new_trace(session.artifact.name, settings.model)
+        if trace is not None and lora is not None:
+            # Copies: the first step donates these arrays.
+            trace.initial = {name: np.array(array, np.float32) for name, array in live[0].items()}
         trainer = Trainer(
             step,
             live,

@@ -140,7 +140,7 @@ class Trainer:
         """One optimizer step."""
         losses: list[jax.Array] = []
         metrics: list[Named] = []
-        tokens = targets = 0
+        tokens = 0
         norm = None
         window = list(itertools.islice(stream, self._accumulation))
         if len(window) < self._accumulation:
@@ -150,7 +150,6 @@ class Trainer:
             )
         for batch in window:
             tokens += int(np.count_nonzero(batch["segment_ids"]))
-            targets += count_targets(batch)
             placed = sharding.shard_rows(batch, self._mesh)
             if self._trace is not None and not self._trace.losses:
                 self._add_gradients(self._trace, placed)
@@ -160,9 +159,8 @@ class Trainer:
         assert norm is not None
         self.done += 1
         if self._trace is not None:
-            self._trace.about.setdefault("first_step", self.done)
-            self._trace.losses.append(float(np.mean([float(loss) for loss in losses])))
-            self._trace.targets.append(targets)
+            loss = float(np.mean([float(loss) for loss in losses]))
+            self._trace.add(self.done, loss, sum(map(count_targets, window)), window)
         return Numbers(self.done, losses, norm, tokens, metrics)
 
     def _add_gradients(self, trace: Trace, batch: Batch) -> None:

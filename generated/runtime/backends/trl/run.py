@@ -173,12 +173,14 @@ def _run(job: _Job) -> int:
             wandb = open_wandb(project, job.directory, job.directory, job.artifact, resume, start)
         report = Report(job.directory, start, until, train.log_every, train.tensorboard, peak_memory, wandb)
     about = {"dtype": model.dtype, "device": str(place.device), "devices": place.num_processes}
-    about |= {"first_step": start + 1} | {name: version(name) for name in PACKAGES}
+    about |= {name: version(name) for name in PACKAGES}
     trace = Trace("trl", job.artifact.name, about)
 
     def done(step: int, numbers: dict[str, float], more: dict[str, float]) -> None:
-        trace.losses.append(numbers["loss"])
-        trace.targets.append(round(numbers["targets"]))
+        if report is not None and arguments.trace is not None:  # whole, of which this process has a part
+            window = range((step - 1) * prepared.accumulation, step * prepared.accumulation)
+            batches = [prepared.micro_batch(number) for number in window]
+            trace.add(step, numbers["loss"], round(numbers["targets"]), batches)
         if report is not None:
             tokens = round(numbers["tokens"])
             report.step(step, numbers["loss"], numbers["learning_rate"], numbers["norm"], tokens, more)
@@ -216,7 +218,7 @@ def _run(job: _Job) -> int:
         evaluated,
         lambda: job.interrupts.requested is not None,
         eval_every=train.eval_every,
-        keep_gradients=arguments.trace is not None and start == 0,
+        keep_first=arguments.trace is not None,
     )
     with _ending(job, report, total, until):
         job.interrupts.deferred = True
@@ -233,6 +235,8 @@ def _run(job: _Job) -> int:
     place.destroy_process_group()
     if report is not None:
         trace.gradients, trace.trained = trainer.first_gradients or {}, trained
+        if lora is not None:
+            trace.initial = trainer.first_values or {}
         _write(job, base, trace, step == total)
         if step < total:
             print(

@@ -47,10 +47,11 @@ class RecipeTrainer(SFTTrainer):
         evaluated: called with an optimizer step and the evaluation data's loss.
         stop: whether this process asks to end the run.
         eval_every: optimizer steps between evaluations, where there is evaluation data.
-        keep_gradients: whether to keep those of the first step.
+        keep_first: whether to keep what is trained before the first step, and that step's gradients.
 
     Attributes:
-        first_gradients: of the first step, before clipping, in float32; None until then, or not kept.
+        first_values: what is trained, before the first step, in float32; None until then, or not kept.
+        first_gradients: of that step, before clipping, in float32; None until then, or not kept.
     """
 
     model: Any
@@ -74,16 +75,17 @@ class RecipeTrainer(SFTTrainer):
         evaluated: Callable[[int, float], None],
         stop: Callable[[], bool],
         eval_every: int = 1,
-        keep_gradients: bool = False,
+        keep_first: bool = False,
     ) -> None:
         self._objective, self._state, self._start = objective, state, start
         self._held_out = pieces.evaluation()
         self._make_optimizer, self._make_schedule = optimizer, schedule
         self._done, self._evaluated, self._stop = done, evaluated, stop
         self._parameters, self._eval_every = parameters, eval_every
-        self._keep_gradients = keep_gradients
+        self._keep_first = keep_first
         self._sums: Numbers = {}
         self._norm = 0.0
+        self.first_values: dict[str, np.ndarray] | None = None
         self.first_gradients: dict[str, np.ndarray] | None = None
         own = {name: p.data for name, p in model.named_parameters() if p.requires_grad}
         accumulation = args.gradient_accumulation_steps
@@ -95,7 +97,7 @@ class RecipeTrainer(SFTTrainer):
             data_collator=lambda rows: _tensors(pieces.of(rows[0]["piece"])),
             train_dataset=Dataset.from_dict({"piece": list(numbers)}),
             processing_class=tokenizer,
-            callbacks=[_AfterStep(self)],
+            callbacks=[_AroundSteps(self)],
         )
         self.remove_callback(PrinterCallback)
         # The Trainer divides each piece's loss by their number, and by nothing else.
@@ -178,11 +180,16 @@ class RecipeTrainer(SFTTrainer):
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Keeps the norm, and the gradients of the first step before they are clipped."""
-        if self._keep_gradients and self.first_gradients is None:
+        if self._keep_first and self.first_gradients is None:
             self.first_gradients = arrays({name: p.grad for name, p in self.trained().items()})
         norm = super()._clip_grad_norm(model)
         self._norm = float(whole(norm))
         return norm
+
+    def before_steps(self) -> None:
+        """Keeps what is trained, once a checkpoint's values are in it."""
+        if self._keep_first:
+            self.first_values = arrays(self.trained())
 
     def evaluates(self, step: int) -> bool:
         """Whether the evaluation data's loss is wanted after a step."""
@@ -233,11 +240,15 @@ class RecipeTrainer(SFTTrainer):
                 parameter.copy_(saved[name])
 
 
-class _AfterStep(TrainerCallback):
-    """Has the trainer report each step, and evaluate and stop when it is time."""
+class _AroundSteps(TrainerCallback):
+    """Has the trainer keep its first values, report each step, and evaluate and stop when it is time."""
 
     def __init__(self, trainer: RecipeTrainer) -> None:
         self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+        self._trainer.before_steps()
+        return control
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         if self._trainer.after_step():
