@@ -7,7 +7,10 @@ import math
 import sys
 from pathlib import Path
 
-import optax
+try:
+    import optax
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: pip install -r requirements-train.txt")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
 

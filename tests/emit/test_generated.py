@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -150,6 +151,25 @@ def test_the_runtime_is_copied_verbatim(variants: Path, root: Path) -> None:
     }
     assert copied == artifact.runtime_files()
     assert {path.suffix for path in (variants / "runtime").rglob("*") if path.is_file()} == {".py", ".sh"}
+
+
+@pytest.mark.parametrize(
+    ("script", "requirements"),
+    [
+        ("train.py", "requirements-train.txt"),
+        ("merge.py", "requirements-train.txt"),
+        ("train_torchax.py", "requirements-torchax.txt"),
+        ("baseline/train_trl.py", "requirements-trl.txt"),
+    ],
+)
+def test_a_script_without_its_packages_says_how_to_install_them(
+    script: str, requirements: str, root: Path
+) -> None:
+    path = root / "generated" / "llama31-8b-v6e8" / script
+    done = subprocess.run([sys.executable, "-S", path], capture_output=True, text=True, timeout=60)
+    line = r"No module named '\w+': pip install -r (.*/)?" + re.escape(requirements)
+    assert done.returncode == 1
+    assert re.fullmatch(line, done.stderr.strip()), done.stderr
 
 
 @pytest.mark.parametrize("which", ["committed", "variants"])

@@ -7,8 +7,11 @@ import math
 import sys
 from pathlib import Path
 
-import torch
-from torch.optim.lr_scheduler import LambdaLR
+try:
+    import torch
+    from torch.optim.lr_scheduler import LambdaLR
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: pip install -r requirements-trl.txt")
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where runtime/ lies
 

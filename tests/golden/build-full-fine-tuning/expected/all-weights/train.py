@@ -6,7 +6,10 @@ Made by recipec from the recipe all-weights: edit recipe.yaml and build again.
 import sys
 from pathlib import Path
 
-import optax
+try:
+    import optax
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: pip install -r requirements-train.txt")
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
 
