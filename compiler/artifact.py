@@ -1,8 +1,8 @@
 """Artifacts on disk: writing them, and holding them against what a recipe gives.
 
-A folder of artifacts ("generated") holds runtime/ and the recipes' JSON Schema once, and one folder per
-recipe. Only files that an artifact's recipe.lock.json lists are replaced or removed, and others that have
-their names when that is asked for, with a copy: a checkpoint or a note beside them stays.
+A folder of artifacts ("generated") holds runtime/, the recipes' JSON Schema and a .gitignore once, and one
+folder per recipe. Only files that an artifact's recipe.lock.json lists are replaced or removed, and others
+that have their names when that is asked for, with a copy: a checkpoint or a note beside them stays.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from compiler.errors import ArtifactError
 from compiler.json_value import json_value
 from compiler.whole import Change, changing, content, digest, finish, is_inside, linked_folder
 from compiler.wording import listing, plural
+from compiler.writing import cannot_be_written, clear
 
 LOCK = "recipe.lock.json"
 LOCK_VERSION = 1
@@ -29,6 +30,15 @@ RUNTIME = "runtime"
 SCHEMA = "recipe.schema.json"
 """The language's JSON Schema, for the editors of those who read an artifact's recipe.yaml. No lock records
 it: nothing that runs depends on it."""
+
+IGNORE = ".gitignore"
+IGNORED = """\
+# Made by recipec where there was none: from here on it is yours. Each artifact has one of its own.
+__pycache__/
+/.recipe-build/
+/venv/
+"""
+"""What git passes over beside the artifacts: of Python, of builds, and the environment of their README.md."""
 
 ANY = "any"
 """In place of a digest: of a file that a build wrote, whatever it holds."""
@@ -87,6 +97,7 @@ def write(
     _refuse_obstacles(out_dir, artifacts)
     notes = []
     with _made(out_dir), changing(out_dir) as change:
+        clear(out_dir, {RUNTIME, SCHEMA, *artifacts, *artifacts_in(out_dir)})
         parts: dict[str, Part] = {}
         if _runtime_on_disk(out_dir) != runtime_files():
             parts[RUNTIME] = (runtime_files(), _recorded_runtime(out_dir))
@@ -99,6 +110,8 @@ def write(
                 if _is_there(out_dir / name / path):
                     change.remove(f"{name}/{path}")
         change.write(SCHEMA, schema_file())
+        if not os.path.lexists(out_dir / IGNORE):
+            change.write(IGNORE, IGNORED.encode())
         notes += [line for name in artifacts for line in _others(out_dir / name, artifacts[name])]
     for name in artifacts_in(out_dir):
         built = _lock_of(out_dir / name).get("runtime")
@@ -185,8 +198,6 @@ def _made(folder: Path) -> Iterator[None]:
             with suppress(OSError):
                 path.rmdir()
         if isinstance(error, OSError) and error.filename is None:  # the disk is full
-            from compiler.writing import cannot_be_written
-
             raise cannot_be_written(folder, error) from error
         raise
 

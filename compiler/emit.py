@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from compiler import backends as other_backends
-from compiler.artifact import LOCK
+from compiler.artifact import IGNORE, LOCK
 from compiler.emitters.bench import emit_bench
 from compiler.emitters.data_files import data_files
 from compiler.emitters.evaluate import emit_evaluate
+from compiler.emitters.ignored import emit_ignored
 from compiler.emitters.launch import emit_launch
 from compiler.emitters.lock import emit_lock
 from compiler.emitters.merge import emit_merge
@@ -47,6 +48,8 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
         **emit_launch(program),
     }
     files = {path: text.encode() for path, text in texts.items()}
-    files = dict(sorted((data_files(program) | files).items()))
+    files = data_files(program) | files
+    files[IGNORE] = emit_ignored(program, files, backends).encode()
+    files = dict(sorted(files.items()))
     files[LOCK] = emit_lock(program, files, backends).encode()
     return dict(sorted(files.items()))

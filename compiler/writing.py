@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,6 +31,12 @@ WAYS_OUT = {
 }
 """Helps for the system's own errors."""
 
+START, END = ".recipe-", ".part"
+LEFT = re.compile(r"\.recipe-[a-z0-9_]{8}(\.part)?")
+"""Names of what is written before it has its place; END is younger than builds and archives without it."""
+ARCHIVE = b"\x1f\x8b\x08\0\0\0\0\0"
+"""How each archive of `recipe pack` starts: gzip's, without a time."""
+
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
@@ -41,19 +50,58 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     real = demand_writable(target)
     temporary = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=".recipe-", dir=real.parent)
+        clear(real.parent)
+        handle, temporary = _locked(real.parent)
         with os.fdopen(handle, "wb") as file:
             yield file
-        os.chmod(temporary, 0o666 & ~umask())
-        os.replace(temporary, real)
+            file.flush()
+            os.chmod(temporary, 0o666 & ~umask())
+            os.replace(temporary, real)
         temporary = None
     except OSError as error:
-        if error.filename in (None, temporary) or str(error.filename).startswith(f"{real.parent}/.recipe-"):
+        if error.filename in (None, temporary) or str(error.filename).startswith(f"{real.parent}/{START}"):
             raise cannot_be_written(target, error) from error
         raise
     finally:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+
+
+def _locked(folder: Path) -> tuple[int, str]:
+    """A new file in a folder: its handle, whose lock says that its writer lives, and its name."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=START, suffix=END, dir=folder)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:  # else it was cleared before it was locked
+            return handle, name
+        os.close(handle)
+
+
+def clear(folder: Path, built: Collection[str] = ()) -> None:
+    """Removes what killed commands have left in a folder; what is not surely theirs stays.
+
+    Args:
+        built: what a build may hold, by name, where earlier versions' builds are to be removed too.
+    """
+    found: list[str] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = [entry.path for entry in entries if LEFT.fullmatch(entry.name)]
+    for path in found:
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                about = os.fstat(handle)
+                if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) not in (0o600, 0o700):
+                    continue
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISREG(about.st_mode):
+                    if path.endswith(END) or os.read(handle, len(ARCHIVE)) in (b"", ARCHIVE):
+                        os.unlink(path)
+                elif stat.S_ISDIR(about.st_mode) and built and {*os.listdir(handle)} <= {*built}:
+                    shutil.rmtree(path)
+            finally:
+                os.close(handle)
 
 
 def write_text(target: Path, text: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from spec.language import Recipe
 
 ARTIFACT_FILES = (
+    ".gitignore",
     "README.md",
     "recipe.yaml",
     "recipe.lock.json",

@@ -22,6 +22,7 @@ from spec.diagnostics import Diagnostic
 if TYPE_CHECKING:
     from compiler.pins import Pins
     from compiler.program import Program
+    from spec.language import Recipe
 
 LAYERS: Mapping[str, str] = {
     "gemma2": "Gemma2DecoderLayer",
@@ -124,12 +125,10 @@ def _constants(program: Program) -> dict[str, Value]:
         out["LORA"] = lora_settings(program.lora)
     out |= {"DATA": data_settings(program), "TRAIN": train_settings(program)}
     out["MICRO_BATCH_ROWS"] = program.micro_batch_rows
-    directory = recipe.checkpoint.directory
     out["CHECKPOINT"] = Call(
         "CheckpointSettings",
         {
-            # The Trainer writes to folders alone.
-            "directory": f"{'checkpoints' if '://' in directory else directory.rstrip('/')}-trl",
+            "directory": checkpoint_folder(recipe),
             "every_steps": recipe.checkpoint.every_steps,
             "keep": recipe.checkpoint.keep,
         },
@@ -137,6 +136,12 @@ def _constants(program: Program) -> dict[str, Value]:
     if recipe.cache.directory is not None and "://" not in recipe.cache.directory:
         out["CACHE"] = recipe.cache.directory
     return out
+
+
+def checkpoint_folder(recipe: Recipe) -> str:
+    """Where its checkpoints go: the Trainer writes to folders alone."""
+    directory = recipe.checkpoint.directory
+    return f"{'checkpoints' if '://' in directory else directory.rstrip('/')}-trl"
 
 
 def _optimizer(program: Program) -> Call:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
-from emitting import RECIPE, files_of
+from emitting import RECIPE, files_of, program_of
 from typer.testing import CliRunner
 
 from compiler import artifact
-from compiler.artifact import LOCK, SCHEMA, check, write
+from compiler.artifact import IGNORE, LOCK, SCHEMA, check, write
+from compiler.backends import Backend
 from compiler.cli import app
+from compiler.emit import emit
 from compiler.errors import ArtifactError
+from runtime.backends.saving import ADAPTER, MODEL
+from runtime.backends.torchax.train import SUFFIX as TORCHAX
+from runtime.hosts.log import FOLDER as LOGS
 from spec.load import load
 from spec.schema import text as schema_text
 
@@ -37,7 +43,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def test_a_build_is_current(built: Path, files: dict[str, bytes]) -> None:
     assert check(built, {"sample": files}) == ""
-    assert {path.name for path in built.iterdir()} == {"runtime", SCHEMA, "sample"}
+    assert {path.name for path in built.iterdir()} == {"runtime", SCHEMA, IGNORE, "sample"}
     lock = json.loads(files[LOCK])
     assert set(lock["files"]) == {*files} - {LOCK}
     assert lock["files"]["train.py"] == artifact.digest((built / "sample/train.py").read_bytes())
@@ -46,6 +52,46 @@ def test_a_build_is_current(built: Path, files: dict[str, bytes]) -> None:
     assert lock["recipe"]["train"]["optimizer"]["b2"] == 0.999
     assert lock["packages"]["train"]["jax[tpu]"] == "0.10.2"
     assert re.fullmatch("[0-9a-f]{64}", lock["runtime"])
+
+
+def test_git_sees_the_artifact_and_nothing_that_a_run_leaves(tmp_path: Path) -> None:
+    (tmp_path / "out/deep").mkdir(parents=True)
+    (tmp_path / "out/deep/ask.jsonl").write_text('{"prompt": "hello", "expected": "hi"}\n')
+    sets = ["checkpoint.directory=./runs/[a]*", "cache.directory=out", "evaluate.prompts=out/deep/ask.jsonl"]
+    program = program_of(tmp_path, sets)
+    files = emit(program, [Backend.TRL, Backend.TORCHAX])
+    out = tmp_path / "generated"
+    write(out, {"sample": files})
+    folders = [f"runs/[a]*{suffix}" for suffix in ("", TORCHAX, "-trl")]
+    folders += ["out", "merged", "merged-adapter", ADAPTER, f".{MODEL}.partial", MODEL, LOGS, "results/bench"]
+    left = [f"sample/{folder}/1/metrics.jsonl" for folder in folders]
+    left += ["sample/__pycache__/a.pyc", "runtime/data/__pycache__/a.pyc", "venv/bin/python"]
+    for path in left:
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).touch()
+    (out / "sample/notes.md").write_text("mine")
+
+    def git(*words: str) -> list[str]:
+        done = subprocess.run(["git", *words], cwd=out, check=True, capture_output=True, text=True)
+        return done.stdout.split("\0")[:-1]
+
+    git("init", "--quiet")
+    seen = {*git("ls-files", "--others", "--exclude-standard", "-z")}
+    runtime = {f"runtime/{path}" for path in artifact.runtime_files()}
+    assert seen == {f"sample/{path}" for path in files} | runtime | {IGNORE, SCHEMA, "sample/notes.md"}
+
+
+def test_a_gitignore_of_the_users_own_stays(tmp_path: Path, files: dict[str, bytes]) -> None:
+    out = tmp_path / "generated"
+    write(out, {"sample": {path: content for path, content in files.items() if path == "train.py"}})
+    for name in (out, out / "sample"):
+        (name / IGNORE).write_text("mine\n")
+    with pytest.raises(ArtifactError, match="no build wrote what is there"):
+        write(out, {"sample": files})
+    write(out, {"sample": files}, force=True)
+    assert (out / IGNORE).read_text() == (out / f"sample/{IGNORE}.kept").read_text() == "mine\n"
+    assert check(out, {"sample": files}) == ""
+    assert not any(line.startswith("warning") for line in write(out, {"sample": files}))
 
 
 def test_scripts_can_be_run(built: Path) -> None:

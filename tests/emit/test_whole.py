@@ -16,6 +16,7 @@ from compiler import artifact, whole
 from compiler.artifact import LOCK, write
 from compiler.errors import ArtifactError
 from compiler.whole import STAGING, finish
+from compiler.writing import ARCHIVE, replacing
 
 STEPS = ("mkdir", "replace", "rmdir", "unlink")
 """What of `os` changes a folder."""
@@ -206,3 +207,24 @@ def test_what_no_build_wrote_is_replaced_when_asked_and_kept(path: str, out: Pat
 def test_an_edited_file_that_goes_is_said_to(out: Path) -> None:
     (out / "one/serve/Dockerfile").write_text("edited")
     assert any("Dockerfile had been edited" in note for note in write(out, NEW))
+
+
+def test_what_killed_commands_left_goes_and_nothing_else(out: Path) -> None:
+    ours = [out / ".recipe-abcd_123.part", out / ".recipe-zyxw9876", out / ".recipe-old_fold"]
+    theirs = [out / ".recipe-settings", out / ".recipe-mine0001.part", out / ".recipe-folder_1"]
+    ours[1].write_bytes(ARCHIVE + b"...")
+    theirs[0].write_text("mine")
+    for folder, name in ((ours[2], "one"), (theirs[2], "notes")):
+        (folder / name).mkdir(parents=True)
+        folder.chmod(0o700)
+    for file in (ours[0], theirs[1]):
+        file.write_text("half")
+    for file in (*ours[:2], theirs[0]):
+        file.chmod(0o600)
+    theirs[1].chmod(0o644)
+    with replacing(out / "page.html") as first:
+        write(out, NEW)
+        first.write(b"whole")
+    assert not any(map(os.path.lexists, ours)) and all(map(os.path.lexists, theirs))
+    assert (out / "page.html").read_bytes() == b"whole"
+    assert {path.name for path in out.glob(".recipe-*")} == {path.name for path in theirs}

@@ -1,0 +1,57 @@
+""".gitignore: what the artifact's scripts leave beside it, which is not committed with it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from compiler.artifact import IGNORE
+from compiler.emitters.baseline import checkpoint_folder
+from compiler.render import render
+
+if TYPE_CHECKING:
+    from compiler.backends import Backend
+    from compiler.program import Program
+
+
+def emit_ignored(program: Program, files: Iterable[str], backends: Sequence[Backend] = ()) -> str:
+    """The text of .gitignore.
+
+    Args:
+        files: the artifact's own, by path relative to it, none of which it passes over.
+        backends: that it is built for beside Tunix.
+    """
+    own = [PurePosixPath(path).parts for path in (*files, IGNORE)]
+    folders = sorted({*_left(program, backends)})
+    return render(
+        "gitignore", lines=["__pycache__/", *(line for folder in folders for line in _lines(folder, own))]
+    )
+
+
+def _left(program: Program, backends: Sequence[Backend]) -> Iterator[str]:
+    """The folders that the scripts make, called without options."""
+    recipe = program.recipe
+    checkpoints, merged = recipe.checkpoint.directory.rstrip("/"), recipe.merge.output.rstrip("/")
+    folders = [checkpoints, merged, f"{merged}-adapter", recipe.cache.directory or "", "logs"]
+    if backends:
+        folders += [f"{checkpoints}-torchax", checkpoint_folder(recipe)]
+        folders += ["adapter", ".adapter.partial", "model", ".model.partial"]
+    if recipe.serve is not None:
+        folders.append("results")
+    return (posixpath.normpath(folder) for folder in folders if folder and "://" not in folder)
+
+
+def _lines(folder: str, own: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    """The patterns of a folder; without what lies there of the artifact."""
+    parts = PurePosixPath(folder).parts
+    within = {path[len(parts)] for path in own if path[: len(parts)] == parts and len(path) > len(parts)}
+    yield f"{_pattern(folder)}/{'*' if within else ''}"
+    yield from (f"!{_pattern(folder)}{_pattern(name)}" for name in sorted(within))
+
+
+def _pattern(path: str) -> str:
+    """A path from the artifact's folder on, for git."""
+    return "/" + re.sub(r"([\\*?\[]| $)", r"\\\1", path)
