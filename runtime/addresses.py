@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -24,9 +23,6 @@ PACKAGES = {
     **{"http": "aiohttp requests", "https": "aiohttp requests"},
 }
 """What fsspec opens an address's protocol with."""
-
-ENDLESS = "is no regular file, but a pipe, a device or the like"
-INTO_A_FILE = "write what comes out of it into a file, and name that"
 
 _REFUSED = re.compile(
     r"credential|anonymous|unauthori[sz]ed|forbidden|access denied|permission_denied|\b40[13]\b",
@@ -51,21 +47,6 @@ AT_ONCE = 8
 def is_address(text: str | Path) -> bool:
     """Whether something is meant for fsspec, rather than a path on this machine."""
     return "://" in str(text)
-
-
-def is_endless(path: str | Path) -> bool:
-    """Whether a path is a pipe, a device or the like, which may be waited for or read for ever."""
-    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
-
-
-def check_ends(path: str | Path, name: str) -> None:
-    """Refuses what `is_endless`, before it is opened.
-
-    Raises:
-        UserError: with `name` for the file, and the way out.
-    """
-    if is_endless(path):
-        raise UserError(f"{name} {ENDLESS}", INTO_A_FILE)
 
 
 def folder_or_address(text: str) -> Path | str:

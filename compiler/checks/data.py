@@ -13,7 +13,7 @@ from compiler.facts import Facts
 from compiler.sources import escapes, is_dataset
 from compiler.steps import held_out
 from compiler.wording import plural
-from runtime.addresses import ENDLESS, INTO_A_FILE, is_endless
+from runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from spec.diagnostics import Diagnostic
 
 WASTEFUL = 1024

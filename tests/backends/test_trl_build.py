@@ -304,8 +304,9 @@ def test_a_ported_run_of_preferences_is_a_run_of_trl_again(name: str, tmp_path: 
     source.write_text(PREFERENCES[name])
     row = {"prompt": "Name a river.", "chosen": " Rhine", "rejected": " Stone"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(row) + "\n")
+    script = ["--script", "dpo"] if name == "dpo.yaml" else []  # ORPO has a beta, too
     for command in (
-        ["port", str(source), "-o", str(made), "--accelerator", "v5e-8"],
+        ["port", str(source), "-o", str(made), "--accelerator", "v5e-8", *script],
         ["build", str(made), "--backend", "trl", "-o", str(tmp_path / "out")],
     ):
         done = CliRunner().invoke(app, command, catch_exceptions=False)

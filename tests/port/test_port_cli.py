@@ -98,7 +98,7 @@ def test_reports_are_written_in_json_and_markdown(folder: Path) -> None:
     assert (
         status == 0 and told["dialect"] == "Faketune" and told["recipe"] == (folder / "out.yaml").read_text()
     )
-    assert told["counts"] == {"exact": 4, "approximated": 0, "defaulted": 1, "unsupported": 1}
+    assert told["counts"] == {"exact": 4, "approximated": 0, "defaulted": 1, "unsupported": 1, "unused": 0}
     assert (folder / "report.md").read_text().startswith("# Port from Faketune\n")
     status, printed, errors = run(LOSSY, "--format", "json", "--report", "report.json")
     assert (

@@ -58,7 +58,7 @@ def test_chats_with_generation_markers_have_trls_tokens_and_targets(tmp_path: Pa
     assert ours(tmp_path, rows, text) == theirs(rows, text, assistant_only_loss=True)
 
 
-@pytest.mark.parametrize("template", ["qwen3_training", "glm4moe_training", "lfm2_training"])
+@pytest.mark.parametrize("template", ["qwen3_training", "glm4moe_training"])
 def test_tool_calls_have_trls_tokens_and_targets(tmp_path: Path, template: str) -> None:
     text = published(template)
     rows = [{"messages": CALL, "tools": TOOLS}]

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from compiler import cli_base
 from compiler.cli import app
 from compiler.errors import ArtifactError
-from runtime.addresses import INTO_A_FILE
 from runtime.data.cache import key
 from runtime.data.sources import count, records
 from runtime.data.tokenizer import chat_template
+from runtime.endless import INTO_A_FILE
 from runtime.errors import UserError
 from runtime.serving.evaluate_prompts import parse
 from runtime.settings import DataSettings, Source

@@ -123,7 +123,7 @@ def test_the_artifact_takes_the_prompts_along(tmp_path: Path) -> None:
     assert data_files(program)["prompts.jsonl"] == GOOD.encode()
 
 
-@pytest.mark.parametrize("name", ["a b.jsonl", "$(touch pwned).jsonl", "a'\"`id`.jsonl", "-x.jsonl"])
+@pytest.mark.parametrize("name", ["a b.jsonl", "$(touch pwned).jsonl", "a'\"`id`.jsonl"])
 def test_odd_names_are_quoted(name: str, tmp_path: Path) -> None:
     tmp_path.joinpath(name).write_text(GOOD)
     script = files_of(tmp_path, f"evaluate.prompts={json.dumps(name)}")["serve/eval.sh"]

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.addresses import check_ends
 from runtime.data.encoding import Coding
 from runtime.data.huggingface import address_of
 from runtime.data.report import SplitReport
 from runtime.data.samples import Samples
+from runtime.endless import check_ends
 from runtime.settings import DataSettings, Source
 
 ABOUT = "split.json"

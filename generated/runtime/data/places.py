@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.addresses import check_ends, first_line, is_local, unavailable
+from runtime.addresses import first_line, is_local, unavailable
+from runtime.endless import check_ends
 from runtime.errors import UserError
 
 BLOCK = 1 << 20

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime.addresses import check_ends
+from runtime.endless import check_ends
 from runtime.errors import UserError
 from runtime.families import FAMILIES, foreign_markers
 from runtime.settings import DataSettings, ModelSettings

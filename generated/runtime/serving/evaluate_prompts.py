@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.addresses import ENDLESS, INTO_A_FILE, is_endless
+from runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from runtime.errors import UserError
 
 LARGEST = 64 * 2**20
