@@ -13,6 +13,7 @@ from compiler.port.ledger import Ledger, Verdict
 from compiler.port.meaning.models import resolve
 from compiler.port.meaning.targets import choose
 from compiler.port.report import counts, rows, summary
+from runtime.data.formats import Row, parse_row
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 BASE: dict[str, Any] = {
@@ -35,6 +36,8 @@ INFO: dict[str, Any] = {
         "columns": {"prompt": "question", "chosen": "better", "rejected": "worse"},
     },
     "pictures": {"hf_hub_url": "our/pictures", "columns": {"prompt": "p", "response": "r", "images": "i"}},
+    "others": {"hf_hub_url": "our/others", "columns": {"prompt": "q", "response": "a"}},
+    "clash": {"hf_hub_url": "our/clash", "columns": {"prompt": "turns", "response": "a"}},
     "scripted": {"script_url": "loader"},
 }
 
@@ -175,7 +178,10 @@ def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
         ({"finetuning_type": "full", "quantization_bit": 4}, "E1146", "quantization_bit"),
         ({"stage": "dpo", "dataset": "ranked", "pref_loss": "ipo"}, "E1163", "pref_loss"),
         ({"stage": "dpo"}, "E1142", "dataset"),
-        ({"dataset": "letters,talks"}, "E1142", "dataset"),
+        ({"dataset": "letters,others"}, "E1142", "dataset"),
+        ({"dataset": "letters,others,talks"}, "E1142", "dataset"),
+        ({"dataset": "clash,talks"}, "E1142", "dataset"),
+        ({"dataset": "letters,ranked"}, "E1142", "dataset"),
         ({"dataset": "lettres"}, "E1151", "dataset"),
         ({"dataset": "scripted"}, "E1143", "scripted.script_url"),
         ({"dataset": "pictures"}, "E1150", "pictures.columns.images"),
@@ -213,8 +219,35 @@ def test_full_fine_tuning_keeps_float32_weights(tmp_path: Path) -> None:
 
 
 def test_data_sets_of_two_forms_are_told_with_what_keeps_one(tmp_path: Path) -> None:
-    found = port(tmp_path, dataset="letters,talks").diagnostics[0]
+    found = port(tmp_path, dataset="letters,others").diagnostics[0]
     assert found.code == "E1142" and found.help.startswith("--set dataset=letters ")
+
+
+@pytest.mark.parametrize("names", ["letters,talks", "talks,letters"])
+def test_instructions_and_conversations_are_read_together_as_each_is_alone(
+    tmp_path: Path, names: str
+) -> None:
+    asked = {"instruction": "Translate.", "input": "Haus", "output": "house"}
+    talk = {"turns": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
+    both = port(tmp_path, dataset=names)
+    spoken(both)
+    assert codes(both) == [] and len(both.value("data.train")) == 2
+    for name, row in (("letters", asked), ("talks", talk)):
+        alone = read_row(port(tmp_path, dataset=name), row)
+        assert alone.messages and read_row(both, row) == alone
+    with pytest.raises(ValueError, match="both"):
+        read_row(both, {**asked, **talk})
+
+
+def read_row(made: Ledger, row: dict[str, Any]) -> Row:
+    """A row as training reads it: transformed, then parsed."""
+    lines = made.lines
+    fields = lines["data.fields"].value if "data.fields" in lines else {}
+    if "convert.py" in made.files:
+        namespace: dict[str, Any] = {}
+        exec(made.files["convert.py"], namespace)
+        row = namespace["convert"](row)
+    return parse_row(made.value("data.format"), "row 1", row, fields)
 
 
 def test_a_stage_that_packs_by_itself_keeps_its_length(tmp_path: Path) -> None:

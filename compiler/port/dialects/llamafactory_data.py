@@ -115,6 +115,7 @@ def _unused(keys: Keys, info: Keys | None, used: set[str]) -> None:
 def _form(keys: Keys, found: list[DataSet], stage: str) -> None:
     if not found:
         return
+    found = sets_.joined(found)
     first, chosen = found[0], _names(keys, "dataset")
     for other in found:
         if other.form != first.form:

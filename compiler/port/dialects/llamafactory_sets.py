@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.port.keys import Keys
@@ -44,6 +44,7 @@ class DataSet:
         format, fields, transform: as of `data`.
         ranking: whether its rows are preferences.
         note: how its rows differ.
+        columns: of instructions, None for rows that are none.
     """
 
     source: Any
@@ -52,6 +53,7 @@ class DataSet:
     transform: str = ""
     ranking: bool = False
     note: str = ""
+    columns: Alpaca | None = None
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -84,6 +86,25 @@ def read(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> D
     keys.say("formatting", {"data.format": made.format} if keys.given("formatting") else None, made.note)
     keys.same("ranking", note="two answers of a prompt" if ranking else "")
     return made
+
+
+def joined(found: list[DataSet]) -> list[DataSet]:
+    """Instructions and conversations as one form, whose transform tells the rows apart by their columns.
+
+    Returns:
+        The data sets as they are where they are not one form of each.
+    """
+    asked = [each for each in found if each.columns and not each.ranking]
+    talks = [each for each in found if each.format == "chat" and not each.transform]
+    if not asked or not talks or len(asked) + len(talks) != len(found):
+        return found
+    (columns, fields) = (asked[0].columns, talks[0].fields)
+    if any(each.columns != columns for each in asked) or any(each.fields != fields for each in talks):
+        return found
+    if columns is None or fields["messages"] in vars(columns).values():
+        return found
+    made = conversion.alpaca(columns, False, fields)
+    return [replace(each, fields=fields, transform=made) for each in found]
 
 
 def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
@@ -146,9 +167,10 @@ def _media(keys: Keys, columns: Mapping[str, str]) -> None:
 
 def _alpaca(source: Any, columns: Mapping[str, str], ranking: bool) -> DataSet:
     names = ("prompt", "query", "response", "history", "system", "chosen", "rejected")
-    made = conversion.alpaca(Alpaca(**{name: columns.get(name) for name in names}), ranking)
+    asked = Alpaca(**{name: columns.get(name) for name in names})
+    made = conversion.alpaca(asked, ranking)
     note = TOOLS if "tools" in columns else ""
-    return DataSet(source, "preference" if ranking else "chat", {}, made, ranking, note)
+    return DataSet(source, "preference" if ranking else "chat", {}, made, ranking, note, asked)
 
 
 def _conversations(

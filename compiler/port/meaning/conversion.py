@@ -102,32 +102,47 @@ class Alpaca:
     rejected: str | None = None
 
 
-def alpaca(columns: Alpaca, ranking: bool) -> str:
+def alpaca(columns: Alpaca, ranking: bool, chats: Mapping[str, str] | None = None) -> str:
     """LLaMA-Factory's alpaca rows as messages: instruction and input are joined by a line break.
 
     Args:
         ranking: whether a row has two answers, for preferences.
+        chats: `data.fields` of conversations that are among the rows, which pass as they are.
     """
+    fields = {"messages": "messages", "role": "role", "content": "content", **(chats or {})}
+    user, assistant, system = (
+        f'{{{literal(fields["role"])}: "{role}", {literal(fields["content"])}: '
+        for role in ("user", "assistant", "system")
+    )
     asked = [column for column in (columns.prompt, columns.query) if column]
     named = " and ".join(f"`{docstring(column)}`" for column in asked)
     lines = ['"""Rows of instructions as messages, as LLaMA-Factory joins them."""', "", ""]
-    lines += [f"def {FUNCTION}(row):", f'    """A row of {named}."""', "    messages = []"]
+    lines += [f"def {FUNCTION}(row):", f'    """A row of {named}{", or a conversation" if chats else ""}."""']
+    response = literal(columns.response or "output")
+    if chats:
+        lines += [
+            f"    if row.get({literal(fields['messages'])}) is not None:",
+            f"        if row.get({response}) is not None:",
+            '            raise ValueError("the row is both an instruction and a conversation")',
+            "        return row",
+        ]
+    lines.append("    messages = []")
     if columns.system:
         lines += [
             f"    if row.get({literal(columns.system)}):",
-            f'        messages.append({{"role": "system", "content": row[{literal(columns.system)}]}})',
+            f"        messages.append({system}row[{literal(columns.system)}]}})",
         ]
     if columns.history:
         lines += [
             f"    for question, answer in row.get({literal(columns.history)}) or []:",
-            '        messages.append({"role": "user", "content": question})',
-            '        messages.append({"role": "assistant", "content": answer})',
+            f"        messages.append({user}question}})",
+            f"        messages.append({assistant}answer}})",
         ]
     parts = ", ".join(f"row.get({literal(column)})" for column in asked)
     lines.append(
         f'    asked = "\\n".join(part for part in ({parts}{"," if len(asked) == 1 else ""}) if part)'
     )
-    lines.append('    messages.append({"role": "user", "content": asked})')
+    lines.append(f"    messages.append({user}asked}})")
     if ranking:
         chosen, rejected = literal(columns.chosen or "chosen"), literal(columns.rejected or "rejected")
         lines += [
@@ -138,8 +153,8 @@ def alpaca(columns: Alpaca, ranking: bool) -> str:
             "    }",
         ]
     else:
-        answer = f"row[{literal(columns.response or 'output')}]"
-        lines.append(f'    return {{"messages": [*messages, {{"role": "assistant", "content": {answer}}}]}}')
+        made = f"[*messages, {assistant}row[{response}]}}]"
+        lines.append(f"    return {{{literal(fields['messages'])}: {made}}}")
     return "\n".join(lines) + "\n"
 
 
