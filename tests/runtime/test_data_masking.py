@@ -12,6 +12,7 @@ from runtime.data.formats import Row
 from runtime.data.masking import Inconsistent, Refused, Renderer, check_loss_on
 from runtime.data.report import SplitReport
 from runtime.data.samples import Sample, Samples
+from runtime.data.template import ChatTemplate
 from runtime.errors import UserError
 from runtime.settings import DataSettings
 from tests.runtime.chats import GEMMA4, MARKED, chat, published, tokenizer
@@ -296,6 +297,14 @@ def test_a_turn_of_which_nothing_is_written_is_left_out_with_the_reason() -> Non
     assert report.masked.first[0].reason == reason
     assert (report.unused, report.incomplete.first[0].origin) == ({"reasoning_content": 1}, "x:2")
     assert SplitReport.from_dict(report.to_dict()) == report
+
+
+def test_an_end_of_sequence_marked_by_itself_is_no_empty_turn() -> None:
+    ended = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    ended += "\n{% generation %}<eos>{% endgeneration %}"
+    answer = [{"role": "assistant", "content": "Hi there"}]
+    spans = Renderer(ChatTemplate(ended, {}), ("<eos>",), "assistant").render(answer, None).spans
+    assert len(spans) == 2
 
 
 @pytest.mark.parametrize("template", [GEMMA4, MARKED, published("qwen3")])
