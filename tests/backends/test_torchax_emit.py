@@ -46,6 +46,7 @@ def test_the_script_states_what_train_py_states(tmp_path: Path) -> None:
         "from runtime.backends.arguments import parse_arguments",
         "from runtime.backends.torchax.train import run",
         '    arguments = parse_arguments("train_torchax.py", ARTIFACT)',
+        '    sys.exit(f"{error}: pip install -r requirements-torchax.txt")',
     }
 
 
