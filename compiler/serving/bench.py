@@ -73,7 +73,6 @@ def _tokenizer(artifact: ServedArtifact, in_container: bool) -> str:
     Raises:
         ArtifactError: they are nowhere on this machine that the recipe could know.
     """
-
     weights = artifact.container.model
     if in_container or weights.kind == "hub":
         return artifact.container.entrypoint[2]

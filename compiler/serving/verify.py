@@ -163,7 +163,6 @@ def _recipe(artifact: Path) -> Recipe:
 
 def _merged(artifact: Path | None, recipe: Recipe | None) -> Path:
     """Where merge.py leaves the merged weights."""
-
     assert artifact is not None and recipe is not None
     output = recipe.merge.output
     if "://" in output:
@@ -175,7 +174,6 @@ def _merged(artifact: Path | None, recipe: Recipe | None) -> Path:
 
 def _long_repeats(tokenizer: Tokens, window: int | None, longest: int | None, tokens: int) -> int:
     """How often the sentence stands in the long prompt: past the sliding window, where there is room."""
-
     wanted = min(LONGEST, LONG if window is None else window + 57)
     if longest is not None:
         wanted = min(wanted, longest - tokens - 16)
@@ -202,7 +200,6 @@ def _replies(
     client: Client, served: str, cases: Sequence[Case], tokens: int
 ) -> tuple[list[Reply], list[str]]:
     """The endpoint's answers, and a sentence when it refuses a chat, for which there is a template."""
-
     replies, refused = [], []
     for case in each("asking the endpoint", cases):
         try:

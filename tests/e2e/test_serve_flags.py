@@ -18,7 +18,7 @@ import pytest
 
 from compiler import catalog
 from compiler.lower import Lowered, lower
-from compiler.miniature_tokenizer import write_tokenizer
+from compiler.miniature import write_tokenizer
 from compiler.plan.paper.cache import DTYPES
 from compiler.plan.serve import environment as serve_environment
 from compiler.plan.serve.program import config_of
