@@ -21,7 +21,7 @@ from runtime.contradictions import config_keys, layer_of
 from runtime.errors import UserError
 from runtime.families import Architecture, Family, UnsupportedCheckpoint, family_of
 from runtime.families.base import Source, text_config
-from runtime.safetensors_reader import DTYPES, FLOATING, KIND, Header, Tensor, check_kind, read_header
+from runtime.safetensors_files import DTYPES, FLOATING, KIND, Header, Tensor, check_kind, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -17,12 +17,12 @@ from typing import Any
 from runtime import run_facts
 from runtime.addresses import check_uploads
 from runtime.errors import UserError, guarded, say
-from runtime.export.estimate import estimated_seconds
 from runtime.export.folder import output_folder
 from runtime.export.job import Job, adapter_bytes, merge, needed
 from runtime.export.plan import plan_merge
 from runtime.export.quantized import quantization
 from runtime.export.record import MergeSettings, identity
+from runtime.export.writer import estimated_seconds
 from runtime.interrupts import Interrupted, Interrupts
 from runtime.locate import open_base
 from runtime.progress import duration, readable_size

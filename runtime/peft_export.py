@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.adapters import LoraSettings, Value, means
 from runtime.checkpoint import BaseCheckpoint
-from runtime.safetensors_writer import Writable, write_arrays
+from runtime.safetensors_files import Writable, write_arrays
 from runtime.settings import ModelSettings
 from runtime.trained import Delta
 

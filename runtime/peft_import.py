@@ -28,7 +28,7 @@ from runtime.errors import UserError
 from runtime.limit import TooLong, limit
 from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, WRAPPER, keys_as_values, plain
 from runtime.record import LOCK, read_record, write_record
-from runtime.safetensors_reader import DTYPES, Tensor, read_header
+from runtime.safetensors_files import DTYPES, Tensor, read_header
 from runtime.trained import MATCH_SECONDS, absolute, recorded_lora, step_folders
 
 _BUILD = "build the recipe with {}, and import the adapter into that artifact"

@@ -15,7 +15,7 @@ from runtime.backends.model import Pairs
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
-from runtime.safetensors_writer import write_arrays
+from runtime.safetensors_files import write_arrays
 from runtime.settings import ModelSettings
 from runtime.trained import Delta
 

@@ -32,7 +32,7 @@ from runtime.peft_export import (
 )
 from runtime.progress import readable_size
 from runtime.reach import Reach, reach
-from runtime.safetensors_reader import DTYPES
+from runtime.safetensors_files import DTYPES
 from runtime.settings import ModelSettings
 from runtime.trained import LOCK, Delta, TrainedAdapters
 

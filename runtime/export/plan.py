@@ -13,8 +13,7 @@ from runtime.checkpoint import INDEX, SINGLE, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export.arithmetic import Change
 from runtime.export.quantized import Quantization
-from runtime.safetensors_reader import DTYPES
-from runtime.safetensors_writer import encode_header
+from runtime.safetensors_files import DTYPES, encode_header
 
 AS_BASE = "base"
 """The max_shard_size that keeps the base's own split into files."""

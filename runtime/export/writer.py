@@ -12,6 +12,7 @@ import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -31,8 +32,7 @@ from runtime.full import Replacement
 from runtime.in_order import in_order
 from runtime.interrupts import held
 from runtime.progress import Progress
-from runtime.safetensors_reader import DTYPES
-from runtime.safetensors_writer import prefix, raw
+from runtime.safetensors_files import DTYPES, prefix, raw
 
 COPY_BYTES = 1 << 23
 """Of a tensor that stays as it is, at a time."""
@@ -77,7 +77,7 @@ def write_shards(
                 continue
             with journal.folder.create(shard.file) as file, Sink(file) as sink:
                 sink.write(prefix(shard.header))
-                for chunk in shard_chunks(shard, base, pool, quantization, feed):
+                for chunk in _shard_chunks(shard, base, pool, quantization, feed):
                     sink.write(chunk)
                     progress.advance(len(chunk) if isinstance(chunk, memoryview) else chunk.nbytes)
             if sink.size != shard.size:
@@ -86,7 +86,7 @@ def write_shards(
         feed.end()
 
 
-def shard_chunks(
+def _shard_chunks(
     shard: Shard,
     base: BaseCheckpoint,
     pool: ThreadPoolExecutor,
@@ -305,3 +305,42 @@ class _Feed:
         if self._sums is not None and self._file is not None:
             self._sums.finish_file(self._file, self._base.headers[self._file].size)
         self._file = None
+
+
+PACE_SECONDS = 1.5
+"""That each kind of work is measured for."""
+
+
+def estimated_seconds(plan: Plan, base: BaseCheckpoint, quantization: Quantization | None) -> float:
+    """Seconds of reading, arithmetic and hashing at this machine's pace; the output's disk is not counted.
+
+    The largest tensor of each kind is worked on for up to `PACE_SECONDS`.
+    """
+    total = 0.0
+    for kind in (True, False):
+        pieces = [piece for piece in plan.pieces if piece.copied is kind and piece.size]
+        if pieces:
+            pace = _pace(max(pieces, key=lambda piece: piece.size), base, quantization)
+            total += sum(piece.size for piece in pieces) / pace
+    return total
+
+
+def _pace(piece: Piece, base: BaseCheckpoint, quantization: Quantization | None) -> float:
+    """Bytes of output a second."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        next(_hashed(piece, base, pool, quantization))  # compiles, and opens the file
+        done, started = 0, time.perf_counter()
+        for size in _hashed(piece, base, pool, quantization):
+            done += size
+            if time.perf_counter() - started > PACE_SECONDS:
+                break
+        return done / max(time.perf_counter() - started, 1e-6)
+
+
+def _hashed(
+    piece: Piece, base: BaseCheckpoint, pool: ThreadPoolExecutor, quantization: Quantization | None
+) -> Iterator[int]:
+    digest = hashlib.sha256()
+    for chunk in _shard_chunks(Shard("", b"", (piece,)), base, pool, quantization):
+        digest.update(chunk if isinstance(chunk, memoryview) else raw(chunk))
+        yield chunk.nbytes

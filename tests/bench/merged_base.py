@@ -39,7 +39,7 @@ def config(layers: int, vocabulary: int) -> dict[str, Any]:
 def write_base(folder: Path, layers: int, vocabulary: int) -> None:
     """Writes config.json, and weights that repeat 64 MiB of random numbers, each tensor from a place of its own."""
     from runtime.families import family_of
-    from runtime.safetensors_writer import encode_header
+    from runtime.safetensors_files import encode_header
 
     settings = config(layers, vocabulary)
     family = family_of(settings)

@@ -14,7 +14,7 @@ import numpy as np
 from runtime.checkpoint import CONFIG, INDEX
 from runtime.export.plan import shard_name
 from runtime.families import family_of
-from runtime.safetensors_writer import write_arrays
+from runtime.safetensors_files import write_arrays
 
 TINY: Mapping[str, Any] = {
     "model_type": "llama",

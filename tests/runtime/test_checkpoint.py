@@ -13,7 +13,7 @@ import pytest
 from runtime.checkpoint import INDEX, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.locate import locate_model
-from runtime.safetensors_writer import write_arrays
+from runtime.safetensors_files import write_arrays
 from runtime.settings import ModelSettings
 from tests import tiny
 

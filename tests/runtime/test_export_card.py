@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from runtime.export.card import adapter_card, model_card
-from runtime.export.card_base import carried
+from runtime.export.card import adapter_card, carried, model_card
 from runtime.reach import Reach
 from tests import tiny
 from tests.runtime import chats

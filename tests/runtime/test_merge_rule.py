@@ -12,7 +12,7 @@ from runtime.export import arithmetic
 from runtime.export.arithmetic import changed_blocks, is_finite
 from runtime.families import family_of
 from runtime.peft_export import select_modules
-from runtime.safetensors_reader import DTYPES
+from runtime.safetensors_files import DTYPES
 from runtime.trained import Delta
 from tests import tiny
 from tests.runtime.runs import ALL, random_arrays

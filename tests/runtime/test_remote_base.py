@@ -17,7 +17,7 @@ import pytest
 
 from compiler import catalog
 from compiler.miniature import complete, write_checkpoint
-from runtime import addresses, safetensors_reader
+from runtime import addresses, safetensors_files
 from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.locate import locate_model, open_base
@@ -48,7 +48,7 @@ def refusal(action: Callable[[], object]) -> UserError:
     return caught.value
 
 
-@pytest.mark.parametrize("header_at_once", [safetensors_reader.HEAD, 16])
+@pytest.mark.parametrize("header_at_once", [safetensors_files.HEAD, 16])
 def test_every_tensor_and_side_file_is_that_of_the_local_folder(
     folder: Path,
     uploaded: Callable[[Path], str],
@@ -59,7 +59,7 @@ def test_every_tensor_and_side_file_is_that_of_the_local_folder(
     # Small pieces, so that a tensor takes several rounds of several requests.
     monkeypatch.setattr(addresses, "PIECE", 1000)
     monkeypatch.setattr(addresses, "AT_ONCE", 3)
-    monkeypatch.setattr(safetensors_reader, "HEAD", header_at_once)
+    monkeypatch.setattr(safetensors_files, "HEAD", header_at_once)
     remote = BaseCheckpoint.open(uploaded(folder))
     remote.verify()
     assert remote.directory is None and local.directory == folder

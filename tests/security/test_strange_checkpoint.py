@@ -23,7 +23,7 @@ from runtime.data.tokenizer import load_tokenizer
 from runtime.errors import UserError
 from runtime.families import FAMILIES
 from runtime.peft_import import open_adapter
-from runtime.safetensors_reader import read_header
+from runtime.safetensors_files import read_header
 from runtime.settings import DataSettings, ModelSettings
 from runtime.trace import read_trace
 from runtime.trained import recorded_lora
