@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from compiler import backends as other_backends
 from compiler.artifact import IGNORE, LOCK
-from compiler.emitters.bench import emit_bench
 from compiler.emitters.data_files import data_files
-from compiler.emitters.evaluate import emit_evaluate
 from compiler.emitters.ignored import emit_ignored
 from compiler.emitters.launch import emit_launch
 from compiler.emitters.lock import emit_lock
@@ -17,7 +15,7 @@ from compiler.emitters.merge import emit_merge
 from compiler.emitters.readme import emit_readme
 from compiler.emitters.requirements import emit_requirements
 from compiler.emitters.serve import emit_serve
-from compiler.emitters.smoke import emit_smoke
+from compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
 from compiler.emitters.train import emit_train
 
 if TYPE_CHECKING:

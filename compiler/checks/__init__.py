@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from compiler.checks import (
-    availability,
     data,
     evaluate,
     formats,
     launch,
-    log,
     lora,
     mesh,
     model,
@@ -18,7 +16,6 @@ from compiler.checks import (
     serve,
     serve_flags,
     serve_plan,
-    serve_variables,
     serve_weights,
     sharding,
     train,
@@ -35,17 +32,14 @@ CHECKS = (
     data.check,
     samples.check,
     train.check,
-    log.check,
     quantized.check,
     serve.check,
     serve_flags.check,
-    serve_variables.check,
     serve_weights.check,
     serve_plan.check,
     evaluate.check,
     paths.check,
     launch.check,
-    availability.check,
 )
 
 

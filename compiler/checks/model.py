@@ -1,4 +1,4 @@
-"""The model: what is said of it that has no effect, and how it computes."""
+"""The model: what is said of it that has no effect, how it computes, and where splash attention runs."""
 
 from __future__ import annotations
 
@@ -25,4 +25,18 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "matrix units run at a fraction of their bfloat16 rate",
             "model.dtype",
             "dtype: bfloat16; adapters and optimizer state stay float32 (lora.dtype)",
+        )
+    yield from _attention(facts)
+
+
+def _attention(facts: Facts) -> Iterator[Diagnostic]:
+    recipe, accelerator = facts.recipe, facts.accelerator
+    if recipe.model.attention != "splash":
+        return
+    if accelerator is not None and accelerator.platform != "tpu":
+        yield Diagnostic(
+            "E0903",
+            f"splash attention is a kernel of the TPU, and {accelerator.name} is a CPU",
+            "model.attention",
+            "attention: dot",
         )

@@ -1,15 +1,17 @@
-"""Batches against data-parallel devices; the schedule, evaluation and checkpoints against the steps."""
+"""Batches against data-parallel devices; the schedule, evaluation and checkpoints against the steps; a project for the log."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from compiler.facts import Facts
 from compiler.steps import ENOUGH_STEPS, warmup_steps
-from compiler.wording import line, listing, plural
+from compiler.wording import flow, line, listing, plural
 from runtime.specs import DATA
 from spec.diagnostics import Diagnostic
+from spec.secrets import WANDB_KEY
 
 HIGHEST_RATE = 1e-2
 """Above this peak, AdamW on adapters diverges in every published run."""
@@ -54,6 +56,7 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
             "merge.dtype",
             "dtype: bfloat16",
         )
+    yield from _log(facts)
 
 
 HYPERPARAMETERS = {
@@ -190,3 +193,52 @@ def _steps(facts: Facts) -> Iterator[Diagnostic]:
             place,
             line("train.eval_every", max(1, steps // 10), place),
         )
+
+
+PROJECT_PATH = "train.log.wandb_project"
+PROJECT_REFUSED = "/\\#?%:"
+"""Letters that Weights & Biases has no place for in a project's name."""
+PROJECT_LONGEST = 128
+
+
+def _log(facts: Facts) -> Iterator[Diagnostic]:
+    project = facts.recipe.train.log.wandb_project
+    if project is None:
+        return
+    if WANDB_KEY.fullmatch(project):
+        yield Diagnostic(
+            "E1226",
+            "this looks like a key of Weights & Biases, and would be written into the artifact",
+            PROJECT_PATH,
+            "wandb_project: my-project; `wandb login` or WANDB_API_KEY give the run its key: revoke this one",
+        )
+        return
+    entity, slash, name = project.partition("/")
+    refused = [letter for letter in PROJECT_REFUSED if letter in project]
+    if slash and name and not any(letter in name for letter in PROJECT_REFUSED):
+        yield Diagnostic(
+            "E1225",
+            f"`{project}` names an entity too, and a project's name has no slash",
+            PROJECT_PATH,
+            f"wandb_project: {flow(name)}, and WANDB_ENTITY={entity} in the environment of the run",
+        )
+    elif refused:
+        yield Diagnostic(
+            "E1225",
+            f"Weights & Biases takes no {' '.join(refused)} in a project's name",
+            PROJECT_PATH,
+            f"wandb_project: {_allowed(project)}",
+        )
+    elif len(project) > PROJECT_LONGEST:
+        yield Diagnostic(
+            "E1225",
+            f"a project's name of {len(project)} letters, and Weights & Biases takes {PROJECT_LONGEST}",
+            PROJECT_PATH,
+            f"wandb_project: {flow(project[:PROJECT_LONGEST].rstrip())}",
+        )
+
+
+def _allowed(project: str) -> str:
+    """A project's name with hyphens in place of what Weights & Biases refuses."""
+    name = re.sub(rf"[{re.escape(PROJECT_REFUSED)}]+", "-", project).strip("- ")
+    return flow(name) if name else "my-project"

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from compiler.emit import emit
-from compiler.emitters.evaluate import emit_evaluate
+from compiler.emitters.serve_clients import emit_evaluate
 from compiler.lower import lower
 from compiler.serving.verify import report, verify
 from runtime.checkpoint import BaseCheckpoint

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler import published
-from compiler.emitters.bench import bench_flags, emit_bench
+from compiler.emitters.serve_clients import bench_flags, emit_bench
 from compiler.program import Program
 from runtime.serving import bench
 from runtime.serving.bench_runner import TimedOut

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from compiler import pins
 from compiler.emitters.data_files import data_files
-from compiler.emitters.evaluate import emit_evaluate
+from compiler.emitters.serve_clients import emit_evaluate
 from compiler.lower import Lowered, lower
 from compiler.render import shell_word
 from spec.diagnostics import render_text

@@ -1,0 +1,156 @@
+"""The scripts of serve/ that ask the server.
+
+smoke.sh has the questions that a new server is asked before its clients come, bench.sh the recipe's sweep,
+eval.sh (with requirements-eval.txt) the recipe's prompts and tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from compiler import catalog, pins
+from compiler.emitters.folders import assignment
+from compiler.render import render, shell_word
+from compiler.serving.bench import bench_flags
+from compiler.serving.container import MODEL, container
+from compiler.serving.weights import Weights, model_weights
+from compiler.sources import asks_chats
+from runtime.serving.evaluate_prompts import parse
+
+if TYPE_CHECKING:
+    from compiler.program import Program
+    from spec.language import Recipe
+
+
+TAKEN = 3
+"""Prompts of the evaluation that are asked here too."""
+
+LONGEST = 200
+"""Characters of such a prompt: it stands in a script."""
+
+
+def emit_smoke(program: Program) -> dict[str, str]:
+    """smoke.sh by its path; nothing without a `serve` section."""
+    recipe = program.recipe
+    if recipe.serve is None:
+        return {}
+    server = container(recipe, program.family.name)
+    text = render(
+        "serve/smoke.sh",
+        url=server.health_url.removesuffix("/health"),
+        name=server.name,
+        base=f"{server.name}-base" if recipe.serve.weights == "adapter" else None,
+        wait=server.startup_minutes,
+        vllm=pins.sets()["serve"]["vllm-tpu"],
+        api_key=server.api_key,
+        weights=_merged_folder(recipe),
+        text=not asks_chats(recipe),
+        must_differ=recipe.serve.smoke_prompts,
+        prompts=[] if recipe.serve.smoke_prompts else _evaluated(program),
+    )
+    return {"serve/smoke.sh": text}
+
+
+def _merged_folder(recipe: Recipe) -> list[str]:
+    """Lines that set `model` to the merged weights' folder; none for an adapter, or weights of elsewhere."""
+    assert recipe.serve is not None
+    weights = model_weights(recipe)
+    if recipe.serve.weights != "merged" or weights.kind != "folder" or not weights.address:
+        return []
+    return assignment("model", weights, recipe.name)
+
+
+def _evaluated(program: Program) -> list[str]:
+    """The first short prompts of evaluate.prompts; none where the file is elsewhere or not to be read."""
+    path = program.recipe.evaluate.prompts
+    if path is None or "://" in path:
+        return []
+    chat = asks_chats(program.recipe)
+    prompts, _ = parse(program.source.parent / path, chat)
+    texts = (_turn(prompt.messages) if chat else prompt.text for prompt in prompts)
+    return [text for text in texts if text and text.isprintable() and len(text) <= LONGEST][:TAKEN]
+
+
+def _turn(messages: Sequence[Mapping[str, Any]] | None) -> str | None:
+    """The text of a chat of one turn."""
+    turn = messages[0] if messages is not None and len(messages) == 1 else {}
+    text = turn.get("content")
+    return text if turn.get("role") == "user" and isinstance(text, str) else None
+
+
+def emit_bench(program: Program) -> dict[str, str]:
+    """The benchmark's script; none without a `serve` section."""
+    recipe, accelerator = program.recipe, program.serve_accelerator
+    if recipe.serve is None or accelerator is None:
+        return {}
+    server = container(recipe, program.family.name)
+    benchmark = recipe.benchmark
+    text = render(
+        "serve/bench.sh",
+        accelerator=accelerator.name,
+        points=len(benchmark.input_lengths) * len(benchmark.request_rates),
+        hub=shell_word(server.model.address) if not server.model.local else None,
+        weights=_served_folder(server.model, server.name),
+        model=MODEL,
+        lines=[[shell_word(word) for word in line] for line in bench_flags(recipe, accelerator)],
+    )
+    return {"serve/bench.sh": text}
+
+
+def _served_folder(weights: Weights, name: str) -> list[str]:
+    """Lines that set `model` to the folder of the weights on a bare machine, where serve.sh has it too."""
+    if weights.kind == "folder" and not weights.address:
+        return ['model="${MODEL_DIR:?names the folder of the weights}"']
+    return assignment("model", weights, name)
+
+
+PYTHON = "3.11 or 3.12"
+"""That lm-eval's pinned packages install on."""
+
+
+def emit_evaluate(program: Program) -> dict[str, str]:
+    """The files by path; none without a `serve` section, or with nothing to evaluate."""
+    recipe = program.recipe
+    serve, evaluate = recipe.serve, recipe.evaluate
+    if serve is None or not (evaluate.prompts or evaluate.tasks):
+        return {}
+    server = container(recipe, program.family.name)
+    chat = asks_chats(recipe)
+    files = {
+        "serve/eval.sh": render(
+            "serve/eval.sh",
+            url=server.health_url.removesuffix("/health"),
+            name=server.name,
+            base=f"{server.name}-base" if serve.weights == "adapter" else None,
+            prompts=evaluate.prompts,
+            text=not chat,
+            samples=evaluate.samples,
+            temperature=evaluate.temperature,
+            max_tokens=evaluate.max_tokens,
+            tasks=evaluate.tasks,
+            task_api="chat" if chat else "completions",
+            tokenizer=_tokenizer(recipe) if not chat else None,
+            max_length=serve.max_model_len,
+            limit=evaluate.limit,
+        )
+    }
+    if evaluate.tasks:
+        packages = pins.evaluation()
+        files["requirements-eval.txt"] = render(
+            "requirements-eval.txt", python=PYTHON, direct=packages.direct, transitive=packages.transitive
+        )
+    return files
+
+
+def _tokenizer(recipe: Recipe) -> str | None:
+    """What lm-eval tokenises with, as a shell writes it: of the hub, or beside the merged weights.
+
+    None where only who runs it can know: then --tokenizer has to be given.
+    """
+    for name in (recipe.model.tokenizer, recipe.model.id):
+        if name and not catalog.is_directory(name) and "://" not in name:
+            return shell_word(name)
+    if "://" in recipe.merge.output:
+        return None
+    return '"$here/../"' + shell_word(recipe.merge.output)
