@@ -1,4 +1,4 @@
-"""Batches against data-parallel devices; the schedule, evaluation and checkpoints against the steps; a project for the log."""
+"""Batches against data-parallel devices; schedule, evaluation and checkpoints against steps; the log."""
 
 from __future__ import annotations
 

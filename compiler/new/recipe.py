@@ -16,13 +16,13 @@ from compiler.new.draft import RANK, Draft, drafts
 from compiler.new.machines import refusal
 from compiler.new.memory import Probe
 from compiler.new.pace import Choice, paced
-from compiler.new.serving import sections
 from compiler.new.source import Source
 from compiler.new.text import Contents, write
 from compiler.port.mesh import concerns
 from compiler.program import Program
 from compiler.recipe_text import to_yaml
 from compiler.steps import Length, run_length
+from compiler.wording import divisors
 from runtime.families import UnsupportedCheckpoint
 from spec.diagnostics import Diagnostic
 from spec.language import VERSION
@@ -170,7 +170,7 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
 
 def _served(asked: Asked, probe: Probe, draft: Draft) -> tuple[Made | None, Diagnostic | None]:
     """A configuration's recipe with the server that the checks find least fault with, or the first error."""
-    servers: Sequence[dict[str, Any]] = [{}] if asked.serve is None else list(sections(asked.serve))
+    servers: Sequence[dict[str, Any]] = [{}] if asked.serve is None else list(_servers(asked.serve))
     best: Made | None = None
     problem: Diagnostic | None = None
     idle = 0
@@ -230,3 +230,18 @@ def _of_server(found: Diagnostic) -> bool:
 
 def _warnings(diagnostics: Sequence[Diagnostic]) -> Iterator[Diagnostic]:
     return (d for d in diagnostics if d.severity == "warning")
+
+
+LENGTHS = (16384, 8192, 4096)
+"""Of `max_model_len`, the longest first."""
+
+
+def _servers(accelerator: Accelerator) -> Iterator[dict[str, Any]]:
+    """Sections for a machine: as few copies of the model as can be, the longest requests first."""
+    cache = "fp8" if accelerator.fp8_kv_cache else "auto"
+    for split in reversed(divisors(accelerator.devices)):
+        for length in LENGTHS:
+            section: dict[str, Any] = {"accelerator": accelerator.name, "tensor_parallel_size": split}
+            if split < accelerator.devices:
+                section["data_parallel_size"] = accelerator.devices // split
+            yield {**section, "max_model_len": length, "kv_cache_dtype": cache}

@@ -14,13 +14,12 @@ from typing import Protocol
 
 from compiler.backends import Backend
 from compiler.lower import Lowered, lower
-from compiler.plan import pareto, planner, pool
-from compiler.plan.candidate import Candidate, objectives
+from compiler.plan import planner, pool
+from compiler.plan.bound import bound, rows
 from compiler.plan.depth import Depth, depths
 from compiler.plan.estimate import extrapolate
 from compiler.plan.job import Failed, Job
 from compiler.plan.links import link_seconds
-from compiler.plan.pareto import Objectives
 from compiler.plan.pool import Progress
 from compiler.plan.results import Compiled, Estimate, Point, Search
 from compiler.plan.run import usd_per_hour
@@ -207,9 +206,7 @@ class _Run:
         """
         out = []
         for candidate in waiting:
-            better = next(
-                (i for i, got in self.reached.items() if pareto.dominates(got, candidate.lowest)), None
-            )
+            better = next((i for i, got in self.reached.items() if dominates(got, candidate.lowest)), None)
             smaller = next((one for one in self.large if candidate.needs_more(one)), None)
             if better is not None:
                 self._settle(
@@ -233,7 +230,7 @@ class _Run:
 
     def found(self) -> Search:
         order = list(self.reached)
-        best = [order[i] for i in pareto.front([self.reached[index] for index in order])]
+        best = [order[i] for i in front([self.reached[index] for index in order])]
         return Search(
             points=tuple(self.points),
             front=tuple(best),
@@ -267,7 +264,7 @@ class _Run:
             link_seconds=link_seconds(estimate, program.accelerator, program.recipe.mesh.axes),
         )
         self.points[-1] = point
-        self.reached[len(self.points) - 1] = objectives(program, seconds, estimate.memory.used)
+        self.reached[len(self.points) - 1] = _objectives(program, seconds, estimate.memory.used)
 
     def _settle(
         self, candidate: Candidate, status: str, reason: str, estimate: Estimate | None = None
@@ -295,3 +292,64 @@ class _Run:
 
 def _named(sets: Sequence[str]) -> str:
     return ", ".join(sets) or "the recipe as it stands"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration that can be compiled.
+
+    Attributes:
+        tokens: real ones of a micro-batch over all devices.
+        lowest: lower bounds of its objectives.
+    """
+
+    variant: Variant
+    program: Program
+    tokens: float
+    lowest: Objectives
+
+    @classmethod
+    def of(cls, variant: Variant, program: Program, tokens_per_row: float | None) -> Candidate:
+        """The candidate of a variant.
+
+        Args:
+            tokens_per_row: real tokens of a row on average; data.max_length when None.
+        """
+        length = program.recipe.data.max_length
+        least = bound(program, length)
+        tokens = rows(program) * (length if tokens_per_row is None else tokens_per_row)
+        return cls(variant, program, tokens, _objectives(program, least.seconds / tokens, least.memory_bytes))
+
+    @property
+    def memory(self) -> float:
+        """Bytes of HBM that a device needs at the least."""
+        return self.lowest[1]
+
+    def needs_more(self, other: Candidate) -> bool:
+        """Whether this is another configuration with more rows on each device."""
+        a, b = self.variant, other.variant
+        same = (a.axes, a.remat, a.attention) == (b.axes, b.remat, b.attention)
+        return same and a.micro_batch > b.micro_batch and self.memory >= other.memory
+
+
+def _objectives(program: Program, seconds_per_token: float, memory: float) -> Objectives:
+    """What is to be small: seconds a token, bytes of HBM, and what a token costs: US$, or device-seconds
+    where there is no price."""
+    price = usd_per_hour(program)
+    rate = program.accelerator.devices if price is None else price / 3600
+    return seconds_per_token, memory, seconds_per_token * rate
+
+
+Objectives = tuple[float, ...]
+"""What is to be small: seconds a token, bytes of HBM, US$ a token."""
+
+
+def dominates(a: Objectives, b: Objectives) -> bool:
+    """Whether `a` is nowhere worse than `b`, and somewhere better."""
+    return all(x <= y for x, y in zip(a, b, strict=True)) and a != b
+
+
+def front(points: Sequence[Objectives]) -> list[int]:
+    """Indices of the points that no other dominates, by their first objective, then the next."""
+    best = [i for i, point in enumerate(points) if not any(dominates(other, point) for other in points)]
+    return sorted(best, key=lambda i: points[i])

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from compiler.lower import lower
-from compiler.plan.fit import Found, diagnostic, find, hopeless, yaml_lines
+from compiler.plan.fit import Found, MemoryReduction, diagnostic, find, hopeless, reductions, yaml_lines
 from compiler.plan.results import Estimate
-from compiler.plan.ways import Way, ways
 from compiler.program import Program
 from spec.diagnostics import render_text
 from spec.load import load
@@ -57,7 +56,7 @@ def search(compiler: Compiler, given: tuple[str, ...] = (), most: int = 8) -> Fo
 
 
 def sets_of(program: Program) -> list[tuple[str, ...]]:
-    return [way.sets for way in ways(program)]
+    return [way.sets for way in reductions(program)]
 
 
 def test_the_flagships_ways_out_go_from_the_smallest_change_to_the_largest() -> None:
@@ -78,7 +77,7 @@ def test_the_flagships_ways_out_go_from_the_smallest_change_to_the_largest() -> 
 
 def test_micro_batches_are_halved_at_the_same_rows_of_a_step() -> None:
     larger = program("train.micro_batch_size=6", "train.global_batch_size=48")
-    found = {way.sets: way for way in ways(larger)}
+    found = {way.sets: way for way in reductions(larger)}
     assert list(found)[:2] == [("train.micro_batch_size=3",), ("train.micro_batch_size=1",)]
     assert (
         found[("train.micro_batch_size=3",)].cost == "an optimizer step takes 4 micro-batches in place of 2"
@@ -198,14 +197,18 @@ def test_what_cannot_fit_is_not_compiled() -> None:
 @pytest.mark.parametrize(
     ("way", "before", "expected"),
     [
-        (Way((), "", kept=0.5), estimate(160), True),  # 20 + 80 of 95 GiB
-        (Way((), "", kept=0.5), estimate(140), False),
-        (Way((), "", kept=0.5, arguments=True), estimate(160), False),
-        (Way((), "", kept=0.5), estimate(160, seconds=0.0), False),  # refused: the figures are no step's
+        (MemoryReduction((), "", kept=0.5), estimate(160), True),  # 20 + 80 of 95 GiB
+        (MemoryReduction((), "", kept=0.5), estimate(140), False),
+        (MemoryReduction((), "", kept=0.5, arguments=True), estimate(160), False),
+        (
+            MemoryReduction((), "", kept=0.5),
+            estimate(160, seconds=0.0),
+            False,
+        ),  # refused: the figures are no step's
     ],
 )
 def test_a_way_whose_bound_is_above_the_memory_is_not_tried(
-    way: Way, before: Estimate, expected: bool
+    way: MemoryReduction, before: Estimate, expected: bool
 ) -> None:
     assert hopeless(way, before) is expected
 
@@ -269,7 +272,9 @@ def test_a_step_for_which_nothing_was_tried_is_refused_with_where_to_look() -> N
 def test_a_refused_step_has_no_time_to_compare_with() -> None:
     refused = replace(estimate(101.25, seconds=0.0), largest=())
     found = Found(
-        (), Way(("remat.policy=decoder",), "the backward pass computes each layer again"), estimate(50)
+        (),
+        MemoryReduction(("remat.policy=decoder",), "the backward pass computes each layer again"),
+        estimate(50),
     )
     help = diagnostic(program(), refused, found).help
     assert help is not None and "the time a token" not in help

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from compiler.plan.hlo.costs import costs, seconds_taken_off
-from compiler.plan.hlo.products import product_flops
+from compiler.plan.hlo.costs import costs, product_flops, seconds_taken_off
 from compiler.plan.results import Costs
 from tests.plan.hlo_text import module
 from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from compiler.plan import pareto
+from compiler.plan import search
 from compiler.plan.links import received
 from compiler.plan.results import Collective
 
@@ -23,15 +23,15 @@ def test_the_front_is_what_brute_force_finds(seed: int) -> None:
         )
         if not worse:
             expected.add(i)
-    found = pareto.front(points)
+    found = search.front(points)
     assert set(found) == expected
     assert [points[i] for i in found] == sorted(points[i] for i in found)
 
 
 def test_a_point_dominates_one_that_is_worse_in_something_and_better_in_nothing() -> None:
-    assert pareto.dominates((1, 2, 3), (1, 2, 4))
-    assert not pareto.dominates((1, 2, 3), (1, 2, 3))
-    assert not any(pareto.dominates(a, b) for a, b in itertools.permutations([(1.0, 2.0), (2.0, 1.0)]))
+    assert search.dominates((1, 2, 3), (1, 2, 4))
+    assert not search.dominates((1, 2, 3), (1, 2, 3))
+    assert not any(search.dominates(a, b) for a, b in itertools.permutations([(1.0, 2.0), (2.0, 1.0)]))
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,12 @@ import pytest
 
 from compiler.errors import ArtifactError
 from compiler.lower import Lowered, lower
-from compiler.plan import pareto
 from compiler.plan.bound import Bound
 from compiler.plan.bound import bound as computed
 from compiler.plan.depth import Depth
 from compiler.plan.job import Failed, Job
 from compiler.plan.results import Collective, Compiled, Estimate, Memory, OutOfMemory, Search
-from compiler.plan.search import Interrupted, Tools, search
+from compiler.plan.search import Interrupted, Objectives, Tools, search
 from compiler.plan.variants import variants
 from compiler.program import Program
 from spec.diagnostics import Diagnostic
@@ -83,7 +82,7 @@ def bound(program: Program, length: int) -> Bound:
 
 @pytest.fixture(autouse=True)
 def _computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.plan.candidate.bound", bound)
+    monkeypatch.setattr("compiler.plan.search.bound", bound)
 
 
 class Machine:
@@ -185,7 +184,7 @@ def named(found: Search, indices: Sequence[int] | None = None) -> set[tuple[str,
 
 def best_of_all(machine: Machine, found: Search) -> set[tuple[str, ...]]:
     """The front by compiling everything that passes the checks and fits."""
-    every: dict[tuple[str, ...], pareto.Objectives] = {}
+    every: dict[tuple[str, ...], Objectives] = {}
     for point in found.points:
         if point.status == "refused":
             continue

@@ -1,13 +1,17 @@
-"""Which collectives a compiled program runs, over which axes of the mesh."""
+"""Which collectives a compiled program runs, over which axes of the mesh.
+
+A device is its position in the mesh's flattened order: its coordinates are counted along the axes, the last
+one fastest.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.plan.hlo.groups import axes_between, axes_of, groups_of, partners_of
 from compiler.plan.hlo.overlap import COLLECTIVES, Overlap
 from compiler.plan.hlo.parse import Array, Instruction, Module
 from compiler.plan.hlo.walk import executed
@@ -34,10 +38,10 @@ def collectives(
         axes = {name: size for name, size in axes.items() if name != across}
     found: dict[tuple[str, tuple[str, ...], bool], Collective] = {}
     for kind, instruction, size, times in _all(module):
-        partners = partners_of(instruction)
-        groups = partners or groups_of(instruction, math.prod(axes.values()))
+        partners = _partners_of(instruction)
+        groups = partners or _groups_of(instruction, math.prod(axes.values()))
         over_dcn = instruction.opcode == "recv"
-        along = axes_between(partners, axes) if partners else axes_of(groups, axes)
+        along = _axes_between(partners, axes) if partners else _axes_of(groups, axes)
         key = (kind, (across,) if over_dcn else along, over_dcn)
         one = found.get(key, Collective(*key, count=0, bytes=0.0))
         found[key] = replace(one, count=one.count + times, bytes=one.bytes + times * size)
@@ -94,3 +98,111 @@ def _result(instruction: Instruction) -> Sequence[Array]:
 
 def _size(arrays: Sequence[Array]) -> int:
     return sum(array.bytes for array in arrays)
+
+
+Groups = list[tuple[int, ...]]
+"""Devices that exchange data with each other."""
+
+EXPLICIT = re.compile(r"\breplica_groups=\{((?:\{[\d,]*\},?)*)\}")
+PAIRS = re.compile(r"\bsource_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
+BRACES = re.compile(r"\{([\d,]+)\}")
+IOTA = re.compile(r"\breplica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+MESH_GROUPS = re.compile(r"\breplica_groups=mesh\[([^\]]*)\](?:, ?device_ids=\(([^()]*)\))? ?\{([^}]*)\}")
+MESH_AXIS = re.compile(r"'([^']+)'=(\d+)")
+USED_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
+
+
+def _groups_of(instruction: Instruction, devices: int) -> Groups:
+    """A collective's groups; one of all devices where the text names none."""
+    attributes = instruction.attributes
+    mesh = MESH_GROUPS.search(attributes)
+    if mesh:
+        return _mesh_groups(*mesh.groups(default=""))
+    iota = IOTA.search(attributes)
+    if iota:
+        return _rows(_iota(iota[2], iota[3] or ""), _numbers(iota[1])[-1])
+    explicit = EXPLICIT.search(attributes)
+    groups = [tuple(_numbers(group)) for group in BRACES.findall(explicit[1])] if explicit else []
+    return groups or [tuple(range(devices))]
+
+
+def _partners_of(instruction: Instruction) -> Groups:
+    """Pairs of a source and a target, [] for a collective that is no permutation."""
+    pairs = PAIRS.search(instruction.attributes)
+    return [tuple(_numbers(pair)) for pair in BRACES.findall(pairs[1])] if pairs else []
+
+
+def _axes_of(groups: Groups, axes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes whose rows the groups are, () for those of none. Axes of one device are never among them.
+
+    Args:
+        axes: the mesh's sizes, in order.
+    """
+    wanted = {frozenset(group) for group in groups}
+    names = [name for name, size in axes.items() if size > 1]
+    for count in range(1, len(names) + 1):
+        for chosen in itertools.combinations(names, count):
+            shape = [(size, name in chosen) for name, size in axes.items()]
+            if {frozenset(group) for group in _over(range(math.prod(axes.values())), shape)} == wanted:
+                return chosen
+    return ()
+
+
+def _axes_between(pairs: Groups, axes: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes along which any source lies elsewhere than its target."""
+    found = set()
+    stride = math.prod(axes.values())
+    for name, size in axes.items():
+        stride //= size
+        if any(source // stride % size != target // stride % size for source, target in pairs):
+            found.add(name)
+    return tuple(name for name in axes if name in found)
+
+
+def _mesh_groups(mesh: str, device_ids: str, used: str) -> Groups:
+    """Groups that are written as axes of a mesh of the compiler's own: mesh['a'=2,'b'=4] {'b'}.
+
+    A part of an axis is used as 'a':(2)4: of its size, 2 lies before that part, which is 4.
+    """
+    sizes = {name: int(size) for name, size in MESH_AXIS.findall(mesh)}
+    parts = USED_AXIS.findall(used)
+    shape: list[tuple[int, bool]] = []
+    for name, size in sizes.items():
+        done = 1
+        for _, before, own in sorted((p for p in parts if p[0] == name), key=lambda p: int(p[1] or 1)):
+            first, length = int(before or 1), int(own or size)
+            shape += [(first // done, False), (length, True)]
+            done = first * length
+        shape.append((size // done, False))
+    return _over(_numbers(device_ids) or range(math.prod(sizes.values())), shape)
+
+
+def _over(devices: Sequence[int], shape: Sequence[tuple[int, bool]]) -> Groups:
+    """The groups along the chosen dimensions of devices that lie in an array.
+
+    Args:
+        shape: each dimension's size, and whether a group runs along it.
+    """
+    rows: dict[tuple[int, ...], list[int]] = {}
+    places = itertools.product(*(range(size) for size, _ in shape))
+    for device, place in zip(devices, places, strict=True):
+        row = tuple(at for at, (_, along) in zip(place, shape, strict=True) if not along)
+        rows.setdefault(row, []).append(device)
+    return [tuple(row) for row in rows.values()]
+
+
+def _iota(sizes: str, transposed: str) -> list[int]:
+    """The devices that "[4,2]T(1,0)" lists: 0 to 7 as [4, 2], transposed, and read in order."""
+    dimensions = _numbers(sizes)
+    order = _numbers(transposed) or list(range(len(dimensions)))
+    strides = [math.prod(dimensions[n + 1 :]) for n in range(len(dimensions))]
+    places = itertools.product(*(range(dimensions[n]) for n in order))
+    return [sum(at * strides[n] for at, n in zip(place, order, strict=True)) for place in places]
+
+
+def _rows(devices: list[int], length: int) -> Groups:
+    return [tuple(devices[n : n + length]) for n in range(0, len(devices), length)]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]

@@ -1,12 +1,14 @@
-"""What a compiled program computes and moves."""
+"""What a compiled program computes and moves: FLOPs of matrix products, and bytes of HBM."""
 
 from __future__ import annotations
 
+import functools
+import math
 import re
+from collections.abc import Sequence
 
-from compiler.plan.hlo.parse import Module
-from compiler.plan.hlo.products import Products
-from compiler.plan.hlo.traffic import Traffic
+from compiler.plan.hlo.overlap import Overlap, kept
+from compiler.plan.hlo.parse import Array, Instruction, Module
 from compiler.plan.hlo.walk import executed
 from compiler.plan.results import Costs
 
@@ -53,3 +55,262 @@ def seconds_taken_off(module: Module) -> int:
     """What the compiler's estimate of time is too small by: it counts some operations of which it knows no
     cost as -1 s. They appear where the compiler is left its full effort, and on tpu7x."""
     return sum(e.once for e in executed(module) if WITHOUT_COST.search(e.instruction.attributes))
+
+
+LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
+GROUPS = re.compile(r"\b(feature|batch)_group_count=(\d+)")
+PRECISION = re.compile(r"\boperand_precision=\{(\w+),(\w+)\}")
+PARTS = {"highest": 3, "high": 2}
+"""Into how many bfloat16 numbers the MXU splits a float32 one."""
+CONTRACTED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
+
+
+class Products:
+    """FLOPs of a module's instructions.
+
+    Args:
+        passes: count a product of float32 as often as the MXU computes it for the precision asked for.
+    """
+
+    def __init__(self, module: Module, passes: bool = False) -> None:
+        self._module = module
+        self._passes = passes
+        self._of_computation: dict[str, float] = {}
+
+    def flops(self, instruction: Instruction, computation: str) -> float:
+        """Of one instruction, of a fusion's all products together.
+
+        Args:
+            computation: the name of the one that it stands in.
+        """
+        if instruction.opcode == "fusion":
+            return sum(self._all(name) for name in instruction.calls)
+        if instruction.opcode in ("convolution", "dot"):
+            named = self._module.by_name[computation]
+            left, right = (named[operand] for operand in instruction.operands[:2])
+            flops = product_flops(instruction, _shape(left), _shape(right))
+            return flops * (_mxu_passes(instruction, left, right) if self._passes else 1)
+        return 0.0
+
+    def _all(self, computation: str) -> float:
+        if computation not in self._of_computation:
+            instructions = self._module.computations.get(computation, ())
+            total = math.fsum(self.flops(instruction, computation) for instruction in instructions)
+            self._of_computation[computation] = total
+        return self._of_computation[computation]
+
+
+def product_flops(instruction: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> float:
+    """Two for each multiplication of a dot or a convolution. What falls on a convolution's padding is not
+    computed, and not counted.
+
+    Args:
+        left, right: shapes of the operands.
+    """
+    result = _shape(instruction)
+    if instruction.opcode == "dot":
+        contracted = CONTRACTED.search(instruction.attributes)
+        dimensions = [int(n) for n in contracted[1].split(",") if n] if contracted else []
+        return 2.0 * math.prod(result) * math.prod(left[n] for n in dimensions)
+    labels = LABELS.search(instruction.attributes)
+    if labels is None:
+        return 0.0
+    inputs, kernels, results = labels[1], labels[2], labels[3]
+    groups = dict(GROUPS.findall(instruction.attributes))
+    count = left[inputs.index("f")] // int(groups.get("feature", 1)) * right[kernels.index("o")]
+    count *= left[inputs.index("b")] // int(groups.get("batch", 1))
+    for axis, window in enumerate(_windows(instruction, sum(label.isdigit() for label in results))):
+        size, label = left[inputs.index(str(axis))], str(axis)
+        count *= _valid(size, right[kernels.index(label)], result[results.index(label)], *window)
+    return 2.0 * count
+
+
+def _mxu_passes(instruction: Instruction, left: Instruction, right: Instruction) -> int:
+    """How often the MXU, which multiplies bfloat16, computes a product: of all pairs of the operands' parts,
+    those that matter. 6 for two float32 operands at the highest precision; 1 at the default one."""
+    precision = PRECISION.search(instruction.attributes)
+    if precision is None:
+        return 1
+    wide = [array.dtype == "f32" for operand in (left, right) for array in operand.arrays[:1]]
+    parts = [
+        PARTS.get(name, 1) if is_wide else 1 for name, is_wide in zip(precision.groups(), wide, strict=True)
+    ]
+    most = max(parts)
+    return sum(i + j < most for i in range(parts[0]) for j in range(parts[1]))
+
+
+def _shape(instruction: Instruction) -> tuple[int, ...]:
+    return instruction.arrays[0].dimensions if instruction.arrays else ()
+
+
+def _windows(instruction: Instruction, axes: int) -> list[tuple[int, int, int, int]]:
+    """Stride, padding before, and the dilations of input and kernel, of each spatial axis."""
+    match = WINDOW.search(instruction.attributes)
+    fields = dict(item.split("=") for item in match[1].split()) if match else {}
+
+    def each(name: str, default: str) -> list[str]:
+        return fields[name].split("x") if name in fields else [default] * axes
+
+    return [
+        (int(stride), int(pad.split("_")[0]), int(left), int(right))
+        for stride, pad, left, right in zip(
+            each("stride", "1"),
+            each("pad", "0_0"),
+            each("lhs_dilate", "1"),
+            each("rhs_dilate", "1"),
+            strict=True,
+        )
+    ]
+
+
+@functools.cache
+def _valid(inputs: int, kernel: int, outputs: int, stride: int, pad: int, left: int, right: int) -> int:
+    """How many pairs of an output and a kernel position meet an element of the input, along one axis.
+
+    Args:
+        inputs, kernel, outputs: sizes.
+        pad: positions before the input.
+        left, right: dilations of the input and the kernel.
+    """
+    last = (inputs - 1) * left
+    count = 0
+    for position in range(kernel):
+        offset = position * right - pad
+        first_output = max(0, -(offset // stride))
+        last_output = min(outputs - 1, (last - offset) // stride)
+        if left == 1:
+            count += max(0, last_output - first_output + 1)
+        else:
+            met = range(first_output, last_output + 1)
+            count += sum((output * stride + offset) % left == 0 for output in met)
+    return count
+
+
+NO_DATA = frozenset(("parameter", "constant", "tuple", "get-tuple-element", "bitcast"))
+NO_ARRAYS = frozenset(("after-all", "add-dependency", "opt-barrier", "domain", "partition-id", "replica-id"))
+IN_PARTS = frozenset(("while", "call", "conditional", "async"))
+"""Operations whose parts are counted in their place."""
+NO_WORK = re.compile(r'custom_call_target="(?:AllocateBuffer|ConcatBitcast|PrepareAsyncCall(?:Start|Done))"')
+"""Custom calls that only reserve memory, or name what lies there already."""
+SLICES = frozenset(("slice", "dynamic-slice", "gather"))
+VIEWS = frozenset(("bitcast", "reshape", "copy", "transpose"))
+"""What may stand between a parameter and its slice within a fusion."""
+
+
+class Traffic:
+    """Bytes of a module's operations."""
+
+    def __init__(self, module: Module) -> None:
+        self._module = module
+        self._overlap = Overlap(module)
+        self._users: dict[str, dict[str, list[Instruction]]] = {}
+
+    def bytes(self, instruction: Instruction, computation: str) -> float:
+        """Of one operation: its operands and results, as far as they lie in HBM. Of an array that is only
+        sliced, or updated in part, the part. An asynchronous operation counts where it starts.
+
+        Args:
+            computation: the name of the one that it stands in.
+        """
+        opcode = instruction.opcode.removesuffix("-start")
+        if opcode in NO_DATA | NO_ARRAYS | IN_PARTS or opcode.endswith(("-done", "-update")):
+            return 0.0
+        part = self._overlap.part(instruction)
+        if part == "done" or (opcode == "custom-call" and NO_WORK.search(instruction.attributes)):
+            return 0.0
+        operands = [self._instruction(computation, name) for name in instruction.operands]
+        read = [_in_hbm(operand.arrays) if operand else 0.0 for operand in operands]
+        results = _results(instruction, len(operands))
+        if part:
+            # What a collective already holds passes from one part to the next.
+            old, new = kept(instruction)
+            inputs = (size for n, size in enumerate(read) if part == "start" or n not in old)
+            return sum(inputs) + sum(_in_hbm((array,)) for n, array in enumerate(results) if n not in new)
+        if opcode == "fusion" and instruction.calls:
+            callee = instruction.calls[0]
+            needed = (self._read(callee, number) for number in range(len(read)))
+            written = map(min, (_in_hbm((array,)) for array in results), self._written(callee, len(results)))
+            return math.fsum(map(min, read, needed)) + math.fsum(written)
+        if opcode in SLICES and read:
+            return min(read[0], _size(results)) + sum(read[1:]) + _in_hbm(results)
+        if opcode == "dynamic-update-slice" and operands[1]:
+            return sum(read[1:]) + min(_in_hbm(results), _size(operands[1].arrays))
+        return sum(read) + _in_hbm(results)
+
+    def _read(self, computation: str, number: int) -> float:
+        """Bytes that a fused computation reads of a parameter at most; infinite for all of it."""
+        parameter = next(
+            instruction
+            for instruction in self._module.computations[computation]
+            if instruction.opcode == "parameter" and int(instruction.literal) == number
+        )
+        return self._touched(computation, parameter.name)
+
+    def _touched(self, computation: str, name: str) -> float:
+        """Bytes of a value that the instructions of a fused computation use."""
+        total = 0.0
+        for user in self._users_of(computation, name):
+            if user.opcode in SLICES and name not in user.operands[1:]:
+                total += _size(user.arrays)
+            elif user.opcode in VIEWS and not user.root:
+                total += self._touched(computation, user.name)
+            elif user.opcode == "fusion":
+                places = [place for place, operand in enumerate(user.operands) if operand == name]
+                total += sum(self._read(user.calls[0], place) for place in places)
+            elif user.opcode != "dynamic-update-slice" or name in user.operands[1:]:
+                return math.inf
+        return total
+
+    def _written(self, computation: str, results: int) -> list[float]:
+        """Bytes that a fused computation writes of each result at most; infinite for all of it."""
+        root = next((i for i in self._module.computations[computation] if i.root), None)
+        if root is None:
+            return [math.inf] * results
+        if root.opcode != "tuple" or len(root.operands) != results:
+            return [self._updated(computation, root)] * results if results == 1 else [math.inf] * results
+        elements = (self._instruction(computation, operand) for operand in root.operands)
+        return [self._updated(computation, element) for element in elements]
+
+    def _updated(self, computation: str, instruction: Instruction | None) -> float:
+        while instruction is not None and instruction.opcode in VIEWS:
+            instruction = self._instruction(computation, instruction.operands[0])
+        if instruction is None:
+            return math.inf
+        if instruction.opcode == "fusion":
+            return self._written(instruction.calls[0], 1)[0]
+        if instruction.opcode == "dynamic-update-slice":
+            update = self._instruction(computation, instruction.operands[1])
+            return _size(update.arrays) if update else math.inf
+        return math.inf
+
+    def _instruction(self, computation: str, name: str) -> Instruction | None:
+        return self._module.by_name[computation].get(name)
+
+    def _users_of(self, computation: str, name: str) -> list[Instruction]:
+        if computation not in self._users:
+            users: dict[str, list[Instruction]] = {}
+            for instruction in self._module.computations[computation]:
+                for operand in dict.fromkeys(instruction.operands):
+                    users.setdefault(operand, []).append(instruction)
+            self._users[computation] = users
+        return self._users[computation].get(name, [])
+
+
+def _results(instruction: Instruction, operands: int) -> Sequence[Array]:
+    """The arrays that an operation writes. One that is only started lists its operands before them (a copy
+    after them), and last the scalars by which its end is found."""
+    arrays = instruction.arrays
+    if instruction.opcode == "copy-start":
+        return arrays[:1]
+    if instruction.opcode.endswith("-start") and instruction.opcode != "all-reduce-start":
+        return tuple(array for array in arrays[operands:] if array.dimensions)
+    return arrays
+
+
+def _in_hbm(arrays: Sequence[Array]) -> float:
+    return float(sum(array.bytes for array in arrays if array.memory_space == 0))
+
+
+def _size(arrays: Sequence[Array]) -> float:
+    return float(sum(array.bytes for array in arrays))

@@ -10,9 +10,8 @@ from compiler import pins
 from compiler import published as figures
 from compiler.errors import ArtifactError
 from compiler.plan.serve.compile import Run, Say, compile_program, extrapolated
-from compiler.plan.serve.estimate import Steps, machine
+from compiler.plan.serve.estimate import Steps, machine, point
 from compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
-from compiler.plan.serve.load import point
 from compiler.plan.serve.program import has_vision, padded
 from compiler.plan.serve.results import CompiledServing, ServingPoint
 from compiler.program import Program

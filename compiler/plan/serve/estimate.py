@@ -2,6 +2,9 @@
 
 Operations are those cycles at the chip's clock. What has no cycles is added on paper: what the attention
 kernel reads of the key/value cache, its matrix products in a prefill, and the collectives.
+
+The points of a recipe's benchmark follow. A replica is taken to do nothing but decode and take in prompts,
+one after the other, without a pause; what the host and the scheduler add is not counted.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from compiler import hardware
 from compiler.plan.serve.hlo import attention_kernel
 from compiler.plan.serve.job import ServeProgram
+from compiler.plan.serve.results import ServingPoint
 from runtime.families.base import FULL, SLIDING
 
 CLOCKS = {"v5e": 1.5e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
@@ -156,3 +160,57 @@ def collective_seconds(program: ServeProgram, machine: Machine) -> float:
         hops = 1 if collective.kind == "collective-permute" else devices / 2 * rounds
         seconds += sent / machine.link + collective.count * hops * HOP_SECONDS
     return seconds
+
+
+ROUNDS = 60
+"""Of the search for how many requests are under way at a rate."""
+
+
+def point(
+    steps: Steps,
+    prompt: int,
+    answer: int,
+    rate: float | None,
+    replicas: int,
+    most: float,
+    step_tokens: int,
+) -> ServingPoint:
+    """One point.
+
+    Args:
+        prompt, answer: tokens of each request.
+        rate: of requests a second over all replicas, None for all at once.
+        most: requests that a replica can have under way.
+        step_tokens: max_num_batched_tokens.
+    """
+    context = prompt + answer / 2
+    first = steps.prompt_seconds(prompt, step_tokens)
+    most = max(1.0, most)
+
+    def capacity(sequences: float) -> float:
+        """Requests a second of a replica that has so many under way all the time."""
+        return 1 / (first + answer * steps.decode_seconds(sequences, context) / sequences)
+
+    def between_tokens(sequences: float, arriving: float) -> float:
+        """Seconds between tokens, when prompts take their share of the time."""
+        return steps.decode_seconds(sequences, context) / (1 - arriving * first)
+
+    saturated = rate is None or rate / replicas >= capacity(most)
+    if saturated:
+        sequences, arriving = most, capacity(most)
+    else:
+        assert rate is not None
+        arriving, sequences = rate / replicas, 1.0
+        for _ in range(ROUNDS):
+            latency = first + (answer - 1) * between_tokens(max(sequences, 1.0), arriving)
+            sequences = min(most, arriving * latency)
+    return ServingPoint(
+        input_length=prompt,
+        output_length=answer,
+        request_rate=rate,
+        concurrency=sequences * replicas,
+        ttft=first,
+        tpot=between_tokens(max(sequences, 1.0), arriving),
+        tokens_per_second=arriving * answer * replicas,
+        saturated=saturated,
+    )
