@@ -206,7 +206,7 @@ def _serve(program: Program, exact: bool, search: bool) -> Served:
 
 def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
     from compiler.plan.page.document import page
-    from compiler.plan.paper.text import text as serving_text
+    from compiler.plan.roofline.text import text as serving_text
     from compiler.writing import write_text
 
     sections = [] if planned.serving is None else [("Serving, on paper", serving_text(planned.serving))]
@@ -215,7 +215,7 @@ def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
 
 
 def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) -> None:
-    from compiler.plan.paper.text import text as serving_text
+    from compiler.plan.roofline.text import text as serving_text
     from compiler.plan.text import text
 
     parts = [text(planned.plan)]

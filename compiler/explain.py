@@ -29,7 +29,7 @@ from compiler.wording import (
 )
 from runtime.adapters import Adapter, Projection
 from runtime.families.base import FULL, SLIDING, Spec
-from runtime.specs import DATA
+from runtime.partition_rules import DATA
 from spec.diagnostics import Diagnostic
 from spec.paths import Part, join, split
 

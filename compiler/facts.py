@@ -20,7 +20,7 @@ from compiler.wording import listing
 from runtime.adapters import LoraSettings, lora_settings, parse_layers
 from runtime.families import UnsupportedCheckpoint
 from runtime.families.base import Parameter, Site, Spec
-from runtime.specs import apply_rules, data_parallel
+from runtime.partition_rules import apply_rules, data_parallel
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:

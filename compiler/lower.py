@@ -10,7 +10,7 @@ from compiler.facts import Facts, gather
 from compiler.program import Program
 from compiler.recipe_text import recipe_text
 from runtime.adapters import build_adapters
-from runtime.specs import resolve_specs
+from runtime.partition_rules import resolve_specs
 from spec.diagnostics import Diagnostic, has_errors, in_order
 from spec.load import Loaded, locate
 

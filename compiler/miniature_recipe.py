@@ -15,7 +15,7 @@ from compiler.program import Program
 from runtime.adapters import by_pattern, matches
 from runtime.families import family_of
 from runtime.families.base import Architecture, Family
-from runtime.specs import data_parallel
+from runtime.partition_rules import data_parallel
 
 DEVICES = 8
 """Most virtual CPU devices."""

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from runtime.adapter_reader import TrainedAdapters
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export.arithmetic import Change, changed_blocks
 from runtime.full import TrainedWeights
+from runtime.partition_rules import data_parallel
 from runtime.settings import MeshSettings, ModelSettings
-from runtime.specs import data_parallel
-from runtime.trained import TrainedAdapters
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

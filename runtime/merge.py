@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime import run_facts
+from runtime.adapter_reader import LATEST, TrainedAdapters, load_trained, step_losses
 from runtime.addresses import check_uploads
 from runtime.errors import UserError, guarded, say
 from runtime.export.folder import output_folder
@@ -28,7 +29,6 @@ from runtime.locate import open_base
 from runtime.progress import duration, readable_size
 from runtime.settings import ModelSettings
 from runtime.staging import staged
-from runtime.trained import LATEST, TrainedAdapters, load_trained, step_losses
 
 GOES_ON = "the same command goes on after the files that are whole"
 STOPPING = (signal.SIGINT,)

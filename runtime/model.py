@@ -22,8 +22,8 @@ from runtime.families.base import Parameter, Spec
 from runtime.forward import Forward
 from runtime.initial import initial_a
 from runtime.lora import AdapterProvider, attach
+from runtime.partition_rules import Rule, resolve_specs
 from runtime.settings import ModelSettings
-from runtime.specs import Rule, resolve_specs
 
 
 class Frozen(nnx.Variable[Any]):

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapter_reader import Delta
 from runtime.adapters import LoraSettings, Value, means
 from runtime.checkpoint import BaseCheckpoint
 from runtime.safetensors_files import Writable, write_arrays
 from runtime.settings import ModelSettings
-from runtime.trained import Delta
 
 WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

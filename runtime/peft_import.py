@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapter_reader import MATCH_SECONDS, absolute, recorded_lora, step_folders
 from runtime.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern, means
 from runtime.checkpoint import BaseCheckpoint
 from runtime.checkpoint_files import Files, files_of
@@ -29,7 +30,6 @@ from runtime.limit import TooLong, limit
 from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, WRAPPER, keys_as_values, plain
 from runtime.record import LOCK, read_record, write_record
 from runtime.safetensors_files import DTYPES, Tensor, read_header
-from runtime.trained import MATCH_SECONDS, absolute, recorded_lora, step_folders
 
 _BUILD = "build the recipe with {}, and import the adapter into that artifact"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.addresses import path_of, reached, write_whole
 from runtime.errors import UserError
-from runtime.specs import data_parallel
+from runtime.partition_rules import data_parallel
 
 LOCK = "recipe.lock.json"
 

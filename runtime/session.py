@@ -315,8 +315,8 @@ def check_directory(directory: str, artifact: Path, resume: bool) -> None:
     """Refuses to mix runs in one checkpoint directory."""
     from etils import epath
 
+    from runtime.adapter_reader import step_folders
     from runtime.record import LOCK, check_record
-    from runtime.trained import step_folders
 
     steps = step_folders(directory)
     if steps and not resume:

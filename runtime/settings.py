@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runtime.specs import data_parallel
+from runtime.partition_rules import data_parallel
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from runtime.adapter_reader import TrainedAdapters
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export.merged_files import UNUSABLE, check_files
@@ -21,7 +22,6 @@ from runtime.logits import SPACING, Comparison, compare, logits_bytes, start_mes
 from runtime.memory import available_memory
 from runtime.progress import readable_size
 from runtime.settings import ModelSettings
-from runtime.trained import TrainedAdapters
 
 
 def verify_merge(

@@ -18,8 +18,8 @@ from spec.diagnostics import Diagnostic, has_errors
 from spec.paths import join
 
 if TYPE_CHECKING:
-    from compiler.plan.paper.results import Cache
-    from compiler.plan.paper.roofline import Server
+    from compiler.plan.roofline.bounds import Server
+    from compiler.plan.roofline.results import Cache
     from spec.language import Serve
 
 BLOCK = 1024
@@ -134,8 +134,8 @@ def _room(program: Program) -> Room:
     Raises:
         ArtifactError: when a flag's value has no meaning.
     """
-    from compiler.plan.paper.cache import caches, sequence_bytes, windows_bound
-    from compiler.plan.paper.roofline import server_of
+    from compiler.plan.roofline.bounds import server_of
+    from compiler.plan.roofline.cache import caches, sequence_bytes, windows_bound
 
     serve, accelerator = program.recipe.serve, program.serve_accelerator
     assert serve is not None and accelerator is not None
@@ -152,7 +152,7 @@ def _room(program: Program) -> Room:
 
 
 def _cache(room: Room, serve: Serve) -> Iterator[Diagnostic]:
-    from compiler.plan.paper.notes import none_fits, too_many
+    from compiler.plan.roofline.notes import none_fits, too_many
 
     if any(vllm.dashed(str(name)) in SIZED_BY_HAND for name in serve.extra_args):
         return
@@ -252,7 +252,7 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
 
 def _blocks(room: Room, serve: Serve) -> Iterator[Diagnostic]:
     """Whether decode blocks are set where they save reads, and not where they do nothing."""
-    from compiler.plan.paper.cache import decode_block
+    from compiler.plan.roofline.cache import decode_block
 
     windowed = [kind for kind in room.server.caches if kind.window and kind.head_dim != blocks.SMALL_HEAD]
     sizes = blocks.decode_blocks(serve)

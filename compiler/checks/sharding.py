@@ -10,7 +10,7 @@ from compiler.hardware import arranged
 from compiler.wording import divisors, flow, grouped, listing, split_layer
 from runtime.adapters import build_adapters
 from runtime.families.base import Spec
-from runtime.specs import Indivisible, indivisible
+from runtime.partition_rules import Indivisible, indivisible
 from spec.diagnostics import Diagnostic
 
 NAMED = 3

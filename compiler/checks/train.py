@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from compiler.facts import Facts
 from compiler.steps import ENOUGH_STEPS, warmup_steps
 from compiler.wording import flow, line, listing, plural
-from runtime.specs import DATA
+from runtime.partition_rules import DATA
 from spec.diagnostics import Diagnostic
 from spec.secrets import WANDB_KEY
 

@@ -10,7 +10,7 @@ from typing import Any
 from compiler.miniature_recipe import NO_PART, Replacement, derive, replacements
 from compiler.program import Program
 from compiler.rehearse import RECIPE, TRAIN_FILE, copy_template, write_yaml
-from runtime.specs import data_parallel
+from runtime.partition_rules import data_parallel
 
 LEARNING_RATE = 1e-3
 """Small enough that rounding does not grow from step to step in most models, and large enough that twenty

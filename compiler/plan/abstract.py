@@ -18,9 +18,9 @@ from compiler.plan.results import Compiled
 from compiler.program import Program
 from runtime.lora import path_of
 from runtime.model import abstract_model
+from runtime.partition_rules import row_axes
 from runtime.quantize import Layout
 from runtime.sharding import named
-from runtime.specs import row_axes
 from runtime.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
 
 SCHEDULED_STEPS = 1000

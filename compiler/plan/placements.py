@@ -10,7 +10,7 @@ from compiler.plan.results import Placement
 from compiler.program import Program
 from compiler.wording import split_layer
 from runtime.families.base import Spec
-from runtime.specs import divisible
+from runtime.partition_rules import divisible
 
 SIZES = {"bfloat16": 2, "float32": 4}
 """Bytes of a number."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from compiler.backends import Backend, diagnosed
 from compiler.plan import budget, fit
 from compiler.plan.counted import Statistics, statistics
-from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, plan_serving, promise
 from compiler.plan.planner import estimate_of, plan
 from compiler.plan.pool import Progress
 from compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
+from compiler.plan.roofline.server import SERVING_PLAN, ServingPlan, plan_serving, promise
 from spec.diagnostics import Diagnostic, render_json
 from spec.load import locate
 

@@ -13,7 +13,7 @@ from typing import get_args
 from compiler.hardware import arranged
 from compiler.program import Program
 from compiler.wording import divisors, flow
-from runtime.specs import data_parallel
+from runtime.partition_rules import data_parallel
 from spec.language.mesh import Remat
 
 MOST_RAISED = 4

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapter_reader import Delta
 from runtime.adapters import LoraSettings
 from runtime.backends.model import Pairs
 from runtime.checkpoint import BaseCheckpoint
@@ -17,7 +18,6 @@ from runtime.errors import UserError
 from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
 from runtime.safetensors_files import write_arrays
 from runtime.settings import ModelSettings
-from runtime.trained import Delta
 
 ADAPTER = "adapter"
 """Folder of the trained adapter, below --output."""

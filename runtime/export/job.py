@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runtime.adapter_reader import LOCK, Delta, TrainedAdapters
 from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
 from runtime.errors import Spoiled, UserError
 from runtime.export.card import adapter_card, model_card
@@ -34,7 +35,6 @@ from runtime.progress import readable_size
 from runtime.reach import Reach, reach
 from runtime.safetensors_files import DTYPES
 from runtime.settings import ModelSettings
-from runtime.trained import LOCK, Delta, TrainedAdapters
 
 CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"

@@ -10,12 +10,12 @@ from typing import Any
 from etils import epath
 
 from runtime import manifest
+from runtime.adapter_reader import ITEM, TrainedAdapters
 from runtime.checkpoint import CONFIG, BaseCheckpoint
 from runtime.export.journal import Files
 from runtime.export.plan import Plan
 from runtime.full import TrainedWeights
 from runtime.settings import ModelSettings
-from runtime.trained import ITEM, TrainedAdapters
 
 VERSION = 1
 """Of merge.json."""

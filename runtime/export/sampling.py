@@ -18,6 +18,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from runtime.adapter_reader import TrainedAdapters
 from runtime.adapters import Adapter, LoraSettings
 from runtime.checkpoint import DTYPES, BaseCheckpoint
 from runtime.contradictions import layer_of
@@ -26,7 +27,6 @@ from runtime.export.merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Row
 from runtime.families.base import Parameter, Source
 from runtime.full import TrainedWeights
 from runtime.progress import Progress
-from runtime.trained import TrainedAdapters
 
 WHOLE = 1 << 21
 """Elements of a tensor that is compared whole; of a larger one rows are."""

@@ -10,7 +10,7 @@ import pytest
 from compiler.catalog import find
 from runtime.backends.torchax.placement import adapter_specs, tensor_specs
 from runtime.families.base import Spec
-from runtime.specs import Rule
+from runtime.partition_rules import Rule
 
 
 def specs(model: str, tp: int = 2, rules: Sequence[Rule] = ()) -> dict[str, Spec]:

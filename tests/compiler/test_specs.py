@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.families.base import Parameter
-from runtime.specs import indivisible, resolve_specs
+from runtime.partition_rules import indivisible, resolve_specs
 
 PARAMETERS = [
     Parameter("layers.0.mlp.up_proj.kernel", (6, 16), ("fsdp", "tp"), ()),

@@ -19,7 +19,7 @@ import pytest
 from compiler import catalog
 from compiler.lower import Lowered, lower
 from compiler.miniature import write_tokenizer
-from compiler.plan.paper.cache import DTYPES
+from compiler.plan.roofline.cache import DTYPES
 from compiler.plan.serve import environment as serve_environment
 from compiler.plan.serve.program import config_of
 from compiler.program import Program

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from runtime.partition_rules import data_parallel
 from runtime.sharding import Rows, row_sharding
-from runtime.specs import data_parallel
 
 LAYOUTS = [
     {"fsdp": 8, "tp": 1},

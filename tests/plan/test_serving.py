@@ -10,9 +10,9 @@ import pytest
 
 from compiler.errors import ArtifactError
 from compiler.lower import lower
-from compiler.plan.paper.results import Step
-from compiler.plan.paper.server import SERVING_PLAN, ServingPlan, memory_share, plan_serving, promise
-from compiler.plan.paper.text import text
+from compiler.plan.roofline.results import Step
+from compiler.plan.roofline.server import SERVING_PLAN, ServingPlan, memory_share, plan_serving, promise
+from compiler.plan.roofline.text import text
 from spec.load import load
 
 RECIPE = """\

@@ -19,6 +19,7 @@ from compiler.cli import app
 from compiler.errors import ArtifactError
 from compiler.miniature import complete, write_checkpoint
 from runtime import merge, record, remote_metrics, resuming, run_facts, saving
+from runtime.adapter_reader import choose_step, load_trained, saved_steps, step_folders, unfinished
 from runtime.adapters import build_adapters, lora_settings
 from runtime.addresses import path_of
 from runtime.checkpoint import BaseCheckpoint
@@ -26,7 +27,6 @@ from runtime.errors import UserError
 from runtime.export.folder import output_folder
 from runtime.locate import locate_model
 from runtime.settings import ModelSettings
-from runtime.trained import choose_step, load_trained, saved_steps, step_folders, unfinished
 from tests.remote.conftest import Bucket
 from tests.runtime import runs
 

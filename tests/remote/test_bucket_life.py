@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler.cli import app
-from runtime.trained import restore_tree, saved_steps, unfinished
+from runtime.adapter_reader import restore_tree, saved_steps, unfinished
 from tests.remote.gcs import Gcs
 from tests.runtime import artifacts
 from tests.runtime.lives import Life, Lives

@@ -140,7 +140,7 @@ def train(lives: Lives, place: Path, output: str, *options: str, artifact: str =
 
 def saved(place: Path, output: str, step: int, item: str = "model_params") -> dict[str, np.ndarray]:
     """The arrays of a checkpoint."""
-    from runtime.trained import restore_tree
+    from runtime.adapter_reader import restore_tree
 
     return restore_tree(str(place / output / "checkpoints" / str(step) / item))
 

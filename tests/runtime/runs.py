@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapter_reader import TrainedAdapters
 from runtime.adapters import Adapter, build_adapters, lora_settings
 from runtime.checkpoint import BaseCheckpoint
 from runtime.export import journal, writer
@@ -18,7 +19,6 @@ from runtime.export.folder import LocalFolder
 from runtime.export.plan import AS_BASE, Plan, plan_merge
 from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
 from runtime.settings import ModelSettings
-from runtime.trained import TrainedAdapters
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

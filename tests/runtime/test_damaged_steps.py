@@ -182,9 +182,9 @@ def test_merging_a_damaged_step_names_the_one_before(
     from etils import epath
 
     from runtime import manifest
+    from runtime.adapter_reader import load_trained
     from runtime.checkpoint import BaseCheckpoint
     from runtime.errors import UserError
-    from runtime.trained import load_trained
     from tests.runtime import runs
 
     base = BaseCheckpoint.open(place / "model")

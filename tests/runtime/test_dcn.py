@@ -33,9 +33,9 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
     import optax
     from flax import nnx
 
+    from runtime.partition_rules import data_parallel
     from runtime.settings import TrainSettings
     from runtime.sharding import shard_rows
-    from runtime.specs import data_parallel
     from runtime.step import Step, micro_batch_loss, trained_type
 
     mesh, built = training.build(directory, axes, seed=1, **options)

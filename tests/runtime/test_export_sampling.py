@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from runtime.adapter_reader import TrainedAdapters, load_trained
 from runtime.checkpoint import INDEX, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export import sampling
 from runtime.export.merged_files import check_files
 from runtime.export.sampling import Sampled, check_tensors
 from runtime.full import Replacement, TrainedWeights
-from runtime.trained import TrainedAdapters, load_trained
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from runtime import merge
+from runtime.adapter_reader import Delta, choose_step, load_trained, saved_steps
 from runtime.checkpoint import INDEX, BaseCheckpoint
 from runtime.errors import UserError
 from runtime.export.plan import shard_bytes
 from runtime.settings import ModelSettings
-from runtime.trained import Delta, choose_step, load_trained, saved_steps
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run, write_lock, write_merged
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from runtime import memory, merge
+from runtime.adapter_reader import TrainedAdapters, load_trained
 from runtime.checkpoint import BaseCheckpoint
 from runtime.peft_export import keys_as_values
 from runtime.settings import MeshSettings, ModelSettings
-from runtime.trained import TrainedAdapters, load_trained
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run
 from tests.runtime.torch_models import make_gemma3_multimodal, torch_logits

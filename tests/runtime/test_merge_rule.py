@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.adapter_reader import Delta
 from runtime.adapters import Adapter, LoraSettings, build_adapters
 from runtime.export import arithmetic
 from runtime.export.arithmetic import changed_blocks, is_finite
 from runtime.families import family_of
 from runtime.peft_export import select_modules
 from runtime.safetensors_files import DTYPES
-from runtime.trained import Delta
 from tests import tiny
 from tests.runtime.runs import ALL, random_arrays
 

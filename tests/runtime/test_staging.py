@@ -15,10 +15,10 @@ import pytest
 from compiler import catalog
 from compiler.miniature import complete, write_checkpoint
 from runtime import manifest
+from runtime.adapter_reader import TrainedAdapters, choose_step, load_trained
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.staging import staged
-from runtime.trained import TrainedAdapters, choose_step, load_trained
 from tests.runtime import runs
 
 MEMORY = fsspec.filesystem("memory")

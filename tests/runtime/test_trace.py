@@ -68,8 +68,8 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from runtime.adapter_reader import restore_tree
     from runtime.step import Step
-    from runtime.trained import restore_tree
 
     trace, trained = run(model, tmp_path / "traced", True)
     assert trace is not None

@@ -88,7 +88,7 @@ def test_what_a_run_leaves_behind(model: Path, tmp_path: Path) -> None:
     for name in ("grad_norm", "tokens_per_second", "step_seconds", "peak_memory_bytes"):
         assert all(line[name] > 0 for line in train), name
 
-    from runtime.trained import restore_tree
+    from runtime.adapter_reader import restore_tree
 
     saved = restore_tree(str(tmp_path / "5" / "model_params"))
     found = training.adapters(built)

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from runtime import trained
+from runtime import adapter_reader
+from runtime.adapter_reader import recorded_lora
 from runtime.adapters import Adapter, lora_settings, parse_layers
 from runtime.backends.model import load_model
 from runtime.checkpoint import CONFIG, INDEX, SINGLE, BaseCheckpoint
@@ -26,7 +27,6 @@ from runtime.peft_import import open_adapter
 from runtime.safetensors_files import read_header
 from runtime.settings import DataSettings, ModelSettings
 from runtime.trace import read_trace
-from runtime.trained import recorded_lora
 
 TINY = {
     "model_type": "llama",
@@ -197,7 +197,7 @@ def layout(section: dict[str, Any]) -> list[Adapter]:
     """The adapters that a record's lora section promises."""
     settings = recorded_lora({"recipe": {"lora": section}}, base())
     assert settings is not None
-    return trained._recorded_adapters(base(), settings)
+    return adapter_reader._recorded_adapters(base(), settings)
 
 
 RECORDED = {
@@ -242,11 +242,11 @@ def test_a_whole_record_is_read() -> None:
 
 
 def test_an_expression_of_a_record_that_tries_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trained, "MATCH_SECONDS", 0.5)
+    monkeypatch.setattr(adapter_reader, "MATCH_SECONDS", 0.5)
     settings = lora_settings(RECORDED | {"targets": ["([a-z0-9_.]+)+!"]}, 1)
     started = time.monotonic()
     with pytest.raises(UserError, match="have not been matched within"):
-        trained._recorded_adapters(base(), settings)
+        adapter_reader._recorded_adapters(base(), settings)
     assert time.monotonic() - started < 20
 
 
@@ -275,5 +275,5 @@ def test_a_shape_is_judged_before_its_array_is_made(tmp_path: Path) -> None:
         raise UserError("too large")
 
     with pytest.raises(UserError, match="too large"):
-        trained.restore_tree(str(tmp_path / "tree"), cast(Callable[..., None], refuse))
+        adapter_reader.restore_tree(str(tmp_path / "tree"), cast(Callable[..., None], refuse))
     assert asked == [{"a": (2, 3)}]

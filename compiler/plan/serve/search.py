@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from compiler.errors import ArtifactError
-from compiler.plan.paper.notes import none_fits
-from compiler.plan.paper.server import plan_serving
+from compiler.plan.roofline.notes import none_fits
+from compiler.plan.roofline.server import plan_serving
 from compiler.plan.serve.compile import Run, Say
 from compiler.plan.serve.configuration import BLOCKS, serving
 from compiler.plan.serve.hlo import AttentionKernel, attention_kernel

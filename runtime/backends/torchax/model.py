@@ -33,9 +33,9 @@ from runtime.errors import UserError
 from runtime.families import Architecture, Family, family_of
 from runtime.families.base import Spec, text_config
 from runtime.forward import Head
+from runtime.partition_rules import Rule, divisible
 from runtime.quantize import Layout, quantize
 from runtime.settings import ModelSettings
-from runtime.specs import Rule, divisible
 
 PREFIX = "model."
 """Of the decoder's weights in the module."""

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from runtime import merge, resuming
+from runtime.adapter_reader import TrainedAdapters, load_trained, restore_tree
 from runtime.checkpoint import BaseCheckpoint
 from runtime.peft_export import keys_as_values, same_scale
 from runtime.peft_import import import_adapter
 from runtime.settings import ModelSettings
-from runtime.trained import TrainedAdapters, load_trained, restore_tree
 from tests import tiny
 from tests.runtime.peft_import.adapters import CONFIG, LIMIT, TEXT, arrays_of, assert_same, randomise
 from tests.runtime.runs import lora_section, write_adapter, write_lock

@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime import manifest, resuming, trained
+from runtime import adapter_reader, manifest, resuming
+from runtime.adapter_reader import TrainedAdapters, load_trained, restore_tree
 from runtime.errors import UserError
 from runtime.peft_import import import_adapter
-from runtime.trained import TrainedAdapters, load_trained, restore_tree
 from tests.runtime.peft_import.adapters import (
     Small,
     arrays_of,
@@ -141,7 +141,7 @@ def test_a_disk_that_fails_leaves_no_step(
         broken.setattr(manifest, "write", fail)
         with pytest.raises(UserError, match="the adapters could not be written: No space left on device"):
             import_adapter(small.adapter, small.base, small.artifact, tmp_path / "run")
-    assert trained.step_folders(tmp_path / "run") == []
+    assert adapter_reader.step_folders(tmp_path / "run") == []
     import_adapter(small.adapter, small.base, small.artifact, tmp_path / "run")
     assert resuming.find(str(tmp_path / "run")).step == 0
 

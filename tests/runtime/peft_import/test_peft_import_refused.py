@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.adapter_reader import TrainedAdapters, load_trained
 from runtime.errors import UserError
 from runtime.peft_import import PASSIVE, REFUSED, import_adapter
-from runtime.trained import TrainedAdapters, load_trained
 from tests.runtime.peft_import.adapters import (
     BUILD,
     CONFIG,

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from compiler import catalog, published
 from compiler.cost import serving_price
 from compiler.errors import ArtifactError
-from compiler.plan.paper.cache import DTYPES, caches, sequence_bytes, windows_bound
-from compiler.plan.paper.notes import notes, promise
-from compiler.plan.paper.results import SERVING_PLAN, Comparison, ServingPlan, Step
-from compiler.plan.paper.roofline import Limits, Server, load, server_of
-from compiler.plan.paper.weights import VISION
+from compiler.plan.roofline.bounds import Limits, Server, load, server_of
+from compiler.plan.roofline.cache import DTYPES, caches, sequence_bytes, windows_bound
+from compiler.plan.roofline.notes import notes, promise
+from compiler.plan.roofline.results import SERVING_PLAN, Comparison, ServingPlan, Step
+from compiler.plan.roofline.weights import VISION
 from compiler.serving.memory import memory_share
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from compiler.plan.paper.results import Cache, ServingPlan
-from compiler.plan.paper.weights import missing, runs_jax_model
+from compiler.plan.roofline.results import Cache, ServingPlan
+from compiler.plan.roofline.weights import missing, runs_jax_model
 from compiler.wording import listing, plural
 from spec.diagnostics import Diagnostic
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.plan.paper.cache import FULL, read_by_blocks, read_bytes, sequence_bytes
-from compiler.plan.paper.results import Cache, Load, Step, Weights
-from compiler.plan.paper.weights import layer_head_dim, weights
+from compiler.plan.roofline.cache import FULL, read_by_blocks, read_bytes, sequence_bytes
+from compiler.plan.roofline.results import Cache, Load, Step, Weights
+from compiler.plan.roofline.weights import layer_head_dim, weights
 from compiler.program import Program
 
 ALL_REDUCES = 2

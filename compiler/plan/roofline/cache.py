@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from compiler.errors import ArtifactError
-from compiler.plan.paper.results import Cache
-from compiler.plan.paper.weights import layer_head_dim, padded_head, runs_jax_model, shares_cache
+from compiler.plan.roofline.results import Cache
+from compiler.plan.roofline.weights import layer_head_dim, padded_head, runs_jax_model, shares_cache
 from compiler.serving.blocks import (
     SMALL_HEAD,
     batched_kernel,

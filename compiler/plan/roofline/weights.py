@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from compiler import catalog
-from compiler.plan.paper.results import Weights
+from compiler.plan.roofline.results import Weights
 from compiler.serving import features
 from compiler.wording import split_layer
 from runtime.families.base import Parameter
