@@ -128,7 +128,7 @@ def _projections(program: Program) -> dict[str, list[int]]:
     out: dict[str, list[int]] = {}
     for adapter in program.adapters:
         for part in adapter.projections:
-            out.setdefault(part.name.rpartition(".")[2], []).append(adapter.site.layer)
+            out.setdefault(part.name.rpartition(".")[2], []).append(adapter.target.layer)
     return out
 
 

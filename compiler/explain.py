@@ -286,7 +286,7 @@ def _adapters(program: Program) -> list[str]:
     totals: dict[str, int] = {}
     groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[tuple[Adapter, Projection]]] = {}
     for adapter in program.adapters:
-        leaf = split_layer(adapter.site.weight)[0].replace("{}", "*")
+        leaf = split_layer(adapter.target.weight)[0].replace("{}", "*")
         for part in adapter.projections:
             name = part.name.rpartition(".")[2]
             groups.setdefault((name, leaf, adapter.a_shape, adapter.b_shape), []).append((adapter, part))
@@ -302,7 +302,7 @@ def _adapters(program: Program) -> list[str]:
             [
                 name,
                 leaf,
-                _layers(program, [adapter.site.layer for adapter, _ in members]),
+                _layers(program, [adapter.target.layer for adapter, _ in members]),
                 f"{_shape(a_shape)} x {_shape(b_shape)}{shared}",
                 f"{count:,}",
             ]
@@ -317,7 +317,7 @@ def _adapters(program: Program) -> list[str]:
 
 def _projection_size(adapter: Adapter, part: Projection) -> int:
     """Numbers that serve one projection of an adapter."""
-    slots = len(adapter.site.slots) if adapter.site.fused else 1
+    slots = len(adapter.target.projections) if adapter.target.fused else 1
     return part.rank * (math.prod(adapter.a_shape[:-1]) + math.prod(adapter.b_shape[1:]) // slots)
 
 

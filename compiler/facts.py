@@ -19,7 +19,7 @@ from compiler.steps import Length, run_length
 from compiler.wording import listing
 from runtime.adapters import LoraSettings, lora_settings, parse_layers
 from runtime.families import UnsupportedCheckpoint
-from runtime.families.base import Parameter, Site, Spec
+from runtime.families.base import LoraTarget, Parameter, Spec
 from runtime.partition_rules import apply_rules, data_parallel
 from spec.diagnostics import Diagnostic
 
@@ -95,9 +95,9 @@ class Facts:
         return tuple(self.model.family.parameters(self.model.architecture)) if self.model else ()
 
     @cached_property
-    def sites(self) -> tuple[Site, ...]:
+    def lora_targets(self) -> tuple[LoraTarget, ...]:
         """The weights that can carry LoRA; () without a model."""
-        return tuple(self.model.family.sites(self.model.architecture)) if self.model else ()
+        return tuple(self.model.family.lora_targets(self.model.architecture)) if self.model else ()
 
     @cached_property
     def ruled(self) -> tuple[Parameter, ...]:

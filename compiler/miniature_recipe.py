@@ -152,7 +152,7 @@ def _fewer_layers(layers: Sequence[int], original: Architecture, small: Architec
 
 
 def _modules(family: Family, architecture: Architecture) -> list[str]:
-    return [f"layers.{site.layer}.{slot}" for site in family.sites(architecture) for slot in site.slots]
+    return [module for target in family.lora_targets(architecture) for module in target.modules]
 
 
 def replacements(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[Replacement]:

@@ -36,7 +36,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5
 
 
 @dataclass(frozen=True)
-class BaseCheckpoint:
+class HFCheckpoint:
     """A checkpoint of a known family, opened for reading.
 
     Attributes:
@@ -61,7 +61,7 @@ class BaseCheckpoint:
     side_files: tuple[str, ...]
 
     @classmethod
-    def open(cls, directory: Path | str) -> BaseCheckpoint:
+    def open(cls, directory: Path | str) -> HFCheckpoint:
         """Reads config.json, the index and every file's header.
 
         Args:

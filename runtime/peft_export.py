@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.adapter_reader import Delta
 from runtime.adapters import LoraSettings, Value, means
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.safetensors_files import Writable, write_arrays
 from runtime.settings import ModelSettings
 
@@ -25,7 +25,7 @@ RENAMED = {"language_model.model.": "model.language_model."}
 
 
 def _adapter_arrays(
-    base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+    base: HFCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
 ) -> list[tuple[str, np.ndarray]]:
     """The tensors of adapter_model.safetensors, by PEFT's names.
 
@@ -48,7 +48,7 @@ def _adapter_arrays(
     ]
 
 
-def keys_as_values(base: BaseCheckpoint, modules: Iterable[str]) -> list[tuple[str, str]]:
+def keys_as_values(base: HFCheckpoint, modules: Iterable[str]) -> list[tuple[str, str]]:
     """The k_proj among the modules that have no v_proj beside them, and what that would be called."""
     pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
     return [(keys, values) for keys, values in pairs if not base.has(f"{base.prefix}{values}.weight")]
@@ -63,7 +63,7 @@ def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
 
 
 def write_weights(
-    file: Writable, base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+    file: Writable, base: HFCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
 ) -> None:
     """Writes adapter_model.safetensors."""
     write_arrays(file, _adapter_arrays(base, settings, deltas), {"format": "pt"})
@@ -75,7 +75,7 @@ def config_bytes(config: Mapping[str, Any]) -> bytes:
 
 
 def adapter_config(
-    base: BaseCheckpoint, model: ModelSettings, settings: LoraSettings, modules: Iterable[str]
+    base: HFCheckpoint, model: ModelSettings, settings: LoraSettings, modules: Iterable[str]
 ) -> dict[str, Any]:
     """adapter_config.json for adapters on `modules`, and on nothing else that the model has."""
     prefix = module_prefix(base)
@@ -134,12 +134,12 @@ def plain(value: float) -> float:
     return int(value) if value == int(value) else value
 
 
-def module_prefix(base: BaseCheckpoint) -> str:
+def module_prefix(base: HFCheckpoint) -> str:
     """What stands before a text module's name in transformers' model."""
     return RENAMED.get(base.prefix, base.prefix)
 
 
-def _module_names(base: BaseCheckpoint) -> set[str]:
+def _module_names(base: HFCheckpoint) -> set[str]:
     """Names of all modules of transformers' model, as far as the checkpoint's tensors tell them."""
     out: set[str] = set()
     for name in base.tensors:

@@ -23,7 +23,7 @@ import numpy as np
 
 from runtime.adapter_reader import MATCH_SECONDS, absolute, recorded_lora, step_folders
 from runtime.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern, means
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.checkpoint_files import Files, files_of
 from runtime.errors import UserError
 from runtime.limit import TooLong, limit
@@ -34,7 +34,7 @@ from runtime.safetensors_files import DTYPES, Tensor, read_header
 _BUILD = "build the recipe with {}, and import the adapter into that artifact"
 
 
-def import_adapter(adapter: Path | str, base: BaseCheckpoint, artifact: Path, directory: Path | str) -> int:
+def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, directory: Path | str) -> int:
     """Writes a PEFT adapter as step 0 of a run, and prints what came of it.
 
     Args:
@@ -100,7 +100,7 @@ def import_adapter(adapter: Path | str, base: BaseCheckpoint, artifact: Path, di
 
 
 def check_modules(
-    found: PeftAdapter, adapters: Sequence[Adapter], base: BaseCheckpoint, settings: LoraSettings
+    found: PeftAdapter, adapters: Sequence[Adapter], base: HFCheckpoint, settings: LoraSettings
 ) -> None:
     """Checks that the adapter has the modules that the recipe trains, and no others.
 
@@ -108,9 +108,7 @@ def check_modules(
         UserError: naming one that is on one side alone, and the lines of a recipe that trains the adapter's.
     """
     layers = base.architecture.num_layers
-    known = {
-        f"layers.{site.layer}.{slot}" for site in base.family.sites(base.architecture) for slot in site.slots
-    }
+    known = {module for target in base.family.lora_targets(base.architecture) for module in target.modules}
     for module in found.tensors:
         layer = LAYER.fullmatch(module)
         if layer and int(layer[1]) >= layers:
@@ -238,7 +236,7 @@ def _notes(
     found: PeftAdapter,
     settings: LoraSettings,
     record: Mapping[str, Any],
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     change: tuple[float, str],
 ) -> Iterable[str]:
     """What the user should know of an import that is no error."""
@@ -289,7 +287,7 @@ def _compare(
     lines.append(f"lora.{what}_pattern: {_yaml({key: plain(value) for key, value in pattern.items()})}")
 
 
-def _targets(present: Collection[str], base: BaseCheckpoint, settings: LoraSettings) -> list[str]:
+def _targets(present: Collection[str], base: HFCheckpoint, settings: LoraSettings) -> list[str]:
     """The lines of a recipe that trains the given modules and no others."""
     names = sorted({module.rpartition(".")[2] for module in present})
     layers = sorted({int(module.split(".")[1]) for module in present})
@@ -600,7 +598,7 @@ def open_adapter(address: Path | str) -> PeftAdapter:
     return PeftAdapter(path, config, full_names, tensors, files, digests)
 
 
-def without_copies(found: PeftAdapter, base: BaseCheckpoint) -> PeftAdapter:
+def without_copies(found: PeftAdapter, base: HFCheckpoint) -> PeftAdapter:
     """The adapter without what our export writes twice for vLLM: k_proj's A and B under v_proj's name.
 
     Only where the base has no such v_proj, and where they are the same: anything else stays, to be refused.

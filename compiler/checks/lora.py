@@ -62,7 +62,7 @@ def _target(facts: Facts, section: Lora, target: str, path: str) -> Iterator[Dia
             return
     if facts.model is None or facts.layers is None:
         return
-    modules = [f"layers.{site.layer}.{slot}" for site in facts.sites for slot in site.slots]
+    modules = [module for one in facts.lora_targets for module in one.modules]
     everywhere = {_layer(module) for module in modules if matches(target, module)}
     if not everywhere:
         yield Diagnostic(
@@ -133,7 +133,7 @@ def _fused_message(facts: Facts, target: str, fused: list[str], path: str) -> tu
     projections += [p for p in ("gate_proj", "up_proj", "down_proj") if p in target]
     lost = ""
     if facts.model is not None and "kv_einsum" in fused and "k_einsum" not in fused:
-        other = [site.layer for site in facts.sites if site.weight.endswith(".k_einsum.w")]
+        other = [one.layer for one in facts.lora_targets if one.weight.endswith(".k_einsum.w")]
         if other:
             lost = (
                 f". In {plural(len(other), 'layer')} of {facts.model.title} ({ranges(other)}) the keys are "
@@ -152,7 +152,7 @@ def _nothing_adapted(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     layers = facts.layers
     if facts.model is None or layers is None:
         return
-    modules = [(site.layer, f"layers.{site.layer}.{slot}") for site in facts.sites for slot in site.slots]
+    modules = [(one.layer, module) for one in facts.lora_targets for module in one.modules]
     hits = [[layer for layer, module in modules if matches(target, module)] for target in section.targets]
     if all(hits) and not any(layer in layers for found in hits for layer in found):
         everywhere = sorted({layer for found in hits for layer in found})
@@ -184,7 +184,7 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
 
 def _covered_twice(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
     """A target all of whose projections an earlier one has."""
-    modules = [f"layers.{site.layer}.{slot}" for site in facts.sites for slot in site.slots]
+    modules = [module for one in facts.lora_targets for module in one.modules]
     seen: set[str] = set()
     for index, target in enumerate(section.targets):
         hit = {module for module in modules if matches(target, module)}
@@ -204,9 +204,9 @@ def _patterns(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
         return
     lora = facts.lora
     adapted = [
-        [name for slot in site.slots if _is_target(section, name := f"layers.{site.layer}.{slot}")]
-        for site in facts.sites
-        if site.layer in (facts.layers or ())
+        [module for module in one.modules if _is_target(section, module)]
+        for one in facts.lora_targets
+        if one.layer in (facts.layers or ())
     ]
     projections = list(dict.fromkeys(name.rpartition(".")[2] for names in adapted for name in names))
     for key, patterns in (("rank_pattern", section.rank_pattern), ("alpha_pattern", section.alpha_pattern)):
@@ -260,12 +260,11 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
             "lora.dtype",
             "dtype: float32",
         )
-    fused = [site for site in facts.sites if site.fused and site.layer in (facts.layers or ())]
+    fused = [one for one in facts.lora_targets if one.fused and one.layer in (facts.layers or ())]
     trained = [
-        site
-        for site in fused
-        if sum(any(matches(t, f"layers.{site.layer}.{slot}") for t in section.targets) for slot in site.slots)
-        > 1
+        one
+        for one in fused
+        if sum(any(matches(t, module) for t in section.targets) for module in one.modules) > 1
     ]
     if section.kv == "shared" and trained:
         yield Diagnostic(
@@ -313,8 +312,8 @@ def _settings(facts: Facts, section: Lora) -> Iterator[Diagnostic]:
 
 
 def _nearest(facts: Facts, target: str) -> str:
-    names = list(dict.fromkeys(slot.rpartition(".")[2] for site in facts.sites for slot in site.slots))
-    whole = [f"layers.{site.layer}.{slot}" for site in facts.sites for slot in site.slots]
+    whole = [module for one in facts.lora_targets for module in one.modules]
+    names = list(dict.fromkeys(module.rpartition(".")[2] for module in whole))
     if re.fullmatch(r"\w+", target) is None:
         if any(re.search(target, module) for module in whole):
             wider = f'".*{target.strip("^$")}.*"'

@@ -179,9 +179,9 @@ def _projections(around: Around) -> Iterator[Choice]:
 def projection_layers(model: catalog.Model) -> dict[str, int]:
     """How many layers have each projection that can carry adapters, by their Hugging Face names."""
     found: dict[str, set[int]] = {}
-    for site in model.family.sites(model.architecture):
-        for slot in site.slots:
-            found.setdefault(slot.rpartition(".")[2], set()).add(site.layer)
+    for target in model.family.lora_targets(model.architecture):
+        for slot in target.projections:
+            found.setdefault(slot.rpartition(".")[2], set()).add(target.layer)
     return {name: len(layers) for name, layers in found.items()}
 
 

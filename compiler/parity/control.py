@@ -13,7 +13,7 @@ import numpy as np
 
 from compiler.program import Program
 from runtime.backends.saving import save_adapter
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.initial import initial_adapters
 from runtime.settings import ModelSettings
 
@@ -39,4 +39,4 @@ def write_perturbed(folder: Path, program: Program, model: Path) -> None:
         ).items()
     }
     settings = ModelSettings(id=program.recipe.model.id, family=program.family.name, dtype="float32")
-    save_adapter(folder, BaseCheckpoint.open(model), settings, program.lora, values)
+    save_adapter(folder, HFCheckpoint.open(model), settings, program.lora, values)

@@ -249,10 +249,10 @@ class Trained:
     def subject(self) -> Subject:
         """The run, to be compared."""
         from compiler.parity.compare import Subject
-        from runtime.checkpoint import BaseCheckpoint
+        from runtime.checkpoint import HFCheckpoint
         from runtime.trace import read_trace
 
-        base = BaseCheckpoint.open(self.merged)
+        base = HFCheckpoint.open(self.merged)
         tensors = {name: functools.partial(base.read, name) for name in base.tensors}
         return Subject(self.name, read_trace(self.trace), tensors)
 

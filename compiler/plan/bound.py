@@ -167,7 +167,7 @@ def _kept(program: Program, layer: Layer, length: int) -> float:
 def state_bytes(program: Program) -> float:
     """Weights, adapters and optimizer state on one device."""
     recipe, axes = program.recipe, program.recipe.mesh.axes
-    sites = {site.weight for site in program.family.sites(program.architecture)}
+    adaptable = {target.weight for target in program.family.lora_targets(program.architecture)}
     quantized = STORED[program.lora.quantize if program.lora else None]
     size = BYTES[recipe.model.dtype]
 
@@ -176,7 +176,7 @@ def state_bytes(program: Program) -> float:
 
     total = 0.0
     for parameter in program.parameters:
-        stored = quantized if quantized is not None and parameter.path in sites else size
+        stored = quantized if quantized is not None and parameter.path in adaptable else size
         trained = 0 if program.lora or not parameter.trainable else _trained_bytes(program, size)
         total += local(parameter.shape, parameter.spec) * (stored + trained)
     for adapter in program.adapters:

@@ -77,14 +77,14 @@ def shapes(program: Program, row_length: int) -> Shapes:
         else:
             layers[number].weights += size * _used_share(program, path)
     by_path = {parameter.path: parameter.shape for parameter in program.parameters}
-    for site in program.family.sites(a):
-        layer, shape = layers[site.layer], by_path[site.weight]
-        inputs = math.prod(shape[axis] for axis in site.contract)
+    for target in program.family.lora_targets(a):
+        layer, shape = layers[target.layer], by_path[target.weight]
+        inputs = math.prod(shape[axis] for axis in target.contract)
         result = math.prod(shape) / inputs
-        layer.products["+".join(site.slots)] = result
-        if site.slots[0] in (OUTPUT, DOWN):
-            layer.tails[site.slots[0]] = float(math.prod(shape))
-        if site.slots == (OUTPUT,):
+        layer.products["+".join(target.projections)] = result
+        if target.projections[0] in (OUTPUT, DOWN):
+            layer.tails[target.projections[0]] = float(math.prod(shape))
+        if target.projections == (OUTPUT,):
             layer.attended = float(inputs)
     for number, layer in enumerate(layers):
         window = getattr(a, "sliding_window", None) if a.layer_types[number] != FULL else None
@@ -110,4 +110,4 @@ def _used_share(program: Program, path: str) -> float:
 def _first_trained(program: Program) -> int:
     if program.lora is None:
         return 0
-    return min((adapter.site.layer for adapter in program.adapters), default=0)
+    return min((adapter.target.layer for adapter in program.adapters), default=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.adapter_reader import LOCK, Delta, TrainedAdapters
-from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
 from runtime.errors import Spoiled, UserError
 from runtime.export.card import adapter_card, model_card
 from runtime.export.folder import OutputFolder, refused
@@ -62,7 +62,7 @@ class Job:
         losses: of the step, as the run logged them.
     """
 
-    base: BaseCheckpoint
+    base: HFCheckpoint
     model: ModelSettings
     trained: Trained
     settings: MergeSettings
@@ -201,7 +201,7 @@ def _reach(job: Job) -> Reach | None:
     return reach(job.base.family.parameters(job.base.architecture), job.trained.adapters)
 
 
-def _base_card(base: BaseCheckpoint) -> str | None:
+def _base_card(base: HFCheckpoint) -> str | None:
     if CARD not in base.side_files:
         return None
     return base.side_file(CARD).decode("utf-8", "replace")

@@ -20,7 +20,7 @@ import numpy as np
 
 from runtime.adapter_reader import TrainedAdapters
 from runtime.adapters import Adapter, LoraSettings
-from runtime.checkpoint import DTYPES, BaseCheckpoint
+from runtime.checkpoint import DTYPES, HFCheckpoint
 from runtime.contradictions import layer_of
 from runtime.errors import UserError
 from runtime.export.merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Rows, check_names, runs
@@ -75,7 +75,7 @@ class Sampled:
 
 
 def check_tensors(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     trained: TrainedAdapters | TrainedWeights,
     folder: Path,
     dtype: str,
@@ -127,9 +127,7 @@ def check_tensors(
     return result
 
 
-def choose(
-    names: list[str], base: BaseCheckpoint, count: int | None, random: np.random.Generator
-) -> set[str]:
+def choose(names: list[str], base: HFCheckpoint, count: int | None, random: np.random.Generator) -> set[str]:
     """The first and the last of each kind of tensor, and others up to a number; all of them for None.
 
     Two tensors are of one kind when their names differ in numbers alone and their layers are of one type.
@@ -171,7 +169,7 @@ def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 
 
-def _base_rows(base: BaseCheckpoint, name: str, rows: Rows) -> np.ndarray:
+def _base_rows(base: HFCheckpoint, name: str, rows: Rows) -> np.ndarray:
     """Rows of a tensor of the base, in its own type: [rows, elements of a row]."""
     tensor = base.tensors[name]
     dtype, width = DTYPES[tensor.dtype], math.prod(tensor.shape[1:])
@@ -183,7 +181,7 @@ def _base_rows(base: BaseCheckpoint, name: str, rows: Rows) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _check_bytes(base: BaseCheckpoint, merged: MergedFiles, name: str, random: np.random.Generator) -> None:
+def _check_bytes(base: HFCheckpoint, merged: MergedFiles, name: str, random: np.random.Generator) -> None:
     for rows in sampled_blocks(merged.shapes[name], random):
         if merged.rows(name, rows).tobytes() != _base_rows(base, name, rows).tobytes():
             raise UserError(
@@ -193,7 +191,7 @@ def _check_bytes(base: BaseCheckpoint, merged: MergedFiles, name: str, random: n
 
 
 def _check_values(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     merged: MergedFiles,
     name: str,
     expected: Expected | None,
@@ -297,7 +295,7 @@ class Expected:
     change: Callable[[Rows], np.ndarray] | None = None
 
 
-def _expectations(base: BaseCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
+def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
     """What training made of each tensor that it changed, by its full name, in the order of parameters."""
     out: dict[str, Expected] = {}
     if isinstance(trained, TrainedWeights):
@@ -308,7 +306,7 @@ def _expectations(base: BaseCheckpoint, trained: TrainedAdapters | TrainedWeight
     parameters = {p.path: p for p in base.family.parameters(base.architecture)}
     for adapter in trained.adapters:
         for part in adapter.projections:
-            source = parameters[adapter.site.weight].sources[part.slot if adapter.site.fused else 0]
+            source = parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
             product = Product(adapter, source, part.slot, trained)
             out[source.full_name(base.prefix)] = Expected(product.value, product.change)
     return out
@@ -336,13 +334,13 @@ class Product:
 
     def __init__(self, adapter: Adapter, source: Source, slot: int, trained: TrainedAdapters) -> None:
         self.source = source
-        self.a, self.b = trained.arrays[adapter.site.weight]  # [*contracted, rank], [rank, *rest]
-        if adapter.site.fused:
+        self.a, self.b = trained.arrays[adapter.target.weight]  # [*contracted, rank], [rank, *rest]
+        if adapter.target.fused:
             self.b = self.b[:, slot]
         self.scale = _rank_scales(adapter, trained.settings)
         # The axes of the tensor's own part of the weight, of which a fused one has one more.
-        shift = int(adapter.site.fused)
-        self.contracted = [axis - shift for axis in adapter.site.contract]
+        shift = int(adapter.target.fused)
+        self.contracted = [axis - shift for axis in adapter.target.contract]
         self.rest = [axis for axis in range(len(source.transpose)) if axis not in self.contracted]
 
     def factors(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.contradictions import AGAIN
 from runtime.errors import Spoiled
 from runtime.export.arithmetic import changer, is_finite, row_blocks
@@ -49,7 +49,7 @@ Chunk = memoryview | np.ndarray
 
 def write_shards(
     plan: Plan,
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     journal: Journal,
     quantization: Quantization | None = None,
     sums: BaseSums | None = None,
@@ -88,7 +88,7 @@ def write_shards(
 
 def _shard_chunks(
     shard: Shard,
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     pool: ThreadPoolExecutor,
     quantization: Quantization | None = None,
     feed: _Feed | None = None,
@@ -116,7 +116,7 @@ def _shard_chunks(
         base.release(name, forget)
 
 
-def _jobs(piece: Piece, base: BaseCheckpoint) -> Iterator[Callable[[], Chunk]]:
+def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
     """What makes each block of a piece: the base's bytes as they are, or rows of a tensor that changes."""
     tensor = base.tensors[piece.name]
     size = tensor.end - tensor.start
@@ -155,7 +155,7 @@ def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], 
     return lambda base, rows: base(rows).astype(target)
 
 
-def _copied(name: str, base: BaseCheckpoint, start: int, end: int) -> memoryview:
+def _copied(name: str, base: HFCheckpoint, start: int, end: int) -> memoryview:
     """Bytes of a tensor that stays as it is.
 
     Raises:
@@ -170,7 +170,7 @@ def _copied(name: str, base: BaseCheckpoint, start: int, end: int) -> memoryview
     return data
 
 
-def _damaged(name: str, base: BaseCheckpoint) -> Spoiled:
+def _damaged(name: str, base: HFCheckpoint) -> Spoiled:
     return Spoiled(f"{base.name}/{base.tensors[name].file}: {name} holds values that are not finite", AGAIN)
 
 
@@ -273,7 +273,7 @@ def _flusher(file: IO[bytes]) -> Callable[[tuple[int, int]], None]:
 class _Feed:
     """Gives the base's bytes, in the order of its files, to what compares them with known hashes."""
 
-    def __init__(self, base: BaseCheckpoint, sums: BaseSums | None) -> None:
+    def __init__(self, base: HFCheckpoint, sums: BaseSums | None) -> None:
         self._base = base
         self._sums = sums
         self._file: str | None = None
@@ -311,7 +311,7 @@ PACE_SECONDS = 1.5
 """That each kind of work is measured for."""
 
 
-def estimated_seconds(plan: Plan, base: BaseCheckpoint, quantization: Quantization | None) -> float:
+def estimated_seconds(plan: Plan, base: HFCheckpoint, quantization: Quantization | None) -> float:
     """Seconds of reading, arithmetic and hashing at this machine's pace; the output's disk is not counted.
 
     The largest tensor of each kind is worked on for up to `PACE_SECONDS`.
@@ -325,7 +325,7 @@ def estimated_seconds(plan: Plan, base: BaseCheckpoint, quantization: Quantizati
     return total
 
 
-def _pace(piece: Piece, base: BaseCheckpoint, quantization: Quantization | None) -> float:
+def _pace(piece: Piece, base: HFCheckpoint, quantization: Quantization | None) -> float:
     """Bytes of output a second."""
     with ThreadPoolExecutor(WORKERS) as pool:
         next(_hashed(piece, base, pool, quantization))  # compiles, and opens the file
@@ -338,7 +338,7 @@ def _pace(piece: Piece, base: BaseCheckpoint, quantization: Quantization | None)
 
 
 def _hashed(
-    piece: Piece, base: BaseCheckpoint, pool: ThreadPoolExecutor, quantization: Quantization | None
+    piece: Piece, base: HFCheckpoint, pool: ThreadPoolExecutor, quantization: Quantization | None
 ) -> Iterator[int]:
     digest = hashlib.sha256()
     for chunk in _shard_chunks(Shard("", b"", (piece,)), base, pool, quantization):

@@ -175,9 +175,9 @@ def test_any_number_of_processes_computes_trains_step(
 def adapted(place: Place) -> Any:
     """transformers' model with PEFT's adapters, and a function that gives these values that are not zero."""
     from runtime.backends.model import adapter_parameters, attach, load_model
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
 
-    base = BaseCheckpoint.open(place.folder / "model")
+    base = HFCheckpoint.open(place.folder / "model")
     model = ModelSettings(id="tiny", family="llama3", dtype="float32")
     lora = LoraSettings(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"))
     adapted = attach(load_model(base, model), base, model, lora)

@@ -14,7 +14,7 @@ import pytest
 
 from compiler.backends import Backend
 from runtime.backends.model import labels
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.trace import Trace, count_targets
 from tests.parity.running import Case, Place
 
@@ -197,7 +197,7 @@ def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.Mo
 def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
     place = Place(tmp_path, case(None, steps=2, schedule={"name": "constant"}))
     trace = place.train(Backend.TRL, "full")
-    base, trained = BaseCheckpoint.open(tmp_path / "model"), BaseCheckpoint.open(tmp_path / "full" / "model")
+    base, trained = HFCheckpoint.open(tmp_path / "model"), HFCheckpoint.open(tmp_path / "full" / "model")
     trained.verify()
     assert trained.tensors.keys() == base.tensors.keys()
     assert trace.initial == {} and len(trace.rows) == 2, "it begins with the base's tensors"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from runtime.adapters import LoraSettings
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.settings import MeshSettings, ModelSettings, TrainSettings
 from tests.runtime.training import LENGTH, ROWS, TARGETS
 
@@ -27,7 +27,7 @@ class Torchax:
         trained: adapters whose B is not zero, or all weights.
     """
 
-    base: BaseCheckpoint
+    base: HFCheckpoint
     settings: ModelSettings
     lora: LoraSettings | None
     mesh: Any
@@ -78,7 +78,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
     from runtime.backends.torchax import model as models
     from runtime.mesh import start
 
-    base = BaseCheckpoint.open(directory)
+    base = HFCheckpoint.open(directory)
     settings = ModelSettings(
         id=str(directory),
         family=base.family.name,
@@ -99,7 +99,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
     return Torchax(base, settings, lora, mesh, model, arrays, trained)
 
 
-def start_values(base: BaseCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def start_values(base: HFCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """A recipe's initial adapters, with a random B for the zero one: A would have no gradient."""
     from runtime.backends.model import start
 
@@ -135,7 +135,7 @@ def torch_loss(model: Any, batch: Mapping[str, np.ndarray]) -> Any:
     return (nll * counted).sum() / float(batch["norm"])
 
 
-def torch_gradients(model: Any, batch: Mapping[str, np.ndarray], base: BaseCheckpoint) -> tuple[float, Any]:
+def torch_gradients(model: Any, batch: Mapping[str, np.ndarray], base: HFCheckpoint) -> tuple[float, Any]:
     """The loss and the adapters' gradients, by a trace's names."""
     from runtime.backends.model import adapter_parameters
 

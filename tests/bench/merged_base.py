@@ -77,10 +77,10 @@ def write_base(folder: Path, layers: int, vocabulary: int) -> None:
 
 def write_run(folder: Path, base: Path) -> int:
     """Writes a checkpoint of random adapters for the base; returns their bytes."""
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
     from tests.runtime.runs import lora_section, save_run
 
     section = lora_section(rank=RANK, alpha=float(RANK))
     # Deltas of about a tenth of the weights: more than a rounding, and not all that is left.
-    adapters = save_run(folder, BaseCheckpoint.open(base), section, scale=0.02)
+    adapters = save_run(folder, HFCheckpoint.open(base), section, scale=0.02)
     return 4 * sum(math.prod(one.a_shape) + math.prod(one.b_shape) for one in adapters)

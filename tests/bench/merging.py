@@ -291,9 +291,9 @@ def check_same(ours: Path, theirs: Path, rows: int = 64) -> None:
     Raises:
         AssertionError: they have other tensors, or values that differ by more than a rounding.
     """
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
 
-    one, other = BaseCheckpoint.open(ours), BaseCheckpoint.open(theirs)
+    one, other = HFCheckpoint.open(ours), HFCheckpoint.open(theirs)
     assert set(one.tensors) == set(other.tensors), set(one.tensors) ^ set(other.tensors)
     for name in one.tensors:
         step = max(1, math.prod(one.tensors[name].shape[:1]) // rows)

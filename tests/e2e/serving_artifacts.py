@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.serving.client import Client, ServerError
 from tests.e2e.docker_engine import Engine
 from tests.e2e.merged_models import make_gemma4, merged_in_float32
@@ -84,7 +84,7 @@ def tiny_gemma4(folder: Path) -> Tiny:
     """Makes one in an empty folder."""
     base = folder / "base"
     make_gemma4(base)
-    opened = BaseCheckpoint.open(base)
+    opened = HFCheckpoint.open(base)
     save_run(folder / "run", opened, lora_section(), scale=0.2)
     save_run(folder / "nothing", opened, lora_section(), scale=0.0)
     merged, adapter = merged_in_float32(base, "gemma4", folder / "run", folder / "out")

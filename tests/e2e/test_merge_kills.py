@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
 from runtime.errors import UserError
 from runtime.export.folder import PARTIAL
 from runtime.export.journal import JOURNAL, RECORD
@@ -95,7 +95,7 @@ class Merges:
 @pytest.fixture(scope="module")
 def merges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merges]:
     place = tmp_path_factory.mktemp("kills")
-    base = BaseCheckpoint.open(write_base(place / "base", TINY | SIZES, files=3, sums=True))
+    base = HFCheckpoint.open(write_base(place / "base", TINY | SIZES, files=3, sums=True))
     save_run(place / "run", base, lora_section(rank=16))
     (place / "merge.py").write_text(SCRIPT.format(root=str(ROOT), run=str(place / "run")))
     lives = Lives(artifacts.environment(place), tmp_path_factory.mktemp("lives"))
@@ -153,7 +153,7 @@ def check_stopped(merges: Merges, work: str) -> dict[str, tuple[int, int]]:
     kept = noted(merged)
     assert all(filecmp.cmp(merged / name, whole / name, shallow=False) for name in kept)
     try:
-        BaseCheckpoint.open(merged)
+        HFCheckpoint.open(merged)
     except UserError:
         pass
     else:

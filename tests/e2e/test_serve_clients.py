@@ -24,7 +24,7 @@ from compiler.emit import emit
 from compiler.emitters.serve_clients import emit_evaluate
 from compiler.lower import lower
 from compiler.serving.verify import report, verify
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.serving import smoke
 from runtime.serving.client import KEY_VARIABLE, Client, ServerError
 from spec.diagnostics import render_text
@@ -88,7 +88,7 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("clients")
     make_gemma4(folder / "base")
-    opened = BaseCheckpoint.open(folder / "base")
+    opened = HFCheckpoint.open(folder / "base")
     section = lora_section(rslora=True, rank_pattern={"o_proj": 5})
     merged, adapters = {}, {}
     for name, scale in (("tuned", 0.1), ("untrained", 0.0)):

@@ -23,7 +23,7 @@ import pytest
 from compiler.miniature import write_tokenizer
 from compiler.plan.serve import environment as serve_environment
 from runtime import merge
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.settings import ModelSettings
 from tests import tiny
 from tests.runtime.runs import ALL, lora_section, save_run
@@ -83,7 +83,7 @@ def merged_checkpoint(folder: Path, multimodal: bool) -> tuple[Path, Path]:
     base = folder / "base"
     model.to(torch.bfloat16).save_pretrained(base, max_shard_size="5MB")
     write_tokenizer(base, "gemma4")
-    save_run(folder / "run", BaseCheckpoint.open(base), lora_section(), scale=0.1)
+    save_run(folder / "run", HFCheckpoint.open(base), lora_section(), scale=0.1)
     status = merge.main(
         folder,
         ModelSettings(id=str(base), family="gemma4"),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from tests.e2e import vllm_cpu
 from tests.e2e.gemma3 import Tuned
 from tests.e2e.greedy import NEW_TOKENS, Answer, agreement, asked, differing, load, said, tokens, with_peft
@@ -63,7 +63,7 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Merged:
     folder = tmp_path_factory.mktemp("gemma4")
     base = folder / "base"
     make_gemma4(base)
-    opened = BaseCheckpoint.open(base)
+    opened = HFCheckpoint.open(base)
     section = lora_section(rslora=True, rank_pattern={"o_proj": 5})
     save_run(folder / "run", opened, section, scale=0.1)
     save_run(folder / "keys", opened, lora_section(targets=["k_proj"]), scale=1.0)

@@ -74,6 +74,6 @@ def test_every_shipped_recipe_compiles_in_miniature(root: Path, tmp_path: Path, 
     assert {change.path for change in replaced} >= {"model.id", "data.train"}
     kept = {"lora", "remat", "merge"} - {change.path.partition(".")[0] for change in replaced}
     assert {"remat"} <= kept
-    assert {adapter.site.slots for adapter in small.adapters} == {
-        adapter.site.slots for adapter in original.adapters
+    assert {adapter.target.projections for adapter in small.adapters} == {
+        adapter.target.projections for adapter in original.adapters
     }

@@ -114,9 +114,9 @@ class Place:
 
 def merged_tensors(folder: Path) -> dict[str, Any]:
     """The tensors of a checkpoint by name, read when they are asked for."""
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
 
-    base = BaseCheckpoint.open(folder)
+    base = HFCheckpoint.open(folder)
     return {name: functools.partial(base.read, name) for name in base.tensors}
 
 

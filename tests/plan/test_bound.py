@@ -33,7 +33,7 @@ def program(name: str, *sets: str, layers: int | None = None) -> Program:
         found,
         architecture=replace(a, layer_types=a.layer_types[:layers]),
         parameters=tuple(p for p in found.parameters if (split_layer(p.path)[1] or 0) < layers),
-        adapters=tuple(adapter for adapter in found.adapters if adapter.site.layer < layers),
+        adapters=tuple(adapter for adapter in found.adapters if adapter.target.layer < layers),
     )
 
 

@@ -22,7 +22,7 @@ from runtime import merge, record, remote_metrics, resuming, run_facts, saving
 from runtime.adapter_reader import choose_step, load_trained, saved_steps, step_folders, unfinished
 from runtime.adapters import build_adapters, lora_settings
 from runtime.addresses import path_of
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.export.folder import output_folder
 from runtime.locate import locate_model
@@ -43,13 +43,13 @@ def write_steps(bucket: Bucket, whole: tuple[int, ...], begun: tuple[int, ...]) 
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> BaseCheckpoint:
+def base(tmp_path_factory: pytest.TempPathFactory) -> HFCheckpoint:
     """A model of two layers."""
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     folder = tmp_path_factory.mktemp("base") / "model"
     write_checkpoint(folder, config)
-    return BaseCheckpoint.open(folder)
+    return HFCheckpoint.open(folder)
 
 
 def save(directory: str, steps: Mapping[int, Mapping[Any, Any]]) -> None:
@@ -212,7 +212,7 @@ def test_what_another_host_writes_is_seen(bucket: Bucket) -> None:
 
 @pytest.mark.parametrize("fault", [503, 429, "reset", "lost", 0.2])
 def test_a_store_that_is_busy_for_a_while_is_waited_for(
-    bucket: Bucket, tmp_path: Path, base: BaseCheckpoint, fault: int | str | float
+    bucket: Bucket, tmp_path: Path, base: HFCheckpoint, fault: int | str | float
 ) -> None:
     runs.write_lock(tmp_path, base, None)
     bucket.server.fail(f"upload.*{bucket.name}", fault, times=3)
@@ -230,7 +230,7 @@ def test_a_store_that_is_busy_for_a_while_is_waited_for(
     [(503, "503", "try again in a while"), (403, "Forbidden", "GOOGLE_APPLICATION_CREDENTIALS")],
 )
 def test_a_store_that_goes_on_refusing_is_one_sentence(
-    bucket: Bucket, tmp_path: Path, base: BaseCheckpoint, fault: int, words: str, way_out: str
+    bucket: Bucket, tmp_path: Path, base: HFCheckpoint, fault: int, words: str, way_out: str
 ) -> None:
     run = f"{bucket.url}/run"
     runs.write_lock(tmp_path / "artifact", base, None)
@@ -257,7 +257,7 @@ def test_a_store_that_goes_on_refusing_is_one_sentence(
 
 
 def test_watch_and_report_read_a_bucket_or_say_why_not(
-    bucket: Bucket, base: BaseCheckpoint, tmp_path: Path
+    bucket: Bucket, base: HFCheckpoint, tmp_path: Path
 ) -> None:
     write_steps(bucket, (2, 4), (6,))
     run, page = f"{bucket.url}/run", tmp_path / "report.html"
@@ -327,7 +327,7 @@ def test_metrics_that_cannot_be_copied_are_left_here(
 
 
 def test_a_merge_from_a_bucket_to_a_bucket_is_that_of_folders(
-    bucket: Bucket, base: BaseCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bucket: Bucket, base: HFCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     section = runs.lora_section(targets=["q_proj", "down_proj"])
     adapters = build_adapters(base.family, base.architecture, lora_settings(section, 2))

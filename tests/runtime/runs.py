@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.adapter_reader import TrainedAdapters
 from runtime.adapters import Adapter, build_adapters, lora_settings
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.export import journal, writer
 from runtime.export.arithmetic import Change
 from runtime.export.folder import LocalFolder
@@ -47,7 +47,7 @@ def random_arrays(adapters: list[Adapter], seed: int = 0, scale: float = 1.0) ->
         fan_in = int(np.prod(adapter.a_shape[:-1]))
         out[adapter.a_path] = (random.standard_normal(adapter.a_shape) * fan_in**-0.5).astype(np.float32)
         b = (random.standard_normal(adapter.b_shape) * scale).astype(np.float32)
-        if adapter.site.fused:
+        if adapter.target.fused:
             keep = np.zeros_like(b)
             for part in adapter.projections:
                 keep[part.block, part.slot] = 1
@@ -58,7 +58,7 @@ def random_arrays(adapters: list[Adapter], seed: int = 0, scale: float = 1.0) ->
 
 def save_run(
     directory: Path,
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     section: Mapping[str, Any],
     steps: tuple[int, ...] = (4,),
     scale: float = 0.2,
@@ -93,7 +93,7 @@ def save_run(
 
 
 def write_merged(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     changes: Mapping[str, Change],
     folder: Path,
     dtype: str | None = None,
@@ -111,7 +111,7 @@ def write_merged(
     return plan
 
 
-def write_adapter(folder: Path, base: BaseCheckpoint, model: ModelSettings, trained: TrainedAdapters) -> None:
+def write_adapter(folder: Path, base: HFCheckpoint, model: ModelSettings, trained: TrainedAdapters) -> None:
     """Writes a PEFT adapter, as a merge does: its weights and adapter_config.json."""
     deltas = trained.deltas()
     with (folder / WEIGHTS).open("xb") as file:
@@ -122,7 +122,7 @@ def write_adapter(folder: Path, base: BaseCheckpoint, model: ModelSettings, trai
 
 def write_lock(
     directory: Path,
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     section: Mapping[str, Any] | None,
     mesh: Mapping[str, int] | None = None,
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.checkpoint import INDEX, BaseCheckpoint
+from runtime.checkpoint import INDEX, HFCheckpoint
 from runtime.errors import UserError
 from runtime.locate import locate_model
 from runtime.safetensors_files import write_arrays
@@ -38,8 +38,8 @@ def message(action: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-def open_and_verify(directory: Path) -> BaseCheckpoint:
-    base = BaseCheckpoint.open(directory)
+def open_and_verify(directory: Path) -> HFCheckpoint:
+    base = HFCheckpoint.open(directory)
     base.verify()
     return base
 
@@ -89,7 +89,7 @@ def test_bfloat16_tensors_are_read_as_they_are(tmp_path: Path) -> None:
     def cast(arrays: dict[str, np.ndarray]) -> None:
         arrays.update({name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()})
 
-    before = BaseCheckpoint.open(tmp_path).read("model.norm.weight").copy()
+    before = HFCheckpoint.open(tmp_path).read("model.norm.weight").copy()
     rewrite(tmp_path / "model.safetensors", cast)
     after = open_and_verify(tmp_path).read("model.norm.weight")
     assert after.dtype == ml_dtypes.bfloat16
@@ -99,14 +99,14 @@ def test_bfloat16_tensors_are_read_as_they_are(tmp_path: Path) -> None:
 def test_a_missing_shard_is_named(copy: Path) -> None:
     lost = sorted(copy.glob("model-*.safetensors"))[1]
     lost.unlink()
-    assert f"{lost.name} missing" in message(lambda: BaseCheckpoint.open(copy))
+    assert f"{lost.name} missing" in message(lambda: HFCheckpoint.open(copy))
 
 
 def test_an_index_that_names_what_is_not_there_is_refused(copy: Path) -> None:
     index = json.loads((copy / INDEX).read_text())
     index["weight_map"]["model.language_model.extra"] = sorted(index["weight_map"].values())[0]
     (copy / INDEX).write_text(json.dumps(index))
-    text = message(lambda: BaseCheckpoint.open(copy))
+    text = message(lambda: HFCheckpoint.open(copy))
     assert "names model.language_model.extra" in text and "does not hold" in text
 
 
@@ -116,13 +116,13 @@ def test_an_index_that_names_the_wrong_file_is_refused(copy: Path) -> None:
     name = next(name for name, file in index["weight_map"].items() if file == files[-1])
     index["weight_map"][name] = files[0]
     (copy / INDEX).write_text(json.dumps(index))
-    assert f"names {name} in {files[0]}; it is in {files[-1]}" in message(lambda: BaseCheckpoint.open(copy))
+    assert f"names {name} in {files[0]}; it is in {files[-1]}" in message(lambda: HFCheckpoint.open(copy))
 
 
 @pytest.mark.parametrize("weight_map", [None, {}, {"a": "../model.safetensors"}, {"a": 3}])
 def test_a_broken_weight_map_is_refused(copy: Path, weight_map: object) -> None:
     (copy / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    assert INDEX in message(lambda: BaseCheckpoint.open(copy))
+    assert INDEX in message(lambda: HFCheckpoint.open(copy))
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
@@ -130,28 +130,28 @@ def test_a_truncated_file_is_refused_by_its_name(copy: Path, keep: int) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     data = file.read_bytes()
     file.write_bytes(data[:keep])
-    text = message(lambda: BaseCheckpoint.open(copy))
+    text = message(lambda: HFCheckpoint.open(copy))
     assert str(file) in text and ("truncated" in text or "not a safetensors file" in text)
 
 
 def test_a_file_with_trailing_bytes_is_refused(copy: Path) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     file.write_bytes(file.read_bytes() + b"xxxx")
-    assert "4 bytes after the last tensor" in message(lambda: BaseCheckpoint.open(copy))
+    assert "4 bytes after the last tensor" in message(lambda: HFCheckpoint.open(copy))
 
 
 @pytest.mark.parametrize("header", [b"[]", b"{", b'{"a": {}}', b'{"a": {"dtype": "F32", "shape": 3}}'])
 def test_a_header_that_is_none_is_refused(copy: Path, header: bytes) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     file.write_bytes(len(header).to_bytes(8, "little") + header)
-    assert "its header is not that of a safetensors file" in message(lambda: BaseCheckpoint.open(copy))
+    assert "its header is not that of a safetensors file" in message(lambda: HFCheckpoint.open(copy))
 
 
 def test_a_header_whose_sizes_do_not_fit_is_refused(copy: Path) -> None:
     file = sorted(copy.glob("model-*.safetensors"))[0]
     header = b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}'
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"x" * 8)
-    assert "gives a bytes that do not fit" in message(lambda: BaseCheckpoint.open(copy))
+    assert "gives a bytes that do not fit" in message(lambda: HFCheckpoint.open(copy))
 
 
 def test_a_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
@@ -185,21 +185,21 @@ def test_a_text_tensor_that_the_model_does_not_use_is_refused(tmp_path: Path) ->
 
 
 def test_folders_of_other_layouts_are_refused(tmp_path: Path) -> None:
-    assert "no such folder" in message(lambda: BaseCheckpoint.open(tmp_path / "none"))
-    assert "no config.json" in message(lambda: BaseCheckpoint.open(tmp_path))
+    assert "no such folder" in message(lambda: HFCheckpoint.open(tmp_path / "none"))
+    assert "no config.json" in message(lambda: HFCheckpoint.open(tmp_path))
     (tmp_path / "config.json").write_text("{")
-    assert "not JSON" in message(lambda: BaseCheckpoint.open(tmp_path))
+    assert "not JSON" in message(lambda: HFCheckpoint.open(tmp_path))
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    assert "model_type is 'gpt2'" in message(lambda: BaseCheckpoint.open(tmp_path))
+    assert "model_type is 'gpt2'" in message(lambda: HFCheckpoint.open(tmp_path))
     shutil.rmtree(tmp_path)
     tiny.make_gemma3(tmp_path, num_hidden_layers=1)
     (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
-    assert f"no {INDEX}" in message(lambda: BaseCheckpoint.open(tmp_path))
+    assert f"no {INDEX}" in message(lambda: HFCheckpoint.open(tmp_path))
     (tmp_path / "weights.safetensors").rename(tmp_path / "pytorch_model.bin")
-    assert "another format" in message(lambda: BaseCheckpoint.open(tmp_path))
+    assert "another format" in message(lambda: HFCheckpoint.open(tmp_path))
     with (tmp_path / "model.safetensors").open("wb") as file:
         write_arrays(file, [("x", np.zeros(2, np.float32))], {})
-    assert "no text embedding" in message(lambda: BaseCheckpoint.open(tmp_path))
+    assert "no text embedding" in message(lambda: HFCheckpoint.open(tmp_path))
 
 
 def test_a_checkpoint_is_found_by_its_folder_and_asked_for_otherwise(

@@ -183,11 +183,11 @@ def test_merging_a_damaged_step_names_the_one_before(
 
     from runtime import manifest
     from runtime.adapter_reader import load_trained
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
     from runtime.errors import UserError
     from tests.runtime import runs
 
-    base = BaseCheckpoint.open(place / "model")
+    base = HFCheckpoint.open(place / "model")
     runs.save_run(tmp_path, base, runs.lora_section(), steps=(2, 4, 6))
     for step in (2, 4, 6):
         manifest.write(epath.Path(tmp_path) / str(step) / "model_params")

@@ -123,22 +123,22 @@ def rewrite(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) ->
 
 
 def test_an_output_head_that_the_config_promises_is_missed_by_name(tmp_path: Path) -> None:
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
 
     tiny.make_llama(tmp_path / "base")
-    BaseCheckpoint.open(tmp_path / "base").verify()
+    HFCheckpoint.open(tmp_path / "base").verify()
     rewrite(tmp_path / "base", {}, drop=("lm_head.weight",))
     with pytest.raises(UserError, match=r"lm_head\.weight is missing; config\.json promises it"):
-        BaseCheckpoint.open(tmp_path / "base").verify()
+        HFCheckpoint.open(tmp_path / "base").verify()
 
 
 def test_a_head_beside_a_tied_embedding_is_not_read(tmp_path: Path) -> None:
     """As in transformers: some checkpoints hold the embedding once more under the head's name."""
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
 
     tiny.make_qwen3(tmp_path / "base", tie_word_embeddings=False)
     rewrite(tmp_path / "base", {"tie_word_embeddings": True})
-    base = BaseCheckpoint.open(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
     base.verify()
     _, built = training.build(tmp_path / "base", MESH, remat="none")
     head = built.forward.head(built.model)

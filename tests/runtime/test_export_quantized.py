@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.export.quantized import FORMATS, ignored, quantization
 from tests import tiny
 
@@ -167,12 +167,12 @@ def test_what_can_carry_lora_is_quantised_and_no_other_linear_module_is_left_to_
     kind: str, tmp_path: Path
 ) -> None:
     model = CHECKPOINTS[kind](tmp_path / "base")
-    base = BaseCheckpoint.open(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
     scheme = quantization("fp8")
     assert scheme is not None
     quantised = {name for name in base.tensors if scheme.applies(base, name)}
-    sites = base.family.sites(base.architecture)
-    assert quantised == {f"{base.prefix}layers.{s.layer}.{slot}.weight" for s in sites for slot in s.slots}
+    targets = base.family.lora_targets(base.architecture)
+    assert quantised == {f"{base.prefix}{module}.weight" for target in targets for module in target.modules}
 
     ignore = scheme.config(base, quantised)["ignore"]
     linear = {name for name, module in model.named_modules() if type(module) is torch.nn.Linear}
@@ -189,7 +189,7 @@ def is_ignored(name: str, ignore: list[str]) -> bool:
 @pytest.mark.parametrize("root", ["model.language_model.", "language_model.model."])
 def test_parts_are_ignored_under_the_names_of_every_loader(root: str, tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path / "base", audio=True, **tiny.GEMMA4_EXPERTS)
-    base = BaseCheckpoint.open(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
     scheme = quantization("int8")
     assert scheme is not None
     ignore = scheme.config(base, [name for name in base.tensors if scheme.applies(base, name)])["ignore"]
@@ -229,7 +229,7 @@ def test_an_output_head_within_the_text_model_does_not_make_all_of_it_ignored() 
 
 def test_config_says_what_loaders_read(tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path / "base", num_hidden_layers=1, layer_types=["full_attention"])
-    base = BaseCheckpoint.open(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
     for name, kind in (("fp8", "float"), ("int8", "int")):
         scheme = quantization(name)
         assert scheme is not None

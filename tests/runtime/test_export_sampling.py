@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from runtime.adapter_reader import TrainedAdapters, load_trained
-from runtime.checkpoint import INDEX, BaseCheckpoint
+from runtime.checkpoint import INDEX, HFCheckpoint
 from runtime.errors import UserError
 from runtime.export import sampling
 from runtime.export.merged_files import check_files
@@ -32,7 +32,7 @@ K, V = (f"model.layers.1.self_attn.{letter}_proj.weight" for letter in "kv")
 Trained = TrainedAdapters | TrainedWeights
 
 
-def merged_tensors(base: BaseCheckpoint, trained: Trained, dtype: str) -> dict[str, np.ndarray]:
+def merged_tensors(base: HFCheckpoint, trained: Trained, dtype: str) -> dict[str, np.ndarray]:
     """A merge in float32, cast once."""
     out = {}
     changes = trained.changes(base)
@@ -48,7 +48,7 @@ def merged_tensors(base: BaseCheckpoint, trained: Trained, dtype: str) -> dict[s
     return out
 
 
-def write_folder(folder: Path, base: BaseCheckpoint, tensors: Mapping[str, np.ndarray]) -> Path:
+def write_folder(folder: Path, base: HFCheckpoint, tensors: Mapping[str, np.ndarray]) -> Path:
     """A merged folder of one file, with the record of its files."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dict(tensors), folder / SINGLE)
@@ -73,14 +73,14 @@ def write_record(folder: Path) -> dict[str, Any]:
 class Case:
     """A base, a run of random adapters, and their merge in bfloat16."""
 
-    base: BaseCheckpoint
+    base: HFCheckpoint
     trained: TrainedAdapters
     tensors: Mapping[str, np.ndarray]
 
     @classmethod
     def make(cls, folder: Path, make: Any, sizes: Mapping[str, Any], section: Mapping[str, Any]) -> Case:
         make(folder / "base", **sizes)
-        base = BaseCheckpoint.open(folder / "base")
+        base = HFCheckpoint.open(folder / "base")
         save_run(folder / "run", base, lora_section(**section))
         trained = load_trained(folder / "run", "latest", base)
         assert isinstance(trained, TrainedAdapters)
@@ -147,7 +147,7 @@ def test_a_right_merge_passes(name: str, tmp_path: Path) -> None:
 def test_full_fine_tuning_passes_and_a_wrong_element_does_not(family: str, tmp_path: Path) -> None:
     make = {"gemma4": tiny.make_gemma4, "qwen2": tiny.make_qwen2}[family]
     make(tmp_path / "base", **(tiny.GEMMA4_EXPERTS if family == "gemma4" else {}))
-    base = BaseCheckpoint.open(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
     random = np.random.default_rng(0)
     parameters = tuple(p for p in base.family.parameters(base.architecture) if p.trainable)
     arrays = {p.path: random.standard_normal(p.shape).astype(np.float32) for p in parameters}
@@ -365,7 +365,7 @@ def test_a_wrong_block_of_a_large_tensor_is_found(
 
 def test_a_limited_sample_has_every_kind_of_tensor_of_every_kind_of_layer(tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path / "base")
-    base = BaseCheckpoint.open(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
     names = list(base.tensors)
     layers = base.architecture.layer_types
     chosen = sampling.choose(names, base, 0, np.random.default_rng(0))

@@ -365,17 +365,17 @@ def test_an_adapter_in_hugging_face_layout_is_the_same_delta(
     adapters = build_adapters(family, architecture, lora)
     assert adapters
     for adapter in adapters:
-        weight = parameters[adapter.site.weight]
+        weight = parameters[adapter.target.weight]
         a = random.standard_normal(adapter.a_shape)
         b = np.zeros(adapter.b_shape)
         scale = adapter.projections[0].scale
         for one in adapter.projections:  # the rest stays zero in training
-            where = (one.block, one.slot) if adapter.site.fused else (one.block,)
+            where = (one.block, one.slot) if adapter.target.fused else (one.block,)
             b[where] = random.standard_normal(b[where].shape)
-        contracted = len(adapter.site.contract)
+        contracted = len(adapter.target.contract)
         delta = scale * np.tensordot(a, b, axes=([contracted], [0]))  # [*contracted, *rest]
-        rest = [axis for axis in range(len(weight.shape)) if axis not in adapter.site.contract]
-        delta = np.moveaxis(delta, range(delta.ndim), [*adapter.site.contract, *rest])
+        rest = [axis for axis in range(len(weight.shape)) if axis not in adapter.target.contract]
+        delta = np.moveaxis(delta, range(delta.ndim), [*adapter.target.contract, *rest])
         split = adapter.split(a, b)
         assert set(split) == {one.name for one in adapter.projections}
         parts = []
@@ -384,4 +384,4 @@ def test_an_adapter_in_hugging_face_layout_is_the_same_delta(
             part = np.zeros(source.shape) if a_hf is None else scale * (b_hf @ a_hf)
             parts.append(part.reshape(source.reshape).transpose(source.transpose))
         np.testing.assert_allclose(delta, np.stack(parts) if len(parts) > 1 else parts[0], atol=1e-9)
-        assert adapter.masked is (adapter.site.fused and not adapter.shared)
+        assert adapter.masked is (adapter.target.fused and not adapter.shared)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from runtime import merge
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.export.journal import RECORD
 from runtime.settings import ModelSettings
 from tests import tiny
@@ -54,7 +54,7 @@ class Case:
     def __init__(self, family: str, folder: Path) -> None:
         self.folder = folder
         self.reference = MODELS[family](folder / "base")
-        self.base = BaseCheckpoint.open(folder / "base")
+        self.base = HFCheckpoint.open(folder / "base")
         mesh, self.built = training.build(folder / "base", MESH, full=True)
         with mesh:
             self.trainer = training.trainer(
@@ -172,7 +172,7 @@ def test_the_merged_folder_computes_what_was_trained(
     assert moved > 1
 
 
-def trained_elsewhere(base: BaseCheckpoint, folder: Path) -> dict[str, np.ndarray]:
+def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]:
     """Writes a checkpoint like a base, with other random weights in its text model; returns those."""
     import shutil
 
@@ -201,7 +201,7 @@ def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> No
 
     make, sizes = FAMILIES[name]
     make(tmp_path / "base", **sizes)
-    base = BaseCheckpoint.open(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
     trained = trained_elsewhere(base, tmp_path / "trained")
     mesh, built = training.build(tmp_path / "trained", MESH, full=True)
     checkpoints = Checkpoints(str(tmp_path / "run"), keep=1)
@@ -212,7 +212,7 @@ def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> No
     model = ModelSettings(id=str(base.directory), family=base.family.name)
     paths = {"checkpoint": str(tmp_path / "run"), "output": "merged"}
     assert merge.main(tmp_path, model, **paths, dtype="float32", adapter=False, argv=[]) == 0
-    merged = BaseCheckpoint.open(tmp_path / "merged")
+    merged = HFCheckpoint.open(tmp_path / "merged")
     assert merged.tensors.keys() == base.tensors.keys()
     for tensor in base.tensors:
         expected = trained[tensor] if tensor in trained else base.read(tensor)
@@ -231,7 +231,7 @@ def test_every_family_is_among_them() -> None:
 def test_what_was_not_trained_is_the_bases_byte_for_byte(case: Case) -> None:
     if not (case.folder / "merged").is_dir():
         assert run_merge(case, case.folder, "float32") == 0
-    merged = BaseCheckpoint.open(case.folder / "merged")
+    merged = HFCheckpoint.open(case.folder / "merged")
     assert merged.files == case.base.files and len(merged.files) > 1
     same = {
         name for name in case.base.tensors if bytes(merged.bytes_of(name)) == bytes(case.base.bytes_of(name))
@@ -297,7 +297,7 @@ def test_arrays_that_the_checkpoint_does_not_fill_are_not_trained(tmp_path: Path
         num_kv_shared_layers=1,
         attention_k_eq_v=False,
     )
-    base = BaseCheckpoint.open(tmp_path / "base")
+    base = HFCheckpoint.open(tmp_path / "base")
     settings = ModelSettings(id="", family="gemma4", dtype="float32")
     built = abstract_model(base.family, base.architecture, settings, None, MESH)
     frozen = {

@@ -42,11 +42,11 @@ def test_arrays_are_those_that_qwix_would_make(family: str, request: pytest.Fixt
     import qwix
     from flax import nnx
 
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
     from runtime.model import abstract_model
     from runtime.settings import ModelSettings
 
-    base = BaseCheckpoint.open(request.getfixturevalue(family))
+    base = HFCheckpoint.open(request.getfixturevalue(family))
     lora = LoraSettings(rank=3, alpha=3.0, targets=training.TARGETS, kv="shared")
     settings = ModelSettings(id="", family=family, dtype="float32")
     ours = abstract_model(base.family, base.architecture, settings, lora, {"fsdp": 1, "tp": 1})
@@ -204,7 +204,7 @@ def test_initial_values_are_peft_s_and_of_their_seed() -> None:
 
     def adapters(**options: Any) -> dict[str, Adapter]:
         lora = LoraSettings(**{"rank": 8, "alpha": 8.0, "targets": training.TARGETS, **options})
-        return {a.site.weight: a for a in build_adapters(family, architecture, lora)}
+        return {a.target.weight: a for a in build_adapters(family, architecture, lora)}
 
     peft, qwix = LoraSettings(8, 8.0, ()), LoraSettings(8, 8.0, (), init="qwix")
     for weight, fan_in in (("mlp.down_proj.kernel", 128), ("attn.attn_vec_einsum.w", 8 * 16)):
@@ -251,7 +251,7 @@ def test_entries_of_no_trained_projection_have_no_gradient(
     )
     chain = mask_gradients(built.adapters)
     masked, _ = chain.update(ones, chain.init(ones))
-    (adapter,) = [a for a in built.adapters if a.site.weight == "layers.0.attn.kv_einsum.w"]
+    (adapter,) = [a for a in built.adapters if a.target.weight == "layers.0.attn.kv_einsum.w"]
     found = {".".join(map(str, path)): np.asarray(v.get_raw_value()) for path, v in masked.flat_state()}
     b = found[adapter.b_path]
     for number, part in enumerate(adapter.blocks):

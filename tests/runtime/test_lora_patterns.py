@@ -13,7 +13,7 @@ import pytest
 
 from runtime import merge
 from runtime.adapters import LoraSettings, build_adapters, by_pattern, lora_settings
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.families import FAMILIES
 from runtime.initial import initial_a
 from runtime.lora import trained_mask
@@ -40,7 +40,7 @@ def gemma4_adapters(**options: Any) -> dict[str, Any]:
     family = FAMILIES["gemma4"]
     architecture = family.architecture({**tiny.gemma4_text(**SIZES), "model_type": "gemma4_text"})
     lora = LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": training.TARGETS, **options})
-    return {a.site.weight: a for a in build_adapters(family, architecture, lora)}
+    return {a.target.weight: a for a in build_adapters(family, architecture, lora)}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ class Case:
 
         self.folder = folder
         self.reference = tiny.make_gemma4(folder / "base", multimodal=False, **SIZES)
-        self.base = BaseCheckpoint.open(folder / "base")
+        self.base = HFCheckpoint.open(folder / "base")
         schedule = optax.constant_schedule(1e-2)
         mesh, built = training.build(folder / "base", {"fsdp": 4, "tp": 2}, **OPTIONS)
         start = split(built)

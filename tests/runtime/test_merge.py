@@ -14,7 +14,7 @@ import pytest
 
 from runtime import merge
 from runtime.adapter_reader import Delta, choose_step, load_trained, saved_steps
-from runtime.checkpoint import INDEX, BaseCheckpoint
+from runtime.checkpoint import INDEX, HFCheckpoint
 from runtime.errors import UserError
 from runtime.export.plan import shard_bytes
 from runtime.settings import ModelSettings
@@ -31,7 +31,7 @@ def message(action: Callable[[], object]) -> str:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> BaseCheckpoint:
+def base(tmp_path_factory: pytest.TempPathFactory) -> HFCheckpoint:
     """Gemma 4, multimodal, in several files, with side files."""
     folder = tmp_path_factory.mktemp("base")
     tiny.make_gemma4(folder, shards=3)
@@ -41,18 +41,18 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> BaseCheckpoint:
     (folder / "additional_chat_templates" / "tools.jinja").write_text("tools")
     (folder / ".cache").mkdir()
     (folder / "other.gguf").write_bytes(b"weights in another format")
-    return BaseCheckpoint.open(folder)
+    return HFCheckpoint.open(folder)
 
 
 @pytest.fixture(scope="module")
-def trained(base: BaseCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(base: HFCheckpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with two checkpoints of it."""
     folder = tmp_path_factory.mktemp("run")
     save_run(folder, base, lora_section(), steps=(2, 10))
     return folder
 
 
-def run_merge(base: BaseCheckpoint, run: Path, work: Path, *argv: str, **settings: Any) -> int:
+def run_merge(base: HFCheckpoint, run: Path, work: Path, *argv: str, **settings: Any) -> int:
     values = {"checkpoint": str(run), "output": "merged", "dtype": "float32", "adapter": True}
     values |= {"max_shard_size": "base", **settings}
     return merge.main(
@@ -61,12 +61,12 @@ def run_merge(base: BaseCheckpoint, run: Path, work: Path, *argv: str, **setting
 
 
 def test_the_output_is_the_base_but_for_the_adapted_tensors(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: HFCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_merge(base, trained, tmp_path) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith(f"merged: {tmp_path / 'merged'} step=10 tensors=41 kept=")
-    out = BaseCheckpoint.open(tmp_path / "merged")
+    out = HFCheckpoint.open(tmp_path / "merged")
     out.verify()
     adapters = load_trained(trained, "latest", base)
     deltas = adapters.changes(base)
@@ -104,13 +104,13 @@ def test_the_output_is_the_base_but_for_the_adapted_tensors(
 
 @pytest.mark.parametrize("size", ["100KB", "1.5MB", "5GB"])
 def test_shards_are_at_most_as_large_as_asked_and_hold_the_same_tensors(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path, size: str
+    base: HFCheckpoint, trained: Path, tmp_path: Path, size: str
 ) -> None:
     from safetensors import safe_open
 
     assert run_merge(base, trained, tmp_path, max_shard_size=size, adapter=False) == 0
     assert run_merge(base, trained, tmp_path, output="as-base", adapter=False) == 0
-    out, same = BaseCheckpoint.open(tmp_path / "merged"), BaseCheckpoint.open(tmp_path / "as-base")
+    out, same = HFCheckpoint.open(tmp_path / "merged"), HFCheckpoint.open(tmp_path / "as-base")
     out.verify()
     assert list(out.tensors) == list(base.tensors), "in the base's order"
     assert all(out.bytes_of(name) == same.bytes_of(name) for name in base.tensors)
@@ -133,7 +133,7 @@ def test_shards_are_at_most_as_large_as_asked_and_hold_the_same_tensors(
 
 
 def test_a_dry_run_writes_nothing(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: HFCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_merge(base, trained, tmp_path, "--dry-run", max_shard_size="1MB") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -147,7 +147,7 @@ def test_a_dry_run_writes_nothing(
 
 
 def test_a_merge_from_and_to_addresses_writes_the_bytes_of_a_local_one(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path
+    base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     """Base, checkpoint and output where fsspec reads and writes: the same bytes as on a local disk."""
     import fsspec
@@ -173,14 +173,14 @@ def test_a_merge_from_and_to_addresses_writes_the_bytes_of_a_local_one(
 
 
 def test_the_template_that_was_trained_with_takes_the_place_of_the_base_s(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path
+    base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     assert run_merge(base, trained, tmp_path, chat_template="{{ 'trained' }}") == 0
     assert (base.directory / "chat_template.jinja").read_text() == "{{ messages }}"
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "{{ 'trained' }}"
 
 
-def test_the_same_input_gives_the_same_bytes(base: BaseCheckpoint, trained: Path, tmp_path: Path) -> None:
+def test_the_same_input_gives_the_same_bytes(base: HFCheckpoint, trained: Path, tmp_path: Path) -> None:
     for name in ("one", "two"):
         assert run_merge(base, trained, tmp_path, output=name) == 0
     for path in sorted((tmp_path / "one").rglob("*")):
@@ -189,14 +189,14 @@ def test_the_same_input_gives_the_same_bytes(base: BaseCheckpoint, trained: Path
 
 
 def test_another_dtype_changes_the_adapted_tensors_alone(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: HFCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from safetensors import safe_open
 
     assert run_merge(base, trained, tmp_path, dtype="bfloat16", adapter=False) == 0
     assert "41 merged tensors are bfloat16; the base has them as float32" in capsys.readouterr().out
     assert not (tmp_path / "merged-adapter").exists()
-    out = BaseCheckpoint.open(tmp_path / "merged")
+    out = HFCheckpoint.open(tmp_path / "merged")
     out.verify()
     changed = {name for name in base.tensors if out.tensors[name].dtype != base.tensors[name].dtype}
     assert len(changed) == 41 and {out.tensors[name].dtype for name in changed} == {"BF16"}
@@ -221,7 +221,7 @@ def test_another_dtype_changes_the_adapted_tensors_alone(
     ids=lambda section: "-".join(section),
 )
 def test_adapters_of_some_projections_and_layers_merge_with_their_scale(
-    base: BaseCheckpoint, section: dict[str, Any], tmp_path: Path
+    base: HFCheckpoint, section: dict[str, Any], tmp_path: Path
 ) -> None:
     full = lora_section(**section)
     adapters = save_run(tmp_path / "run", base, full)
@@ -229,14 +229,14 @@ def test_adapters_of_some_projections_and_layers_merge_with_their_scale(
     assert run.deltas().keys() == {part.name for adapter in adapters for part in adapter.projections}
     assert {delta.scale for delta in run.deltas().values()} == {full["alpha"] / full["rank"]}
     plan = write_merged(base, run.changes(base), tmp_path / "out")
-    out = BaseCheckpoint.open(tmp_path / "out")
+    out = HFCheckpoint.open(tmp_path / "out")
     changed = {name for name in base.tensors if base.bytes_of(name) != out.bytes_of(name)}
     assert changed == {f"{base.prefix}{name}.weight" for name in run.deltas()}
     assert plan.merged == len(changed) and plan.copied == len(base.tensors) - len(changed)
 
 
 def test_the_step_to_merge_is_a_whole_one_that_is_there(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path
+    base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     (trained / "12.orbax-checkpoint-tmp-1").mkdir()
     (trained / "13").mkdir()
@@ -248,12 +248,12 @@ def test_the_step_to_merge_is_a_whole_one_that_is_there(
     assert "no evaluation loss" in message(lambda: choose_step(trained, "best"))
     assert "no checkpoint" in message(lambda: choose_step(tmp_path, "latest"))
     first, last = load_trained(trained, "2", base), load_trained(trained, "latest", base)
-    weight = first.adapters[0].site.weight
+    weight = first.adapters[0].target.weight
     assert not np.array_equal(first.arrays[weight][0], last.arrays[weight][0])
 
 
 def test_the_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
-    base: BaseCheckpoint, tmp_path: Path
+    base: HFCheckpoint, tmp_path: Path
 ) -> None:
     save_run(tmp_path, base, lora_section(targets=["q_proj"]), steps=(2, 4, 6))
     rows = [(1, None), (2, 3.0), (3, 1.0), (4, 2.5), (6, 2.75)]
@@ -265,13 +265,13 @@ def test_the_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
 
 def test_a_base_of_other_sizes_is_refused(trained: Path, tmp_path: Path) -> None:
     tiny.make_gemma4(tmp_path, intermediate_size=96)
-    other = BaseCheckpoint.open(tmp_path)
+    other = HFCheckpoint.open(tmp_path)
     text = message(lambda: load_trained(trained, "latest", other))
     assert "intermediate_size is 96" in text and "128" in text
 
 
 def test_a_record_that_does_not_fit_the_arrays_is_refused(
-    base: BaseCheckpoint, trained: Path, tmp_path: Path
+    base: HFCheckpoint, trained: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(trained, tmp_path / "run")
     for section, words in (
@@ -291,12 +291,12 @@ def test_a_record_that_does_not_fit_the_arrays_is_refused(
     assert "recipe.lock.json" in message(lambda: load_trained(run, "latest", base))
 
 
-def test_values_that_are_not_finite_are_refused(base: BaseCheckpoint, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_refused(base: HFCheckpoint, tmp_path: Path) -> None:
     save_run(tmp_path, base, lora_section(targets=["q_proj"]), scale=np.inf)
     assert "not finite" in message(lambda: load_trained(tmp_path, "latest", base))
 
 
-def test_a_delta_without_its_weight_is_refused(base: BaseCheckpoint, tmp_path: Path) -> None:
+def test_a_delta_without_its_weight_is_refused(base: HFCheckpoint, tmp_path: Path) -> None:
     delta = Delta(np.zeros((2, 64), np.float32), np.zeros((3, 2), np.float32), 1.0)
     name = f"{base.prefix}layers.5.self_attn.v_proj.weight"
     assert f"no {name}" in message(lambda: write_merged(base, {name: delta}, tmp_path))

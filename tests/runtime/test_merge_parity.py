@@ -16,7 +16,7 @@ import pytest
 
 from runtime import memory, merge
 from runtime.adapter_reader import TrainedAdapters, load_trained
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.peft_export import keys_as_values
 from runtime.settings import MeshSettings, ModelSettings
 from tests import tiny
@@ -79,7 +79,7 @@ class Case:
     ) -> None:
         self.name = name
         self.reference = make(folder / "base", **sizes)
-        self.base = BaseCheckpoint.open(folder / "base")
+        self.base = HFCheckpoint.open(folder / "base")
         save_run(folder / "run", self.base, lora_section(**section))
         self.model = ModelSettings(id=str(folder / "base"), family=self.base.family.name)
         self.folder = folder
@@ -222,7 +222,7 @@ def test_verify_finds_a_wrong_file_by_its_hash_and_by_its_tensors_and_by_its_log
 ) -> None:
     assert run_verify(small, tmp_path, "bfloat16") == 0
     file, name = tmp_path / "merged" / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
-    tensor = BaseCheckpoint.open(tmp_path / "merged").tensors[name]
+    tensor = HFCheckpoint.open(tmp_path / "merged").tensors[name]
     data = bytearray(file.read_bytes())
     middle = (tensor.start + tensor.end) // 4 * 2
     half = data[tensor.start : middle]

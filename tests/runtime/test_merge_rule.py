@@ -45,8 +45,8 @@ def architecture(kind: str) -> tuple[Any, Any]:
 
 def hand_written(adapter: Adapter, a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
     """[out, in] deltas, unscaled, written out for each kind of Tunix weight on its own."""
-    kind = adapter.site.weight.split(".")[-2]
-    layer = f"layers.{adapter.site.layer}"
+    kind = adapter.target.weight.split(".")[-2]
+    layer = f"layers.{adapter.target.layer}"
     if kind in ("q_einsum", "k_einsum"):
         product = np.einsum("dr,rnh->nhd", a, b)
         return {f"{layer}.self_attn.{kind[0]}_proj": product.reshape(-1, a.shape[0])}

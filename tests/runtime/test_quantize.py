@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training
 
@@ -108,10 +108,10 @@ def reference_nf4(weight: np.ndarray) -> np.ndarray:
 
 def test_nf4_is_the_papers_in_blocks_as_bitsandbytes(model: Path, built: Callable[[str | None], Any]) -> None:
     """Held against the Hugging Face tensors themselves, every linear layer of them."""
-    base = BaseCheckpoint.open(model)
+    base = HFCheckpoint.open(model)
     stored = variables(built("nf4"))
     parameters = {p.path: p for p in built("nf4").parameters}
-    sites = {site.weight for site in base.family.sites(base.architecture)}
+    sites = {target.weight for target in base.family.lora_targets(base.architecture)}
     assert built("nf4").quantized.keys() == sites, "adapted or not"
     assert len(built("nf4").adapters) == 2
     worst = 0.0

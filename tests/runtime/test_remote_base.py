@@ -18,7 +18,7 @@ import pytest
 from compiler import catalog
 from compiler.miniature import complete, write_checkpoint
 from runtime import addresses, safetensors_files
-from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
 from runtime.errors import UserError
 from runtime.locate import locate_model, open_base
 from runtime.settings import ModelSettings
@@ -55,12 +55,12 @@ def test_every_tensor_and_side_file_is_that_of_the_local_folder(
     monkeypatch: pytest.MonkeyPatch,
     header_at_once: int,
 ) -> None:
-    local = BaseCheckpoint.open(folder)
+    local = HFCheckpoint.open(folder)
     # Small pieces, so that a tensor takes several rounds of several requests.
     monkeypatch.setattr(addresses, "PIECE", 1000)
     monkeypatch.setattr(addresses, "AT_ONCE", 3)
     monkeypatch.setattr(safetensors_files, "HEAD", header_at_once)
-    remote = BaseCheckpoint.open(uploaded(folder))
+    remote = HFCheckpoint.open(uploaded(folder))
     remote.verify()
     assert remote.directory is None and local.directory == folder
     assert remote.headers == local.headers and list(remote.tensors) == list(local.tensors)
@@ -81,7 +81,7 @@ def test_every_tensor_and_side_file_is_that_of_the_local_folder(
 def test_a_part_of_a_tensor_is_read_by_its_bytes(
     folder: Path, uploaded: Callable[[Path], str], where: str
 ) -> None:
-    base = BaseCheckpoint.open(folder if where == "local" else uploaded(folder))
+    base = HFCheckpoint.open(folder if where == "local" else uploaded(folder))
     name = base.prefix + "embed_tokens.weight"
     whole = bytes(base.bytes_of(name))
     assert len(whole) > 5000
@@ -92,7 +92,7 @@ def test_a_part_of_a_tensor_is_read_by_its_bytes(
 
 
 def test_threads_may_read_at_once(folder: Path, uploaded: Callable[[Path], str]) -> None:
-    local, remote = BaseCheckpoint.open(folder), BaseCheckpoint.open(uploaded(folder))
+    local, remote = HFCheckpoint.open(folder), HFCheckpoint.open(uploaded(folder))
     differ: list[str] = []
 
     def compare(names: list[str]) -> None:
@@ -108,7 +108,7 @@ def test_threads_may_read_at_once(folder: Path, uploaded: Callable[[Path], str])
 
 
 def test_file_addresses_are_mapped_as_local_folders_are(folder: Path) -> None:
-    base = BaseCheckpoint.open(f"file://{folder}")
+    base = HFCheckpoint.open(f"file://{folder}")
     assert base.directory == folder and base.name == str(folder)
 
 
@@ -144,9 +144,9 @@ def test_what_is_broken_is_named_as_in_a_local_folder(
 ) -> None:
     copy = shutil.copytree(folder, tmp_path / "copy")
     BROKEN[what](copy)
-    here = refusal(lambda: BaseCheckpoint.open(copy))
+    here = refusal(lambda: HFCheckpoint.open(copy))
     address = uploaded(copy)
-    there = refusal(lambda: BaseCheckpoint.open(address))
+    there = refusal(lambda: HFCheckpoint.open(address))
     assert here.message.startswith(str(copy)) and there.message.startswith(address)
     assert (there.message.removeprefix(address), there.help) == (
         here.message.removeprefix(str(copy)),
@@ -156,7 +156,7 @@ def test_what_is_broken_is_named_as_in_a_local_folder(
 
 def test_a_file_that_is_cut_off_after_it_was_opened(folder: Path, uploaded: Callable[[Path], str]) -> None:
     address = uploaded(folder)
-    base = BaseCheckpoint.open(address)
+    base = HFCheckpoint.open(address)
     name = list(base.headers[shard(folder).name].tensors)[-1]
     path = f"{address}/{shard(folder).name}"
     MEMORY.pipe_file(path, MEMORY.cat_file(path)[:-1])
@@ -170,14 +170,14 @@ def test_an_address_that_cannot_be_opened_is_one_sentence(
     no_buckets: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for address, package in (("gs://bucket/model", "gcsfs"), ("s3://bucket/model", "s3fs")):
-        assert refusal(lambda a=address: BaseCheckpoint.open(a)).help == f"pip install {package}"
-    assert "nowhere://x" in refusal(lambda: BaseCheckpoint.open("nowhere://x")).message
+        assert refusal(lambda a=address: HFCheckpoint.open(a)).help == f"pip install {package}"
+    assert "nowhere://x" in refusal(lambda: HFCheckpoint.open("nowhere://x")).message
 
     def refused(*_: Any, **__: Any) -> None:
         raise PermissionError("403: Forbidden")
 
     monkeypatch.setattr(type(MEMORY), "ls", refused)
-    error = refusal(lambda: BaseCheckpoint.open("memory://model"))
+    error = refusal(lambda: HFCheckpoint.open("memory://model"))
     assert "memory://model cannot be opened: 403" in error.message and "credentials" in str(error.help)
 
 
@@ -193,7 +193,7 @@ def test_merging_reads_an_address_in_place_and_training_copies_it(
     assert open_base(ModelSettings(id=str(folder), family="gemma4")).directory == folder
     copied = locate_model(model)
     assert copied.is_relative_to(tmp_path / "cache")
-    assert BaseCheckpoint.open(copied).headers == BaseCheckpoint.open(folder).headers
+    assert HFCheckpoint.open(copied).headers == HFCheckpoint.open(folder).headers
 
 
 def test_training_from_a_bucket_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from compiler import catalog
 from compiler.miniature import complete, write_checkpoint
 from runtime import manifest
 from runtime.adapter_reader import TrainedAdapters, choose_step, load_trained
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.staging import staged
 from tests.runtime import runs
@@ -143,7 +143,7 @@ def test_a_run_at_an_address_loads_as_the_local_one(tmp_path: Path, uploaded: Ca
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     write_checkpoint(tmp_path / "model", config)
-    base = BaseCheckpoint.open(tmp_path / "model")
+    base = HFCheckpoint.open(tmp_path / "model")
     run = tmp_path / "trained"
     runs.save_run(run, base, runs.lora_section(targets=["q_proj", "down_proj"]), steps=(1, 3))
     here = load_trained(run, "1", base)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from runtime.adapters import LoraSettings
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.trace import ROWS, Trace, check_writable, count_targets, read_trace
 from tests import tiny
@@ -40,7 +40,7 @@ def run(model: Path, folder: Path, traced: bool, **options: Any) -> tuple[Trace 
     from runtime.recorder import Recorder
     from runtime.settings import ModelSettings
 
-    base = BaseCheckpoint.open(model)
+    base = HFCheckpoint.open(model)
     with jax.default_matmul_precision("highest"):
         mesh, built = training.build(model, MESH, remat="none", **options)
         settings = ModelSettings(id=str(model), family=base.family.name, dtype="float32")
@@ -144,7 +144,7 @@ def test_full_fine_tuning_is_traced_by_the_checkpoints_names(model: Path, tmp_pa
     trace, _ = run(model, tmp_path / "run", True, full=True)
     assert trace is not None
     assert trace.initial == {} and len(trace.rows) == 2
-    base = BaseCheckpoint.open(model)
+    base = HFCheckpoint.open(model)
     norm = metrics(tmp_path / "run")[0]["grad_norm"]
     assert trace.gradients.keys() == trace.trained.keys() == set(base.tensors)
     assert all(trace.gradients[name].shape == base.tensors[name].shape for name in base.tensors)

@@ -73,12 +73,12 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
             LoraSettings'.
     """
     from runtime.adapters import LoraSettings
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
     from runtime.mesh import start
     from runtime.model import build as build_model
     from runtime.settings import MeshSettings, ModelSettings
 
-    base = BaseCheckpoint.open(directory)
+    base = HFCheckpoint.open(directory)
     mesh = start(MeshSettings("cpu", math.prod(axes.values()), axes))
     settings = ModelSettings(
         id=str(directory),

@@ -18,7 +18,7 @@ from runtime import adapter_reader
 from runtime.adapter_reader import recorded_lora
 from runtime.adapters import Adapter, lora_settings, parse_layers
 from runtime.backends.model import load_model
-from runtime.checkpoint import CONFIG, INDEX, SINGLE, BaseCheckpoint
+from runtime.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
 from runtime.checkpoint_files import LocalFiles
 from runtime.data.tokenizer import load_tokenizer
 from runtime.errors import UserError
@@ -103,14 +103,14 @@ def test_a_config_of_other_types_is_a_sentence(kind: str, tmp_path: Path) -> Non
     (tmp_path / CONFIG).write_text(json.dumps(TINY | CONFIGS[kind]))
     (tmp_path / SINGLE).write_bytes(header({"a": ENTRY}))
     with pytest.raises(UserError):
-        BaseCheckpoint.open(tmp_path)
+        HFCheckpoint.open(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"{" + b" " * (1 << 27), b"\x80\x04cos\nsystem\n"])
 def test_a_config_that_is_none_is_a_sentence(content: bytes, tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_bytes(content)
     with pytest.raises(UserError):
-        BaseCheckpoint.open(tmp_path)
+        HFCheckpoint.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_an_index_names_files_of_its_folder_alone(file: Any, tmp_path: Path) -> 
     (folder / CONFIG).write_text(json.dumps(TINY))
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": file}}))
     with pytest.raises(UserError):
-        BaseCheckpoint.open(folder)
+        HFCheckpoint.open(folder)
 
 
 def test_a_pickle_is_never_read(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_pickle_is_never_read(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(json.dumps(TINY))
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch CANARY'\ntR.")
     with pytest.raises(UserError, match="another format"):
-        BaseCheckpoint.open(tmp_path)
+        HFCheckpoint.open(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch CANARY'\ntR.")
     with pytest.raises(UserError, match="a pickle, which runs what code it likes"):
@@ -168,7 +168,7 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.Monk
     settings = ModelSettings(id="strange", family="llama3")
     with pytest.raises(UserError):
         load_tokenizer(model, settings, DataSettings(train=("train.jsonl",), max_length=8))
-    checkpoint = cast(BaseCheckpoint, SimpleNamespace(directory=model, name="strange"))
+    checkpoint = cast(HFCheckpoint, SimpleNamespace(directory=model, name="strange"))
     with pytest.raises(UserError):
         load_model(checkpoint, settings, meta=True, attention="eager")
     with pytest.raises(UserError):
@@ -187,10 +187,10 @@ def test_nothing_is_taken_along_by_a_link(tmp_path: Path) -> None:
     (folder / CONFIG).symlink_to("../../blobs/1")
     name = "model.embed_tokens.weight"
     (folder / SINGLE).write_bytes(header({name: ENTRY}))
-    assert CONFIG in BaseCheckpoint.open(folder).side_files
+    assert CONFIG in HFCheckpoint.open(folder).side_files
     (folder / "LICENSE").symlink_to("../../../../private")
     with pytest.raises(UserError, match=r"is a link to .*, which is no part of the checkpoint"):
-        BaseCheckpoint.open(folder)
+        HFCheckpoint.open(folder)
 
 
 def layout(section: dict[str, Any]) -> list[Adapter]:
@@ -212,10 +212,10 @@ RECORDED = {
 }
 
 
-def base() -> BaseCheckpoint:
+def base() -> HFCheckpoint:
     family = FAMILIES["llama3"]
     return cast(
-        BaseCheckpoint, SimpleNamespace(family=family, architecture=family.architecture(TINY), name="base")
+        HFCheckpoint, SimpleNamespace(family=family, architecture=family.architecture(TINY), name="base")
     )
 
 

@@ -63,10 +63,10 @@ def modules(model: Model) -> list[Module]:
     """
     prefix = prefix_of(model)
     out = [Module(f"{prefix}embed_tokens", None, linear=False, what="embed_tokens")]
-    for site in model.family.sites(model.architecture):
+    for site in model.family.lora_targets(model.architecture):
         out += [
             Module(f"{prefix}layers.{site.layer}.{slot}", f"layers.{site.layer}.{slot}")
-            for slot in site.slots
+            for slot in site.projections
         ]
     out += [Module(prefix + name, None, what=name.rpartition(".")[2]) for name in _others(model)]
     if is_multimodal(model):
@@ -134,8 +134,8 @@ def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | 
         by_name.setdefault(name.rpartition(".")[2], []).append(_layer(name) or 0)
     everywhere: dict[str, list[int]] = {}
     slots: dict[str, str] = {}
-    for site in model.family.sites(model.architecture):
-        for slot in site.slots:
+    for site in model.family.lora_targets(model.architecture):
+        for slot in site.projections:
             everywhere.setdefault(slot.rpartition(".")[2], []).append(site.layer)
             slots[slot.rpartition(".")[2]] = slot
     names = [name for name in everywhere if name in by_name]

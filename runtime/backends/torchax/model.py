@@ -28,7 +28,7 @@ from runtime.backends.torchax.attention import register
 from runtime.backends.torchax.dropout import drawing, replace_dropout
 from runtime.backends.torchax.placement import adapter_specs, tensor_specs
 from runtime.backends.torchax.quantized import replace_linears, shapes, spread, tensor_layouts
-from runtime.checkpoint import HEAD, BaseCheckpoint
+from runtime.checkpoint import HEAD, HFCheckpoint
 from runtime.errors import UserError
 from runtime.families import Architecture, Family, family_of
 from runtime.families.base import Spec, text_config
@@ -186,7 +186,7 @@ def abstract_model(
     )
 
 
-def load_base(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
+def load_base(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
     """The base's arrays on their devices, by the module's names.
 
     Each shard is read from the checkpoint's file, cast and placed by itself; what is stored quantised takes
@@ -208,7 +208,7 @@ def load_base(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
     return out
 
 
-def load_trained(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
+def load_trained(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
     """What full fine-tuning begins with; as `load_base`."""
     return {name: _load(name, wanted, checkpoint) for name, wanted in model.trained.items()}
 
@@ -231,14 +231,14 @@ def tensor_name(name: str) -> str:
     return name.replace(BASE_LAYER, "").removeprefix(PREFIX)
 
 
-def checkpoint_name(name: str, checkpoint: BaseCheckpoint) -> str:
+def checkpoint_name(name: str, checkpoint: HFCheckpoint) -> str:
     """A tensor's full name in a checkpoint, from the module's."""
     if name == HEAD:
         return HEAD
     return checkpoint.prefix + tensor_name(name)
 
 
-def _load(name: str, wanted: jax.ShapeDtypeStruct, checkpoint: BaseCheckpoint) -> jax.Array:
+def _load(name: str, wanted: jax.ShapeDtypeStruct, checkpoint: HFCheckpoint) -> jax.Array:
     full = checkpoint_name(name, checkpoint)
     array = _place(wanted, checkpoint.read(full))
     checkpoint.release(full)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from tests.runtime.llama_bases import contents, write_base
 from tests.runtime.merge_faults.merges import SHARDS, Outcome, Place, Run, start
 from tests.runtime.runs import lora_section, save_run
@@ -18,7 +18,7 @@ from tests.runtime.runs import lora_section, save_run
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     root = tmp_path_factory.mktemp("place")
     base = write_base(root / "base")
-    save_run(root / "run", BaseCheckpoint.open(base), lora_section(), steps=(2, 4))
+    save_run(root / "run", HFCheckpoint.open(base), lora_section(), steps=(2, 4))
     assert start(base, root / "run", root / "whole") == 0
     whole = Place(base, root / "run", contents(root / "whole"), contents(root / "whole-adapter"))
     assert sum(name.endswith(".safetensors") for name in whole.merged) == SHARDS

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
 from runtime.errors import UserError
 from runtime.export import job as jobs
 from runtime.export import record
@@ -98,14 +98,14 @@ def test_a_merge_goes_on_once_its_base_can_be_read_again(
     place: Place, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was written before a network failed is kept."""
-    target, read = tmp_path / "merged", BaseCheckpoint.bytes_of
+    target, read = tmp_path / "merged", HFCheckpoint.bytes_of
 
-    def fail(self: BaseCheckpoint, *rest: Any) -> memoryview:
+    def fail(self: HFCheckpoint, *rest: Any) -> memoryview:
         if noted(target):
             raise UserError("gs://base: cannot be read: timed out", "run the same command again")
         return read(self, *rest)
 
-    monkeypatch.setattr(BaseCheckpoint, "bytes_of", fail)
+    monkeypatch.setattr(HFCheckpoint, "bytes_of", fail)
     run(target).refused("timed out")
     kept, before = noted(target), times(target)
     assert kept
@@ -260,7 +260,7 @@ def test_a_flipped_bit_in_a_header_is_refused_or_changes_nothing(place: Place, t
     base = copy(place.base, tmp_path / "base")
     path = base / "model-00001-of-00003.safetensors"
     content, choose = path.read_bytes(), random.Random(0)
-    header = BaseCheckpoint.open(base).headers[path.name]
+    header = HFCheckpoint.open(base).headers[path.name]
     refused = 0
     places = range(header.data_start)
     for at in places:
@@ -268,7 +268,7 @@ def test_a_flipped_bit_in_a_header_is_refused_or_changes_nothing(place: Place, t
         damaged[at] ^= 1 << choose.randrange(8)
         path.write_bytes(damaged)
         try:
-            opened = BaseCheckpoint.open(base)
+            opened = HFCheckpoint.open(base)
             opened.verify()
         except UserError:
             refused += 1
@@ -280,6 +280,6 @@ def test_a_flipped_bit_in_a_header_is_refused_or_changes_nothing(place: Place, t
 def test_adapters_beside_another_runs_record_are_refused(place: Place, run: Run, tmp_path: Path) -> None:
     """Adapters that do not fit the record beside them."""
     trained = copy(place.run, tmp_path / "run")
-    write_lock(trained, BaseCheckpoint.open(place.base), lora_section(rank=4))
+    write_lock(trained, HFCheckpoint.open(place.base), lora_section(rank=4))
     run(tmp_path / "merged", checkpoint=trained).refused("has shape", "must be of one run")
     assert not list(tmp_path.glob("merged*"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime import merge
-from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
 from runtime.errors import UserError
 from runtime.export import folder as folders
 from runtime.export import writer
@@ -42,7 +42,7 @@ def job(place: Place) -> Callable[[Path, MergeSettings], merge.Job]:
 def loads(folder: Path) -> bool:
     """Whether anyone would take a folder for a checkpoint."""
     try:
-        BaseCheckpoint.open(folder)
+        HFCheckpoint.open(folder)
     except UserError:
         return False
     return True

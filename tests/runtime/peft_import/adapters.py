@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from runtime.adapter_reader import TrainedAdapters, load_trained
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.peft_import import import_adapter
 from runtime.settings import ModelSettings
@@ -55,7 +55,7 @@ class Small:
 
     def __init__(self, folder: Path) -> None:
         tiny.make_gemma3(folder / "base", num_hidden_layers=2)
-        self.base = BaseCheckpoint.open(folder / "base")
+        self.base = HFCheckpoint.open(folder / "base")
         self.section = lora_section(targets=["q_proj", "k_proj", "v_proj", "down_proj"], dropout=0.0)
         save_run(folder / "run", self.base, self.section)
         self.trained = load_trained(folder / "run", "latest", self.base)

@@ -12,7 +12,7 @@ import pytest
 
 from runtime import merge, resuming
 from runtime.adapter_reader import TrainedAdapters, load_trained, restore_tree
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.peft_export import keys_as_values, same_scale
 from runtime.peft_import import import_adapter
 from runtime.settings import ModelSettings
@@ -56,7 +56,7 @@ class Case:
 
         made = make(folder / "base", **sizes)
         self.reference = lambda: type(made).from_pretrained(folder / "base", dtype="float32").eval()
-        self.base = BaseCheckpoint.open(folder / "base")
+        self.base = HFCheckpoint.open(folder / "base")
         self.model = ModelSettings(
             id=str(folder / "base"), family=self.base.family.name, dtype="float32", remat="none"
         )
@@ -162,7 +162,7 @@ def test_logits_and_merged_weights_are_pefts(case: Case) -> None:
         )
         == 0
     )
-    merged = BaseCheckpoint.open(case.folder / "merged")
+    merged = HFCheckpoint.open(case.folder / "merged")
     import peft
 
     state = peft.PeftModel.from_pretrained(case.reference(), case.adapter).merge_and_unload().state_dict()
@@ -193,7 +193,7 @@ def test_training_goes_on_from_an_imported_adapter(
     from runtime.data.tokenizer import load_tokenizer
     from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, TrainSettings
 
-    base = BaseCheckpoint.open(place / "model")
+    base = HFCheckpoint.open(place / "model")
     targets = ["q_proj", "v_proj", "down_proj"]
     reference = transformers.Gemma4ForConditionalGeneration.from_pretrained(place / "model", dtype="float32")
     modules = TEXT + r"(self_attn\.[qv]_proj|mlp\.down_proj)"
