@@ -19,7 +19,6 @@ from compiler import (
     cli_port,
     cli_report,
     cli_serve,
-    cli_upgrade,
     cli_watch,
     completion,
 )
@@ -195,7 +194,6 @@ app.command()(cli_parity.parity)
 app.command()(cli_plan.plan)
 app.command()(cli_plan.cost)
 app.command()(cli_port.port)
-app.command()(cli_upgrade.upgrade)
 app.command()(cli_report.report)
 app.command()(cli_watch.watch)
 app.command()(cli_lsp.lsp)

@@ -1442,23 +1442,6 @@ COMMANDS: dict[str, Code] = {
         "train.log.wandb_project looks like a key of Weights & Biases, and recipes are kept in git.",
         "Name the project; the key is the run's environment's.",
     ),
-    "E1235": Code(
-        "recipe of an older version",
-        "The file, or one that it extends, is written in an earlier version of the language than this "
-        "compiler reads. What its keys mean may have changed, so that nothing else is said of it.",
-        "`recipe upgrade` shows what has to change, and writes it with `--write`.",
-    ),
-    "E1236": Code(
-        "upgrade that cannot keep what the recipe says",
-        "A value has no counterpart in the next version of the language, or its text cannot be changed "
-        "without changing something else: a comment in the middle of braces, a section that is set to null.",
-        "Change it by hand as the message says, and upgrade again. Nothing has been written.",
-    ),
-    "N1237": Code(
-        "key left out by an upgrade",
-        "A later version of the language does not have the key, and does what it said without it.",
-        "Nothing; the message says what holds now.",
-    ),
 }
 
 LAUNCH: dict[str, Code] = {
@@ -1502,8 +1485,9 @@ RETIRED = (
     *("E0412", "E0805", "E0901", "E0904", "E0905", "E0906", "E0907", "E0908", "E0909", "E0910", "E0913"),
     *("E0911", "E0912", "N0916", "E0917", "N0918"),
     *("E0628", "E0932", "E1165", "E1166", "E1167", "E1169", "E1170"),
+    *("E1235", "E1236", "N1237"),
 )
-"""Codes of earlier versions, of what is available now or what another code says; none is used again."""
+"""Codes of earlier versions, of what is available now, said by another code, or gone; none is used again."""
 
 CODES: dict[str, Code] = {
     **FILES,

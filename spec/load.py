@@ -86,7 +86,7 @@ def load(
     concealer = secrets.Concealer(root)
     sources = Sources(root, concealer)
     raw = plain(root)
-    diagnostics += versions.other(root)
+    diagnostics += versions.newer(root)
     if any(d.path == versions.KEY for d in diagnostics):  # what its other keys mean is not known here
         return Loaded(path, None, in_order(_concealed(diagnostics, concealer)), sources, raw)
     incomplete = _incomplete(diagnostics)
@@ -174,7 +174,7 @@ def _read_chain(
             Diagnostic("E0013", "a recipe is a mapping of `key: value` lines", help=document.START, span=span)
         )
         return None, diagnostics
-    diagnostics += versions.other(found.root)
+    diagnostics += versions.newer(found.root)
     base, more = _base(found.root, path, chain, unsaved)
     merged = merge(base, found.root) if base is not None else found.root
     assert isinstance(merged, Mapping)

@@ -178,7 +178,7 @@ def _device(path: Path, minor: int) -> None:
 READING: tuple[str, ...] = (
     *("build F -o out", "build good.yaml F -o out", "check F", "check F --format json", "explain F"),
     *("diff F good.yaml", "diff good.yaml F", "cost F --train-hours 1", "cost good.yaml --run F", "plan F"),
-    *("parity F", "parity --compare F F", "port F", "port good.yaml F", "upgrade F", "upgrade F --check"),
+    *("parity F", "parity --compare F F", "port F", "port good.yaml F"),
     *("report F", "watch F --once", "rehearse F", "preview F", "preview good.yaml --model F"),
     *("preview good.yaml --data-dir F", "serve up F", "serve down F", "serve bench F", "serve verify F"),
     *("pack F", "pack example --from F", "pack example --from built --recipe F"),

@@ -95,7 +95,7 @@ def test_a_narrow_terminal_is_no_obstacle(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("environment", [{"HOME": None}, {"TMPDIR": "/nowhere"}, {"TERM": None, "LANG": "C"}])
 def test_an_environment_without_much_in_it_is_enough(run: Run, environment: dict[str, str | None]) -> None:
     assert run("build", "recipe.yaml", "-o", "out", environment=environment).status == 0
-    done = run("upgrade", "recipe.yaml", "--check", environment=environment)
+    done = run("build", "recipe.yaml", "-o", "out", "--check", environment=environment)
     assert done.status == 0 and done.faults() == []
 
 

@@ -26,9 +26,6 @@ WITHOUT_GOLDEN = {
     "E1050": "of `recipe parity`, by the packages that are installed",
     "W1118": "of a port's compiled steps",
     "W1119": "of a port to standard output, which leaves no recipe.yaml",
-    "E1235": "of a recipe in an older version of the language, of which there is none yet",
-    "E1236": "of an upgrade from such a version",
-    "N1237": "of an upgrade from such a version",
 }
 """Codes that no stderr.txt holds, and why. Another test of each looks at what is said."""
 
