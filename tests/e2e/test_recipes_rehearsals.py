@@ -13,7 +13,7 @@ from compiler import cli, miniature_config
 from runtime.families.gemma4 import Gemma4Architecture
 from tests.preloaded import preloaded_scripts
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 RECIPES = Path(__file__).resolve().parent.parent.parent / "recipes"
 ELSEWHERE = {
