@@ -25,10 +25,16 @@ LINES = 14
 """Shown of a test's output: its last ones."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    # Whole runs, of three backends and of the quickstart.
-    **{name: (name,) for name in ("test_backends", "test_quickstart")},
+    # Whole runs: of the quickstart, of three backends, of one family each.
+    **{name: (name,) for name in ("test_quickstart", "test_backends", "test_parity")},
     # Compiles for TPUs, of up to 5 GB in each of two processes, and 10 GB of memory for a checkpoint.
-    "compile": ("test_serve_plan", "test_plan", "test_tpu_compile", "test_startup_memory"),
+    "compile": (
+        "test_recipes_plans",
+        "test_serve_plan",
+        "test_plan",
+        "test_tpu_compile",
+        "test_startup_memory",
+    ),
     # The fine-tuned model, and vLLM's servers on the CPU.
     "gemma3": ("test_gemma3_270m", "test_vllm"),
     # Containers of one engine.
@@ -42,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Ends the session where the disk is too small for it."""
     groups.check(GROUPS)
     started_by_another = hasattr(config, "workerinput")
-    if not started_by_another and (missing := disk.shortage()):
+    command = "nightly" if config.option.markexpr == "nightly" else "e2e"
+    if not started_by_another and (missing := disk.shortage(command)):
         raise pytest.UsageError(missing)
 
 
