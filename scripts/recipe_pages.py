@@ -31,7 +31,7 @@ cp recipes/qwen3-14b-qlora-v5e8.yaml mine.yaml
 recipe diff recipes/qwen3-14b-qlora-v5e8.yaml mine.yaml
 ```
 
-All of them pass `recipe check`, and `make e2e` takes each through `recipe rehearse`. Those for TPUs were
+All of them pass `recipe check`, and `make nightly` takes each through `recipe rehearse`. Those for TPUs were
 compiled by `recipe plan`; none was measured on one. When a recipe was changed,
 `python -m scripts.recipes plan` compiles it again, and `python -m scripts.recipes write` writes its head and
 this page.

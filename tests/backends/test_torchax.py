@@ -1,4 +1,7 @@
-"""transformers' models under torchax, held against torch with PEFT: float32, virtual devices."""
+"""transformers' models under torchax, held against torch with PEFT: float32, virtual devices.
+
+One model's gradients are in `make test`, the rest in `make e2e`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ MODELS: dict[str, tuple[Any, dict[str, Any], dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "gemma4" else pytest.mark.e2e) for name in MODELS]
+)
 def test_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
     """Packed rows with padding, where transformers finds the samples by their positions, and its sliding
     layers see 8 tokens of 16."""
@@ -45,6 +50,7 @@ def test_gradients_are_those_of_peft(name: str, tmp_path: Path) -> None:
     assert max(np.abs(array).max() for array in theirs.values()) > 0.01
 
 
+@pytest.mark.e2e
 def test_twenty_steps_are_those_of_torch(tmp_path: Path) -> None:
     """Of AdamW, over windows of two micro-batches."""
     tiny.make_llama(tmp_path)
@@ -58,6 +64,7 @@ def test_twenty_steps_are_those_of_torch(tmp_path: Path) -> None:
     assert largest_difference(trained, before) > 1e-2
 
 
+@pytest.mark.e2e
 def test_recomputing_drops_out_the_same(tmp_path: Path) -> None:
     """Gradients with dropout depend neither on what is recomputed nor on the mesh, but on the micro-batch's
     number."""
@@ -71,6 +78,7 @@ def test_recomputing_drops_out_the_same(tmp_path: Path) -> None:
     assert largest_difference(gradients, plain.gradients(other)[1]) > 1e-3
 
 
+@pytest.mark.e2e
 def test_layers_that_share_keys_and_values_have_peft_s_gradients(tmp_path: Path) -> None:
     """Gemma 4 E2B's, recomputed: what one layer leaves for another passes through jax.checkpoint."""
     tiny.make_gemma4(tmp_path, multimodal=False, **tiny.GEMMA4_E2B)
@@ -80,6 +88,7 @@ def test_layers_that_share_keys_and_values_have_peft_s_gradients(tmp_path: Path)
     assert largest_difference(gradients, theirs) < 1e-5
 
 
+@pytest.mark.e2e
 def test_adapters_of_a_bfloat16_base_and_their_gradients_stay_float32(tmp_path: Path) -> None:
     """Adapters and their gradients stay float32, and so do rotary frequencies, which bfloat16 would bend."""
     tiny.make_llama(tmp_path, num_hidden_layers=1)

@@ -35,7 +35,7 @@ def weights(built: Torchax) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("kind", ["nf4", "int8"])
+@pytest.mark.parametrize("kind", ["nf4", pytest.param("int8", marks=pytest.mark.e2e)])
 def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
     """To the bit, in each device's part: Gemma 4's fused keys and values, and values that are its keys."""
     from flax import nnx
@@ -70,6 +70,7 @@ def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
         assert array.qvalue.dtype == ("uint4" if kind == "nf4" else "int8")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(("kind", "remat"), [("nf4", "none"), ("int8", "decoder")])
 def test_gradients_are_torchs_of_the_dequantised_base(kind: str, remat: str, tmp_path: Path) -> None:
     """Qwen 2's projections have biases. Projections without an adapter are quantised too."""
@@ -95,6 +96,7 @@ def test_gradients_are_torchs_of_the_dequantised_base(kind: str, remat: str, tmp
     assert abs(expected - plain) > 1e-3, "quantising is seen"
 
 
+@pytest.mark.e2e
 def test_the_backward_pass_keeps_no_dequantised_weight(tmp_path: Path) -> None:
     """Without rematerialisation a plain model's weights are residuals; of quantised ones the codes are."""
     from jax._src.ad_checkpoint import saved_residuals

@@ -241,6 +241,7 @@ def logged(place: Place, output: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.e2e
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole: Trace) -> None:
     """Bit for bit, with dropout, of which the reference takes none."""
     first = place.train(Backend.TRL, "cut", "--steps", "2")
@@ -251,6 +252,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole:
         assert np.array_equal(array, rest.trained[name]), name
 
 
+@pytest.mark.e2e
 def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
     from runtime.preference import METRICS
 
@@ -267,6 +269,7 @@ def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
     assert last["rewards_margin"] > 0.1
 
 
+@pytest.mark.e2e
 def test_a_given_adapter_is_trained_on_and_is_no_reference(place: Place, whole: Trace) -> None:
     """As by train.py: the evaluation before the first step is the one after the adapter's last."""
     place.train(Backend.TRL, "onward", "--adapter", place.folder / "whole" / "adapter", "--steps", "1")

@@ -1,6 +1,6 @@
 """Runs of train_trl.py on the CPU: its pieces, its checkpoints, and the adapters that it leaves and takes.
 
-That it is the run of train.py, number by number, is held in tests/parity.
+Whole runs are in `make e2e`. That it is the run of train.py, number by number, is held in tests/parity.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def whole(place: Place) -> Trace:
     return place.train(Backend.TRL, "whole")
 
 
+@pytest.mark.e2e
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole: Trace) -> None:
     """Bit for bit, with dropout, whose masks differ from step to step, and with recomputation."""
     first = place.train(Backend.TRL, "cut", "--steps", "3")
@@ -81,6 +82,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole:
     assert kept == ["checkpoint-4", "checkpoint-6"]
 
 
+@pytest.mark.e2e
 def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
     import json
 
@@ -95,6 +97,7 @@ def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
     assert steps[0]["grad_norm"] == pytest.approx(squares**0.5, rel=1e-5)
 
 
+@pytest.mark.e2e
 def test_a_damaged_checkpoint_is_none(place: Place, whole: Trace) -> None:
     """trainer_state.json is written last."""
     from runtime.backends.trl.checkpoints import checkpoints
@@ -108,6 +111,7 @@ def test_a_damaged_checkpoint_is_none(place: Place, whole: Trace) -> None:
     state.write_bytes(content)
 
 
+@pytest.mark.e2e
 def test_peft_reads_the_adapter_as_it_was_trained(place: Place, whole: Trace) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -127,6 +131,7 @@ def test_peft_reads_the_adapter_as_it_was_trained(place: Place, whole: Trace) ->
     assert attention.v_proj.scaling["default"] == pytest.approx(8 / 2**0.5)
 
 
+@pytest.mark.e2e
 def test_a_run_begins_with_a_given_adapter(place: Place, whole: Trace) -> None:
     """The evaluation before its first step is that after the adapter's last."""
     import json
@@ -148,11 +153,13 @@ def refused(place: Place, capfd: pytest.CaptureFixture[str], output: str, *optio
     return capfd.readouterr().err
 
 
+@pytest.mark.e2e
 def test_runs_are_not_mixed(place: Place, whole: Trace, capfd: pytest.CaptureFixture[str]) -> None:
     errors = refused(place, capfd, "whole")
     assert "already holds checkpoints, the newest of step 6" in errors and "help: --resume" in errors
 
 
+@pytest.mark.e2e
 def test_other_data_is_noticed(place: Place, whole: Trace, capfd: pytest.CaptureFixture[str]) -> None:
     data = place.folder / "train.jsonl"
     text = data.read_text()
@@ -164,6 +171,7 @@ def test_other_data_is_noticed(place: Place, whole: Trace, capfd: pytest.Capture
     assert "was trained on other data: fingerprint was" in errors
 
 
+@pytest.mark.e2e
 def test_an_adapter_of_other_modules_is_refused(
     place: Place, whole: Trace, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +184,7 @@ def test_an_adapter_of_other_modules_is_refused(
     assert ended.value.code == 2
 
 
+@pytest.mark.e2e
 def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checkpoint is kept, and the status is the signal's."""
     from runtime.backends.trl.pieces import Pieces
@@ -194,6 +203,7 @@ def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.Mo
     assert kept == {"checkpoint-2", "checkpoint-3"}
 
 
+@pytest.mark.e2e
 def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
     place = Place(tmp_path, case(None, steps=2, schedule={"name": "constant"}))
     trace = place.train(Backend.TRL, "full")

@@ -1,4 +1,8 @@
-"""Every entry of the catalogue, held against Tunix's own model: names, shapes and shardings, abstractly."""
+"""Every entry of the catalogue, held against Tunix's own model: names, shapes and shardings, abstractly.
+
+`make test` compares every entry's ModelConfig with Tunix's, and traces one layer of each kind of a family.
+`make nightly` traces every entry whole.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,13 @@ CLASSMETHODS = {
     "google/gemma-3-27b-pt": "gemma3_27b_pt",
 }
 """The base models that Tunix has a ModelConfig of; a tuned one has its base's sizes (tested below)."""
+TRACED = (
+    "google/gemma-4-E2B",  # shared keys and values, an embedding for each layer
+    "google/gemma-4-26B-A4B",  # experts
+    "google/gemma-4-31B",  # keys that are the values too
+    "google/gemma-3-270m",  # one key/value head
+    "google/gemma-3-4b-pt",
+)
 DENSE_CLASSMETHODS = {
     "meta-llama/Meta-Llama-3-8B": "llama3p1_8b",
     "meta-llama/Llama-3.1-8B": "llama3p1_8b",
@@ -132,56 +143,73 @@ def normalized(config: Any) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize("name", CLASSMETHODS)
-def test_tunix_has_the_same_model(name: str) -> None:
-    """Tunix's own ModelConfig has our numbers, and its model our parameters."""
+def assert_same_arrays(family: Family, architecture: Architecture, config: Any = None) -> None:
+    """Tunix's model of a config, our own where none is given, has our parameters."""
     import jax.numpy as jnp
     from flax import nnx
 
-    family, architecture = model_of(name)
     model, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
+    built = abstract_model(model, config or ours)
+    assert leaves(built, nnx.Param) == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
+    if config is None and family.name in (*DENSE, "gemma2"):
+        dtypes = {variable.dtype for _, variable in nnx.to_flat_state(nnx.state(built, nnx.Param))}
+        assert dtypes == {jnp.dtype("bfloat16")}, "of the recipe's dtype, as Tunix's are not"
+
+
+def configs(name: str) -> tuple[Any, Any]:
+    """Our ModelConfig of a Gemma 3 or 4, and Tunix's own."""
+    import jax.numpy as jnp
+
+    family, architecture = model_of(name)
+    _, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
     theirs = getattr(type(ours), CLASSMETHODS[name])()
     if ENTRIES[name]["config"]["model_type"] == "gemma3":
         theirs = dataclasses.replace(theirs, num_embed=theirs.num_embed + IMAGE_ROWS)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("name", CLASSMETHODS)
+def test_tunix_has_the_same_config(name: str) -> None:
+    ours, theirs = configs(name)
     assert normalized(ours) == normalized(theirs)
-    tunix = leaves(abstract_model(model, theirs), nnx.Param)
-    assert tunix == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CLASSMETHODS)
+def test_tunix_has_the_same_model(name: str) -> None:
+    """Every array of every layer of Tunix's own model."""
+    assert_same_arrays(*model_of(name), configs(name)[1])
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_tunix_has_the_same_layers(name: str) -> None:
+    """One of each kind. What differs between models that are not named is numbers of the config."""
+    assert_same_arrays(*shallow(name))
 
 
 @pytest.mark.parametrize("name", GEMMA2)
 def test_tunix_has_the_same_gemma_2(name: str) -> None:
-    """The arrays are looked at in one pair of layers. They are of the recipe's dtype, as Tunix's are not."""
+    """The arrays are looked at in one pair of layers."""
     import jax.numpy as jnp
-    from flax import nnx
 
     family, architecture = model_of(name)
     _, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
     if (known := GEMMA2[name]) is not None:
         theirs = dataclasses.replace(getattr(type(ours), known[0])(), **known[1])
         assert normalized(ours) == normalized(theirs)
-    family, architecture = shallow(name, 2)
-    built = abstract_model(*family.tunix_model(architecture, dtype=jnp.bfloat16))
-    assert leaves(built, nnx.Param) == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
-    dtypes = {variable.dtype for _, variable in nnx.to_flat_state(nnx.state(built, nnx.Param))}
-    assert dtypes == {jnp.dtype("bfloat16")}
+    assert_same_arrays(*shallow(name))
 
 
 @pytest.mark.parametrize("name", DENSE_CLASSMETHODS)
 def test_tunix_has_the_same_dense_model(name: str) -> None:
     """As above; the arrays are looked at in two layers, which are all alike."""
     import jax.numpy as jnp
-    from flax import nnx
 
     family, architecture = model_of(name)
     _, ours = family.tunix_model(architecture, dtype=jnp.bfloat16)
     if method := DENSE_CLASSMETHODS[name]:
         assert normalized(ours) == normalized(getattr(type(ours), method)())
-    family, architecture = shallow(name, 2)
-    model, config = family.tunix_model(architecture, dtype=jnp.bfloat16)
-    built = abstract_model(model, config)
-    assert leaves(built, nnx.Param) == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
-    dtypes = {str(variable.dtype) for _, variable in nnx.to_flat_state(nnx.state(built, nnx.Param))}
-    assert dtypes == {"bfloat16"}
+    assert_same_arrays(*shallow(name))
 
 
 def test_every_dense_entry_is_held_against_tunix() -> None:
@@ -219,13 +247,7 @@ def test_ids_of_the_catalogue_are_titled_as_people_write_the_models_names(model:
 
 
 def test_tunix_has_the_quickstart_model() -> None:
-    import jax.numpy as jnp
-    from flax import nnx
-
-    family, architecture = model_of("recipec/tiny-gemma4")
-    model, config = family.tunix_model(architecture, dtype=jnp.bfloat16)
-    tunix = leaves(abstract_model(model, config), nnx.Param)
-    assert tunix == {p.path: (p.shape, p.spec) for p in family.parameters(architecture)}
+    assert_same_arrays(*model_of("recipec/tiny-gemma4"))
 
 
 def test_every_entry_is_held_against_tunix() -> None:
@@ -260,43 +282,48 @@ def test_tunix_shares_keys_and_values_in_as_many_layers_as_said(layers: int, sha
     assert int(layers - tunix.frac_shared_layers * layers) == layers - shared
 
 
-def shallow(name: str, layers: int) -> tuple[Family, Architecture]:
-    """A catalogue entry cut to its last layers, which hold one of each kind."""
+def shallow(name: str) -> tuple[Family, Architecture]:
+    """A catalogue entry with one layer of each kind, and, where some layers use others' keys and values, as
+    many of those again; two where all are alike. Tunix has Gemma 3 in whole periods of six alone."""
     family, architecture = model_of(name)
-    cut: dict[str, Any] = {"layer_types": architecture.layer_types[:layers]}
+    if family.name == "gemma3":
+        return family, dataclasses.replace(architecture, layer_types=architecture.layer_types[:6])
+    kinds = tuple(dict.fromkeys(architecture.layer_types))
     if getattr(architecture, "kv_shared_layers", 0):
-        cut["kv_shared_layers"] = layers // 2
+        cut: dict[str, Any] = {"layer_types": kinds * 2, "kv_shared_layers": len(kinds)}
+    else:
+        cut = {"layer_types": kinds if len(kinds) > 1 else kinds * 2}
     return family, dataclasses.replace(architecture, **cut)
 
 
 @pytest.mark.parametrize("kv", ["independent", "shared"])
 @pytest.mark.parametrize(
-    ("name", "layers"),
+    "name",
     [
-        ("google/gemma-4-E2B", 10),
-        ("google/gemma-4-26B-A4B", 1),
-        ("google/gemma-4-31B", 6),
-        ("google/gemma-2-2b", 2),
-        ("google/gemma-3-270m", 6),
-        ("google/gemma-3-27b-pt", 6),
-        ("fused query, key and value", 6),
-        ("recipec/tiny-gemma4", 6),
-        ("meta-llama/Llama-3.1-8B", 2),
-        ("Qwen/Qwen2.5-0.5B", 2),
-        ("Qwen/Qwen3-0.6B", 2),
+        "google/gemma-4-E2B",
+        "google/gemma-4-26B-A4B",
+        "google/gemma-4-31B",
+        "google/gemma-2-2b",
+        "google/gemma-3-270m",
+        "google/gemma-3-27b-pt",
+        "fused query, key and value",
+        "recipec/tiny-gemma4",
+        "meta-llama/Llama-3.1-8B",
+        "Qwen/Qwen2.5-0.5B",
+        "Qwen/Qwen3-0.6B",
     ],
 )
-def test_qwix_makes_the_adapters_that_are_expected(name: str, layers: int, kv: str) -> None:
+def test_qwix_makes_the_adapters_that_are_expected(name: str, kv: str) -> None:
     """Qwix, applied to Tunix's model, gives LoRA parameters of our names, shapes and shardings alone."""
     import jax.numpy as jnp
     import qwix
     from flax import nnx
 
     if name.startswith("fused"):  # no entry has as many key/value heads as heads: made from one that has not
-        family, architecture = shallow("google/gemma-3-270m", layers)
+        family, architecture = shallow("google/gemma-3-270m")
         architecture = dataclasses.replace(architecture, num_kv_heads=architecture.num_heads)
     else:
-        family, architecture = shallow(name, layers)
+        family, architecture = shallow(name)
     lora = LoraSettings(rank=4, alpha=8.0, targets=TARGETS, kv=kv)
     adapters = build_adapters(family, architecture, lora)
     rules = [

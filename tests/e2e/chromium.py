@@ -6,11 +6,13 @@ import base64
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.e2e import debian
 
@@ -26,6 +28,16 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
+
+
+def cases(looks: Iterable[tuple[str, int, str]]) -> list[Any]:
+    """Pages, each with its window's width and its colours: the first in `make e2e`, the others in
+    `make nightly`."""
+    first, *others = looks
+    return [
+        pytest.param(*first, marks=pytest.mark.e2e),
+        *(pytest.param(*look, marks=pytest.mark.nightly) for look in others),
+    ]
 
 
 @dataclass

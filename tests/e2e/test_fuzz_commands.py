@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "robustness"))
 
 from fuzzing import fuzz_commands
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 
 def test_no_command_line_ends_in_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

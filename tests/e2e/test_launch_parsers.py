@@ -24,7 +24,7 @@ from tests.emit.emitting import program_of
 from tests.emit.launch_shapes import BASE, SHAPES
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 SKYPILOT = """
 import json, sys

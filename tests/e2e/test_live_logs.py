@@ -17,7 +17,7 @@ from compiler.watch.run import Run
 from tests.parity.running import Case, Place
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 STEPS = 6
 FOLDERS = {

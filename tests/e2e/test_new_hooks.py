@@ -24,8 +24,6 @@ from compiler.new.recipe import Asked, make
 from compiler.new.source import Source
 from spec.load import load
 
-pytestmark = pytest.mark.e2e
-
 BIN = Path(sys.executable).parent
 ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
 
@@ -45,6 +43,7 @@ def run(*words: str, at: Path, ok: bool = True) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.e2e
 def test_pre_commit_lets_good_recipes_through_and_stops_bad_ones(tmp_path: Path) -> None:
     at = tmp_path / "repository"
     at.mkdir()
@@ -71,6 +70,7 @@ def test_pre_commit_lets_good_recipes_through_and_stops_bad_ones(tmp_path: Path)
     assert run("git", "log", "--format=%s", at=at) == "a recipe\n"
 
 
+@pytest.mark.e2e
 def test_bash_completes_recipes_and_values(tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()
     (tmp_path / "recipes/demo.yaml").touch()
@@ -129,6 +129,7 @@ def conversation(at: Path, *answers: tuple[str, str]) -> tuple[int, str]:
     return os.waitstatus_to_exitcode(status), shown
 
 
+@pytest.mark.e2e
 def test_it_asks_for_what_is_missing_and_completes_the_answers(tmp_path: Path) -> None:
     at = tmp_path / "repository"
     at.mkdir()
@@ -153,6 +154,7 @@ def test_it_asks_for_what_is_missing_and_completes_the_answers(tmp_path: Path) -
     assert (at / ".github/workflows/recipes.yml").is_file() and (at / ".pre-commit-config.yaml").is_file()
 
 
+@pytest.mark.nightly
 def test_every_model_gets_a_recipe_or_a_way_out(tmp_path: Path) -> None:
     """All ids of the catalogue: what is written passes the checks, what is refused names machines.
 

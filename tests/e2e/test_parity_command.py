@@ -11,7 +11,7 @@ import pytest
 
 from runtime.trace import read_trace
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 
 def command(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ from compiler.plan.results import Compiled
 from tests.e2e import planned
 from tests.e2e.planned import program_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from compiler.plan.page.document import page
 from compiler.plan.results import Plan, Search
-from tests.e2e.chromium import Tab, tab
+from tests.e2e.chromium import Tab, cases, tab
 from tests.plan import plans
 
-pytestmark = pytest.mark.e2e
-
 PAGES: dict[str, tuple[Callable[[], Plan], Callable[[], Search] | None]] = {
-    "flagship": (plans.flagship, None),
     "search": (plans.flagship, plans.search),
+    "flagship": (plans.flagship, None),
     "too-large": (plans.too_large, None),
     "refused": (plans.refused, None),
     "two-slices": (plans.sliced, None),
@@ -69,9 +68,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return out
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 400, 740, 1600])
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"), cases(product(PAGES, (400, 320, 740, 1600), ("dark", "light")))
+)
 def test_it_reads_well(browser: Tab, files: dict[str, Path], name: str, width: int, scheme: str) -> None:
     browser.show(files[name], width, scheme)
     assert browser.complaints() == []
@@ -85,6 +84,7 @@ def test_it_reads_well(browser: Tab, files: dict[str, Path], name: str, width: i
     assert paper == ("rgb(252, 251, 249)" if scheme == "light" else "rgb(20, 22, 26)")
 
 
+@pytest.mark.nightly
 def test_a_page_that_asks_for_more_is_found_out(browser: Tab, tmp_path: Path) -> None:
     """The checks above, against a page that breaks each of them."""
     bad = tmp_path / "bad.html"
@@ -102,6 +102,7 @@ def test_a_page_that_asks_for_more_is_found_out(browser: Tab, tmp_path: Path) ->
     assert browser.evaluate(OVERLAPS) == ["small | other"]
 
 
+@pytest.mark.nightly
 def test_its_policy_lets_no_other_script_run(browser: Tab, files: dict[str, Path], tmp_path: Path) -> None:
     text = files["flagship"].read_text("utf-8")
     changed = tmp_path / "changed.html"
@@ -111,6 +112,7 @@ def test_its_policy_lets_no_other_script_run(browser: Tab, files: dict[str, Path
     assert "Content Security Policy" in str(browser.complaints())
 
 
+@pytest.mark.nightly
 def test_a_mark_says_what_it_is(browser: Tab, files: dict[str, Path]) -> None:
     browser.show(files["search"], 1600, "dark")
     at = browser.evaluate(
@@ -135,6 +137,7 @@ def test_a_mark_says_what_it_is(browser: Tab, files: dict[str, Path]) -> None:
     assert not browser.evaluate("document.querySelector('.tooltip').checkVisibility()")
 
 
+@pytest.mark.nightly
 def test_without_scripts_the_marks_keep_their_titles(files: dict[str, Path], tmp_path: Path) -> None:
     with tab(tmp_path) as plain:
         plain.send("Emulation.setScriptExecutionDisabled", value=True)
@@ -144,6 +147,7 @@ def test_without_scripts_the_marks_keep_their_titles(files: dict[str, Path], tmp
         assert plain.evaluate("document.querySelector('details').checkVisibility()")
 
 
+@pytest.mark.nightly
 def test_paper_is_white_and_shows_what_is_folded(browser: Tab, files: dict[str, Path]) -> None:
     browser.show(files["search"], 1200, "dark")
     assert browser.evaluate("document.querySelectorAll('details:not([open])').length") == 2

@@ -23,7 +23,7 @@ from runtime.settings import DataSettings
 from tests.e2e import port_tools
 from tests.runtime.chats import tokenizer
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 TOOLS = ("axolotl==0.19.0", "llamafactory==0.9.5")
 

@@ -21,7 +21,7 @@ from runtime.trace import Trace, read_trace
 from tests.parity.parity_cases import CASES
 from tests.parity.running import Case, Place, merged_tensors
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 LIMITS = TOLERANCES["float32"] | {"trained": 1e-5}
 ODD = {"hidden_size": 80, "intermediate_size": 112, "head_dim": 24}

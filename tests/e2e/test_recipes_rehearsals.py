@@ -1,4 +1,7 @@
-"""Every shipped recipe through `recipe rehearse`: train, kill, resume, merge and verify, in miniature."""
+"""Every shipped recipe through `recipe rehearse`: train, kill, resume, merge and verify, in miniature.
+
+One of each family is in `make e2e`, the others are in `make nightly`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ from compiler import cli, miniature
 from runtime.families.gemma4 import Gemma4Architecture
 from tests.preloaded import preloaded_scripts
 
-pytestmark = pytest.mark.e2e
-
 RECIPES = Path(__file__).resolve().parent.parent.parent / "recipes"
 ELSEWHERE = {
     "gemma3-270m-cpu": "the real model in test_gemma3_270m.py",
@@ -23,6 +24,8 @@ ELSEWHERE = {
     "quickstart": "`make quickstart` does more, in test_quickstart.py",
 }
 """Recipes that other tests take through all of it."""
+ONE_OF_EACH = ("gemma3-12b-v5e8", "llama31-8b-v6e8", "qwen3-8b-dpo-v5e8")
+"""Of the families that ELSEWHERE has not, and one of preferences."""
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml") if path.stem not in ELSEWHERE)
 STEPS = ("miniature", "compile", "train", "kill", "resume", "compare", "merge", "verify")
 
@@ -46,7 +49,13 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             yield
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.e2e if name in ONE_OF_EACH else pytest.mark.nightly)
+        for name in NAMES
+    ],
+)
 def test_a_recipe_passes_its_rehearsal(name: str) -> None:
     result = CliRunner().invoke(cli.app, ["rehearse", str(RECIPES / f"{name}.yaml"), "--steps", "4"])
     assert result.exit_code == 0, result.output

@@ -9,11 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from compiler import cli
-from tests.e2e.chromium import Tab, tab
+from tests.e2e.chromium import Tab, cases, tab
 from tests.report import writing
 from tests.waiting import until
-
-pytestmark = pytest.mark.e2e
 
 SIDEWAYS = """
 [...document.querySelectorAll("body *")]
@@ -81,13 +79,15 @@ def ranges(browser: Tab) -> dict[str, list[float]]:
 
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
-    [
-        ("compared", 360, "light"),
-        *((name, 390, "dark") for name in ("compared", "broken", "sweep")),
-        *((name, 1440, "light") for name in ("compared", "broken", "sweep")),
-        ("compared", 1440, "dark"),
-        ("sweep", 390, "light"),
-    ],
+    cases(
+        [
+            ("compared", 360, "light"),
+            *((name, 390, "dark") for name in ("compared", "broken", "sweep")),
+            *((name, 1440, "light") for name in ("compared", "broken", "sweep")),
+            ("compared", 1440, "dark"),
+            ("sweep", 390, "light"),
+        ]
+    ),
 )
 def test_it_reads_well(browser: Tab, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
     browser.show(pages[name], width, scheme)
@@ -102,6 +102,7 @@ def test_it_reads_well(browser: Tab, pages: dict[str, Path], name: str, width: i
     assert ink == ("rgb(27, 29, 33)" if scheme == "light" else "rgb(233, 232, 229)")
 
 
+@pytest.mark.nightly
 def test_a_stretch_that_is_dragged_is_shown_in_all_plots(browser: Tab, pages: dict[str, Path]) -> None:
     browser.show(pages["compared"], 1440, "light")
     drawn(browser)
@@ -137,6 +138,7 @@ def drag(browser: Tab, start: float, end: float, y: float) -> None:
     browser.send("Input.dispatchMouseEvent", type="mouseReleased", x=end, y=y, **at)
 
 
+@pytest.mark.nightly
 def test_the_controls_change_axes_scale_and_range_and_offer_no_cloud(
     browser: Tab, pages: dict[str, Path]
 ) -> None:
@@ -172,6 +174,7 @@ def test_the_controls_change_axes_scale_and_range_and_offer_no_cloud(
     assert not any("cloud" in title.lower() or "share" in title.lower() for title in titles), set(titles)
 
 
+@pytest.mark.nightly
 def test_it_follows_the_systems_colours(browser: Tab, pages: dict[str, Path]) -> None:
     browser.show(pages["broken"], 1440, "light")
     drawn(browser)
@@ -184,6 +187,7 @@ def test_it_follows_the_systems_colours(browser: Tab, pages: dict[str, Path]) ->
     until(lambda: browser.evaluate(ink) == "rgb(233, 232, 229)")
 
 
+@pytest.mark.nightly
 def test_paper_is_white(browser: Tab, pages: dict[str, Path]) -> None:
     browser.show(pages["sweep"], 1440, "dark")
     drawn(browser)
@@ -194,6 +198,7 @@ def test_paper_is_white(browser: Tab, pages: dict[str, Path]) -> None:
     browser.send("Emulation.setEmulatedMedia", media="", features=[])
 
 
+@pytest.mark.nightly
 def test_without_scripts_the_numbers_are_there(pages: dict[str, Path], tmp_path: Path) -> None:
     with tab(tmp_path) as plain:
         plain.send("Emulation.setScriptExecutionDisabled", value=True)
@@ -206,6 +211,7 @@ def test_without_scripts_the_numbers_are_there(pages: dict[str, Path], tmp_path:
         assert plain.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.nightly
 def test_its_policy_lets_no_other_script_run(browser: Tab, pages: dict[str, Path], tmp_path: Path) -> None:
     text = pages["broken"].read_text("utf-8")
     changed = tmp_path / "changed.html"

@@ -34,7 +34,7 @@ from tests.e2e.merged_models import make_gemma4, merged_in_float32
 from tests.runtime.runs import lora_section, save_run
 from tests.serving.fake_vllm import FakeVllm
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 KEY = "sesame-4711"
 

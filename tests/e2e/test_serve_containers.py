@@ -18,8 +18,6 @@ from tests.e2e import serving_artifacts
 from tests.e2e.docker_engine import FOLDER, Engine
 from tests.e2e.serving_artifacts import SENTINELS, Artifact, Tiny, build, holding_a_sentinel
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def seen() -> Iterator[set[str]]:
@@ -48,12 +46,14 @@ def composed(merged: Artifact) -> Iterator[Artifact]:
         merged.run("docker", "compose", "down", "--volumes")
 
 
+@pytest.mark.e2e
 def test_secrets_in_argument_lists_are_seen() -> None:
     with serving_artifacts.watched(["a-secret-of-this-test"]) as found:
         subprocess.run(["sh", "-c", "sleep 1; true", "a-secret-of-this-test"], check=True)
     assert found
 
 
+@pytest.mark.nightly
 def test_both_builders_build_the_same_image(merged: Artifact, engine: Engine, vllm_image: str) -> None:
     """From another base than the Dockerfile's, and without a layer on top of it."""
     configurations = []
@@ -73,12 +73,14 @@ def test_both_builders_build_the_same_image(merged: Artifact, engine: Engine, vl
     assert configurations[0]["Entrypoint"][:3] == ["vllm", "serve", "/model"]
 
 
+@pytest.mark.e2e
 def test_compose_waits_until_it_is_healthy(composed: Artifact) -> None:
     state = composed.inspect(_container(composed))["State"]
     assert state["Health"]["Status"] == "healthy"
     assert composed.client.healthy()
 
 
+@pytest.mark.e2e
 def test_the_containers_environment_has_the_key_and_nothing_else_has(composed: Artifact) -> None:
     told = composed.inspect(_container(composed))
     # Weights of this machine need no token of the hub.
@@ -89,6 +91,7 @@ def test_the_containers_environment_has_the_key_and_nothing_else_has(composed: A
     assert holding_a_sentinel(FOLDER / "data" / "containers") != []
 
 
+@pytest.mark.e2e
 def test_smoke_is_well(composed: Artifact) -> None:
     said = composed.run("./smoke.sh").output
     assert "checks ok" in said
@@ -96,16 +99,19 @@ def test_smoke_is_well(composed: Artifact) -> None:
     assert "API key" in said
 
 
+@pytest.mark.e2e
 def test_bench_measures_two_points(composed: Artifact) -> None:
     composed.run("./bench.sh")
     check_points(composed, ["input-32-rate-8", "input-32-rate-inf"])
 
 
+@pytest.mark.e2e
 def test_verify_says_that_it_is_the_merged_checkpoint(composed: Artifact) -> None:
     said = composed.recipe("serve", "verify", composed.url, "--artifact", composed.folder).output
     assert "verdict: the same model" in said
 
 
+@pytest.mark.e2e
 def test_verify_tells_another_checkpoint(composed: Artifact, tiny: Tiny) -> None:
     """The base, from which the merged weights differ."""
     words = ("--model", tiny.base, "--server-dtype", "float32")
@@ -113,6 +119,7 @@ def test_verify_tells_another_checkpoint(composed: Artifact, tiny: Tiny) -> None
     assert "verdict: the endpoint is not this checkpoint" in said
 
 
+@pytest.mark.e2e
 def test_compose_down_leaves_no_secret_behind(composed: Artifact, engine: Engine, seen: set[str]) -> None:
     """After all the above: argument lists, what was printed, the artifact, and what the engine keeps."""
     logs = composed.run("docker", "compose", "logs", "--no-color").output
@@ -144,12 +151,14 @@ def beside(
         artifact.recipe("serve", "down", artifact.folder, "--volumes")
 
 
+@pytest.mark.nightly
 def test_smoke_tells_an_adapter_that_changes_something(beside: Artifact) -> None:
     said = beside.run("./smoke.sh").output
     assert "checks ok" in said
     assert re.search(r"ok +differs from base", said)
 
 
+@pytest.mark.nightly
 def test_smoke_tells_an_adapter_that_changes_nothing(beside: Artifact, engine: Engine, tiny: Tiny) -> None:
     """B is 0: it is served and answers, as the base does."""
     engine.docker("cp", str(tiny.nothing), f"{beside.name}:/tmp/nothing")
@@ -158,12 +167,14 @@ def test_smoke_tells_an_adapter_that_changes_nothing(beside: Artifact, engine: E
     assert "the adapter is a no-op" in said
 
 
+@pytest.mark.nightly
 def test_verify_says_that_base_and_adapter_are_the_merged_checkpoint(beside: Artifact, tiny: Tiny) -> None:
     words = ("--model", tiny.merged, "--name", beside.name, "--server-dtype", "float32")
     said = beside.recipe("serve", "verify", beside.url, *words).output
     assert "verdict: the same model" in said
 
 
+@pytest.mark.nightly
 def test_down_leaves_no_secret_behind(beside: Artifact, engine: Engine, seen: set[str]) -> None:
     beside.said.append(engine.docker("logs", beside.name))
     beside.recipe("serve", "down", beside.folder)

@@ -24,7 +24,7 @@ from tests.e2e import serving_artifacts
 from tests.e2e.docker_engine import Engine
 from tests.e2e.serving_artifacts import Artifact, Tiny, build
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 CLIENTS, REQUESTS = 64, 1000
 TOKENS = 8

@@ -30,7 +30,7 @@ from compiler.serving.flags import RENAMED, problems
 from spec.load import load
 from tests.e2e.flag_values import ACCEPTED, DOTTED, FOUR_HEADS, REFUSED, SMALL, STRICTER, UNREADABLE, VALUES
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 HERE = Path(__file__).parent
 SECONDS = 1800

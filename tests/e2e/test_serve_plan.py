@@ -18,7 +18,7 @@ from compiler.plan.serve.plan import plan_serve
 from compiler.plan.serve.results import COMPILED_SERVING, CompiledServing
 from spec.load import load
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 SMALL = {
     "model_type": "gemma4_text",

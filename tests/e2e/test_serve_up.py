@@ -22,8 +22,6 @@ from tests.ports import free_port
 from tests.serving.up_artifact import Command, build
 from tests.waiting import until
 
-pytestmark = pytest.mark.e2e
-
 SENTINEL = "sk-SENTINEL-9876543210"
 
 WITHOUT_GRACE = 60.0
@@ -64,6 +62,7 @@ def served(tmp_path: Path, engine: Engine) -> Served:
     return Served(tmp_path, engine)
 
 
+@pytest.mark.nightly
 def test_requests_in_flight_finish_at_ctrl_c(served: Served) -> None:
     served.tell(answer_seconds=2)
     up = served.run("up")
@@ -82,6 +81,7 @@ def test_requests_in_flight_finish_at_ctrl_c(served: Served) -> None:
     assert "sample_xla-cache" in served.engine.docker("volume", "ls", "--quiet").split()
 
 
+@pytest.mark.nightly
 def test_a_second_ctrl_c_kills_the_container(served: Served) -> None:
     served.tell(ignore_sigterm=True)
     up = served.run("up")
@@ -94,6 +94,7 @@ def test_a_second_ctrl_c_kills_the_container(served: Served) -> None:
     assert served.engine.containers() == []
 
 
+@pytest.mark.nightly
 def test_sigterm_while_it_loads_leaves_no_container(served: Served) -> None:
     served.tell(start_seconds=600)
     up = served.run("up")
@@ -104,6 +105,7 @@ def test_sigterm_while_it_loads_leaves_no_container(served: Served) -> None:
     assert served.engine.containers() == []
 
 
+@pytest.mark.nightly
 def test_ctrl_c_while_it_is_built_leaves_no_container(served: Served) -> None:
     dockerfile = served.folder / "serve/Dockerfile"
     dockerfile.write_text(dockerfile.read_text() + 'RUN ["python3", "-c", "import time; time.sleep(600)"]\n')
@@ -116,6 +118,7 @@ def test_ctrl_c_while_it_is_built_leaves_no_container(served: Served) -> None:
     until(lambda: not served.engine.containers())
 
 
+@pytest.mark.e2e
 def test_a_detached_server_serves_until_down(served: Served, tmp_path: Path) -> None:
     served.tell(echo_key=True)
     up = served.run("up", "--detach", VLLM_API_KEY=SENTINEL)
@@ -146,6 +149,7 @@ def test_a_detached_server_serves_until_down(served: Served, tmp_path: Path) -> 
     assert (down.ended(), down.text) == (0, "sample does not run\n")
 
 
+@pytest.mark.nightly
 def test_a_container_out_of_memory_is_told_with_its_limit(served: Served) -> None:
     served.tell(load_mb=400)
     up = served.run("up", "--memory", "80m")
@@ -156,6 +160,7 @@ def test_a_container_out_of_memory_is_told_with_its_limit(served: Served) -> Non
     assert served.engine.containers() == []
 
 
+@pytest.mark.nightly
 def test_a_server_that_crashes_while_it_loads_is_told_with_its_log(served: Served) -> None:
     served.tell(crash="RuntimeError: no room for the key/value cache")
     up = served.run("up", "--detach")
@@ -167,6 +172,7 @@ def test_a_server_that_crashes_while_it_loads_is_told_with_its_log(served: Serve
     assert served.engine.containers() == []
 
 
+@pytest.mark.nightly
 def test_a_server_that_dies_while_it_serves_is_told_with_its_log(served: Served) -> None:
     served.tell(die_after_seconds=2)
     up = served.run("up")
@@ -175,6 +181,7 @@ def test_a_server_that_dies_while_it_serves_is_told_with_its_log(served: Served)
     assert served.engine.containers() == []
 
 
+@pytest.mark.nightly
 def test_an_image_that_is_nowhere_is_one_sentence(served: Served) -> None:
     up = served.run("up", "--base-image", "127.0.0.1:1/none:1")
     assert up.ended() == 1
@@ -183,6 +190,7 @@ def test_an_image_that_is_nowhere_is_one_sentence(served: Served) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_an_engine_that_stops_in_the_middle_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

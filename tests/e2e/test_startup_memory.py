@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 LAYERS = 13
 CONFIG = {

@@ -12,7 +12,7 @@ from compiler.parity.compare import Subject, compare
 from tests.parity.preferences import LIMITS, assert_one_run, case
 from tests.parity.running import STEPS, Place
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 MODELS: dict[str, tuple[Any, ...]] = {
     "gemma3": (

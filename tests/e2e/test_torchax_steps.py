@@ -16,7 +16,7 @@ from tests import tiny
 from tests.backends import torchax_models
 from tests.runtime import artifacts
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 RECIPE = """\
 recipe: 1

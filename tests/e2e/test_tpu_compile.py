@@ -12,7 +12,7 @@ import pytest
 
 from tests.tpu_environment import environment
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from runtime.settings import ModelSettings
 from tests import tiny
 from tests.runtime.runs import ALL, lora_section, save_run
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 SCRIPT = Path(__file__).with_name("tpu_load.py")
 

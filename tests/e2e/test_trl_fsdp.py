@@ -21,7 +21,7 @@ from runtime.trace import Trace, read_trace
 from spec.load import load
 from tests.parity.running import Case, Place
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 HERE = Path(__file__).parent
 OBJECTIVES: dict[str, dict[str, Any]] = {

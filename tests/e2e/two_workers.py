@@ -1,4 +1,5 @@
-"""A plugin of pytest for `make e2e`: which tests one worker runs one after the other, and what tests print.
+"""A plugin of pytest for `make e2e` and `make nightly`: which tests one worker runs one after the other, and
+what tests print.
 
 Tests of a group share what is dear (a model that is fine-tuned once, a Docker engine), or take so much
 memory that two of them are not to meet. Groups are handed out in this order, the long ones first, so that
@@ -24,8 +25,16 @@ LINES = 14
 """Shown of a test's output: its last ones."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
+    # Whole runs: of the quickstart, of three backends, of one family each.
+    **{name: (name,) for name in ("test_quickstart", "test_backends", "test_parity")},
     # Compiles for TPUs, of up to 5 GB in each of two processes, and 10 GB of memory for a checkpoint.
-    "compile": ("test_serve_plan", "test_plan", "test_tpu_compile", "test_startup_memory"),
+    "compile": (
+        "test_recipes_plans",
+        "test_serve_plan",
+        "test_plan",
+        "test_tpu_compile",
+        "test_startup_memory",
+    ),
     # The fine-tuned model, and vLLM's servers on the CPU.
     "gemma3": ("test_gemma3_270m", "test_vllm"),
     # Containers of one engine.
@@ -39,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Ends the session where the disk is too small for it."""
     groups.check(GROUPS)
     started_by_another = hasattr(config, "workerinput")
-    if not started_by_another and (missing := disk.shortage()):
+    command = "nightly" if config.option.markexpr == "nightly" else "e2e"
+    if not started_by_another and (missing := disk.shortage(command)):
         raise pytest.UsageError(missing)
 
 

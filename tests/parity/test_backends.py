@@ -2,7 +2,8 @@
 
 Twenty steps from the same initial adapters on the same batches, by the scripts that `recipe build` emits.
 Between the four families there are packing and padding, accumulation, each loss_on, both means, full and
-partial targets, clipping, and meshes of several devices.
+partial targets, clipping, and meshes of several devices. Three families run in
+`make e2e`, Qwen 3 in `make nightly`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def test_the_cases_are_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.e2e if name == "gemma3" else ()) for name in CASES]
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name == "qwen3" else pytest.mark.e2e) for name in CASES],
 )
 def test_the_backends_are_one_run(name: str, place: Callable[[str], Place]) -> None:
     here = place(name)
@@ -96,6 +98,7 @@ def first(trace: Trace) -> float:
     return trace.losses[0]
 
 
+@pytest.mark.e2e
 def test_a_run_continues_on_another_backend(place: Callable[[str], Place]) -> None:
     """TRL's adapter goes on in train.py, and train.py's in TRL: the next loss is that of the library left."""
     here = place("llama")

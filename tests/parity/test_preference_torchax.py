@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.parity.preferences import assert_one_run, case
 from tests.parity.running import Place
+
+pytestmark = pytest.mark.e2e
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 

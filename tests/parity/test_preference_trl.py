@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from compiler.backends import Backend
 from tests.parity.preferences import assert_one_run, case
 from tests.parity.running import Place
+
+pytestmark = pytest.mark.e2e
 
 TARGETS = ["k_proj", "o_proj", "up_proj"]
 

@@ -11,7 +11,7 @@ import pytest
 from inside import READING, RECIPE
 from test_bad_files import QUICK, faults, tried
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
 
 @pytest.mark.parametrize("line", READING)

@@ -217,7 +217,10 @@ MODELS: dict[str, tuple[Callable[..., Any], dict[str, int], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [pytest.param(name, marks=pytest.mark.e2e if name in ("qwen2", "qwen3") else ()) for name in MODELS],
+)
 def test_logits_are_those_of_attention_dot(model: str, tmp_path: Path) -> None:
     make, axes, options = MODELS[model]
     make(tmp_path / "base", **options)

@@ -118,7 +118,7 @@ def case(cases: Callable[[str], Case]) -> Case:
     return cases("gemma4")
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ["gemma4", pytest.param("llama3", marks=pytest.mark.e2e)])
 def test_twenty_steps_are_those_of_transformers(family: str, cases: Callable[[str], Case]) -> None:
     case = cases(family)
     found = losses(case.folder / "run")["loss"]
@@ -146,7 +146,7 @@ def run_merge(case: Case, folder: Path, dtype: str, *argv: str, adapter: bool = 
     )
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("family", ["gemma4", pytest.param("llama3", marks=pytest.mark.e2e)])
 def test_the_merged_folder_computes_what_was_trained(
     family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
 ) -> None:

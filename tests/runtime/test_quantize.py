@@ -289,8 +289,11 @@ def arguments_of(program: Any, state: Any) -> int:
     return program.lower(state).compile().memory_analysis().argument_size_in_bytes
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("nf4", 4 + 32 / 64), pytest.param("int8", 8 + 32 / 256, marks=pytest.mark.e2e)]
+)
 def test_a_quantised_base_computes_the_dequantised_one_s_logits_in_less_memory(
-    model: Path, built: Callable[[str | None], Any]
+    kind: str, expected: float, model: Path, built: Callable[[str | None], Any]
 ) -> None:
     """Logits of the dequantised base, and a device's arguments in bytes, as the compiler counts them."""
     import jax
@@ -310,20 +313,17 @@ def test_a_quantised_base_computes_the_dequantised_one_s_logits_in_less_memory(
     with start(MESH):
         plain, state = compiled(built(None)), nnx.state(built(None).model)
         before, whole = np.asarray(plain(state)), arguments_of(plain, state)
-        for kind, expected in (("nf4", 4 + 32 / 64), ("int8", 8 + 32 / 256)):
-            program = compiled(built(kind))
-            state = nnx.state(built(kind).model)
-            found, arguments = np.asarray(program(state)), arguments_of(program, state)
-            difference = np.abs(
-                found - np.asarray(plain(nnx.state(replaced(model, built(kind)).model)))
-            ).max()
-            linear = sum(math.prod(how.shape) for how in built(kind).quantized.values())
-            bits = 32 - 8 * 8 * (whole - arguments) / linear  # 8 devices, each with its part
-            print(
-                f"\n{kind}: logits {difference:.1e}, moved by {np.abs(found - before).max():.2f} of "
-                f"{np.abs(before).max():.0f}; {arguments:,} bytes of arguments on a device, {whole:,} in "
-                f"float32; {bits:.2f} bits a weight"
-            )
-            assert difference <= 1e-5
-            assert np.abs(found - before).max() > 1e-2
-            assert bits == pytest.approx(expected, rel=0.05)
+        program = compiled(built(kind))
+        state = nnx.state(built(kind).model)
+        found, arguments = np.asarray(program(state)), arguments_of(program, state)
+        difference = np.abs(found - np.asarray(plain(nnx.state(replaced(model, built(kind)).model)))).max()
+    linear = sum(math.prod(how.shape) for how in built(kind).quantized.values())
+    bits = 32 - 8 * 8 * (whole - arguments) / linear  # 8 devices, each with its part
+    print(
+        f"\n{kind}: logits {difference:.1e}, moved by {np.abs(found - before).max():.2f} of "
+        f"{np.abs(before).max():.0f}; {arguments:,} bytes of arguments on a device, {whole:,} in "
+        f"float32; {bits:.2f} bits a weight"
+    )
+    assert difference <= 1e-5
+    assert np.abs(found - before).max() > 1e-2
+    assert bits == pytest.approx(expected, rel=0.05)

@@ -50,32 +50,39 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_resuming_is_exact(model: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any, Any]:
+    """A run of five steps that nothing interrupts: its folder, and what `run` gives."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, *run(model, folder, 5)
+
+
+def test_resuming_is_exact(model: Path, whole: tuple[Path, Any, Any, Any], tmp_path: Path) -> None:
     """Dropout, schedule, data and optimizer go on where they were; so do the metrics."""
-    _, whole, outcome = run(model, tmp_path / "whole", 5)
+    folder, _, uninterrupted, outcome = whole
     assert outcome.step == 5
-    first, _, _ = run(model, tmp_path / "parts", 3)
+    first, _, _ = run(model, tmp_path, 3)
     assert first.train_steps == 3
-    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+    with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "loss": 99.0}\n{"step": 5, "lo')
-    second, parts, again = run(model, tmp_path / "parts", 5)
+    second, parts, again = run(model, tmp_path, 5)
     assert second.train_steps == again.step == 5
-    expected, found = training.adapters(whole), training.adapters(parts)
+    expected, found = training.adapters(uninterrupted), training.adapters(parts)
     for path in expected:
         assert np.array_equal(expected[path], found[path]), path
     keep = ("step", "loss", "eval_loss", "learning_rate", "grad_norm", "tokens")
-    assert [{k: line[k] for k in keep if k in line} for line in lines(tmp_path / "parts")] == [
-        {k: line[k] for k in keep if k in line} for line in lines(tmp_path / "whole")
+    assert [{k: line[k] for k in keep if k in line} for line in lines(tmp_path)] == [
+        {k: line[k] for k in keep if k in line} for line in lines(folder)
     ]
 
 
-def test_what_a_run_leaves_behind(model: Path, tmp_path: Path) -> None:
+def test_what_a_run_leaves_behind(model: Path, whole: tuple[Path, Any, Any, Any]) -> None:
     from flax import nnx
 
-    trainer, built, outcome = run(model, tmp_path, 5)
-    steps = sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())
+    folder, trainer, built, outcome = whole
+    steps = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
     assert steps == [4, 5], "every second step and the last, two kept"
-    written = lines(tmp_path)
+    written = lines(folder)
     train = [line for line in written if "loss" in line]
     assert [line["step"] for line in train] == [1, 2, 3, 4, 5]
     assert [line["step"] for line in written if "eval_loss" in line] == [0, 3, 5]
@@ -90,7 +97,7 @@ def test_what_a_run_leaves_behind(model: Path, tmp_path: Path) -> None:
 
     from runtime.adapter_reader import restore_tree
 
-    saved = restore_tree(str(tmp_path / "5" / "model_params"))
+    saved = restore_tree(str(folder / "5" / "model_params"))
     found = training.adapters(built)
     assert saved.keys() == found.keys()
     for path, array in saved.items():

@@ -1,6 +1,6 @@
 """lm-eval's command line, its results and its faults; a script stands in for lm-eval itself.
 
-`make e2e` runs the real one.
+`make nightly` runs the real one.
 """
 
 from __future__ import annotations

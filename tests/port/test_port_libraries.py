@@ -1,6 +1,7 @@
 """Ports of TRL's, the Trainer's, torchtune's and litgpt's files, held against those libraries themselves.
 
 torchtune and litgpt are read from their wheels: single functions and classes that need nothing but torch.
+What imports TRL is in `make nightly`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ from spec.language.train import Train
 from tests.port import wheels
 from tests.port.dialects import ported
 from tests.port.dialects import source as file
-
-pytestmark = pytest.mark.e2e
 
 RATE = 3e-4
 
@@ -90,6 +89,7 @@ def stepped(make: Callable[[Any], Any], steps: int) -> list[float]:
 TRL: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-0.6B", "dataset_name": "a/b", "use_peft": True}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("objective", ["sft", "dpo"])
 @pytest.mark.parametrize(
     "keys",
@@ -223,6 +223,7 @@ def test_the_defaults_are_torchs(name: str) -> None:
     assert {key: theirs[key] for key in ours} == ours
 
 
+@pytest.mark.nightly
 def test_dpo_switches_an_adapters_dropout_off() -> None:
     import torch
     from peft import LoraConfig, get_peft_model
@@ -235,6 +236,7 @@ def test_dpo_switches_an_adapters_dropout_off() -> None:
     assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", ["fsdp2", "multi_gpu", "single_gpu", "zero2", "zero3"])
 def test_accelerate_reads_the_same_processes(tmp_path: Path, key: str) -> None:
     import trl
