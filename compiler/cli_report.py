@@ -75,11 +75,11 @@ def report(
     """
     from compiler.report import run
     from compiler.report.document import plotly
-    from compiler.report.place import open_place
+    from compiler.report.place import existing_place
 
     plotly()
     names = [folders[0], *(compare or []), *folders[1:]]
-    places = [found for name in names for found in run.inside(open_place(name))]
+    places = [found for name in names for found in run.inside(existing_place(name))]
     if run.is_run(places[0]):
         page, name = _run_page([place.name for place in places], plan, recipe, results or [])
     else:

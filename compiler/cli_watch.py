@@ -42,22 +42,17 @@ def watch(
 
     from rich.console import Console
 
-    from compiler.watch import loop
-    from runtime.errors import UserError, report
+    from compiler.watch import screen
 
     on_ctrl_c(None)  # the run is not touched, and nothing is written
-    loop.prepare_stdout()
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what its encoding has not
     console = Console(no_color=not color(sys.stdout), highlight=False, soft_wrap=False)
-    try:
-        runs = loop.Watch(folders)
-        seconds = interval or (loop.LOCAL if runs.here else loop.ELSEWHERE)
-        if once:
-            well = loop.watch_once(runs, json, console)
-        elif json or not console.is_terminal or console.is_dumb_terminal:
-            well = loop.watch_lines(runs, seconds, json)
-        else:
-            well = loop.watch_screen(runs, seconds, console)
-    except UserError as error:
-        report(error)
-        raise typer.Exit(FAILED) from error
+    runs = screen.Watch(folders)
+    if once:
+        well = screen.watch_once(runs, json, console)
+    elif json or not console.is_terminal or console.is_dumb_terminal:
+        well = screen.watch_lines(runs, interval or runs.seconds, json)
+    else:
+        well = screen.watch_screen(runs, interval or runs.seconds, console)
     raise typer.Exit(DONE if well else FAILED)

@@ -1,9 +1,8 @@
-"""metrics.jsonl, read for a report: whatever a run that was killed, resumed or went wrong has left in it."""
+"""metrics.jsonl: whatever a run that was killed, resumed or went wrong has left in it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -37,21 +36,49 @@ class Series:
 
 @dataclass
 class Metrics:
-    """What a run logged.
+    """What a run logged, line by line.
+
+    Training and evaluation of one step are lines of their own; what a later line says of a step and metric
+    holds.
 
     Attributes:
-        series: by name.
+        values: by name and step, in the order of the lines.
         lines: that were read.
         unreadable: lines that are no JSON object with a step, but for a last one that was cut off.
         cut: whether the last line was cut off, as of a run that was killed, or is writing.
-        repeated: steps that were logged more than once; the last counts.
+        twice: steps that were logged more than once; the last counts.
     """
 
-    series: dict[str, Series] = field(default_factory=dict)
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
     lines: int = 0
     unreadable: int = 0
     cut: bool = False
-    repeated: int = 0
+    twice: set[int] = field(default_factory=set)
+
+    def take(self, line: str | bytes) -> dict[str, float] | None:
+        """Adds a line; its numbers, or None for what is no line of metrics.jsonl."""
+        entry = json_value(line)
+        step = entry.get("step") if isinstance(entry, dict) else None
+        if type(step) is not int or not 0 <= step < 1 << 53:
+            self.unreadable += bool(line.strip())
+            return None
+        self.lines += 1
+        numbers = {name: _number(value) for name, value in entry.items()}
+        found = {name: value for name, value in numbers.items() if value is not None and name != "step"}
+        for name, value in found.items():
+            values = self.values.setdefault(name, {})
+            if step in values:
+                self.twice.add(step)
+            values[step] = value
+        return {"step": step, **found}
+
+    @cached_property
+    def series(self) -> dict[str, Series]:
+        """By name, once all lines are read."""
+        pairs = {name: sorted(values.items()) for name, values in self.values.items()}
+        return {
+            name: Series([step for step, _ in of], [value for _, value in of]) for name, of in pairs.items()
+        }
 
     def get(self, name: str) -> Series:
         return self.series.get(name, Series())
@@ -59,50 +86,18 @@ class Metrics:
     @property
     def last_step(self) -> int:
         """The newest that was logged, 0 without any."""
-        return max((series.steps[-1] for series in self.series.values() if len(series)), default=0)
+        return max((max(values) for values in self.values.values()), default=0)
 
 
 def parse(text: str) -> Metrics:
-    """The metrics in a file's text.
-
-    Training and evaluation of one step are lines of their own; what a later line says of a step and metric
-    holds.
-    """
-    found: dict[str, dict[int, float]] = {}
+    """The metrics in a file's text."""
     out = Metrics()
-    lines = text.split("\n")
-    twice: set[int] = set()
-    for place, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        entry = _entry(line)
-        if entry is None:
-            if place == len(lines):
-                out.cut = True
-            else:
-                out.unreadable += 1
-            continue
-        out.lines += 1
-        step = entry["step"]
-        for name, value in entry.items():
-            number = _number(value)
-            if name == "step" or number is None:
-                continue
-            values = found.setdefault(name, {})
-            if step in values:
-                twice.add(step)
-            values[step] = number
-    out.repeated = len(twice)
-    out.series = {name: _series(values.items()) for name, values in found.items()}
+    *lines, last = text.split("\n")
+    for line in lines:
+        out.take(line)
+    if last.strip() and out.take(last) is None:
+        out.unreadable, out.cut = out.unreadable - 1, True
     return out
-
-
-def _entry(line: str) -> dict[str, Any] | None:
-    entry = json_value(line)
-    if not isinstance(entry, dict):
-        return None
-    step = entry.get("step")
-    return entry if isinstance(step, int) and not isinstance(step, bool) and 0 <= step < 1 << 53 else None
 
 
 def _number(value: Any) -> float | None:
@@ -115,8 +110,3 @@ def _number(value: Any) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _series(values: Iterable[tuple[int, float]]) -> Series:
-    pairs = sorted(values)
-    return Series([step for step, _ in pairs], [value for _, value in pairs])

@@ -12,7 +12,7 @@ from compiler.json_value import json_value
 from compiler.plan.page.numbers import gib, number
 from compiler.report.chart import Table
 from compiler.report.numbers import significant
-from compiler.report.place import Place, open_place
+from compiler.report.place import Place, existing_place
 from compiler.report.run import Run
 from compiler.report.sweep import Sweep, read_sweep
 from compiler.wording import plural
@@ -109,7 +109,7 @@ def _given(names: Sequence[str]) -> Iterator[tuple[Place | Result, bool]]:
         if "://" not in name and file.is_file():
             yield _endpoint(file), True
         else:
-            yield open_place(name), True
+            yield existing_place(name), True
 
 
 def merged(entry: Mapping[str, Any], beside: Place) -> Result:

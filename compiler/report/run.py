@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.artifact import LOCK
 from compiler.errors import ArtifactError
 from compiler.report.metrics import Metrics, parse
-from compiler.report.place import Place, open_place
+from compiler.report.place import Place, existing_place
 from compiler.wording import plural
 from runtime.progress import Progress
 
@@ -161,7 +161,7 @@ def read_runs(names: Sequence[str], recipe: Path | None = None) -> list[Run]:
     Raises:
         ArtifactError: a folder is not there, or holds no run.
     """
-    places = [open_place(name) for name in names]
+    places = [existing_place(name) for name in names]
     called = labels([place.path for place in places])
     runs: list[Run] = []
     with Progress("reading the runs", len(places)) as progress:
@@ -201,8 +201,8 @@ def _read(place: Place, label: str) -> Run:
         run.notes.append(f"{lines} of {METRICS} cannot be read, and are left out.")
     if run.metrics.cut:
         run.notes.append(f"The last line of {METRICS} is cut off, and left out.")
-    if run.metrics.repeated:
-        steps = plural(run.metrics.repeated, "step")
+    if run.metrics.twice:
+        steps = plural(len(run.metrics.twice), "step")
         run.notes.append(f"{steps} were logged more than once; what was logged last is shown.")
     return run
 

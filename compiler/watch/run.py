@@ -1,17 +1,18 @@
-"""A run that is watched: what its folder says of it, and what follows from that."""
+"""A run that is watched: what its folder says so far, what follows from that, and what looks wrong."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import re
 import socket
-from dataclasses import dataclass
+from collections import deque
 from typing import Any
 
 from compiler.json_value import json_value
-from compiler.watch.places import Place, age
-from compiler.watch.series import Series, number
-from compiler.watch.tail import Tail
+from compiler.report.metrics import Metrics
+from compiler.report.place import Place, Status
 from runtime.addresses import read_by_orbax
 from runtime.manifest import COMMITTED
 from runtime.progress import duration
@@ -19,78 +20,119 @@ from runtime.record import LOCK
 from runtime.run_state import FILE as STATE
 
 METRICS = "metrics.jsonl"
-SMALL = 1 << 24
-"""Bytes of a JSON file that are read at most."""
-
-SILENCE, SILENCE_STEPS = 60.0, 5.0
-"""A run is said to be silent after so many seconds, and so many times what its next lines should take."""
-DEFAULT_EVERY = 10
-"""Steps between lines of a run whose record does not tell."""
+SEEN = 256
+"""Bytes before the place that was read to, by which the file is known again."""
+RECENT, ENOUGH, SPREADS, RATIO = 50, 10, 6.0, 1.5
+"""A loss leaps when it is above the mean of the RECENT before it, of at least ENOUGH, by so many standard
+deviations, and above RATIO times it. A step's time is the mean of RECENT steps."""
+RISES, KEPT = 3, 8
+"""Evaluations in a row, each higher than the one before, that are told; warnings of losses that are kept."""
+SILENCE, SILENCE_STEPS, DEFAULT_EVERY = 60.0, 5.0, 10
+"""A run is silent after so many seconds, and so many times what its next lines should take."""
 
 WAITING, TRAINING = "waiting", "training"
 DONE, STOPPED, FAILED, KILLED = "done", "stopped", "failed", "killed"
-ENDED = (DONE, STOPPED, FAILED, KILLED)
-
-
-@dataclass(frozen=True)
-class Saved:
-    """The newest checkpoint.
-
-    Attributes:
-        seconds: since it was saved; None where the place does not say.
-    """
-
-    step: int
-    seconds: float | None
 
 
 class Run:
-    """A run by its folder, looked at again and again.
-
-    Attributes:
-        place: the folder.
-        series: the numbers of its metrics.
-        restarted: how often what had been read was written anew, as --resume does.
-    """
+    """A run by its folder, looked at again and again."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.series = Series()
-        self.saved: Saved | None = None
-        self.restarted = 0
-        self._tail = Tail(place, METRICS)
         self._record: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
-        self._alive = True
+        self._saved: tuple[int, float | None] | None = None
+        self._silence: float | None = None
+        self._status: Status | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self.metrics = Metrics()
+        self.latest: dict[str, float] = {}
+        self._wrong: deque[str] = deque(maxlen=KEPT)
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._read, self._rest = 0, b""
+        self._before = b""  # the last bytes that were read: other ones mean that the file was written anew
 
     def update(self) -> bool:
-        """Reads what is new; whether there was anything.
-
-        Raises:
-            UserError: when the place cannot be read.
-        """
+        """Reads what is new; whether there was anything."""
         before = self.told
-        if not self._record:
-            self._record = self._json(LOCK)
+        self._record = self._record or self._json(LOCK)
         self._state = self._json(STATE)
-        if self._tail.look():
-            self.series = Series()
-            self.restarted += 1
-        self.series.add(self._tail.lines())
-        self.saved = self._newest()
-        self._alive = self._is_alive()
+        if self._state.get("state") == TRAINING and self._is_gone():
+            # Its last words may have been written after they were read.
+            self._state = self._json(STATE)
+            if self._state.get("state") == TRAINING:
+                self._state["state"] = KILLED
+        self._read_lines()
+        self._saved = self._newest()
         return before != self.told
+
+    def _read_lines(self) -> None:
+        """Takes the lines that are new, or all of them where --resume has cut and continued the file."""
+        status = self.place.status(METRICS)
+        size = status.size if status else 0
+        self._silence = status.age if status and self.metrics.lines else None
+        if status == self._status:
+            return
+        self._status = status
+        new = self.place.read(METRICS, self._read - len(self._before), size) if size >= self._read else b""
+        if not new.startswith(self._before):
+            self._forget()
+            new = self.place.read(METRICS, 0, size)
+        fresh, self._before = new[len(self._before) :], new[-SEEN:]
+        self._read += len(fresh)
+        *lines, self._rest = (self._rest + fresh).split(b"\n")
+        for line in lines:
+            if (entry := self.metrics.take(line)) is not None and "loss" in entry:
+                self.latest = entry
+                self._look(int(entry["step"]), entry["loss"], entry.get("grad_norm", 0.0))
+        self._silence = status.age if status and self.metrics.lines else None
+
+    def _look(self, step: int, loss: float, norm: float) -> None:
+        """Looks at a step's numbers."""
+        for name, value in (("loss", loss), ("gradient's norm", norm)):
+            if not math.isfinite(value):
+                self._wrong.append(f"step {step:,}: the {name} is {value}")
+        if not math.isfinite(loss):
+            return
+        mean = sum(self._recent) / max(1, len(self._recent))
+        if len(self._recent) >= ENOUGH and loss > RATIO * mean:
+            spread = math.sqrt(sum((one - mean) ** 2 for one in self._recent) / len(self._recent))
+            if loss > mean + SPREADS * spread:
+                self._wrong.append(f"step {step:,}: the loss leapt to {loss:.4g}, from {mean:.4g}")
+        self._recent.append(loss)
+
+    @property
+    def step(self) -> int:
+        """The newest step of any line, 0 without one."""
+        return max((next(reversed(values)) for values in self.metrics.values.values()), default=0)
+
+    @property
+    def evals(self) -> list[tuple[int, float]]:
+        """Step and loss of each evaluation."""
+        return list(self.metrics.values.get("eval_loss", {}).items())
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The mean of the latest steps; the first, which compiles, counts only while it is alone."""
+        every = self.metrics.values.get("step_seconds", {})
+        times = list(itertools.islice(reversed(every.values()), RECENT))
+        if len(times) == len(every) > 1:
+            times.pop()
+        times = [value for value in times if math.isfinite(value)]
+        return sum(times) / len(times) if times else None
 
     @property
     def told(self) -> tuple[object, ...]:
         """What a line about it would tell anew, but for times."""
-        saved = None if self.saved is None else self.saved.step
-        return (self.outcome, self.reason, self.series.step, len(self.series.evals), saved)
+        saved = None if self._saved is None else self._saved[0]
+        return (self.outcome, self.reason, self.step, len(self.evals), saved)
 
     @property
     def name(self) -> str:
         """The recipe's, or the folder's until its record is there."""
-        return clean(self._record.get("name") or self.place.name.rstrip("/").rpartition("/")[2])
+        return clean(self._record.get("name") or self.place.name.rpartition("/")[2])
 
     @property
     def about(self) -> str:
@@ -106,33 +148,26 @@ class Run:
     @property
     def total(self) -> int | None:
         """Optimizer steps of the whole run, None where nothing tells."""
-        steps = self._state.get("total")
-        if steps is None:
-            steps = self._recorded("train", "steps")
-        return steps if isinstance(steps, int) and steps > 0 else None
+        return _positive(self._state.get("total")) or _positive(self._recorded("train", "steps"))
 
     @property
     def until(self) -> int | None:
         """The step after which its process stops."""
-        steps = self._state.get("until")
-        return steps if isinstance(steps, int) and steps > 0 else self.total
+        return _positive(self._state.get("until")) or self.total
 
     @property
     def outcome(self) -> str:
-        """One of the states above."""
+        """One of the states above; a run of an earlier version tells by its steps alone."""
         state = self._state.get("state")
-        if state in (DONE, STOPPED, FAILED):
+        if state in (TRAINING, DONE, STOPPED, FAILED, KILLED):
             return str(state)
-        if state == TRAINING:
-            return TRAINING if self._alive else KILLED
-        # A run of an earlier version tells by its steps alone.
-        if self.total is not None and self.series.step >= self.total:
+        if self.total is not None and self.step >= self.total:
             return DONE
-        return WAITING if self.series.empty else TRAINING
+        return TRAINING if self.metrics.lines else WAITING
 
     @property
     def ended(self) -> bool:
-        return self.outcome in ENDED
+        return self.outcome not in (WAITING, TRAINING)
 
     @property
     def well(self) -> bool:
@@ -145,42 +180,45 @@ class Run:
         return clean(self._state.get("reason") or "")
 
     @property
-    def seconds_left(self) -> float | None:
-        """Until its process stops, at the pace of the latest steps."""
-        each, until = self.series.step_seconds, self.until
-        if each is None or until is None or self.outcome != TRAINING:
-            return None
-        return each * max(0, until - self.series.step)
-
-    @property
-    def silence(self) -> float | None:
-        """Seconds since the last line, None without one."""
-        return None if self.series.empty else age(self._tail.status)
-
-    @property
     def warnings(self) -> list[str]:
         """What looks wrong, the newest last."""
-        found = list(self.series.found.found)
-        if self.series.found.rising:
-            found.append(self.series.found.rising)
-        silence, each = self.silence, self.series.step_seconds
-        if self.outcome == TRAINING and silence is not None:
-            every = self._every()
-            if silence > max(SILENCE, SILENCE_STEPS * every * (each or 0.0)):
-                pace = f"; {every} steps take {duration(every * each)}" if each else ""
-                found.append(f"no line for {duration(silence)}{pace}")
+        found, last = list(self._wrong), self.evals[-(RISES + 1) :]
+        if len(last) > RISES and all(a[1] < b[1] for a, b in itertools.pairwise(last)):
+            (first, low), (_, high) = last[0], last[-1]
+            found.append(f"eval_loss has risen since step {first:,}, from {low:.4g} to {high:.4g}")
+        if self.outcome == TRAINING and self._silence is not None:
+            every = _positive(self._recorded("train", "log", "every")) or DEFAULT_EVERY
+            pace = every * (self.step_seconds or 0.0)
+            if self._silence > max(SILENCE, SILENCE_STEPS * pace):
+                usual = f"; {every} steps take {duration(pace)}" if pace else ""
+                found.append(f"no line for {duration(self._silence)}{usual}")
         if self.outcome == KILLED:
             found.append(f"its process ({self._state.get('pid')}) is gone without a word: --resume goes on")
         return found
 
-    def number(self, name: str) -> float | None:
-        """A number of the newest training line."""
-        return number(self.series.latest.get(name))
-
-    def _every(self) -> int:
-        """Steps whose lines are written together."""
-        every = self._recorded("train", "log", "every")
-        return every if isinstance(every, int) and every > 0 else DEFAULT_EVERY
+    def facts(self) -> dict[str, Any]:
+        """What `--json` gives: numbers in the units of metrics.jsonl, seconds, None for what is not known."""
+        evals, each, until = self.evals, self.step_seconds, self.until
+        going = self.outcome == TRAINING and each is not None and until is not None
+        names = ("loss", "learning_rate", "grad_norm", "rewards_accuracy", "tokens_per_second")
+        return {
+            "name": self.name,
+            "directory": self.place.name,
+            "state": self.outcome,
+            "reason": self.reason or None,
+            "step": self.step,
+            "total": self.total,
+            "until": until,
+            **{name: self.latest.get(name) for name in (*names, "peak_memory_bytes")},
+            "eval_loss": evals[-1][1] if evals else None,
+            "eval_step": evals[-1][0] if evals else None,
+            "step_seconds": each,
+            "seconds_left": (each or 0.0) * max(0, (until or 0) - self.step) if going else None,
+            "checkpoint": self._saved and self._saved[0],
+            "checkpoint_seconds": self._saved and self._saved[1],
+            "silent_seconds": self._silence,
+            "warnings": self.warnings,
+        }
 
     def _recorded(self, *path: str) -> Any:
         """A value of the resolved recipe, None where there is none."""
@@ -191,36 +229,31 @@ class Run:
 
     def _json(self, file: str) -> dict[str, Any]:
         """A JSON object; nothing where there is none, or not yet a whole one."""
-        if self.place.status(file) is None:
-            return {}
-        found = json_value(self.place.read(file, 0, SMALL))
+        found = json_value(self.place.read(file, 0, 1 << 24))
         return found if isinstance(found, dict) else {}
 
-    def _newest(self) -> Saved | None:
-        """The newest checkpoint: a folder named by its step, or by transformers' "checkpoint-STEP"."""
-        matches = map(_STEP.fullmatch, self.place.folders())
+    def _newest(self) -> tuple[int, float | None] | None:
+        """The newest checkpoint and its age: a folder named by its step, or by transformers'."""
+        matches = [re.fullmatch(r"(?:checkpoint-)?(\d{1,12})", name) for name in self.place.folders()]
         for step, folder in sorted(((int(match[1]), match[0]) for match in matches if match), reverse=True):
             # In a bucket a step has its name before it is whole, and a folder has no time.
             marked = folder.isdigit() and read_by_orbax(self.place.name)
             status = self.place.status(f"{folder}/{COMMITTED}" if marked else folder)
             if status is not None or not marked:
-                return Saved(step, age(status))
+                return step, status.age if status else None
         return None
 
-    def _is_alive(self) -> bool:
-        """Whether the process that trains still is, as far as this machine can tell."""
+    def _is_gone(self) -> bool:
+        """Whether the process that trains is no more, as far as this machine can tell."""
         pid = self._state.get("pid")
-        if self._state.get("host") != socket.gethostname() or not isinstance(pid, int) or not self.place.here:
-            return True
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            # Its last words may have been written after they were read.
-            self._state = self._json(STATE)
-            return self._state.get("state") != TRAINING
-        except (OSError, OverflowError):
-            return True
-        return True
+        if self._state.get("host") == socket.gethostname() and isinstance(pid, int) and not self.place.system:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return True
+            except (OSError, OverflowError):
+                return False
+        return False
 
 
 def clean(value: object) -> str:
@@ -228,4 +261,5 @@ def clean(value: object) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 
-_STEP = re.compile(r"(?:checkpoint-)?(\d{1,12})")
+def _positive(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None

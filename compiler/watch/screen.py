@@ -1,145 +1,274 @@
-"""Runs on a terminal's screen: as much of each as its size has room for."""
+"""Runs that are watched: in a line, as JSON, or on a terminal's screen, until all of them have ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+import textwrap
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.text import Text
 
-from compiler.watch import words
-from compiler.watch.plot import EVAL, EVAL_ASCII, plot
-from compiler.watch.run import DONE, FAILED, KILLED, STOPPED, TRAINING, Run
+from compiler.errors import ArtifactError
+from compiler.packages import install
+from compiler.report.place import Place, open_place
+from compiler.report.thin import thin
+from compiler.watch.run import DONE, FAILED, KILLED, METRICS, STOPPED, TRAINING, WAITING, Run, clean
 from runtime.progress import duration
 
+LOCAL, ELSEWHERE, REDRAWN = 2.0, 15.0, 0.25
+"""Seconds between two looks at a folder on this machine, at an address, and at the terminal's size."""
+LEAST, MOST, NARROW = 4, 16, 30
+"""Rows of a plot with its axis, of which fewer are left out, and columns of a terminal without plots."""
 STYLES = {DONE: "green", FAILED: "red", KILLED: "red", STOPPED: "yellow", TRAINING: "cyan"}
-LABELS = 9
-"""Columns left of a plot."""
-LEAST, MOST = 4, 16
-"""Rows of a plot: below the first it is left out."""
-AROUND = 3
-"""Rows of a plot's title and axis, and the empty one below a run."""
-NARROW = 20
-"""Columns below which nothing is drawn."""
+FIGURES = {
+    "loss": "loss {:.4f}",
+    "eval_loss": "eval_loss {:.4f} (step {eval_step:,})",
+    "rewards_accuracy": "rewards_accuracy {:.2f}",
+    "learning_rate": "lr {:.2e}",
+    "grad_norm": "grad_norm {:.3g}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "step_seconds": "{:.3g} s a step",
+    "peak_memory_gib": "peak memory {:.1f} GiB",
+}
+"""What is told of the facts of a run, in this order."""
+
+
+class Watch:
+    """Runs, found in folders: of checkpoints, or that hold such folders; ArtifactError for a file."""
+
+    def __init__(self, folders: Sequence[str]) -> None:
+        for folder in folders:
+            if "://" not in folder and Path(folder).expanduser().is_file():
+                way_out = "give the folder of checkpoints that train.py writes"
+                raise ArtifactError(f"{folder}: a file, not a folder", way_out)
+        self._places = [open_place(folder) for folder in folders]
+        self._found: dict[str, Run] = {}
+        self.runs: list[Run] = []
+        self.seconds = ELSEWHERE if any(place.system for place in self._places) else LOCAL
+
+    def update(self) -> bool:
+        """Looks at all of them; whether all have ended."""
+        places = [place for given in self._places for place in _runs_of(given)]
+        self.runs = [self._found.setdefault(place.name, Run(place)) for place in places]
+        for run in self.runs:
+            run.update()
+        return bool(self.runs) and all(run.ended for run in self.runs)
+
+    @property
+    def well(self) -> bool:
+        """Whether each goes, or ended as it was asked to."""
+        return all(run.well for run in self.runs)
+
+
+def _runs_of(place: Place) -> list[Place]:
+    """The folder itself when it holds a run, or else those in it that do, or itself again, to wait for."""
+    if place.status(METRICS) is not None:
+        return [place]
+    inner = [place.below(name) for name in place.folders()]
+    return [one for one in inner if one.status(METRICS) is not None] or [place]
+
+
+def standing(run: Run) -> str:
+    """ "training", "stopped (SIGTERM)", or what is waited for."""
+    if run.outcome == WAITING:
+        folder = clean(run.place.name)
+        if not run.place.is_folder():
+            return f"waiting for {folder}, which is not there yet"
+        return f"waiting for the first line of {folder}/{METRICS}"
+    if run.outcome == TRAINING and not run.metrics.lines:
+        return "starting: no step is done yet"
+    return f"{run.outcome} ({run.reason})" if run.reason else run.outcome
+
+
+def progress(run: Run) -> str:
+    """ "step 120/400", with the share that is done."""
+    if run.total is None:
+        return f"step {run.step:,}"
+    until = run.until or run.total
+    stop = f", stops after {until:,}" if until < run.total and run.outcome == TRAINING else ""
+    return f"step {run.step:,}/{run.total:,} ({run.step / run.total:.0%}{stop})"
+
+
+def parts(run: Run) -> list[str]:
+    """How far it is, its newest numbers, its checkpoint and what is left."""
+    facts = run.facts()
+    peak, age, left = (facts[name] for name in ("peak_memory_bytes", "checkpoint_seconds", "seconds_left"))
+    facts["peak_memory_gib"] = peak and peak / 2**30
+    figures = [form.format(facts[name], **facts) for name, form in FIGURES.items() if facts[name] is not None]
+    old = "" if age is None else f", {duration(age)} old"
+    saved = "no checkpoint yet" if facts["checkpoint"] is None else f"checkpoint {facts['checkpoint']:,}{old}"
+    return [progress(run), *figures, saved, *([f"{duration(left)} left"] if left is not None else [])]
+
+
+def line(run: Run) -> str:
+    """All of it in one line."""
+    if not run.metrics.lines:
+        return f"{run.name}: {run.about}: {standing(run)}" if run.about else f"{run.name}: {standing(run)}"
+    told = parts(run) if run.outcome == TRAINING else [*parts(run), standing(run)]
+    return f"{run.name}: {', '.join(told)}"
+
+
+def as_json(runs: Iterable[Run]) -> list[dict[str, object]]:
+    """The facts of runs, with numbers that are not finite as metrics.jsonl has them."""
+    words = {math.inf: "Infinity", -math.inf: "-Infinity"}
+    return [
+        {
+            name: value if not isinstance(value, float) or math.isfinite(value) else words.get(value, "NaN")
+            for name, value in run.facts().items()
+        }
+        for run in runs
+    ]
 
 
 class Screen:
     """Runs one below the other, fitted to the console each time that they are drawn.
 
     Args:
-        runs: what is watched.
         note: the last line.
         whole: fill the height of the terminal with plots; otherwise each has the least height.
     """
 
     def __init__(self, runs: Sequence[Run], note: str = "", whole: bool = True) -> None:
         self.runs, self._note, self._whole = runs, note, whole
-        self._plots: dict[str, tuple[object, list[Text]]] = {}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, height = options.max_width, console.height
-        unicode = not options.ascii_only
-        blocks = [_facts(run, width, unicode) for run in self.runs]
-        # What is left of the height is the plots', after the note.
-        used = sum(map(len, blocks)) + (1 if self._note else 0)
-        room = (height - used) // max(1, len(blocks)) - AROUND if self._whole else LEAST
-        lines: list[Text] = []
-        for run, facts in zip(self.runs, blocks, strict=True):
-            lines += facts
-            if room >= LEAST and width >= LABELS + NARROW:
-                lines += self._plot(run, width, min(room, MOST), unicode)
-            lines.append(Text(""))
-        lines = lines[:-1]
+        facts = [_facts(run, options) for run in self.runs]
+        used = len(console.render_lines(Group(*facts), options)) + len(facts)
+        rows = (console.height - used) // max(1, len(facts)) - 1 if self._whole else LEAST + 2
+        shown = [
+            Group(one, *_plot(run, options, min(rows, MOST)), "")
+            for one, run in zip(facts, self.runs, strict=True)
+        ]
+        lines = console.render_lines(Group(*shown), options, pad=False)[:-1]
+        for segments in lines[: console.height - 1] if self._whole else lines:
+            yield from (*segments, Segment.line())
         if self._note:
-            space = height - 1 if self._whole else len(lines)
-            lines = [*lines[:space], Text(_fit(self._note, width, unicode), style="dim")]
-        yield Text("\n").join(lines)
-
-    def _plot(self, run: Run, width: int, height: int, unicode: bool) -> list[Text]:
-        """A run's plot, drawn anew when it or its size has changed."""
-        key = (run.told, run.restarted, width, height)
-        known = self._plots.get(run.place.name)
-        if known is None or known[0] != key:
-            known = key, _drawn(run, width, height, unicode)
-            self._plots[run.place.name] = known
-        return known[1]
+            yield _cut(self._note, "dim", options)
 
 
-def _facts(run: Run, width: int, unicode: bool) -> list[Text]:
+def _facts(run: Run, options: ConsoleOptions) -> Group:
     """The lines of a run but for its plot."""
     style = STYLES.get(run.outcome, "")
-    title = Text(_fit(f"{run.name}: {run.about}" if run.about else run.name, width, unicode), style="bold")
-    lines = [title, *(Text(line, style=style) for line in _wrapped([words.standing(run)], width))]
-    if not run.series.empty:
-        lines += [Text(line) for line in _wrapped([words.progress(run), words.left(run)], width)]
+    shown: list[RenderableType] = [
+        _cut(f"{run.name}: {run.about}" if run.about else run.name, "bold", options),
+        Text(standing(run), style),
+    ]
+    if run.metrics.lines:
+        # Words of one figure stay together.
+        told = "  ".join(part.replace(" ", "\xa0") for part in parts(run))
+        shown.append(Text("\n".join(textwrap.wrap(told, options.max_width)).replace("\xa0", " ")))
         if run.total is not None:
-            lines.append(_bar(run.series.step / run.total, width, style, unicode))
-        for parts in (words.figures(run), [*words.pace(run), words.saved(run)]):
-            lines += [Text(line) for line in _wrapped(parts, width)]
-    sign = "⚠ " if unicode else "! "
-    for warning in run.warnings[-3:]:
-        lines += [Text(line, style="yellow") for line in _wrapped([sign + warning], width)]
-    return lines
+            bar = ProgressBar(run.total, run.step, complete_style=style, finished_style=style)
+            shown += [bar, Text("")]  # which it does not end its line with
+    sign = "!" if options.ascii_only else "⚠"
+    return Group(*shown, *(Text(f"{sign} {warning}", "yellow") for warning in run.warnings[-3:]))
 
 
-def _bar(share: float, width: int, style: str, unicode: bool) -> Text:
-    done = round(min(1.0, max(0.0, share)) * width)
-    full, rest = ("━", "─") if unicode else ("#", "-")
-    return Text.assemble((full * done, style), (rest * (width - done), "dim"))
-
-
-def _drawn(run: Run, width: int, height: int, unicode: bool) -> list[Text]:
-    """The loss by step, with its axes."""
-    series = run.series
-    drawn = plot(series.steps, series.losses, series.evals, width - LABELS, height, unicode)
-    if drawn is None:
+def _plot(run: Run, options: ConsoleOptions, height: int) -> list[Text]:
+    """The loss by step, drawn with characters."""
+    losses = [pair for pair in run.metrics.values.get("loss", {}).items() if math.isfinite(pair[1])]
+    evals = [pair for pair in run.evals if math.isfinite(pair[1])]
+    if height < LEAST or options.max_width < NARROW or not losses + evals:
         return []
-    labels = {0: f"{drawn.high:.4g}", height - 1: f"{drawn.low:.4g}"}
-    mark = EVAL if unicode else EVAL_ASCII
-    title = "loss" + (f", {mark} eval_loss" if series.evals else "")
-    if drawn.merged > 1:
-        title += f" (means of {drawn.merged:,.0f} steps)"
-    lines = [Text(_fit(title, width, unicode), style="dim")]
-    for row, text in enumerate(drawn.rows):
-        lines.append(Text.assemble((f"{labels.get(row, ''):>{LABELS - 1}} ", "dim"), (text, "cyan")))
-    every = [*series.steps, *(step for step, _ in series.evals)]
-    first, last = f"{min(every):,}", f"{max(every):,}"
-    gap = max(1, width - LABELS - len(first) - len(last))
-    lines.append(Text(_fit(" " * LABELS + first + " " * gap + last, width, unicode), style="dim"))
-    return lines
+    try:
+        import plotext
+    except ImportError:
+        return [Text(f"plotext, which is not installed, draws the loss: {install('report')}", "dim")]
+    marker, mark = ("*", "o") if options.ascii_only else ("braille", "◆")
+    plotext.clear_figure()
+    plotext.theme("clear")
+    plotext.limit_size(False, False)
+    plotext.plotsize(options.max_width, height - 1)
+    plotext.frame(False)
+    plotext.yaxes(True, False)
+    kept = thin([loss for _, loss in losses], 4 * options.max_width)
+    plotext.plot([losses[i][0] for i in kept], [losses[i][1] for i in kept], marker=marker)
+    plotext.scatter([step for step, _ in evals], [loss for _, loss in evals], marker=mark)
+    ends = [min(step for step, _ in losses + evals), max(step for step, _ in losses + evals)]
+    plotext.xticks(ends, [f"{step:,}" for step in ends])
+    drawn = plotext.uncolorize(plotext.build())
+    if options.ascii_only:
+        drawn = drawn.translate(str.maketrans("┤│", "||"))
+    return [
+        _cut(f"loss, {mark} eval_loss" if evals else "loss", "dim", options),
+        Text(drawn.rstrip("\n"), "cyan"),
+    ]
 
 
-def _wrapped(parts: Sequence[str], width: int) -> list[str]:
-    """Parts side by side, as many on a line as fit; one that is too long is broken at its words."""
-    lines: list[str] = []
-    for part in filter(None, parts):
-        if lines and len(lines[-1]) + 2 + len(part) <= width:
-            lines[-1] += f"  {part}"
-            continue
-        line = ""
-        for word in part.split(" "):
-            while len(word) > width:
-                lines += [line] if line else []
-                lines.append(word[:width])
-                line, word = "", word[width:]
-            if line and len(line) + 1 + len(word) > width:
-                lines.append(line)
-                line = word
-            else:
-                line = f"{line} {word}" if line else word
-        lines.append(line)
-    return lines
+def _cut(text: str, style: str, options: ConsoleOptions) -> Text:
+    """One line, cut to the terminal's width."""
+    return Text(text, style, no_wrap=True, overflow="crop" if options.ascii_only else "ellipsis")
 
 
-def _fit(text: str, width: int, unicode: bool) -> str:
-    """A text cut to a width."""
-    if len(text) <= width:
-        return text
-    end = "…" if unicode else "..."
-    return text[: max(0, width - len(end))] + end[:width]
+def watch_once(watch: Watch, with_json: bool, console: Console) -> bool:
+    """Shows how the runs stand; whether all of them are well.
+
+    Raises:
+        ArtifactError: when there is none in a folder.
+    """
+    watch.update()
+    for run in watch.runs:
+        if run.outcome == WAITING and not run.place.is_folder():
+            way_out = "give the folder of checkpoints that train.py writes; without --once it is waited for"
+            raise ArtifactError(f"{run.place.name}: there is no such folder", way_out)
+    if with_json:
+        print(json.dumps(as_json(watch.runs), indent=2, ensure_ascii=False))
+    elif console.is_terminal:
+        console.print(Screen(watch.runs, whole=False))
+    else:
+        for run in watch.runs:
+            print(line(run), *(f"{run.name}: warning: {text}" for text in run.warnings), sep="\n", flush=True)
+    return watch.well
 
 
-def footer(interval: float) -> str:
-    """What the last line of the screen says."""
+def watch_lines(watch: Watch, interval: float, with_json: bool) -> bool:
+    """Prints a line whenever there is something new, until all runs have ended; whether they did well."""
+    told: dict[str, set[object]] = {}
+    while True:
+        ended = watch.update()
+        for run in watch.runs:
+            # A silence is told once, not again with every second of it.
+            warnings = {
+                text.partition(" for ")[0] if text.startswith("no line") else text: text
+                for text in run.warnings
+            }
+            before = told.get(run.place.name, set())
+            told[run.place.name] = {run.told, *warnings}
+            if run.told not in before:
+                print(
+                    json.dumps(as_json([run])[0], ensure_ascii=False) if with_json else line(run), flush=True
+                )
+            for kind, text in () if with_json else warnings.items():
+                if kind not in before:
+                    print(f"{run.name}: warning: {text}", flush=True)
+        if ended:
+            return watch.well
+        time.sleep(interval)
+
+
+def watch_screen(watch: Watch, interval: float, console: Console) -> bool:
+    """Draws the runs on the terminal until all have ended; whether they did well.
+
+    However it ends, how they stood last stays on the terminal.
+    """
     looks = duration(interval) if interval >= 1 else f"{interval:g} s"
-    return f"every {looks}; Ctrl-C leaves, the run goes on"
+    note, size, looked = f"every {looks}; Ctrl-C leaves, the run goes on", None, -math.inf
+    try:
+        with Live(console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
+            while True:
+                if (due := time.monotonic() - looked >= interval) and watch.update():
+                    break
+                if due or console.size != size:
+                    live.update(Screen(watch.runs, note), refresh=True)
+                    size, looked = console.size, time.monotonic() if due else looked
+                time.sleep(min(REDRAWN, interval))
+    finally:
+        console.print(Screen(watch.runs, whole=False))
+    return watch.well

@@ -12,7 +12,7 @@ import pytest
 
 from compiler.backends import Backend
 from compiler.parity.backends import SCRIPTS
-from compiler.watch.places import open_place
+from compiler.report.place import open_place
 from compiler.watch.run import Run
 from tests.parity.running import Case, Place
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
@@ -65,7 +65,7 @@ def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, b
     folder = place.folder / output / FOLDERS[backend]
     run = Run(open_place(str(folder)))
     run.update()
-    assert (run.outcome, run.reason, run.series.step, run.total) == ("stopped", "--steps 3", 3, STEPS)
+    assert (run.outcome, run.reason, run.step, run.total) == ("stopped", "--steps 3", 3, STEPS)
     first = of_lines(folder)
     assert_same(of_tensorboard(folder), first, IN_SINGLE)
     (lost,) = [path for path in (folder / "3", folder / "checkpoint-3") if path.is_dir()]
@@ -88,7 +88,8 @@ def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, b
     config = runs[0]["config"]["update"]
     assert {name: config[name] for name in lock["recipe"]} == lock["recipe"]
     run.update()
-    assert (run.outcome, run.series.step, run.restarted) == ("done", STEPS, 1)
+    assert (run.outcome, run.step) == ("done", STEPS)
+    assert not run.metrics.twice, "the lines were read anew"
 
 
 def test_a_signal_ends_the_run_there_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

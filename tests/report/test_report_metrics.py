@@ -53,7 +53,7 @@ def test_a_step_that_was_logged_twice_counts_once_by_its_later_line() -> None:
         line(step=1, loss=3.0) + line(step=2, loss=9.0) + line(step=2, eval_loss=4.0) + line(step=2, loss=2.0)
     )
     found = parse(text)
-    assert found.get("loss").finite == [(1, 3.0), (2, 2.0)] and found.repeated == 1
+    assert found.get("loss").finite == [(1, 3.0), (2, 2.0)] and found.twice == {2}
     assert found.get("eval_loss").finite == [(2, 4.0)]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.report.place import open_place
+from compiler.report.place import existing_place
 from compiler.report.sweep import read_sweep
 from tests.report import writing
 from tests.report.reading import golden, refused, report
@@ -74,7 +74,7 @@ def test_a_sweep_without_a_measured_point_has_nothing_to_draw(place: Path) -> No
 def test_what_is_no_sweep_is_refused(place: Path) -> None:
     (place / "bench").mkdir()
     (place / "bench" / "summary.json").write_text('{"sides": {}}')
-    assert read_sweep(open_place("bench")) is None
+    assert read_sweep(existing_place("bench")) is None
     assert "holds neither a run nor a sweep" in refused("bench")
     writing.sweep(place / "other")
     assert "go with a run, not with a sweep" in refused("other", "--plan", "x.json")

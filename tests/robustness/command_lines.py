@@ -146,8 +146,8 @@ WORK = (
     ),
     *(
         "compiler.lsp.features.make_server",
-        "compiler.watch.loop.watch_lines",
-        "compiler.watch.loop.watch_screen",
+        "compiler.watch.screen.watch_lines",
+        "compiler.watch.screen.watch_screen",
     ),
 )
 """What trains, compiles, serves or does not end; the commands come as far as its door."""

@@ -17,10 +17,11 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from compiler.cli import app
-from compiler.watch import loop, places, words
-from compiler.watch.places import open_place
+from compiler.report import place
+from compiler.report.place import open_place
+from compiler.watch import screen
 from compiler.watch.run import Run
-from compiler.watch.screen import Screen, footer
+from compiler.watch.screen import Screen
 from tests.watch.watching import LOCK, append, entry, lines, state, write_run
 
 SCREENS = Path(__file__).parent / "screens"
@@ -38,12 +39,16 @@ def looked_at(folder: Path) -> Run:
     return run
 
 
+def losses(run: Run) -> dict[int, float]:
+    return run.metrics.values["loss"]
+
+
 @pytest.fixture
 def later(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder, half a minute after its last line."""
     for name, seconds in (("100", 75), ("metrics.jsonl", 30)):
         os.utime(folder / name, (NOW - seconds, NOW - seconds))
-    monkeypatch.setattr(places, "time", SimpleNamespace(time=lambda: NOW))
+    monkeypatch.setattr(place, "time", SimpleNamespace(time=lambda: NOW))
     return folder
 
 
@@ -90,7 +95,7 @@ def test_the_screen_is_drawn_as_it_was_at_every_size(
     console = Console(
         file=io.TextIOWrapper(raw, encoding), width=width, height=height, force_terminal=True, no_color=True
     )
-    console.print(Screen(runs, footer(2.0)), end="")
+    console.print(Screen(runs, "every 2 s; Ctrl-C leaves, the run goes on"), end="")
     console.file.flush()
     drawn = raw.getvalue().decode(encoding)
     plain = "\n".join(line.rstrip() for line in _without_styles(drawn).split("\n")).rstrip("\n") + "\n"
@@ -101,6 +106,17 @@ def test_the_screen_is_drawn_as_it_was_at_every_size(
     if update:
         golden.write_text(plain, encoding="utf-8")
     assert plain == golden.read_text(encoding="utf-8")
+
+
+def test_without_plotext_the_facts_stay_and_the_curve_says_what_it_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotext", None)
+    console = Console(file=io.StringIO(), width=200, height=30, force_terminal=True, no_color=True)
+    console.print(Screen([looked_at(folder)]))
+    drawn = console.file.getvalue()
+    assert "step 120/400 (30%)" in drawn
+    assert "plotext, which is not installed, draws the loss:" in drawn and "[report]" in drawn
 
 
 def _without_styles(text: str) -> str:
@@ -122,7 +138,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         f"empty: waiting for the first line of {tmp_path}/empty/metrics.jsonl\n",
     )
     refused = watch("nothing-opens-this://bucket/run", "--once")
-    assert refused.exit_code == 1 and "cannot be opened" in refused.stderr
+    assert refused.exit_code == 1 and "cannot be opened" in str(refused.exception)
 
 
 @pytest.mark.parametrize("depth", [65, 970, 100_000])
@@ -178,7 +194,7 @@ def test_a_run_of_an_earlier_version_tells_by_its_record(folder: Path) -> None:
     (folder / "recipe.lock.json").write_text('{"recipe": [], "name"')
     run = looked_at(folder)
     assert (run.name, run.about, run.total, run.outcome) == ("checkpoints", "", None, "training")
-    assert words.progress(run) == "step 400"
+    assert screen.progress(run) == "step 400"
 
 
 def test_lines_that_grow_are_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,19 +203,19 @@ def test_lines_that_grow_are_read_once(folder: Path, monkeypatch: pytest.MonkeyP
     size = (folder / "metrics.jsonl").stat().st_size
     run = Run(open_place(str(folder)))
     taken: list[int] = []
-    read = places.Here.read
+    read = place.Place.read
 
-    def counted(place: places.Here, file: str, start: int, end: int) -> bytes:
+    def counted(folder: place.Place, file: str, start: int, end: int) -> bytes:
         taken.append(end - start if file == "metrics.jsonl" else 0)
-        return read(place, file, start, end)
+        return read(folder, file, start, end)
 
-    monkeypatch.setattr(places.Here, "read", counted)
+    monkeypatch.setattr(place.Place, "read", counted)
     run.update()
-    assert sum(taken) == size and run.series.step == 100_000 and len(run.series.losses) == 100_000
+    assert sum(taken) == size and run.step == 100_000 and len(losses(run)) == 100_000
     taken.clear()
     assert not run.update() and sum(taken) == 0
     append(folder, lines(100_001, 100_010))
-    assert run.update() and run.series.step == 100_010
+    assert run.update() and run.step == 100_010
     assert sum(taken) < 4000, "what is new, and a little before it"
 
 
@@ -207,15 +223,15 @@ def test_a_line_that_is_cut_off_is_read_once_it_is_whole(folder: Path) -> None:
     run = looked_at(folder)
     whole = json.dumps(entry(121, loss=7.0)) + "\n"
     append(folder, whole[:20])
-    assert not run.update() and run.series.step == 120
+    assert not run.update() and run.step == 120
     append(folder, whole[20:])
-    assert run.update() and (run.series.step, run.series.losses[-1]) == (121, 7.0)
+    assert run.update() and list(losses(run).items())[-1] == (121, 7.0)
     append(
         folder,
         '{"step": 122, "lo\n["step"]\n\xff\n{"step": true, "loss": 1}\n' + json.dumps(entry(123)) + "\n",
     )
     run.update()
-    assert run.series.steps[-2:] == [121, 123]
+    assert list(losses(run))[-2:] == [121, 123]
 
 
 @pytest.mark.parametrize("replaced", [True, False])
@@ -228,14 +244,14 @@ def test_a_run_that_is_resumed_cuts_its_lines(folder: Path, replaced: bool) -> N
         (folder / "new").replace(folder / "metrics.jsonl")
     else:
         (folder / "metrics.jsonl").write_text(anew)
-    assert run.update() and run.restarted == 1
-    assert run.series.steps == list(range(1, 130))
-    assert run.series.losses[100:] == [5.0] * 29
+    assert run.update()
+    assert list(losses(run)) == list(range(1, 130))
+    assert list(losses(run).values())[100:] == [5.0] * 29
     (folder / "metrics.jsonl").write_text(lines(1, 10))
-    assert run.update() and run.series.steps == list(range(1, 11))
+    assert run.update() and list(losses(run)) == list(range(1, 11))
     (folder / "metrics.jsonl").unlink()
     run.update()
-    assert run.series.empty
+    assert not run.metrics.lines
 
 
 def test_a_loss_that_leaps_or_rises_is_warned_of(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,12 +269,12 @@ def test_a_loss_that_leaps_or_rises_is_warned_of(folder: Path, monkeypatch: pyte
         "step 181: the gradient's norm is inf",
         "eval_loss has risen since step 150, from 1.2 to 1.5",
     ]
-    assert math.isnan(run.series.losses[-1]) and "loss nan" in words.line(run)
+    assert math.isnan(run.latest["loss"]) and "loss nan" in screen.line(run)
     changed = (folder / "metrics.jsonl").stat().st_mtime
-    monkeypatch.setattr(places, "time", SimpleNamespace(time=lambda: changed + 100))
+    monkeypatch.setattr(place, "time", SimpleNamespace(time=lambda: changed + 100))
     run.update()
     assert run.warnings[-1] == "no line for 1 min 40 s; 10 steps take 15 s"
-    monkeypatch.setattr(places, "time", SimpleNamespace(time=lambda: changed + 59))
+    monkeypatch.setattr(place, "time", SimpleNamespace(time=lambda: changed + 59))
     run.update()
     assert not any("no line" in text for text in run.warnings)
 
@@ -310,7 +326,7 @@ def test_lines_are_printed_until_the_run_ends(tmp_path: Path, monkeypatch: pytes
         slept.append(seconds)
         happenings.pop(0)()
 
-    monkeypatch.setattr(loop, "time", SimpleNamespace(sleep=sleep))  # threads of other tests sleep too
+    monkeypatch.setattr(screen, "time", SimpleNamespace(sleep=sleep))  # threads of other tests sleep too
     found = watch(folder, "--interval", "0.5")
     assert found.exit_code == 0 and not happenings and set(slept) == {0.5}
     told = [line.partition(", loss")[0] for line in found.stdout.splitlines()]
@@ -335,16 +351,16 @@ def test_a_run_at_an_address_is_watched(folder: Path) -> None:
     try:
         waiting = Run(open_place("memory://watched/run"))
         waiting.update()
-        assert words.standing(waiting) == "waiting for memory://watched/run, which is not there yet"
+        assert screen.standing(waiting) == "waiting for memory://watched/run, which is not there yet"
         system.put(str(folder) + "/", "/watched/run", recursive=True)
         system.makedirs("/watched/run/100", exist_ok=True)
         system.pipe_file("/watched/run/100/file", b"")
         waiting.update()
-        assert (waiting.series.step, waiting.name, waiting.outcome) == (120, "support-qlora", "training")
-        assert waiting.saved is not None and waiting.saved.step == 100
+        assert (waiting.step, waiting.name, waiting.outcome) == (120, "support-qlora", "training")
+        assert waiting.facts()["checkpoint"] == 100
         with system.open("/watched/run/metrics.jsonl", "ab") as file:
             file.write(lines(121, 150).encode())
-        assert waiting.update() and waiting.series.step == 150
+        assert waiting.update() and waiting.step == 150
         found = watch("memory://watched/run", "--once")
         assert found.exit_code == 0 and "step 150/400" in found.stdout
     finally:
@@ -353,8 +369,8 @@ def test_a_run_at_an_address_is_watched(folder: Path) -> None:
 
 def test_it_needs_neither_jax_nor_numpy(folder: Path) -> None:
     code = (
-        "import sys; from compiler.watch import loop, screen; w = loop.Watch([sys.argv[1]]); w.update(); "
-        "print(sorted({'jax', 'numpy', 'fsspec', 'etils'} & set(sys.modules)), w.runs[0].series.step)"
+        "import sys; from compiler.watch import screen; w = screen.Watch([sys.argv[1]]); w.update(); "
+        "print(sorted({'jax', 'numpy', 'fsspec', 'etils', 'plotext'} & set(sys.modules)), w.runs[0].step)"
     )
     found = subprocess.run(
         [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True, cwd=ROOT
@@ -367,9 +383,9 @@ def test_a_first_step_that_compiles_does_not_count(folder: Path) -> None:
         "".join(json.dumps(entry(s, step_seconds=x)) + "\n" for s, x in ((1, 90.0),))
     )
     run = looked_at(folder)
-    assert run.series.step_seconds == 90.0
+    assert run.step_seconds == 90.0
     append(
         folder, json.dumps(entry(2, step_seconds=2.0)) + "\n" + json.dumps(entry(3, step_seconds=4.0)) + "\n"
     )
     run.update()
-    assert run.series.step_seconds == 3.0 and run.seconds_left == 3.0 * 397
+    assert run.step_seconds == 3.0 and run.facts()["seconds_left"] == 3.0 * 397
