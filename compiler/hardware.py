@@ -1,7 +1,18 @@
 """Which chips an accelerator's name or topology stands for.
 
 The number in a name counts TensorCores for v4, v5p and tpu7x, and chips for v5e and v6e: v5p-8 is four
-chips. The figures are in data/hardware.json, each price with its date.
+chips. All that is known of a generation is its entry of data/hardware.json, each price with its date:
+
+- aliases: other spellings of it in the names that the Cloud console and tools show; gcloud: its own one.
+- compiler: what libtpu compiles for it with. chip_config: where libtpu's default is not how Cloud TPU shows a
+  chip (v4's two TensorCores are one device). tflops and gb_per_s of a device: what the compiler's own
+  estimate of time rests on. They follow from what libtpu 0.0.42.1 says of one large product and of one large
+  sum, and are not always the published ones: a v5p has 459 TFLOP/s and 2765 GB/s. cycles_ghz: the clock of
+  its estimated cycles, the published peak over what the matrix units do in a cycle; null where the serving
+  step is not compiled.
+- vllm: support by tpu-inference's compatibility table: "advised" in helps, "tested", "experimental", or "no
+  kernel" where its ragged paged attention raises NotImplementedError. name and kernel_version: what
+  tpu-inference calls the chip, and the number that its kernels know it by.
 """
 
 from __future__ import annotations
@@ -19,9 +30,6 @@ from typing import Any, Protocol
 from compiler.wording import plural
 
 DATA = Path(__file__).parent / "data" / "hardware.json"
-
-ALIASES = {"v5litepod": "v5e", "v5lite": "v5e", "v7x": "tpu7x"}
-"""Other spellings of a generation in the names that the Cloud console and tools show."""
 
 
 class MeshSection(Protocol):
@@ -147,6 +155,16 @@ def generations() -> Mapping[str, Mapping[str, Any]]:
     return data
 
 
+def known_generation(name: str) -> str:
+    """A generation by its name or another spelling; what is unknown, as it is."""
+    return next((known for known, data in generations().items() if name in data["aliases"]), name)
+
+
+def supported_by_vllm(*support: str) -> list[str]:
+    """The generations that tpu-inference supports so: "tested" and others of the module's docstring."""
+    return [name for name, data in generations().items() if data["vllm"]["support"] in support]
+
+
 def accelerator(mesh: MeshSection) -> Accelerator:
     """The hardware that a recipe's `mesh` section asks for.
 
@@ -204,7 +222,7 @@ def from_name(name: str) -> Accelerator:
         UnknownAccelerator: when the catalogue does not have it.
     """
     match = re.fullmatch(r"([a-z][a-z0-9]*)-([1-9][0-9]{0,5})", name.strip().lower())
-    generation = ALIASES.get(match[1], match[1]) if match else ""
+    generation = known_generation(match[1]) if match else ""
     if match and generation == "cpu" and len(match[2]) > 3:
         raise UnknownAccelerator(f"`{name}` is too many virtual devices", "cpu-1 to cpu-999; cpu-8 is usual")
     if match and generation == "cpu":
@@ -212,10 +230,11 @@ def from_name(name: str) -> Accelerator:
     if match is None or generation not in generations():
         close = get_close_matches(name.lower(), known_names(), n=1, cutoff=0.5)
         hint = f"did you mean `{close[0]}`? " if close else ""
-        raise UnknownAccelerator(
-            f"unknown accelerator `{name}`",
-            f"{hint}known are v4-N, v5e-N (v5litepod-N), v5p-N, v6e-N, tpu7x-N and cpu-N",
+        known = ", ".join(
+            f"{known}-N" if data["gcloud"] == known else f"{known}-N ({data['gcloud']}-N)"
+            for known, data in generations().items()
         )
+        raise UnknownAccelerator(f"unknown accelerator `{name}`", f"{hint}known are {known} and cpu-N")
     data, number = generations()[generation], int(match[2])
     cores = _counted_per_chip(data)
     sizes = {_chips(shape) * cores: shape for shape in data["topologies"]}
@@ -232,7 +251,7 @@ def from_topology(topology: str) -> Accelerator:
         UnknownAccelerator: when the catalogue does not have it.
     """
     generation, _, shape = topology.strip().lower().partition(":")
-    generation = ALIASES.get(generation, generation)
+    generation = known_generation(generation)
     if generation not in generations():
         raise UnknownAccelerator(
             f"unknown TPU generation in topology `{topology}`",

@@ -118,7 +118,7 @@ def _diagnostic(error: dict[str, Any]) -> Diagnostic:
     if kind == "missing":
         parent = f"`{paths.join(where[:-1])}`" if len(where) > 1 else "the recipe"
         example = flow(info.examples[0]) if info and info.examples else "..."
-        if where == ("mesh", "axes") and (axes := _axes(value.get("accelerator"))):
+        if where == ("mesh", "axes") and (axes := default_axes(value.get("accelerator"))):
             example = flow(axes)
         return Diagnostic("E0102", f"{parent} lacks the key `{where[-1]}`", path, f"{where[-1]}: {example}")
     if kind in ("string_too_short", "too_short"):
@@ -353,7 +353,7 @@ def _wrapped(path: str, value: Any) -> Iterator[Any]:
     if isinstance(value, str | int | float):
         yield [value]
     if path in _BARE and not isinstance(value, dict):
-        more = {"axes": _axes(value)} if path == "mesh" else {}
+        more = {"axes": default_axes(value)} if path == "mesh" else {}
         for inner in _wrapped(f"{path}.{_BARE[path]}", value):
             yield {_BARE[path]: inner, **more}
 
@@ -370,7 +370,7 @@ def _fits(where: tuple[Part, ...], value: Any) -> bool:
     return True
 
 
-def _axes(accelerator: Any) -> dict[str, int] | None:
+def default_axes(accelerator: Any) -> dict[str, int] | None:
     """All devices of a machine along fsdp, by its name; v4-N and v5p-N count two to a device."""
     match = re.fullmatch(r"([a-z0-9]+)-([1-9]\d{0,4})", str(accelerator).lower())
     return {"fsdp": max(1, int(match[2]) // (2 if match[1] in ("v4", "v5p") else 1))} if match else None

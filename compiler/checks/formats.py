@@ -12,6 +12,7 @@ from compiler.facts import Facts
 from compiler.sources import COMPRESSIBLE, ENDINGS, escapes, is_dataset, leads_out, names_nothing
 from compiler.wording import listing
 from runtime.data.formats import FIELDS, LOSS_ON
+from runtime.objectives import OBJECTIVES
 from spec import words
 from spec.diagnostics import Diagnostic
 from spec.paths import join
@@ -29,10 +30,11 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
 
 def _objective(facts: Facts) -> Iterator[Diagnostic]:
     data, objective = facts.recipe.data, facts.recipe.train.objective
-    if (objective == "sft") != (data.format != "preference"):
-        wanted = "preference" if objective != "sft" else "chat"
+    pairs = OBJECTIVES[objective].pairs
+    if pairs != (data.format == "preference"):
+        wanted = "preference" if pairs else "chat"
         learnt = "sft" if data.format != "preference" else "dpo"
-        what = "pairs of answers" if objective != "sft" else "samples to write"
+        what = "pairs of answers" if pairs else "samples to write"
         place = facts.first_given("train.objective", "data.format")
         ways = (
             [f"objective: {learnt}", f"data: {{format: {wanted}}}"]
@@ -45,11 +47,11 @@ def _objective(facts: Facts) -> Iterator[Diagnostic]:
             place,
             listing(ways, "or"),
         )
-    if objective == "dpo" and facts.recipe.lora is None:
+    if OBJECTIVES[objective].reference and facts.recipe.lora is None:
         yield Diagnostic(
             "E0919",
-            "dpo compares the model with the one that training started from, which full fine-tuning does not "
-            "keep in this version",
+            f"{objective} compares the model with the one that training started from, which full fine-tuning "
+            "does not keep in this version",
             "train.objective",
             "objective: orpo, or lora: {rank: 16}, whose base model is then the one to compare with",
         )

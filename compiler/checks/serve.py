@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.errors import ArtifactError
 from compiler.facts import Facts
-from compiler.hardware import Accelerator
+from compiler.hardware import Accelerator, from_name, known_names, supported_by_vllm
 from compiler.serving.container import FAMILY_FLAGS
 from compiler.serving.flags import by_flag, version
 from compiler.serving.memory import DEFAULT_SHARE, memory_share, weight_size
-from compiler.wording import divisors, plural
+from compiler.wording import divisors, listing, plural
 from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 MEDIA_TOKENS = {"gemma4": 32 * (70 + 2 + 6)}
 """The longest medium: a video's frames, each with its borders and its time (vLLM 0.32, gemma4_mm.py)."""
-
-EXPERIMENTAL = ("v4", "v5p")
-"""Generations that tpu-inference's compatibility table calls experimental."""
-
-WITHOUT_KERNEL = ("v4",)
-"""Generations for which tpu-inference's ragged paged attention raises NotImplementedError."""
-
-TESTED = ("v6e-1", "v6e-4", "v6e-8")
-"""Slices of one host, of a generation that vLLM-TPU is tested on, by the number of their devices."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -69,15 +60,15 @@ def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
             "serve.accelerator",
             _one_host(serve),
         )
-    if accelerator.generation in EXPERIMENTAL and accelerator.generation not in WITHOUT_KERNEL:
+    if accelerator.generation in supported_by_vllm("experimental"):
         yield Diagnostic(
             "N0609",
-            f"vllm-tpu calls {accelerator.generation} experimental; v5e, v6e and tpu7x are the ones it is "
-            "tested on",
+            f"vllm-tpu calls {accelerator.generation} experimental; "
+            f"{listing(supported_by_vllm('advised', 'tested'))} are the ones it is tested on",
             "serve.accelerator",
             _one_host(serve),
         )
-    if accelerator.generation in WITHOUT_KERNEL:
+    if accelerator.generation in supported_by_vllm("no kernel"):
         yield Diagnostic(
             "W0609",
             f"tpu-inference {version()} has no sizes of its attention kernel for {accelerator.generation}: "
@@ -90,12 +81,16 @@ def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
 def _one_host(serve: Serve) -> str:
     """A slice of one host that has as many devices as the server takes, as a help."""
     need = serve.tensor_parallel_size * serve.data_parallel_size
-    sizes = [int(name.partition("-")[2]) for name in TESTED]
-    if need <= sizes[-1]:
-        return f"accelerator: {next(name for name, size in zip(TESTED, sizes, strict=True) if size >= need)}"
-    tp = max(size for size in divisors(sizes[-1]) if size <= serve.tensor_parallel_size)
-    replicas = sizes[-1] // tp
-    return f"accelerator: {TESTED[-1]}, tensor_parallel_size: {tp}, data_parallel_size: {replicas}"
+    (generation,) = supported_by_vllm("advised")
+    slices = [from_name(name) for name in known_names() if name.startswith(f"{generation}-")]
+    slices = [slice for slice in slices if slice.hosts == 1]
+    for slice in slices:
+        if need <= slice.devices:
+            return f"accelerator: {slice.name}"
+    largest = slices[-1]
+    tp = max(size for size in divisors(largest.devices) if size <= serve.tensor_parallel_size)
+    replicas = largest.devices // tp
+    return f"accelerator: {largest.name}, tensor_parallel_size: {tp}, data_parallel_size: {replicas}"
 
 
 def _types(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:

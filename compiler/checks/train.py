@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from compiler.facts import Facts
 from compiler.steps import ENOUGH_STEPS, warmup_steps
 from compiler.wording import flow, line, listing, plural
+from runtime.objectives import OBJECTIVES
 from runtime.partition_rules import DATA
 from spec.diagnostics import Diagnostic
 from spec.secrets import WANDB_KEY
@@ -87,8 +88,9 @@ def _without_effect(facts: Facts) -> Iterator[Diagnostic]:
             "remove the line",
             at_key=True,
         )
-    without = {"sft": ("beta", "label_smoothing"), "orpo": ("label_smoothing",), "dpo": ()}[train.objective]
-    for name in sorted(set(without) & train.model_fields_set):
+    read = OBJECTIVES[train.objective].settings
+    without = {name for objective in OBJECTIVES.values() for name in objective.settings if name not in read}
+    for name in sorted(without & train.model_fields_set):
         yield Diagnostic(
             "W0511",
             f"{name} has no effect on {train.objective}",

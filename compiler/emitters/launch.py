@@ -7,11 +7,11 @@ values alone, and hand them to those of runtime/launch.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from compiler.emitters.places import in_artifact, is_hub_id, places
+from compiler.hardware import generations
 from compiler.launching import bucket_of, launchers, machines
 from compiler.render import render, shell_word
 from compiler.serving.container import CLOUD_SDK_IMAGE
@@ -85,8 +85,9 @@ def launch_section(program: Program) -> dict[str, Any]:
 
 
 def accelerator_type(name: str) -> str:
-    """The name that gcloud knows an accelerator by: v5e is called v5litepod there."""
-    return re.sub(r"^v5e-", "v5litepod-", name)
+    """The name that gcloud knows an accelerator by: v5e-8 is called v5litepod-8 there."""
+    generation, _, number = name.partition("-")
+    return f"{generations()[generation]['gcloud']}-{number}"
 
 
 def vm_name(name: str) -> str:
@@ -254,13 +255,13 @@ def _skypilot(program: Program) -> dict[str, Any]:
 def _xpk(program: Program) -> list[str]:
     """The words that the artifact's xpk.sh hands to the runtime's."""
     launch, accelerator = program.recipe.launch, program.accelerator
-    generation = accelerator_type(f"{accelerator.generation}-")
+    tpu_type = f"{generations()[accelerator.generation]['gcloud']}-{accelerator.topology}"
     return [
         *_words({"name": program.name, "workload": _short(program.name, XPK_NAME)}),
         f"--cluster={shell_word(launch.cluster)}" if launch.cluster else '--cluster="${CLUSTER:-}"',
         _zone(launch),
         *_words({"project": launch.project} if launch.project else {}),
-        *_words({"tpu-type": f"{generation}{accelerator.topology}", "num-slices": str(accelerator.slices)}),
+        *_words({"tpu-type": tpu_type, "num-slices": str(accelerator.slices)}),
         *_capacity(launch),
         *_words({"image": launch.image}),
         *_token_words(program),

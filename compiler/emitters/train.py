@@ -9,6 +9,7 @@ from compiler.emitters.settings import about, devices, kind, lora_settings, mode
 from compiler.python_text import Call, Name, Value, assignment, docstring, statement, string
 from compiler.render import render
 from compiler.sizes import needs_master_weights
+from runtime.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from compiler.program import Program
@@ -156,9 +157,8 @@ def train_settings(program: Program) -> Call:
     train = program.recipe.train
     arguments: dict[str, Value] = {}
     if train.objective != "sft":
-        arguments |= {"objective": train.objective, "beta": train.beta}
-    if train.objective == "dpo":
-        arguments["label_smoothing"] = train.label_smoothing
+        arguments["objective"] = train.objective
+    arguments |= {name: getattr(train, name) for name in OBJECTIVES[train.objective].settings}
     length: Value = train.epochs if train.steps is None else train.steps
     arguments |= {
         "epochs" if train.steps is None else "steps": length,

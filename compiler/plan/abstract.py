@@ -18,6 +18,7 @@ from compiler.plan.results import Compiled
 from compiler.program import Program
 from runtime.lora import path_of
 from runtime.model import abstract_model
+from runtime.objectives import OBJECTIVES
 from runtime.partition_rules import row_axes
 from runtime.quantize import Layout
 from runtime.sharding import named
@@ -90,8 +91,7 @@ def abstract_step(
 
 def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> dict[str, Any]:
     """A micro-batch as runtime.data makes it; a preference has two rows."""
-    group = 1 if train.objective == "sft" else 2
-    shape = (train.micro_batch_size * data_parallel * group, length)
+    shape = (train.micro_batch_size * data_parallel * OBJECTIVES[train.objective].rows, length)
     rows = NamedSharding(mesh, PartitionSpec(row_axes(shape[0], dict(mesh.shape))))
     whole = NamedSharding(mesh, PartitionSpec())
     ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)

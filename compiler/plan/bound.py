@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from compiler.plan.shapes import DOWN, OUTPUT, Layer, Shapes, shapes
 from compiler.program import Program
 from compiler.sizes import BYTES, optimizer_bytes
+from runtime.objectives import OBJECTIVES
 
 FORWARD, BACKWARD = 2, 2
 """FLOPs for each weight and token: of the forward pass, and of the gradient of the activations. That of the
@@ -77,7 +78,7 @@ def kept_bytes(program: Program, model: Shapes, row_length: int) -> float:
 
 def rows(program: Program) -> int:
     """Rows of tokens in a micro-batch over all devices; a preference has two."""
-    return program.micro_batch_rows * (1 if program.recipe.train.objective == "sft" else 2)
+    return program.micro_batch_rows * OBJECTIVES[program.recipe.train.objective].rows
 
 
 def model_flops(program: Program, tokens: float) -> float:
@@ -95,7 +96,7 @@ def model_flops(program: Program, tokens: float) -> float:
     length = program.recipe.data.max_length
     model = shapes(program, length)
     full = program.lora is None
-    forward = 2 if program.recipe.train.objective == "dpo" else 1
+    forward = OBJECTIVES[program.recipe.train.objective].forward_passes
     backward = BACKWARD + (2 if full else 0)
     flops = (FORWARD * forward + backward) * model.head
     flops += (FORWARD * forward + (backward if full else 0)) * model.outside
@@ -117,7 +118,7 @@ def _least_flops(program: Program, model: Shapes, length: int) -> float:
     """
     recipe, full = program.recipe, program.lora is None
     policy, splash = recipe.remat.policy, recipe.model.attention == "splash"
-    forward = 2 if recipe.train.objective == "dpo" else 1
+    forward = OBJECTIVES[recipe.train.objective].forward_passes
     backward = BACKWARD + (2 if full else 0)
     flops = (FORWARD * forward + backward) * model.head + FORWARD * model.outside
     if not full:

@@ -7,10 +7,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from compiler.hardware import Accelerator
-
-CHIP_CONFIGS = {"v4": "megacore"}
-"""Where libtpu's default is not how Cloud TPU shows a chip: v4's two TensorCores are one device."""
+from compiler.hardware import Accelerator, generations
 
 
 def name(accelerator: Accelerator) -> str:
@@ -26,8 +23,8 @@ def devices(accelerator: Accelerator) -> Any:
         Exception: of several kinds, when libtpu does not know the topology.
     """
     more: dict[str, Any] = {}
-    if accelerator.generation in CHIP_CONFIGS:
-        more["chip_config_name"] = CHIP_CONFIGS[accelerator.generation]
+    if config := generations()[accelerator.generation]["compiler"]["chip_config"]:
+        more["chip_config_name"] = config
     if accelerator.slices > 1:
         more["num_slices"] = accelerator.slices
     if accelerator.chips == accelerator.slices:

@@ -123,7 +123,7 @@ def _refusal(lowered: Any, message: str) -> OutOfMemory | None:
 def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
     """What the compiler says of a program, and what its text shows."""
     from compiler.plan.hlo.collectives import collectives
-    from compiler.plan.hlo.costs import COMPILER_RATES, costs, seconds_taken_off
+    from compiler.plan.hlo.costs import compiler_rates, costs, seconds_taken_off
     from compiler.plan.hlo.liveness import largest
     from compiler.plan.hlo.parse import parse
     from compiler.plan.kernels import kernels
@@ -132,7 +132,7 @@ def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
     chip = accelerator.peak_flops_per_device, accelerator.bandwidth_per_device
     memory, analysis = compiled.memory_analysis(), compiled.cost_analysis() or {}
     module = parse(compiled.as_text())
-    counted = costs(module, *COMPILER_RATES[accelerator.generation])
+    counted = costs(module, *compiler_rates(accelerator.generation))
     seconds = analysis.get("optimal_seconds", 0.0) + seconds_taken_off(module)
     if seconds <= 0 or program.recipe.model.dtype == "float32":
         # The compiler takes a product of float32 to be as quick as one of bfloat16; ours is not.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runtime.data.huggingface import HUB, address_of
+from runtime.objectives import OBJECTIVES
 from runtime.reach import Reach
 
 FIELDS = (
@@ -170,7 +171,6 @@ SECTIONS = (
 """Of a recipe, in the order in which they are written."""
 PACKAGES = ("jax", "google-tunix", "qwix", "optax", "orbax-checkpoint", "transformers")
 """Those whose versions a card tells; recipe.lock.json has all."""
-OBJECTIVES = {"dpo": "direct preference optimisation (DPO)", "orpo": "odds ratio preferences (ORPO)"}
 
 
 def _title(record: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
@@ -192,7 +192,7 @@ def _training(
         "Base": base.link,
         "Trained": _trained(lora, _section(lock, "lora")) if lora else "all weights of the text model",
         "LoRA reaches": str(reach or ""),
-        "Objective": _objective(train),
+        "Objective": training_objective(train),
         "Data": ", ".join(map(_source, _sources(lock, "train"))),
         "Evaluated on": ", ".join(map(_source, _sources(lock, "eval"))),
         "Length": _length(train),
@@ -222,11 +222,13 @@ def _trained(lora: Mapping[str, Any], section: Mapping[str, Any]) -> str:
     return text
 
 
-def _objective(train: Mapping[str, Any]) -> str:
-    objective = str(train.get("objective") or "")
-    if objective not in OBJECTIVES:
-        return {"sft": "supervised fine-tuning"}.get(objective, objective)
-    return OBJECTIVES[objective] + (f", beta {train['beta']:g}" if train.get("beta") is not None else "")
+def training_objective(train: Mapping[str, Any]) -> str:
+    """The objective of a recipe's `train` in words; "" where there is none."""
+    objective = OBJECTIVES.get(name := str(train.get("objective") or ""))
+    if objective is None:
+        return name
+    told = "beta" in objective.settings and train.get("beta") is not None
+    return objective.title + (f", beta {train['beta']:g}" if told else "")
 
 
 def _length(train: Mapping[str, Any]) -> str:

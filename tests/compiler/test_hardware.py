@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from runtime.serving.bench_machine import GENERATIONS
 
 from compiler import hardware
+from compiler.emit import emit
+from compiler.lower import lower
+from compiler.plan.hlo.costs import compiler_rates
+from compiler.plan.serve import program as serve_program
+from compiler.plan.serve.estimate import machine
 from spec.language.mesh import Mesh
+from spec.load import load
+from spec.validate import default_axes
 
 
 @pytest.mark.parametrize(
@@ -123,3 +135,63 @@ def test_gke_s_pair_of_machines_has_no_machine_of_eight_chips() -> None:
     assert hardware.accelerator(mesh("v6e-8", fsdp=8)).gke_machine == "ct6e-standard-8t"
     pair = hardware.accelerator(mesh("v6e-8", hosts=2, fsdp=8))
     assert (pair.hosts, pair.gke_machine) == (2, None)
+
+
+@pytest.fixture
+def another_chip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The catalogue with a generation v9z, which is v6e but for its names, cores and devices."""
+    data = json.loads(hardware.DATA.read_text(encoding="utf-8"))
+    data["v9z"] = {
+        **data["v6e"],
+        **{"title": "TPU v9z", "aliases": ["v9lite"], "gcloud": "v9litepod"},
+        **{"hbm_gib": 288, "single_host_chips": [1, 4], "devices_per_chip": 2},
+        "vllm": {"support": "tested", "name": "TPU v9", "kernel_version": 9},
+    }
+    (tmp_path / "hardware.json").write_text(json.dumps(data), encoding="utf-8")
+    monkeypatch.setattr(hardware, "DATA", tmp_path / "hardware.json")
+    hardware.generations.cache_clear()
+    yield
+    hardware.generations.cache_clear()
+
+
+def test_a_chip_is_one_entry_of_the_catalogue(another_chip: None, tmp_path: Path) -> None:
+    """From names to launchers, a server's checks and both plans; no module names its generation."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        """\
+recipe: 1
+name: sample
+model: {id: google/gemma-4-31B-it}
+mesh: {accelerator: v9lite-8, axes: {fsdp: 16}}
+data: {train: [{path: train.jsonl}]}
+train: {global_batch_size: 16}
+checkpoint: {directory: gs://bucket/run}
+serve: {accelerator: v9z-4, tensor_parallel_size: 8}
+launch: {kind: [tpu-vm, gke, xpk], zone: us-east5-a, cluster: tpus, image: example.org/train:1}
+""",
+        encoding="utf-8",
+    )
+    lowered = lower(load(recipe))
+    program = lowered.program
+    assert program is not None, lowered.diagnostics
+    assert (program.accelerator.chips, program.accelerator.devices, program.accelerator.hosts) == (8, 16, 2)
+    assert not {one.code for one in lowered.diagnostics} & {"N0609", "W0609", "E0603"}
+    files = emit(program)
+    assert b"--accelerator-type=v9litepod-8" in files["launch/tpu-vm.sh"]
+    assert b"--tpu-type=v9litepod-2x4" in files["launch/xpk.sh"]
+    assert compiler_rates("v9z") == (918e12, 1638e9)
+    made = serve_program.job(program, [6])
+    assert (made.chip, made.kernel_version, made.topology) == ("TPU v9", 9, "v9z:2x2")
+    assert machine("v9z", 8).clock == 1.75e9
+    with pytest.raises(hardware.UnknownAccelerator) as caught:
+        hardware.from_name("v9z-3")
+    assert "v9z-4" in caught.value.help
+
+
+def test_what_stands_elsewhere_of_a_generation_is_complete() -> None:
+    """What a benchmark sees without the compiler, and the axes that a help of the language names."""
+    assert set(GENERATIONS.values()) == set(hardware.generations())
+    names = [name for name in hardware.known_names() if not name.startswith("cpu-")]
+    assert {name: default_axes(name) for name in names} == {
+        name: {"fsdp": hardware.from_name(name).devices} for name in names
+    }

@@ -7,25 +7,21 @@ import math
 import re
 from collections.abc import Sequence
 
+from compiler.hardware import generations
 from compiler.plan.hlo.overlap import Overlap, kept
 from compiler.plan.hlo.parse import Array, Instruction, Module
 from compiler.plan.hlo.walk import executed
 from compiler.plan.results import Costs
 
-COMPILER_RATES = {
-    "v4": (241.2e12, 982.5e9),
-    "v5e": (197e12, 737.7e9),
-    "v5p": (394e12, 2350.4e9),
-    "v6e": (918e12, 1638e9),
-    "tpu7x": (996e12, 3686e9),
-}
-"""FLOP/s and bytes/s of a device that the compiler's own estimate of time rests on, by generation. They
-follow from what libtpu 0.0.42.1 says of one large product and of one large sum, and are not always the
-published ones: a v5p has 459 TFLOP/s and 2765 GB/s, a v4 275 and 1200. `costs` with these figures gives
-seconds that can be added to the compiler's."""
-
 KERNEL = 'custom_call_target="tpu_custom_call"'
 WITHOUT_COST = re.compile(r'custom_call_target="(?:ConcatBitcast|PrepareAsyncCall(?:Start|Done))"')
+
+
+def compiler_rates(generation: str) -> tuple[float, float]:
+    """FLOP/s and bytes/s of a device that the compiler's own estimate of time rests on. `costs` with these
+    figures gives seconds that can be added to the compiler's."""
+    data = generations()[generation]["compiler"]
+    return data["tflops"] * 1e12, data["gb_per_s"] * 1e9
 
 
 def costs(module: Module, peak_flops: float, bandwidth: float) -> Costs:

@@ -17,9 +17,6 @@ from compiler.plan.serve.job import ServeProgram
 from compiler.plan.serve.results import ServingPoint
 from runtime.families.base import FULL, SLIDING
 
-CLOCKS = {"v5e": 1.5e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
-"""Hz: the published peaks over what the matrix units do in a cycle."""
-
 HOP_SECONDS = 1e-6
 """What each hop between neighbours adds to a collective."""
 
@@ -53,7 +50,7 @@ def machine(generation: str, devices: int) -> Machine:
     # The published figure counts all links in both directions; a ring uses two of a chip's four or six.
     links = 2 * len(data["topologies"][0].split("x"))
     return Machine(
-        clock=CLOCKS[generation],
+        clock=data["compiler"]["cycles_ghz"] * 1e9,
         bandwidth=data["hbm_gb_per_s"] * 1e9 / per_chip,
         link=data["ici_gb_per_s"] * 1e9 / links,
         peak=data["bf16_tflops"] * 1e12 / per_chip,

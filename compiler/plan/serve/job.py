@@ -35,6 +35,7 @@ class ServeJob:
         model_layers: of the whole model.
         layers: depths to compile, in ascending order.
         generation: of the chips: "v6e".
+        chip, kernel_version: what tpu-inference calls one, and the number that its kernels know it by.
         topology: of one replica, as libtpu names it: "v6e:2x4".
         tensor_parallel: devices of one replica.
         kv_cache_dtype: as vLLM's flag takes it.
@@ -51,6 +52,8 @@ class ServeJob:
     model_layers: int
     layers: tuple[int, ...]
     generation: str
+    chip: str
+    kernel_version: int
     topology: str
     tensor_parallel: int
     kv_cache_dtype: str

@@ -13,9 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-NAMES = {"v5e": ("TPU v5e", 5), "v6e": ("TPU v6e", 6), "tpu7x": ("TPU v7x", 7)}
-"""By generation: what tpu-inference calls the chip, and the number that its kernels know it by."""
-
 LEAST_SEQUENCES = 8
 """tpu-inference's runner has room for so many sequences at least (MIN_NUM_SEQS)."""
 
@@ -44,7 +41,7 @@ def patch(job: dict[str, Any]) -> None:
     from tpu_inference.models.common import model_loader
     from tpu_inference.platforms.tpu_platform import TpuPlatform
 
-    name, version = NAMES[job["generation"]]
+    name, version = job["chip"], job["kernel_version"]
     # Asks the chips of this machine, and decides by it what fp8 is.
     TpuPlatform.get_device_name = classmethod(lambda cls, device_id=0: name)
     for module in (kernel, tuned_block_sizes, tuned_block_sizes_hd64):

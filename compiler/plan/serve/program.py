@@ -27,9 +27,6 @@ COMPILED_IN_JAX = (
 )
 """Architectures that tpu-inference runs with a JAX model of its own. Others run vLLM's PyTorch model."""
 
-GENERATIONS = ("v5e", "v6e", "tpu7x")
-"""Those that the worker knows the names and kernel versions of."""
-
 PREFILL_TOKENS = 1024
 """The largest prefill step that is compiled: larger ones take minutes longer. Gemma 4 31B's step of 4,096 has
 3.6 % more cycles than four times those of this one."""
@@ -60,11 +57,14 @@ def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
     sequences = changes.pop("max_num_seqs", serve.max_num_seqs)
     flags = by_flag(serve.extra_args)
     prefill = min(serve.max_num_batched_tokens, PREFILL_TOKENS)
+    vllm = hardware.generations()[accelerator.generation]["vllm"]
     made = ServeJob(
         config=config_of(program),
         model_layers=program.architecture.num_layers,
         layers=tuple(layers),
         generation=accelerator.generation,
+        chip=vllm["name"],
+        kernel_version=vllm["kernel_version"],
         topology=replica_topology(accelerator.generation, size),
         tensor_parallel=size,
         kv_cache_dtype=serve.kv_cache_dtype,
@@ -86,10 +86,10 @@ def _refuse(program: Program) -> None:
     assert serve is not None and accelerator is not None
     without = "plan its serving on paper, without --serve"
     architecture = config_of(program)["architectures"][0]
-    if accelerator.generation not in GENERATIONS:
+    compiled = hardware.supported_by_vllm("advised", "tested")
+    if accelerator.generation not in compiled:
         raise ArtifactError(
-            f"the serving step is compiled for {', '.join(GENERATIONS)}, and not for "
-            f"{accelerator.generation}",
+            f"the serving step is compiled for {', '.join(compiled)}, and not for {accelerator.generation}",
             without,
         )
     if architecture not in COMPILED_IN_JAX or serve.env.get("MODEL_IMPL_TYPE") == "vllm":

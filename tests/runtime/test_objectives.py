@@ -1,0 +1,42 @@
+"""An objective is a row, and each row has what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from compiler.emitters.train import train_settings
+from compiler.lower import lower
+from compiler.plan import bound
+from runtime import objectives, preference
+from runtime.backends.trl import objectives as trl_objectives
+from runtime.export.card import training_objective
+from spec.language.train import Train
+from spec.load import load
+from tests.emit.emitting import program_of
+
+PREFERENCES = ["data.format=preference", "data.packing=false"]
+
+
+def test_each_objective_of_the_language_has_its_losses() -> None:
+    names = set(get_args(Train.model_fields["objective"].annotation))
+    assert names == set(objectives.OBJECTIVES) == set(trl_objectives.LOSSES)
+    assert set(preference.LOSSES) == {name for name, row in objectives.OBJECTIVES.items() if row.pairs}
+
+
+def test_another_objective_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What checks, plans, scripts and cards make of a recipe follows from the row: here of ORPO's."""
+    orpo = program_of(tmp_path / "orpo", [*PREFERENCES, "train.objective=orpo"])
+    flops = bound.model_flops(orpo, 1.0)
+    row = objectives.Objective("another", pairs=True, reference=True, settings=("label_smoothing",))
+    monkeypatch.setitem(objectives.OBJECTIVES, "orpo", row)
+    program = program_of(tmp_path / "now", [*PREFERENCES, "train.objective=orpo"])
+    assert bound.model_flops(program, 1.0) > flops
+    assert list(train_settings(program).arguments)[:2] == ["objective", "label_smoothing"]
+    assert training_objective({"objective": "orpo", "beta": 0.1}) == "another"
+    recipe = tmp_path / "now" / "recipe.yaml"
+    without = [*PREFERENCES, "train.objective=orpo", "lora=null", "train.beta=0.3"]
+    found = {one.code for one in lower(load(recipe, without)).diagnostics}
+    assert {"E0919", "W0511"} <= found
