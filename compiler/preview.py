@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runtime.data.encoding import Shown
     from runtime.data.formats import Row
     from runtime.data.report import SplitReport
-    from runtime.data.splits import Split
+    from runtime.data.sources import Split
     from runtime.settings import DataSettings, ModelSettings, Source
     from spec.language import Recipe
 
@@ -112,7 +112,7 @@ def preview(
     from runtime.data.masking import check_loss_on
     from runtime.data.prepare import check_split, count_rows
     from runtime.data.report import SplitReport
-    from runtime.data.splits import splits
+    from runtime.data.sources import splits
     from runtime.data.tokenising import tokenise
     from runtime.data.tokenizer import chat_template, load_tokenizer
     from runtime.errors import UserError
@@ -285,7 +285,7 @@ class _Rows:
 
 
 def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
-    from runtime.data.splits import open_split
+    from runtime.data.sources import open_split
 
     return [_Rows(reader) for reader in open_split(split, data, folder)]
 

@@ -159,7 +159,7 @@ def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
 
 
 def held_out(fraction: float | None, rows: int) -> int:
-    """How many of so many rows data.eval_fraction holds out, as in runtime.data.splits."""
+    """How many of so many rows data.eval_fraction holds out, as in runtime.data.sources."""
     return 0 if fraction is None else math.ceil(fraction * rows)
 
 

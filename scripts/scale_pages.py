@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from compiler.errors import ArtifactError
 from compiler.hardware import from_name
-from compiler.plan.links import received
 from compiler.plan.results import Collective
+from compiler.plan.search import received
 from compiler.wording import mesh_axes
 from scripts.recipe_pages import Planned, span, table, thousands
 

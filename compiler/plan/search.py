@@ -2,30 +2,36 @@
 
 Every configuration has a lower bound that costs nothing (`bound.py`). Those with the lowest are compiled
 first; what a compiled one is already better than, at its bound, is not compiled at all.
+
+What is tried is mesh x micro batch x rematerialisation x attention, within what the recipe allows. The
+optimisation stays the recipe's: rows per optimizer step, model, adapters and data are never touched. With
+`free_batch` the rows may be raised as far as it takes for every device to have some.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, get_args
 
 from compiler.backends import Backend
+from compiler.hardware import Accelerator, arranged
 from compiler.lower import Lowered, lower
 from compiler.plan import planner, pool
 from compiler.plan.bound import bound, rows
 from compiler.plan.depth import Depth, depths
 from compiler.plan.estimate import extrapolate
 from compiler.plan.job import Failed, Job
-from compiler.plan.links import link_seconds
 from compiler.plan.pool import Progress
-from compiler.plan.results import Compiled, Estimate, Point, Search
+from compiler.plan.results import Collective, Compiled, Estimate, Point, Search
 from compiler.plan.run import usd_per_hour
-from compiler.plan.variants import Variant, variants
 from compiler.program import Program
-from compiler.wording import plural
+from compiler.wording import divisors, flow, plural
+from runtime.partition_rules import data_parallel
+from spec.language.mesh import Remat
 from spec.load import load
 
 MOST = 24
@@ -353,3 +359,130 @@ def front(points: Sequence[Objectives]) -> list[int]:
     """Indices of the points that no other dominates, by their first objective, then the next."""
     best = [i for i, point in enumerate(points) if not any(dominates(other, point) for other in points)]
     return sorted(best, key=lambda i: points[i])
+
+
+MOST_RAISED = 4
+"""The most that `free_batch` multiplies the rows of an optimizer step by, a device's one row aside."""
+SAVED_ON_HOST = ("offload_dots",)
+"""Policies that need a memory beside the device's: on a CPU there is none."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One configuration.
+
+    Attributes:
+        axes: size of each mesh axis.
+        micro_batch, global_batch: rows of one data-parallel device, and of an optimizer step.
+        remat, attention: as the recipe language names them.
+        sets: what it changes in the recipe, as --set takes it; () for the recipe as it stands.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    micro_batch: int
+    global_batch: int
+    remat: str
+    attention: str
+    sets: tuple[str, ...] = field(compare=False)
+
+
+def variants(program: Program, free_batch: bool = False) -> list[Variant]:
+    """Every configuration to be looked at, the recipe as it stands first.
+
+    Where no number of rows fits a mesh, one that the checks refuse stands for it, so that its reason is told.
+    """
+    train, recipe = program.recipe.train, program.recipe
+    found = [_variant(program, dict(recipe.mesh.axes), train.micro_batch_size, train.global_batch_size)]
+    for axes in _meshes(program):
+        for micro, batch in _batches(train.global_batch_size, data_parallel(axes), free_batch):
+            for attention in _attentions(program):
+                for policy in _policies(program):
+                    found.append(_variant(program, axes, micro, batch, policy, attention))
+    return list(dict.fromkeys(found))
+
+
+def _variant(
+    program: Program,
+    axes: dict[str, int],
+    micro: int,
+    batch: int,
+    policy: str | None = None,
+    attention: str | None = None,
+) -> Variant:
+    recipe = program.recipe
+    policy, attention = policy or recipe.remat.policy, attention or recipe.model.attention
+    wanted = {
+        "mesh.axes": (axes, dict(recipe.mesh.axes)),
+        "train.global_batch_size": (batch, recipe.train.global_batch_size),
+        "train.micro_batch_size": (micro, recipe.train.micro_batch_size),
+        "remat.policy": (policy, recipe.remat.policy),
+        "model.attention": (attention, recipe.model.attention),
+    }
+    sets = tuple(f"{path}={flow(value)}" for path, (value, present) in wanted.items() if value != present)
+    return Variant(tuple(axes.items()), micro, batch, policy, attention, sets)
+
+
+def _meshes(program: Program) -> Iterator[dict[str, int]]:
+    """The recipe's mesh, and each way to arrange the devices in which tp divides the heads of every layer;
+    a single key/value head is kept whole."""
+    own = dict(program.recipe.mesh.axes)
+    yield own
+    a, slices = program.architecture, program.accelerator.slices
+    devices = program.accelerator.devices // slices
+    layers = range(a.num_layers)
+    counts = {a.heads(i) for i in layers} | {a.kv_heads(i) for i in layers} - {1}
+    for tp in divisors(devices):
+        axes = arranged(slices, devices // tp, tp)
+        if axes != own and all(count % tp == 0 for count in counts):
+            yield axes
+
+
+def _batches(batch: int, shards: int, free: bool) -> Iterator[tuple[int, int]]:
+    """(rows of a device, rows of an optimizer step) over `shards` data-parallel devices."""
+    if not free:
+        # Of a mesh that these rows cannot be split over, one for the checks to refuse.
+        for micro in divisors(batch // shards) if batch % shards == 0 else [1]:
+            yield micro, batch
+        return
+    micro = 1
+    while micro == 1 or micro * shards <= MOST_RAISED * batch:
+        yield micro, -(-batch // (micro * shards)) * micro * shards
+        micro *= 2
+    if batch % shards == 0:
+        for micro in divisors(batch // shards):
+            yield micro, batch
+
+
+def _policies(program: Program) -> list[str]:
+    every: tuple[str, ...] = get_args(Remat.model_fields["policy"].annotation)
+    return [name for name in every if program.accelerator.platform == "tpu" or name not in SAVED_ON_HOST]
+
+
+def _attentions(program: Program) -> list[str]:
+    kernel = program.family.flash_attention and program.accelerator.platform == "tpu"
+    return ["dot", "splash"] if kernel else ["dot"]
+
+
+def link_seconds(estimate: Estimate, accelerator: Accelerator, axes: Mapping[str, int]) -> float | None:
+    """Seconds that a step's collectives within a slice take if all of a chip's links are busy and nothing is
+    computed meanwhile; None where the links' speed is not known.
+
+    Half of a chip's bandwidth is inwards. A small slice does not use all links of a chip, and takes longer.
+    """
+    if accelerator.ici_gb_per_s is None:
+        return None
+    inwards = accelerator.ici_gb_per_s * 1e9 / 2 / accelerator.devices_per_chip
+    return sum(received(c, axes) for c in estimate.collectives if not c.over_dcn) / inwards
+
+
+def received(collective: Collective, axes: Mapping[str, int]) -> float:
+    """Bytes that a device gets from others in a collective over rings."""
+    size = math.prod(axes[axis] for axis in collective.axes) if collective.axes else math.prod(axes.values())
+    share = (size - 1) / size
+    if collective.kind == "all-reduce":
+        return 2 * share * collective.bytes
+    if collective.kind == "reduce-scatter":
+        return (size - 1) * collective.bytes
+    if collective.kind == "collective-permute":
+        return collective.bytes
+    return share * collective.bytes

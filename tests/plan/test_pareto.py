@@ -8,8 +8,8 @@ import random
 import pytest
 
 from compiler.plan import search
-from compiler.plan.links import received
 from compiler.plan.results import Collective
+from compiler.plan.search import received
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -19,8 +19,7 @@ from compiler.plan.bound import bound as computed
 from compiler.plan.depth import Depth
 from compiler.plan.job import Failed, Job
 from compiler.plan.results import Collective, Compiled, Estimate, Memory, OutOfMemory, Search
-from compiler.plan.search import Interrupted, Objectives, Tools, search
-from compiler.plan.variants import variants
+from compiler.plan.search import Interrupted, Objectives, Tools, search, variants
 from compiler.program import Program
 from spec.diagnostics import Diagnostic
 from spec.load import load

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from compiler.lower import lower
-from compiler.plan.variants import variants
+from compiler.plan.search import variants
 from compiler.program import Program
 from spec.load import load
 

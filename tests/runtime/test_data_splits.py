@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from runtime.data.prepare import PreparedData, prepare
-from runtime.data.sources import count, open_rows
-from runtime.data.splits import choose, open_split, splits
+from runtime.data.sources import choose, count, open_rows, open_split, splits
 from runtime.errors import UserError
 from runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime import hub_sets
