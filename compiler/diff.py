@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from compiler import catalog
 from compiler.artifact import difference
 from compiler.emit import emit
-from compiler.explain import leaves
-from compiler.meaning import scales, weight_bytes
+from compiler.explain import leaves, scales, weight_bytes
 from compiler.steps import run_length
 from compiler.wording import flow, in_layers, listing, plural, split_layer
 from spec.paths import join

@@ -18,8 +18,7 @@ from compiler.artifact_run import Run, claim
 from compiler.emit import emit
 from compiler.errors import ArtifactError
 from compiler.lower import lower
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import complete
+from compiler.miniature import complete, write_checkpoint
 from compiler.packages import require_packages
 from compiler.pipeline import Pipeline, StepFailed, new_console, readable, report_failure, say
 from compiler.program import Program

@@ -19,13 +19,11 @@ from compiler.artifact import write
 from compiler.artifact_run import Run, claim
 from compiler.emit import emit
 from compiler.lower import lower
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import shrink
-from compiler.miniature_recipe import Replacement, derive, processes, scale_axes
+from compiler.miniature import shrink, write_checkpoint
+from compiler.miniature_recipe import Replacement, conversations, derive, processes, row_of, scale_axes
 from compiler.packages import require_packages
 from compiler.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
 from compiler.program import Program
-from compiler.rehearsal_data import conversations, row_of
 from compiler.wording import mesh_axes
 from spec.diagnostics import render_text
 from spec.load import load

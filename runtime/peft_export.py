@@ -24,7 +24,7 @@ RENAMED = {"language_model.model.": "model.language_model."}
 """Prefixes of older checkpoints, and the modules that transformers 5 loads them into."""
 
 
-def adapter_arrays(
+def _adapter_arrays(
     base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
 ) -> list[tuple[str, np.ndarray]]:
     """The tensors of adapter_model.safetensors, by PEFT's names.
@@ -66,7 +66,7 @@ def write_weights(
     file: Writable, base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
 ) -> None:
     """Writes adapter_model.safetensors."""
-    write_arrays(file, adapter_arrays(base, settings, deltas), {"format": "pt"})
+    write_arrays(file, _adapter_arrays(base, settings, deltas), {"format": "pt"})
 
 
 def config_bytes(config: Mapping[str, Any]) -> bytes:
@@ -82,7 +82,7 @@ def adapter_config(
     modules = list(modules)
     alphas = {prefix + name: plain(settings.alpha_of(name)) for name in modules}
     ranks = {prefix + name: settings.rank_of(name) for name in modules}
-    targets, layers = select_modules({prefix + name for name in modules}, module_names(base), prefix)
+    targets, layers = select_modules({prefix + name for name in modules}, _module_names(base), prefix)
     alpha_pattern = {key: plain(value) for key, value in settings.alpha_pattern.items()}
     return {
         "alpha_pattern": peft_pattern(alpha_pattern, alphas, plain(settings.alpha)),
@@ -139,7 +139,7 @@ def module_prefix(base: BaseCheckpoint) -> str:
     return RENAMED.get(base.prefix, base.prefix)
 
 
-def module_names(base: BaseCheckpoint) -> set[str]:
+def _module_names(base: BaseCheckpoint) -> set[str]:
     """Names of all modules of transformers' model, as far as the checkpoint's tensors tell them."""
     out: set[str] = set()
     for name in base.tensors:

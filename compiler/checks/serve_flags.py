@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.facts import Facts
 from compiler.serving import features
 from compiler.serving import flags as vllm
-from compiler.serving.flag_problems import abbreviated, problems
+from compiler.serving.flags import abbreviated, problems
 from compiler.wording import listing
 from spec.diagnostics import Diagnostic
 from spec.paths import join, split

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from compiler.emitters.folders import assignment
 from compiler.render import render, shell_word
-from compiler.serving.bench_flags import bench_flags
+from compiler.serving.bench import bench_flags
 from compiler.serving.container import MODEL, container
 from compiler.serving.weights import Weights
 

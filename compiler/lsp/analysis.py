@@ -104,8 +104,7 @@ def check(document: Document) -> Analysis:
 
 def explain(document: Document, path: str) -> Explanation | None:
     """What there is to say about a section or key; None for no path of a recipe that can be read."""
-    from compiler.explain import leaves, unknown_path
-    from compiler.meaning import detail
+    from compiler.explain import detail, leaves, unknown_path
     from compiler.wording import flow
     from spec.paths import split
 

@@ -16,7 +16,7 @@ from compiler.report.outcome import Outcome
 from compiler.report.reality import Reality
 from compiler.report.run import Run
 from compiler.report.sweep import PARTS, Sweep, peak, percentile_rows
-from runtime.serving import bench_published
+from runtime.serving import bench_report
 
 GENERATOR = "recipec report"
 """By which a page is known, so that nothing else is overwritten."""
@@ -137,6 +137,6 @@ def _page(kind: str, charts: Sequence[Chart], **values: Any) -> str:
         charts=as_json(charts),
         numbers=numbers,
         percentiles=percentiles,
-        published_source=bench_published.source,
+        published_source=bench_report.source,
         **values,
     )

@@ -93,7 +93,7 @@ def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
 
 def sections(run: Run) -> list[Section]:
     """The recipe, section by section; [] where it is not known."""
-    from compiler.meaning import summary
+    from compiler.explain import summary
 
     if run.recipe is None:
         return []

@@ -9,7 +9,7 @@ from typing import Any
 from compiler.report.numbers import NOT_KNOWN, significant
 from compiler.report.place import Place
 from runtime.serving.bench_points import lacking, whole
-from runtime.serving.bench_published import MEASURED, comparison
+from runtime.serving.bench_report import MEASURED, comparison
 
 SUMMARY = "summary.json"
 QUANTITIES = {

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from compiler.errors import ArtifactError
-from compiler.serving.engine import Engine, Running
+from compiler.serving.engine import Engine, Running, volume_name
 from compiler.serving.events import Interrupted, Signals
 from compiler.serving.logs import Hider
-from compiler.serving.settings import volume_name
 from compiler.wording import as_typed
 from runtime.progress import duration
 

@@ -1,5 +1,7 @@
 """Flags of `vllm serve`: what the pinned version's parser takes, and the words that a recipe's values become.
 
+`problems` says what vLLM would refuse of a recipe's flags, or take for something else.
+
 compiler/data/vllm.json is made from the parser itself by scripts/vllm_flags.py. Types there: switch (no
 value), int, float, text; size (an integer, or one such as 8k or 2M), size-or-auto; json (any JSON), object
 (a JSON object of known keys), json-or-text; folded (a choice, in any case and with - for _).
@@ -7,13 +9,16 @@ value), int, float, text; size (an integer, or one such as 8k or 2M), size-or-au
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from compiler.wording import listing
 
 DATA = Path(__file__).parent.parent / "data" / "vllm.json"
 
@@ -99,19 +104,19 @@ def words(name: str, value: Any) -> list[str]:
         return [f"--{flag}={word}"] if word.startswith("-") else [f"--{flag}", word]
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
-    if isinstance(value, list) and not takes_json(flag):
-        return [f"--{flag}", *map(word_of, value)]
-    word = word_of(value)
+    if isinstance(value, list) and not _takes_json(flag):
+        return [f"--{flag}", *map(_word_of, value)]
+    word = _word_of(value)
     # Apart, what starts with a dash would be read as a flag.
     return [f"--{flag}={word}"] if word.startswith("-") else [f"--{flag}", word]
 
 
-def takes_json(name: str) -> bool:
+def _takes_json(name: str) -> bool:
     known = flags().get(name)
     return known is not None and known.type in ("json", "json-or-text", "object") and not known.many
 
 
-def word_of(value: Any) -> str:
+def _word_of(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -119,7 +124,7 @@ def _dotted(value: Any) -> str:
     """A key's value: vLLM reads it as JSON, as a size such as 8k, and as text where it is neither."""
     if not isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False) if is_json(value) or is_size(value) else value
+    return json.dumps(value, ensure_ascii=False) if _is_json(value) or _is_size(value) else value
 
 
 def find(name: str) -> Flag | None:
@@ -131,16 +136,16 @@ def find(name: str) -> Flag | None:
     return known
 
 
-def is_size(word: str) -> bool:
+def _is_size(word: str) -> bool:
     """Whether it is a number with a unit: 1k and 1.5k are thousands, 1K is 1024."""
     return re.fullmatch(r"\d+(\.\d+)?[kmgt]|\d+[KMGT]", word) is not None
 
 
-def is_json(word: str) -> bool:
-    return json_fault(word) is None
+def _is_json(word: str) -> bool:
+    return _json_fault(word) is None
 
 
-def json_fault(word: str) -> str | None:
+def _json_fault(word: str) -> str | None:
     """Why a word is no JSON, and at which of its characters; None where it is some."""
     try:
         json.loads(word)
@@ -149,3 +154,294 @@ def json_fault(word: str) -> str | None:
     except (ValueError, RecursionError):
         return "nested too deep, or a number too long"
     return None
+
+
+EXAMPLES = {
+    "int": "a whole number",
+    "float": "a number",
+    "size": "a whole number, or one such as 8k",
+    "size-or-auto": "a whole number, or auto",
+    "json": "JSON",
+    "json-or-text": "JSON",
+    "object": "a mapping",
+}
+"""What a type asks for, in words."""
+
+MOST_LISTED = 12
+"""Keys of a configuration that a message names."""
+
+RENAMED: Mapping[str, str] = {
+    "guided-decoding-backend": "structured-outputs-config.backend",
+    "disable-log-requests": "no-enable-log-requests",
+    "enable-reasoning": "reasoning-parser",
+    "task": "runner",
+    "max-seq-len-to-capture": "max-cudagraph-capture-size",
+    "num-speculative-tokens": "spec-tokens",
+    "speculative-model": "spec-model",
+    "tp": "tensor-parallel-size",
+    "dp": "data-parallel-size",
+}
+"""Names of earlier versions, and short ones that have a single dash, with what stands for them now."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with a flag of a recipe.
+
+    Attributes:
+        kind: "unknown", "abbreviated", "value", or "key" (of a configuration).
+        message: a sentence without its subject's place.
+        help: what to write instead.
+        flag: what an abbreviated name stands for.
+        keys: where in the flag's mapping it is wrong; () for the flag itself.
+        at_key: whether the name is wrong, of the flag or of the key in its mapping, rather than the value.
+    """
+
+    kind: str
+    message: str
+    help: str
+    flag: Flag | None = None
+    keys: tuple[str, ...] = ()
+    at_key: bool = False
+
+
+def problems(name: str, value: Any) -> Iterator[Problem]:
+    """What vLLM would refuse of a flag, or take for something else.
+
+    Args:
+        name: as in a recipe, well-formed.
+        value: of `serve.extra_args`.
+    """
+    flag, _, path = dashed(name).partition(".")
+    known = find(flag)
+    if known is None:
+        yield _unknown(name, flag)
+    elif path:
+        yield from _key_problems(name, known, path.split("."), value)
+    elif value is not None:
+        negative = flag == f"no-{known.name}"
+        if negative and not isinstance(value, bool):
+            yield _valued(name, known)
+        elif negative and value is False:
+            meant = f"did you mean `{_spelt(name, known.name)}`? with true"
+            yield Problem("value", f"`{name}: false` says no twice", meant, at_key=True)
+        elif said := _refused(known, name, value):
+            yield said
+
+
+def abbreviated(name: str) -> list[Flag]:
+    """The flags that argparse takes a name for that it does not know: those that start with it."""
+    if find(name) is not None:
+        return []
+    found = {flag.name: flag for start, flag in flags().items() if start.startswith(name)}
+    if name.startswith("no-"):
+        rest = name.removeprefix("no-")
+        found |= {f.name: f for start, f in flags().items() if f.negated and start.startswith(rest)}
+    return list(found.values())
+
+
+def _unknown(name: str, flag: str) -> Problem:
+    if flag in RENAMED:
+        return _renamed(flag, _spelt(name, RENAMED[flag]))
+    short = next((one.name for one in flags().values() if flag in one.short), None)
+    if short is not None:
+        return _renamed(flag, _spelt(name, short))
+    stands_for = abbreviated(flag)
+    if len(stands_for) == 1:
+        full = ("no-" if flag.startswith("no-") and stands_for[0].negated else "") + stands_for[0].name
+        return Problem(
+            "abbreviated",
+            f"`{name}` is the beginning of --{full}, which vLLM takes it for until a version has another "
+            "such",
+            f"did you mean `{_spelt(name, full)}`?",
+            stands_for[0],
+            at_key=True,
+        )
+    known = sorted({known for flag in flags().values() for known in _names(flag)})
+    close = [flag.name for flag in stands_for[:3]] or difflib.get_close_matches(flag, known, 3, 0.75)
+    spelt = [_spelt(name, one) for one in close]
+    said = f"did you mean {listing((f'`{one}`' for one in spelt), 'or')}?" if close else None
+    return Problem(
+        "unknown",
+        f"vLLM {version()} has no flag --{flag}",
+        said or f"`vllm serve --help=all` of vllm-tpu {version()} lists them",
+        at_key=True,
+    )
+
+
+def _renamed(flag: str, name: str) -> Problem:
+    message = f"vLLM {version()} has no flag --{flag}"
+    return Problem("unknown", message, f"did you mean `{name}`?", at_key=True)
+
+
+def _names(flag: Flag) -> Iterator[str]:
+    yield from (flag.name, *flag.aliases)
+    if flag.negated:
+        yield f"no-{flag.name}"
+
+
+def _spelt(name: str, flag: str) -> str:
+    """A flag as this recipe spells names."""
+    return flag.replace("-", "_") if "_" in name or "-" not in name else flag
+
+
+def _valued(name: str, flag: Flag) -> Problem:
+    other = f"or false for --no-{flag.name}" if flag.negated else "or leave it out"
+    return Problem("value", f"`{name}` is a switch and takes no value", f"{name}: true, {other}")
+
+
+def _refused(flag: Flag, name: str, value: Any) -> Problem | None:
+    """What is wrong with the value of a flag that is spelt in full."""
+    if flag.type == "switch":
+        if not isinstance(value, bool):
+            return _valued(name, flag)
+        if not value and not flag.negated:
+            said = f"`{name}` is off unless it is given, and there is no --no-{flag.name}"
+            return Problem("value", said, "remove it", at_key=True)
+        return None
+    if isinstance(value, bool):
+        if value and flag.nargs == "?":
+            return None
+        said = "takes a value" if value else f"has no form --no-{flag.name}"
+        return Problem("value", f"`{name}` {said}", f"give {_asks(flag)}, or remove it")
+    if isinstance(value, list) and (flag.many or not _takes_json(flag.name)):
+        if not flag.many and len(value) != 1:
+            return Problem("value", f"`{name}` takes one value, not a list", f"give {_asks(flag)}")
+        if not value and flag.nargs == "+":
+            said = f"`{name}` is an empty list, and takes at least one value"
+            return Problem("value", said, f"give {_asks(flag)}, or remove it")
+    if isinstance(value, list) and not _takes_json(flag.name):
+        listed = [_word_of(one) for one in value]
+        dashes = [word for word in listed if word.startswith("-") and not re.fullmatch(r"-\d+", word)]
+        if dashes:
+            return Problem(
+                "value",
+                f"`{name}` holds `{dashes[0]}`, which vLLM takes for another flag because it starts with a "
+                "dash",
+                "in a list, no value may start with a dash but a negative whole number",
+            )
+    else:
+        listed = [_word_of(value)]
+    mapping = isinstance(value, dict)
+    return next((found for word in listed if (found := _misread(flag, name, word, mapping))), None)
+
+
+def _misread(flag: Flag, name: str, word: str, mapping: bool) -> Problem | None:
+    """What is wrong with one word of a flag's value.
+
+    Args:
+        mapping: whether the recipe writes the value as a mapping, of which the word is the JSON.
+    """
+    if flag.optional and word in ("", "None"):
+        return None
+    if not _readable(flag.type, word):
+        fault = _json_fault(_numbers(word)) if flag.type in ("json", "json-or-text", "object") else None
+        said = f"`{name}` is `{word}`, which is not {EXAMPLES[flag.type]}" + (f" ({fault})" if fault else "")
+        return Problem("value", said, f"give {_asks(flag)}")
+    compared = word.lower().replace("-", "_") if flag.type == "folded" else word
+    if flag.type == "int" and flag.choices:
+        compared = str(int(word))
+    if flag.choices and compared not in flag.choices:
+        close = difflib.get_close_matches(compared, flag.choices, 1, 0.6)
+        first = f"did you mean `{close[0]}`? " if close and len(flag.choices) > 4 else ""
+        return Problem(
+            "value", f"`{name}` cannot be `{word}`", f"{first}it can be {listing(flag.choices, 'or')}"
+        )
+    if flag.type == "object":
+        found = next(_unknown_keys(name, flag.keys, json.loads(_numbers(word))), None)
+        # Of a mapping the key has a place; within a text it has none.
+        return found if found is None or mapping else replace(found, keys=(), at_key=False)
+    return None
+
+
+def _asks(flag: Flag) -> str:
+    if flag.choices:
+        return listing(flag.choices, "or")
+    return EXAMPLES.get(flag.type, "a text")
+
+
+def _readable(kind: str, word: str) -> bool:
+    """Whether a word is of a type, as Python's and vLLM's own functions read it."""
+    if kind == "int":
+        return _reads(int, word)
+    if kind == "float":
+        return _reads(float, word)
+    if kind == "size":
+        return _is_size(word.strip()) or _reads(int, word)
+    if kind == "size-or-auto":
+        return word.strip().lower() == "auto" or _readable("size", word)
+    if kind == "json":
+        return _is_json(word)
+    if kind == "object":
+        expanded = _numbers(word)
+        return _is_json(expanded) and isinstance(json.loads(expanded), dict)
+    if kind == "json-or-text":
+        return not re.fullmatch(r"(?s)\s*\{.*\}\s*", word) or _is_json(word)
+    return True
+
+
+def _reads(kind: type[int] | type[float], word: str) -> bool:
+    try:
+        kind(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _numbers(word: str) -> str:
+    """JSON with its numbers with units written out, as long as before; which number does not matter here."""
+    parts = re.split(r'("(?:[^"\\]|\\.)*")', word)
+    plain = [
+        re.sub(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b", lambda found: "1".ljust(len(found[0])), part)
+        for part in parts[::2]
+    ]
+    parts[::2] = plain
+    return "".join(parts)
+
+
+def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterator[Problem]:
+    """Of a flag's key, as in `compilation-config.mode`."""
+    if flag.type not in ("json", "json-or-text", "object"):
+        said = f"--{flag.name} has no keys: it takes {_asks(flag)}"
+        yield Problem("value", said, f"did you mean `{_spelt(name, flag.name)}`?", at_key=True)
+        return
+    if "" in path:
+        said = f"a key of `{name}` is empty"
+        yield Problem("key", said, "write for example compilation-config.mode: 3", at_key=True)
+        return
+    if value is None:
+        return
+    nested: Any = value
+    for key in reversed(path):
+        nested = {key: nested}
+    if flag.type == "object":
+        for found in _unknown_keys(name, flag.keys, nested):
+            # Keys behind a dot are the flag's own name in the recipe.
+            yield replace(found, keys=found.keys[len(path) :])
+
+
+def _unknown_keys(
+    name: str, known: Mapping[str, Any], given: Mapping[str, Any], above: tuple[str, ...] = ()
+) -> Iterator[Problem]:
+    """Keys that a configuration does not have, at any depth, and values that are none of the choices.
+
+    Args:
+        above: the keys that lead to the given ones.
+    """
+    for key, value in given.items():
+        keys = (*above, key)
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1, 0.6)
+            listed = f"it has {listing(known)}" if len(known) <= MOST_LISTED else "see vLLM's documentation"
+            said = f"did you mean `{close[0]}`?" if close else listed
+            message = f"`{name}`: the configuration has no key `{key}`"
+            yield Problem("key", message, said, keys=keys, at_key=True)
+        elif isinstance(known[key], dict) and isinstance(value, dict):
+            yield from _unknown_keys(name, known[key], value, keys)
+        elif isinstance(known[key], list) and value is not None and str(value) not in known[key]:
+            yield Problem(
+                "key",
+                f"`{name}`: `{key}` cannot be `{_word_of(value)}`",
+                f"it can be {listing(known[key], 'or')}",
+                keys=keys,
+            )

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from compiler.errors import ArtifactError
 from compiler.serving import preflight
-from compiler.serving.engine import Engine, Exit, Refused, Running
+from compiler.serving.engine import Engine, Exit, Refused, Running, Settings, folders, passed_on, settings
 from compiler.serving.events import Events, Interrupted, Put, Signals
 from compiler.serving.logs import Hider, Lines
-from compiler.serving.settings import Settings, folders, passed_on, settings
 from compiler.wording import as_typed
 from runtime.progress import duration
 from runtime.serving.client import Client

@@ -1,21 +1,31 @@
-"""`recipe serve verify`: whether an endpoint serves the checkpoint that it is meant to serve."""
+"""`recipe serve verify`: whether an endpoint serves the checkpoint that it is meant to serve.
+
+The endpoint answers prompts of odd and different lengths greedily, with token ids and log probabilities. They
+are held against the checkpoint's in transformers (verify_reference.py). How much rounding makes of them is
+measured, not assumed: the checkpoint is computed a second time in the server's types, and the server may be
+`FACTOR` times as far from float32 as that is.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.serving.flags import by_flag
+from compiler.serving.verify_reference import Reference, ServedTypes, Tokens
 from compiler.sources import asks_chats
 from compiler.terminal import note
+from runtime.errors import UserError
+from runtime.progress import each
+from runtime.serving.client import STATUS, Client, ServerError, pick
 
 if TYPE_CHECKING:
-    from compiler.serving.verify_endpoint import Case, Reply
-    from compiler.serving.verify_reference import ServedTypes, Tokens
-    from runtime.serving.client import Client
     from spec.language import Recipe
+
 
 LONGEST = 1200
 """Tokens of the long prompt at most; more takes a model of 31B minutes on a CPU."""
@@ -43,30 +53,27 @@ def verify(
     Raises:
         UserError, ArtifactError: when nothing can be compared.
     """
-    from compiler.serving import verify_compare, verify_endpoint, verify_reference
-    from runtime.serving.client import Client
+    from compiler.serving import verify_reference
 
     client = Client(url, timeout=600.0)
     recipe = _recipe(artifact) if artifact is not None else None
     folder = model or _merged(artifact, recipe)
     config = verify_reference.read_config(folder)
-    served, longest = verify_endpoint.find_model(client, name or (recipe.name if recipe else None), "--name")
+    served, longest = _find_model(client, name or (recipe.name if recipe else None), "--name")
     types = served_types(recipe, config, server_dtype)
     verify_reference.torch()
     verify_reference.refuse_too_large(folder, dtype)
     tokenizer = verify_reference.Tokens(folder)
     window = verify_reference.sliding_window(config)
-    cases = verify_endpoint.built_in(
-        _long_repeats(tokenizer, window, longest, tokens), tokenizer.has_template
-    )
+    cases = _built_in(_long_repeats(tokenizer, window, longest, tokens), tokenizer.has_template)
     cases += _own(prompts, recipe, tokenizer) if prompts else []
     room = None if longest is None else longest - tokens
     cases = [case for case in cases if room is None or len(_ids(case, tokenizer)) <= room]
     replies, refused = _replies(client, served, cases, tokens)
     note(f"{url}: {len(replies)} prompts answered; loading {folder} in {dtype}")
     reference = verify_reference.Reference(folder, config, dtype)
-    compared = verify_compare.compare(replies, tokenizer, reference, types, dtype)
-    allowed = verify_compare.tolerance(compared, types, dtype, tolerance)
+    compared = _compare(replies, tokenizer, reference, types, dtype)
+    allowed = allowance(compared, types, dtype, tolerance)
     values = [value for one in compared for step in one.steps for value in step.differences]
     return {
         "url": client.url,
@@ -81,8 +88,8 @@ def verify(
         },
         "largest": max(values, default=None),
         "mean": sum(values) / len(values) if values else None,
-        "prompts": [verify_compare.as_data(one, allowed) for one in compared],
-        "problems": [*refused, *verify_compare.problems(compared, allowed, tokenizer)],
+        "prompts": [_row(one, allowed) for one in compared],
+        "problems": [*refused, *problems(compared, allowed, tokenizer)],
     }
 
 
@@ -124,7 +131,7 @@ def report(result: dict[str, Any]) -> str:
 
 def served_types(recipe: Recipe | None, config: dict[str, Any], given: str | None) -> ServedTypes:
     """In which types the server computes: by the option, the recipe's flags, or the checkpoint."""
-    from compiler.serving.verify_reference import ServedTypes, config_dtype
+    from compiler.serving.verify_reference import config_dtype
 
     serve = recipe.serve if recipe else None
     if given is not None:
@@ -156,8 +163,6 @@ def _recipe(artifact: Path) -> Recipe:
 
 def _merged(artifact: Path | None, recipe: Recipe | None) -> Path:
     """Where merge.py leaves the merged weights."""
-    from runtime.errors import UserError
-
     assert artifact is not None and recipe is not None
     output = recipe.merge.output
     if "://" in output:
@@ -169,8 +174,6 @@ def _merged(artifact: Path | None, recipe: Recipe | None) -> Path:
 
 def _long_repeats(tokenizer: Tokens, window: int | None, longest: int | None, tokens: int) -> int:
     """How often the sentence stands in the long prompt: past the sliding window, where there is room."""
-    from compiler.serving.verify_endpoint import SENTENCE
-
     wanted = min(LONGEST, LONG if window is None else window + 57)
     if longest is not None:
         wanted = min(wanted, longest - tokens - 16)
@@ -179,8 +182,6 @@ def _long_repeats(tokenizer: Tokens, window: int | None, longest: int | None, to
 
 
 def _own(path: Path, recipe: Recipe | None, tokenizer: Tokens) -> list[Case]:
-    from compiler.serving.verify_endpoint import Case
-    from runtime.errors import UserError
     from runtime.serving.evaluate_prompts import parse
 
     chat = tokenizer.has_template and (recipe is None or asks_chats(recipe))
@@ -199,14 +200,10 @@ def _replies(
     client: Client, served: str, cases: Sequence[Case], tokens: int
 ) -> tuple[list[Reply], list[str]]:
     """The endpoint's answers, and a sentence when it refuses a chat, for which there is a template."""
-    from compiler.serving.verify_endpoint import ask
-    from runtime.progress import each
-    from runtime.serving.client import ServerError
-
     replies, refused = [], []
     for case in each("asking the endpoint", cases):
         try:
-            replies.append(ask(client, served, case, tokens))
+            replies.append(_ask(client, served, case, tokens))
         except ServerError as error:
             if error.status != 400 or case.kind != "chat":
                 raise
@@ -217,3 +214,429 @@ def _replies(
 def _printable(text: str) -> str:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
+
+
+ALTERNATIVES = 5
+"""Log probabilities that are asked for at each step; vLLM tells at most 20 by default."""
+
+TEXTS = (
+    "Paris",
+    "The opposite of hot is",
+    "Water boils at one hundred degrees, and",
+    "def fibonacci(n):\n    if n < 2:\n        return n\n    return",
+    # Writing that tokenizers part differently.
+    "Größe, façade, Ελλάδα, 東京, 🌍 and 3,141.59;\tthe next",
+)
+
+CHATS: tuple[tuple[str, ...], ...] = (
+    ("What is the capital of France?",),
+    ("Write one line about rain.\n\nNo rhymes.",),
+    ("My name is Ada.", "Hello Ada!", "What is my name?"),
+)
+"""Turns of user and assistant."""
+
+SENTENCE = (
+    "Once upon a time there was a baker who kneaded the dough, waited an hour, shaped twelve loaves and lit "
+    "her oven; and each morning, when the bells rang, the whole street came to her door. "
+)
+"""Repeated for a prompt that is longer than a sliding window."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt: `text` to go on with, or the `messages` of a chat."""
+
+    title: str
+    text: str | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def kind(self) -> str:
+        return "text" if self.messages is None else "chat"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the endpoint said.
+
+    Attributes:
+        prompt: token ids, as the server's tokenizer and template made them.
+        tokens: of the answer.
+        top: at each step, log probabilities of the likeliest tokens.
+    """
+
+    case: Case
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    top: tuple[Mapping[int, float], ...]
+
+
+def _built_in(long_repeats: int, chat: bool) -> list[Case]:
+    """The prompts that every endpoint is asked.
+
+    Args:
+        long_repeats: of the sentence in the long prompt; 0 leaves it out.
+        chat: whether the tokenizer has a template.
+    """
+    cases = [Case(_title(text), text) for text in TEXTS]
+    if long_repeats:
+        cases.append(Case(f"a long text: {_title(SENTENCE)}", SENTENCE * long_repeats + "One day"))
+    if chat:
+        for turns in CHATS:
+            roles = ("user", "assistant")
+            messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
+            cases.append(Case(_title(turns[-1]), messages=messages))
+    return cases
+
+
+def _title(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 40 else f"{words[:37]}..."
+
+
+def _find_model(client: Client, wanted: str | None, flag: str) -> tuple[str, int | None]:
+    """The name to ask for and the server's longest context, where it tells.
+
+    Raises:
+        UserError: when it is not served.
+    """
+    cards = pick(client.get("/v1/models"), "/v1/models", "data", kind=list)
+    served = {pick(card, "/v1/models", "id", kind=str): card for card in cards}
+    lengths = [card.get("max_model_len") for card in cards if isinstance(card.get("max_model_len"), int)]
+    longest = min(lengths) if lengths else None
+    if wanted is None and len(served) == 1:
+        return next(iter(served)), longest
+    listed = ", ".join(served) or "nothing"
+    if wanted is None:
+        raise UserError(f"{client.url} serves {listed}: which of them is meant?", f"{flag} NAME")
+    if wanted not in served:
+        raise UserError(
+            f"{client.url} serves {listed}, and not {wanted}",
+            f"give the address of {wanted}'s server, or the name that it is served by with {flag}",
+        )
+    return wanted, longest
+
+
+def _ask(client: Client, model: str, case: Case, tokens: int) -> Reply:
+    """The endpoint's greedy answer.
+
+    Args:
+        tokens: at most, of the answer.
+
+    Raises:
+        UserError: when it does not answer, or tells no token ids.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "max_tokens": tokens,
+        "temperature": 0,
+        # generation_config.json may set another one, and vLLM reads it.
+        "repetition_penalty": 1.0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+    if case.messages is None:
+        path = "/v1/completions"
+        body |= {"prompt": case.text, "logprobs": ALTERNATIVES}
+    else:
+        path = "/v1/chat/completions"
+        body |= {"messages": case.messages, "logprobs": True, "top_logprobs": ALTERNATIVES}
+    answer = client.post(path, body)
+    choice = pick(answer, path, "choices", 0, kind=dict)
+    prompt = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+    if not isinstance(prompt, list) or not isinstance(choice.get("token_ids"), list):
+        raise UserError(
+            f"{client.url} tells no token ids: answers can be compared with vLLM 0.10.2 or later alone",
+            "serve it with the recipe's own image",
+        )
+    said = pick(choice, path, "token_ids", kind=list)
+    try:
+        top = _top(choice, case)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise ServerError(
+            f"{path} answers without proper log probabilities", kind=STATUS, status=200
+        ) from None
+    if len(top) != len(said):
+        raise ServerError(
+            f"{path} tells log probabilities of {len(top)} of {len(said)} tokens", kind=STATUS, status=200
+        )
+    return Reply(case, tuple(prompt), tuple(said), top)
+
+
+def _top(choice: Mapping[str, Any], case: Case) -> tuple[Mapping[int, float], ...]:
+    logprobs = choice["logprobs"]
+    if case.messages is None:
+        steps = [list(step.items()) for step in logprobs["top_logprobs"]]
+    else:
+        steps = [
+            [(top["token"], top["logprob"]) for top in step["top_logprobs"]] for step in logprobs["content"]
+        ]
+    return tuple(
+        {
+            int(token.removeprefix("token_id:")): float(value)
+            for token, value in step
+            # -9999 stands for a probability of 0.
+            if math.isfinite(value) and value > -9000
+        }
+        for step in steps
+    )
+
+
+FACTOR = 3.0
+"""Between the rounding of two programs in the same types: order of sums, kernels, batches."""
+
+LARGEST, MEAN = 1e-3, 2.5e-4
+"""Tolerances of log probabilities in float32, and the least ever. vLLM on a CPU was within 2.4e-4."""
+
+ROUNDING = {"bfloat16": (0.12, 0.038), "fp8 keys and values": (0.74, 0.072), "fp8 weights": (1.5, 0.17)}
+"""Largest and mean of what rounding makes of log probabilities, as seen on Gemma 3 270M in transformers, each
+type with those before it. For a reference in bfloat16 itself, whose rounding cannot be measured."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """What differences of log probabilities may be; `source` says where that comes from."""
+
+    largest: float
+    mean: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """One token of an answer.
+
+    Attributes:
+        token, best: what the endpoint said, and the reference's likeliest.
+        margin: how much likelier `best` is in the reference, as a difference of log probabilities.
+        greedy: whether the endpoint said what it thought likeliest itself.
+        told: log probabilities by the endpoint, of the tokens that it thought likeliest.
+        exact, rounded: the same tokens' in the reference, and in the reference in the server's types.
+    """
+
+    token: int
+    best: int
+    margin: float
+    greedy: bool
+    told: tuple[float, ...]
+    exact: tuple[float, ...]
+    rounded: tuple[float, ...] = ()
+
+    @property
+    def differences(self) -> list[float]:
+        return [abs(a - b) for a, b in zip(self.told, self.exact, strict=True)]
+
+    @property
+    def rounding(self) -> list[float]:
+        return [abs(a - b) for a, b in zip(self.rounded, self.exact, strict=False)]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One prompt.
+
+    Attributes:
+        wanted: the prompt in the checkpoint's tokens.
+        steps: () where the endpoint's tokens are none of the checkpoint's.
+        foreign: a token beyond the checkpoint's vocabulary.
+    """
+
+    reply: Reply
+    wanted: tuple[int, ...]
+    steps: tuple[Step, ...]
+    foreign: int | None = None
+
+    @property
+    def same_prompt(self) -> bool:
+        return self.wanted == self.reply.prompt
+
+    @property
+    def largest(self) -> float:
+        return max((value for step in self.steps for value in step.differences), default=0.0)
+
+    @property
+    def mean(self) -> float:
+        return _mean([value for step in self.steps for value in step.differences])
+
+    def parted(self, tie: float) -> int | None:
+        """The first step whose token the reference would not say, by more than `tie`."""
+        return next((i for i, step in enumerate(self.steps) if step.margin > tie), None)
+
+    def ties(self, tie: float) -> int:
+        """Steps where the two say different tokens that are as likely."""
+        return sum(step.token != step.best and step.margin <= tie for step in self.steps)
+
+
+def _compare(
+    replies: Sequence[Reply], tokens: Tokens, reference: Reference, types: ServedTypes, dtype: str
+) -> list[Compared]:
+    """Holds every reply against the checkpoint. The reference's model is in the server's types afterwards.
+
+    Args:
+        dtype: the type that the reference was loaded in.
+    """
+    compared = [
+        _compare_one(reply, tokens, reference) for reply in each("computing the answers here", replies)
+    ]
+    if dtype != "float32" or str(types) == "float32":
+        return compared
+    reference.lower(types)
+    return [_rounded(one, reference, types) for one in each(f"computing them in {types}", compared)]
+
+
+def _compare_one(reply: Reply, tokens: Tokens, reference: Reference) -> Compared:
+    case = reply.case
+    wanted = tokens.of_chat(case.messages) if case.messages is not None else tokens.of_text(case.text or "")
+    beyond = [
+        token
+        for token in (*reply.prompt, *reply.tokens, *(token for step in reply.top for token in step))
+        if not 0 <= token < reference.vocabulary
+    ]
+    if beyond or not reply.tokens or not reply.prompt:
+        return Compared(reply, wanted, (), beyond[0] if beyond else None)
+    logprobs = reference.logprobs(reply.prompt, reply.tokens)
+    steps = []
+    for at, token, top in zip(logprobs, reply.tokens, reply.top, strict=True):
+        best = int(at.argmax())
+        greedy = bool(top) and top.get(token, float("-inf")) >= max(top.values()) - 1e-6
+        exact = tuple(float(at[other]) for other in top)
+        steps.append(Step(token, best, float(at[best] - at[token]), greedy, tuple(top.values()), exact))
+    return Compared(reply, wanted, tuple(steps))
+
+
+def _rounded(one: Compared, reference: Reference, types: ServedTypes) -> Compared:
+    """With the log probabilities of the reference in the server's types."""
+    if not one.steps:
+        return one
+    logprobs = reference.logprobs(one.reply.prompt, one.reply.tokens, types.kv_cache)
+    steps = [
+        replace(step, rounded=tuple(float(at[token]) for token in top))
+        for step, top, at in zip(one.steps, one.reply.top, logprobs, strict=True)
+    ]
+    return replace(one, steps=tuple(steps))
+
+
+def allowance(compared: Sequence[Compared], types: ServedTypes, dtype: str, given: float | None) -> Tolerance:
+    """What the differences may be.
+
+    Args:
+        given: the largest, by the user.
+    """
+    if given is not None:
+        return Tolerance(given, float("inf"), "given by --tolerance; the mean is not judged")
+    if dtype != "float32":
+        kind = (
+            "fp8 weights"
+            if types.weights
+            else "fp8 keys and values"
+            if "fp8" in types.kv_cache
+            else "bfloat16"
+        )
+        largest, mean = ROUNDING[kind]
+        return Tolerance(
+            FACTOR * largest,
+            FACTOR * mean,
+            f"{FACTOR:g} times what was seen on Gemma 3 270M, because the reference is in {dtype} itself: "
+            "--dtype float32 measures it",
+        )
+    rounding = [value for one in compared for step in one.steps for value in step.rounding]
+    if not rounding:
+        return Tolerance(LARGEST, MEAN, "the server computes in float32")
+    largest, mean = max(rounding), _mean(rounding)
+    return Tolerance(
+        max(LARGEST, FACTOR * largest),
+        max(MEAN, FACTOR * mean),
+        f"{FACTOR:g} times what rounding to {types} makes of these answers in transformers (largest "
+        f"{largest:.2g}, mean {mean:.2g})",
+    )
+
+
+def problems(compared: Sequence[Compared], allowed: Tolerance, tokens: Tokens) -> list[str]:
+    """Why the endpoint's answers are not the checkpoint's, a sentence each; [] when they are."""
+    return [*_prompt_problems(compared, tokens), *_answer_problems(compared, allowed)]
+
+
+def _prompt_problems(compared: Sequence[Compared], tokens: Tokens) -> list[str]:
+    """A tokenizer or a template that is another one; under another tokenizer, no word of the template."""
+    for kind, what in (("text", "tokenizer"), ("chat", "chat template")):
+        of_kind = [one for one in compared if one.reply.case.kind == kind]
+        other = [one for one in of_kind if not one.same_prompt]
+        if not other:
+            continue
+        first = other[0]
+        theirs, ours = first.reply.prompt, first.wanted
+        at = next(
+            (i for i, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]),
+            min(len(theirs), len(ours)),
+        )
+        return [
+            f"the server has another {what}: {len(other)} of {len(of_kind)} prompts have other tokens "
+            f"there; `{first.reply.case.title}` has {len(theirs)} there and {len(ours)} here, and from token "
+            f"{at} on it reads {_shown(tokens, theirs[at:])} there, {_shown(tokens, ours[at:])} here"
+        ]
+    return []
+
+
+def _shown(tokens: Tokens, ids: Sequence[int]) -> str:
+    if not ids:
+        return "nothing more"
+    try:
+        text = tokens.show(ids[:12])
+    except Exception:  # ids that the tokenizer does not have
+        text = " ".join(map(str, ids[:12]))
+    return repr(text if len(ids) <= 12 else f"{text}...")
+
+
+def _answer_problems(compared: Sequence[Compared], allowed: Tolerance) -> list[str]:
+    found = []
+    foreign = [one for one in compared if one.foreign is not None]
+    if foreign:
+        found.append(
+            f"the server has another vocabulary: token {foreign[0].foreign} is beyond the checkpoint's"
+        )
+    silent = [one for one in compared if not one.reply.tokens]
+    if silent:
+        found.append(
+            f"{len(silent)} answers are empty, the one to `{silent[0].reply.case.title}` for example"
+        )
+    steps = [step for one in compared for step in one.steps]
+    if not steps:
+        return found or ["nothing could be compared"]
+    willful = sum(not step.greedy for step in steps)
+    if willful:
+        found.append(f"{willful} of {len(steps)} tokens are not what the server itself thought likeliest")
+    values = [value for step in steps for value in step.differences]
+    largest, mean = max(values), _mean(values)
+    if largest > allowed.largest:
+        found.append(f"log probabilities differ by up to {largest:.3g}, and {allowed.largest:.3g} is allowed")
+    if mean > allowed.mean:
+        found.append(f"log probabilities differ by {mean:.3g} on average, and {allowed.mean:.3g} is allowed")
+    tie = 2 * allowed.largest
+    parted = [one for one in compared if one.parted(tie) is not None]
+    if parted:
+        step = parted[0].parted(tie) or 0
+        found.append(
+            f"{len(parted)} of {len(compared)} answers part from the checkpoint's by more than a tie; "
+            f"`{parted[0].reply.case.title}` at token {step}, by {parted[0].steps[step].margin:.3g}"
+        )
+    return found
+
+
+def _row(one: Compared, allowed: Tolerance) -> dict[str, Any]:
+    """A prompt's row, as plain data."""
+    tie = 2 * allowed.largest
+    return {
+        "prompt": one.reply.case.title,
+        "kind": one.reply.case.kind,
+        "prompt_tokens": len(one.reply.prompt),
+        "same_prompt": one.same_prompt,
+        "tokens": len(one.reply.tokens),
+        "parts_at": one.parted(tie),
+        "ties": one.ties(tie),
+        "largest": one.largest,
+        "mean": one.mean,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

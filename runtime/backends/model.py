@@ -16,9 +16,8 @@ from runtime.adapters import LoraSettings, build_adapters
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError
 from runtime.initial import initial_adapters
-from runtime.peft_adapter import open_adapter, without_copies
 from runtime.peft_export import WRAPPER, adapter_config, module_prefix
-from runtime.peft_import import check_modules, check_scales, check_shapes
+from runtime.peft_import import check_modules, check_scales, check_shapes, open_adapter, without_copies
 from runtime.settings import ModelSettings
 
 Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]

@@ -20,7 +20,7 @@ SHARD = 3_000_000_000
 
 def config(layers: int, vocabulary: int) -> dict[str, Any]:
     """config.json of the model's last layers alone, at most 6, text only."""
-    from compiler.miniature_config import complete
+    from compiler.miniature import complete
 
     models = json.loads((ROOT / "compiler" / "data" / "models.json").read_text(encoding="utf-8"))
     text = models[MODEL]["config"]["text_config"]

@@ -118,8 +118,7 @@ def _write(folder: Path) -> None:
     """The checkpoint, the samples as chats, and the recipe."""
     from transformers import AutoTokenizer
 
-    from compiler.miniature import write_checkpoint
-    from compiler.miniature_config import complete
+    from compiler.miniature import complete, write_checkpoint
 
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(folder / "model", complete(TEXT), dtype="float32", shards=1)

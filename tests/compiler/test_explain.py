@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.explain import explain, leaves, unknown_path
+from compiler.explain import detail, explain, leaves, summary, unknown_path
 from compiler.lower import lower
-from compiler.meaning import detail, summary
 from compiler.wording import flow
 from spec.language import Recipe
 from spec.load import Loaded, load

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from compiler import catalog
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import complete, shrink
+from compiler.miniature import VOCABULARY, complete, shrink, write_checkpoint
 from compiler.miniature_recipe import scale_axes
-from compiler.miniature_tokenizer import SIZE
 from runtime.families import family_of
 
 MESHES = [{"fsdp": 4, "tp": 1}, {"fsdp": 1, "tp": 4}, {"fsdp": 4, "tp": 2}]
@@ -61,7 +59,7 @@ def test_the_quickstart_checkpoint_is_a_whole_gemma_4(tmp_path: Path) -> None:
         tmp_path / "model", output_loading_info=True
     )
     assert {kind: list(found) for kind, found in info.items() if found} == {}
-    assert loaded.config.text_config.vocab_size == SIZE
+    assert loaded.config.text_config.vocab_size == VOCABULARY
     assert len(list((tmp_path / "model").glob("*.safetensors"))) == 2
 
 
@@ -134,7 +132,7 @@ def test_the_tokenizer_writes_the_family_s_turns(model: str, start: str, end: st
     config = shrunk(model, MESHES[0])
     write_checkpoint(tmp_path / "model", config)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert len(tokenizer) == SIZE
+    assert len(tokenizer) == VOCABULARY
     messages = [{"role": "user", "content": "Hello, äpfel? "}, {"role": "assistant", "content": "Yes."}]
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     assert text == f"<bos>{start}user\nHello, äpfel?{end}\n{start}model\nYes.{end}\n"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from compiler.lower import lower
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import shrink
+from compiler.miniature import shrink, write_checkpoint
 from compiler.miniature_recipe import LEARNING_RATE, derive, scale_axes
 from compiler.program import Program
 from compiler.rehearse import conversations, write_miniature, write_yaml

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compiler import miniature_tokenizer, preview
+from compiler import miniature, preview
 from tests.compiler.commands import command, recipe
 
 GOLDEN = Path(__file__).parent / "preview.txt"
@@ -28,8 +28,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(miniature_tokenizer, "SIZE", len(miniature_tokenizer.MARKERS["gemma4"]) + 256)
-        miniature_tokenizer.write_tokenizer(folder, "gemma4")
+        patch.setattr(miniature, "VOCABULARY", len(miniature.MARKERS["gemma4"]) + 256)
+        miniature.write_tokenizer(folder, "gemma4")
     return folder
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from compiler.serving import flags as vllm
 from compiler.serving.container import container
-from compiler.serving.flag_problems import problems
+from compiler.serving.flags import problems
 from spec.load import load
 
 Codes = Callable[..., set[str]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.miniature_tokenizer import MARKERS, write_tokenizer
+from compiler.miniature import MARKERS, write_tokenizer
 from runtime import merge
 from runtime.settings import ModelSettings
 from tests import tiny

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli, miniature_config
+from compiler import cli, miniature
 from runtime.families.gemma4 import Gemma4Architecture
 from tests.preloaded import preloaded_scripts
 
@@ -33,7 +33,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     Of Gemma 4's layers there is one of each kind (Tunix has Gemma 3 in whole periods of six alone).
     """
-    whole = miniature_config._gemma4
+    whole = miniature._gemma4
 
     def one_of_each(a: Gemma4Architecture, text: Mapping[str, Any], tp: int) -> dict[str, Any]:
         return whole(a, {**text, "layer_types": list(dict.fromkeys(text["layer_types"]))}, tp)
@@ -41,7 +41,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder = tmp_path_factory.mktemp("preloaded")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAX_COMPILATION_CACHE_DIR", str(folder / "compiled"))
-        patch.setattr(miniature_config, "_gemma4", one_of_each)
+        patch.setattr(miniature, "_gemma4", one_of_each)
         with preloaded_scripts(folder):
             yield
 

@@ -18,7 +18,7 @@ import pytest
 
 from compiler import catalog
 from compiler.lower import Lowered, lower
-from compiler.miniature_tokenizer import write_tokenizer
+from compiler.miniature import write_tokenizer
 from compiler.plan.paper.cache import DTYPES
 from compiler.plan.serve import environment as serve_environment
 from compiler.plan.serve.program import config_of
@@ -26,7 +26,7 @@ from compiler.program import Program
 from compiler.serving import blocks, features
 from compiler.serving import flags as vllm
 from compiler.serving.container import container
-from compiler.serving.flag_problems import RENAMED, problems
+from compiler.serving.flags import RENAMED, problems
 from spec.load import load
 from tests.e2e.flag_values import ACCEPTED, DOTTED, FOUR_HEADS, REFUSED, SMALL, STRICTER, UNREADABLE, VALUES
 

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.miniature_tokenizer import write_tokenizer
+from compiler.miniature import write_tokenizer
 from compiler.plan.serve import environment as serve_environment
 from runtime import merge
 from runtime.checkpoint import BaseCheckpoint

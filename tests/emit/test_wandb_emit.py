@@ -11,7 +11,7 @@ from emitting import RECIPE, files_of, program_of
 from compiler import pins
 from compiler.backends import Backend
 from compiler.emit import emit
-from compiler.miniature_config import shrink
+from compiler.miniature import shrink
 from compiler.miniature_recipe import derive
 from runtime.errors import UserError
 from runtime.record import check_record, write_record

@@ -16,8 +16,7 @@ from compiler.archive import pack
 from compiler.artifact import write
 from compiler.emit import emit
 from compiler.lower import lower
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import complete
+from compiler.miniature import complete, write_checkpoint
 from spec.load import load
 
 RUN = """

@@ -19,11 +19,10 @@ from compiler.artifact import write
 from compiler.backends import Backend, diagnosed, others
 from compiler.emit import emit
 from compiler.lower import lower
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import shrink
+from compiler.miniature import shrink, write_checkpoint
+from compiler.miniature_recipe import conversations, row_of
 from compiler.parity.backends import SCRIPTS
 from compiler.program import Program
-from compiler.rehearsal_data import conversations, row_of
 from runtime.families import family_of
 from runtime.trace import Trace, read_trace
 from spec.diagnostics import render_text

@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 
-from compiler import miniature_tokenizer
+from compiler import miniature
 from compiler.emitters.train import emit_train
 from compiler.errors import ArtifactError
 from compiler.lower import lower
@@ -44,8 +44,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the quickstart's tokenizer: its markers, and a token a byte."""
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(miniature_tokenizer, "SIZE", len(miniature_tokenizer.MARKERS["gemma4"]) + 256)
-        miniature_tokenizer.write_tokenizer(folder, "gemma4")
+        patch.setattr(miniature, "VOCABULARY", len(miniature.MARKERS["gemma4"]) + 256)
+        miniature.write_tokenizer(folder, "gemma4")
     return folder
 
 

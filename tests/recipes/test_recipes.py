@@ -12,7 +12,7 @@ import pytest
 
 from compiler.errors import ArtifactError
 from compiler.lower import Lowered, lower
-from compiler.miniature_config import shrink
+from compiler.miniature import shrink
 from compiler.plan import calibration
 from compiler.plan.results import Plan
 from compiler.program import Program

@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from compiler import catalog
 from compiler.cli import app
 from compiler.errors import ArtifactError
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import complete
+from compiler.miniature import complete, write_checkpoint
 from runtime import merge, record, remote_metrics, resuming, run_facts, saving
 from runtime.adapters import build_adapters, lora_settings
 from runtime.addresses import path_of

@@ -14,11 +14,9 @@ from compiler.emit import emit
 from compiler.lower import lower
 from runtime.data.report import DataReport, Problems, SplitReport
 from runtime.serving import bench_report
-from runtime.serving.bench_machine import Machine
 from runtime.serving.bench_points import Point, as_json
-from runtime.serving.bench_published import Published
-from runtime.serving.bench_report import Price
-from runtime.serving.bench_server import Server
+from runtime.serving.bench_report import Price, Published
+from runtime.serving.bench_server import Machine, Server
 from spec.load import load
 from tests.serving import stub_vllm
 

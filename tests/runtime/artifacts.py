@@ -70,8 +70,7 @@ if __name__ == "__main__":
 def write_place(place: Path) -> None:
     """Writes model/, train.jsonl, eval.jsonl and artifact/ into a folder."""
     from compiler import catalog
-    from compiler.miniature import write_checkpoint
-    from compiler.miniature_config import complete
+    from compiler.miniature import complete, write_checkpoint
 
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}

@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any
     """A folder, transformers' model and its tokenizer."""
     from transformers import AutoTokenizer
 
-    from compiler.miniature_tokenizer import write_tokenizer
+    from compiler.miniature import write_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny") / "llama"
     model = tiny.make_llama(folder, vocab_size=512)

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from compiler import catalog
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import complete
+from compiler.miniature import complete, write_checkpoint
 from runtime import addresses, safetensors_reader
 from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
 from runtime.errors import UserError

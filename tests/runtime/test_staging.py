@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from compiler import catalog
-from compiler.miniature import write_checkpoint
-from compiler.miniature_config import complete
+from compiler.miniature import complete, write_checkpoint
 from runtime import manifest
 from runtime.checkpoint import BaseCheckpoint
 from runtime.errors import UserError

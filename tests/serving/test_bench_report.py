@@ -10,12 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from runtime.serving import bench_plots, bench_report
-from runtime.serving.bench_machine import Machine, look
+from runtime.serving import bench_report
 from runtime.serving.bench_points import Point
-from runtime.serving.bench_published import Published
-from runtime.serving.bench_report import Place, Price
-from runtime.serving.bench_server import Server
+from runtime.serving.bench_report import Place, Price, Published
+from runtime.serving.bench_server import Machine, Server, look
 from tests.serving import stub_vllm
 
 GOLDEN = Path(__file__).with_name("bench-summary.md")
@@ -61,7 +59,7 @@ def summary(place: Place = V6E, **changes: Any) -> dict[str, Any]:
 
 
 def test_the_summary_is_as_it_was(request: pytest.FixtureRequest) -> None:
-    text = bench_report.markdown(summary(), list(bench_plots.TITLES))
+    text = bench_report.markdown(summary(), list(bench_report.TITLES))
     if request.config.getoption("--update"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
@@ -130,7 +128,7 @@ def test_figures_are_the_accelerators_only_when_that_is_seen_or_said(
 
 
 def drawn(folder: Path, found: dict[str, Any]) -> dict[str, ElementTree.Element]:
-    names, missing = bench_plots.draw(folder, found)
+    names, missing = bench_report.draw(folder, found)
     assert missing is None
     return {name: ElementTree.parse(folder / name).getroot() for name in names}
 

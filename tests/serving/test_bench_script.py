@@ -272,7 +272,7 @@ class Api:
 
 
 def in_container(measured: Bench, name: str = "tuned", **environment: str) -> Any:
-    from compiler.serving.bench_container import InContainer
+    from compiler.serving.bench import InContainer
     from compiler.serving.engine import Engine
     from compiler.serving.logs import Hider
 
@@ -291,7 +291,7 @@ def test_the_command_measures_in_the_container(
     connected = engine.Engine(api, lambda text: text)  # type: ignore[arg-type]
     monkeypatch.setattr(engine.Engine, "connect", lambda *_: connected)
     # The server is where the recipe has it.
-    monkeypatch.setattr("compiler.serving.bench_flags.own_address", lambda host: "127.0.0.1")
+    monkeypatch.setattr("compiler.serving.bench.own_address", lambda host: "127.0.0.1")
     port = int(measured.words[1].rpartition(":")[2])
     lock = json.loads((artifact / "recipe.lock.json").read_text())
     lock["recipe"]["serve"]["port"] = port

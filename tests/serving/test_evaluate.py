@@ -16,10 +16,9 @@ import pytest
 
 from runtime.errors import UserError, guarded
 from runtime.serving import evaluate, evaluate_answers
-from runtime.serving.evaluate_answers import Answer, Answers, Settings
-from runtime.serving.evaluate_judge import judge
+from runtime.serving.evaluate_answers import Answer, Answers, Settings, Side, differ, same_weights
 from runtime.serving.evaluate_prompts import read
-from runtime.serving.evaluate_sides import Side, differ, same_weights
+from runtime.serving.evaluate_summary import judge
 from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language
 from tests.serving.fake_vllm import FakeVllm

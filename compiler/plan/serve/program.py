@@ -11,7 +11,7 @@ from typing import Any
 
 from compiler import catalog, hardware
 from compiler.errors import ArtifactError
-from compiler.miniature_config import period
+from compiler.miniature import period
 from compiler.plan.serve.job import Bucket, ServeJob
 from compiler.program import Program
 from compiler.serving import blocks

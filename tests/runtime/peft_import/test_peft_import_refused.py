@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from runtime.errors import UserError
-from runtime.peft_config import PASSIVE, REFUSED
-from runtime.peft_import import import_adapter
+from runtime.peft_import import PASSIVE, REFUSED, import_adapter
 from runtime.trained import TrainedAdapters, load_trained
 from tests.runtime.peft_import.adapters import (
     BUILD,

@@ -12,7 +12,7 @@ import pytest
 from runtime.serving import smoke
 from runtime.serving.answers import Scored
 from runtime.serving.client import KEY_VARIABLE
-from runtime.serving.difference import distance
+from runtime.serving.smoke_checks import distance
 from tests.ports import free_port
 from tests.serving.fake_language import Language
 from tests.serving.smoke.runs import BOTH, SAME, Start, line, paced

@@ -17,7 +17,7 @@ import pytest
 from runtime.errors import UserError
 from runtime.serving import smoke
 from runtime.serving.client import KEY_VARIABLE, Client
-from runtime.serving.waiting import Waited, wait
+from runtime.serving.smoke import Waited, wait
 from tests.ports import free_port
 from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from compiler.serving.verify import served_types
-from compiler.serving.verify_compare import Compared, Step, Tolerance, problems, tolerance
-from compiler.serving.verify_endpoint import Case, Reply
+from compiler.serving.verify import Case, Compared, Reply, Step, Tolerance, allowance, problems, served_types
 from compiler.serving.verify_reference import ServedTypes, Tokens
 from runtime.errors import UserError
 from tests.serving.verify.verifying import TOKENS, Computed, Start, changed, check, made
@@ -142,7 +140,7 @@ def test_a_given_tolerance_is_the_only_one(fake: Start, checkpoint: Path) -> Non
 
 @pytest.mark.parametrize(("types", "largest"), [*zip(TYPES, (0.36, 2.22, 4.5), strict=True)], ids=str)
 def test_a_reference_in_bfloat16_is_coarse(types: ServedTypes, largest: float) -> None:
-    found = tolerance([], types, "bfloat16", None)
+    found = allowance([], types, "bfloat16", None)
     assert found.largest == pytest.approx(largest) and "--dtype float32 measures it" in found.source
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.miniature_tokenizer import write_tokenizer
+from compiler.miniature import write_tokenizer
 from compiler.serving import verify_reference
 from compiler.serving.verify import verify
 from compiler.serving.verify_reference import Reference, ServedTypes, Tokens
