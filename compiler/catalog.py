@@ -34,16 +34,6 @@ _QUANTISED = re.compile(
 )
 """How the name of a copy ends whose publisher quantised it."""
 
-FAMILY_TITLES = {
-    "gemma2": "Gemma 2",
-    "gemma3": "Gemma 3",
-    "gemma4": "Gemma 4",
-    "llama3": "Llama 3",
-    "qwen2": "Qwen 2.5",
-    "qwen3": "Qwen 3",
-}
-"""What to call the families in a message."""
-
 
 class UnknownModel(ValueError):
     """A model whose config.json is neither in the catalogue nor readable.

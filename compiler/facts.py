@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler import catalog, hardware
+from compiler import catalog, families, hardware
 from compiler.hardware import Accelerator
 from compiler.steps import Length, run_length
 from compiler.wording import listing
@@ -133,7 +133,7 @@ def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Mod
     except catalog.UnknownModel as error:
         found.append(Diagnostic(error.code, str(error), "model.id", error.help))
     except UnsupportedCheckpoint as error:
-        known = f"known are checkpoints of {listing(catalog.FAMILY_TITLES.values())}"
+        known = f"known are checkpoints of {listing(families.titles())}"
         found.append(
             Diagnostic(
                 "E0803",

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compiler.families import FAMILIES, model_type
 from runtime.families import Architecture, family_of
 from runtime.families.dense import DenseArchitecture
 from runtime.families.gemma2 import Gemma2Architecture
@@ -62,7 +63,7 @@ def write_checkpoint(
     _write_json(partial / "config.json", dict(config) | {"dtype": dtype})
     _write_json(
         partial / "generation_config.json",
-        {"bos_token_id": 2, "eos_token_id": [1, MARKER_ENDS[family.name]], "pad_token_id": 0},
+        {"bos_token_id": 2, "eos_token_id": [1, FAMILIES[family.name].tokens.turn_end], "pad_token_id": 0},
     )
     write_tokenizer(partial, family.name, texts)
     shutil.rmtree(directory, ignore_errors=True)
@@ -183,108 +184,6 @@ def _gemma3_vision(vision: Mapping[str, Any], text_hidden: int) -> Iterator[tupl
     yield "model.multi_modal_projector.mm_soft_emb_norm.weight", (hidden,)
 
 
-COMMON = ("<pad>", "<eos>", "<bos>", "<unk>")
-
-HEADERS = ("<|start_header_id|>", "<|end_header_id|>")
-CHATML = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<unk>", "<think>", "</think>")
-
-MARKERS = {
-    "gemma2": (*COMMON, "<start_of_turn>", "<end_of_turn>"),
-    "llama3": ("<|finetune_right_pad_id|>", "<|eot_id|>", "<|begin_of_text|>", "<unk>", *HEADERS),
-    "qwen2": CHATML,
-    "qwen3": CHATML,
-    "gemma3": (
-        *COMMON,
-        "<start_of_turn>",
-        "<end_of_turn>",
-        "<start_of_image>",
-        "<end_of_image>",
-        "<image_soft_token>",
-    ),
-    "gemma4": (
-        *COMMON,
-        "<|turn>",
-        "<turn|>",
-        "<|image>",
-        "<|image|>",
-        "<image|>",
-        "<|video|>",
-        "<|audio>",
-        "<|audio|>",
-        "<audio|>",
-        "<|channel>",
-        "<channel|>",
-        "<|think|>",
-        "<|tool>",
-        "<tool|>",
-        "<|tool_call>",
-        "<tool_call|>",
-        "<|tool_response>",
-        "<tool_response|>",
-    ),
-}
-"""Special tokens by family; a marker's place is its id. The first four pad, end a text, begin one, and stand
-for what is unknown; Qwen begins a text with nothing, and its third begins a turn."""
-
-WITHOUT_BOS = ("qwen2", "qwen3")
-
-LLAMA_TEMPLATE = """\
-{{ bos_token }}
-{%- for message in messages -%}
-    {{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
-    {{- message['content'] | trim + '<|eot_id|>' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif -%}
-"""
-
-CHATML_TEMPLATE = """\
-{%- for message in messages -%}
-    {{ '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{ '<|im_start|>assistant\\n' }}
-{%- endif -%}
-"""
-
-GEMMA_TEMPLATE = """\
-{{ bos_token }}
-{%- if messages[0]['role'] == 'system' -%}
-    {%- set prefix = messages[0]['content'] + '\\n\\n' -%}
-    {%- set turns = messages[1:] -%}
-{%- else -%}
-    {%- set prefix = '' -%}
-    {%- set turns = messages -%}
-{%- endif -%}
-{%- for message in turns -%}
-    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
-    {{ '<start_of_turn>' + role + '\\n' + (prefix if loop.first else '') + message['content'] | trim }}
-    {{- '<end_of_turn>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{ '<start_of_turn>model\\n' }}
-{%- endif -%}
-"""
-
-CHAT_TEMPLATES = {
-    "llama3": LLAMA_TEMPLATE,
-    "qwen2": CHATML_TEMPLATE,
-    "qwen3": CHATML_TEMPLATE,
-    "gemma2": GEMMA_TEMPLATE,
-    "gemma3": GEMMA_TEMPLATE,
-    "gemma4": """\
-{{ bos_token }}
-{%- for message in messages -%}
-    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
-    {{ '<|turn>' + role + '\\n' + message['content'] | trim + '<turn|>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{ '<|turn>model\\n' }}
-{%- endif -%}
-""",
-}
-
 ROLES = ("system", "user", "model", "assistant")
 
 SAMPLE = (
@@ -304,33 +203,33 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
 
     Args:
         directory: exists.
-        family: a key of MARKERS.
+        family: a key of FAMILIES.
         texts: what the merges are learnt from; SAMPLE when empty.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-    pad, eos, bos, unknown = MARKERS[family][:4]
+    tokens = FAMILIES[family].tokens
+    pad, eos, bos, unknown = tokens.special[:4]
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         min_frequency=1,
-        special_tokens=list(MARKERS[family]),
+        special_tokens=list(tokens.special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     # The role names are in every sample, so that they are learnt however few the texts are.
     tokenizer.train_from_iterator([*(texts or SAMPLE), *(f"{role}\n" for role in ROLES)], trainer)
-    begins = family not in WITHOUT_BOS
-    if begins:
+    if tokens.begins:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos}:1 $B:1", special_tokens=[(bos, 2)]
         )
     tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": bos if begins else None,
+        "bos_token": bos if tokens.begins else None,
         "eos_token": eos,
         "pad_token": pad,
         "unk_token": unknown,
@@ -338,7 +237,7 @@ def write_tokenizer(directory: Path, family: str, texts: Sequence[str] = ()) -> 
         "model_max_length": 4096,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATES[family], encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(tokens.chat_template, encoding="utf-8")
 
 
 VOCABULARY = 512
@@ -402,15 +301,15 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     nested = config.get("text_config")
     text = dict(nested if isinstance(nested, Mapping) else config)
-    kind = str(text.get("model_type"))
-    family = next((name for name in ("gemma3", "gemma4") if name in kind), kind)
-    if family in ("gemma3", "gemma4"):
+    family = family_of(text).name
+    facts = FAMILIES[family]
+    if facts.tokens.media:
         text["model_type"] = f"{family}_text"
     if nested is None:
-        return {"architectures": [_CLASSES[family] + "ForCausalLM"], **text, "dtype": "bfloat16"}
+        return {"architectures": [f"{facts.class_name}ForCausalLM"], **text, "dtype": "bfloat16"}
     vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     whole: dict[str, Any] = {
-        "architectures": [_CLASSES[family] + "ForConditionalGeneration"],
+        "architectures": [f"{facts.class_name}ForConditionalGeneration"],
         "model_type": family,
         "dtype": "bfloat16",
         "tie_word_embeddings": True,
@@ -438,36 +337,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
             "vision_use_head": False,
         }
         whole["mm_tokens_per_image"] = 4
-    return whole | MARKER_IDS[family]
-
-
-_CLASSES = {
-    "gemma2": "Gemma2",
-    "gemma3": "Gemma3",
-    "gemma4": "Gemma4",
-    "llama": "Llama",
-    "qwen2": "Qwen2",
-    "qwen3": "Qwen3",
-}
-
-MARKER_IDS: dict[str, dict[str, int]] = {
-    "gemma3": {"boi_token_index": 6, "eoi_token_index": 7, "image_token_index": 8},
-    "gemma4": {
-        "boi_token_id": 6,
-        "image_token_id": 7,
-        "eoi_token_id": 8,
-        "video_token_id": 9,
-        "boa_token_id": 10,
-        "audio_token_id": 11,
-        "eoa_token_index": 12,
-    },
-}
-"""Ids of the markers that stand for images and sound, as MARKERS lays them out."""
-
-MARKER_ENDS = {"gemma2": 5, "gemma3": 5, "gemma4": 5, "llama3": 1, "qwen2": 1, "qwen3": 1}
-"""Id of the marker that closes a turn."""
-
-_DENSE_TYPES = {"llama3": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+    return {**whole, **facts.tokens.media}
 
 
 def _dense(a: DenseArchitecture, text: Mapping[str, Any], tp: int, step: int) -> dict[str, Any]:
@@ -483,7 +353,7 @@ def _dense(a: DenseArchitecture, text: Mapping[str, Any], tp: int, step: int) ->
             "original_max_position_embeddings": 64,
         }
     out = {
-        "model_type": _DENSE_TYPES[a.family],
+        "model_type": model_type(a.family),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "hidden_act": "silu",

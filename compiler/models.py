@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler import catalog
-from compiler.serving.features import JAX_FAMILIES
+from compiler import catalog, families
 from compiler.wording import listing, quantity, table
 from runtime.families import FAMILIES
 from runtime.reach import reach
@@ -92,7 +91,7 @@ def text(found: Sequence[Known]) -> str:
 
 def unknown(word: str) -> Diagnostic:
     """Why there is no model of a word."""
-    known = f"known are checkpoints of {listing(catalog.FAMILY_TITLES.values())}"
+    known = f"known are checkpoints of {listing(families.titles())}"
     if others := catalog.others(word):
         return Diagnostic("E0803", f"this version cannot train models of {listing(others, 'or')}", "", known)
     return Diagnostic(
@@ -115,13 +114,14 @@ def _known(id: str, copy: str | None = None) -> Known:
         chat=entry.get("chat"),
         trained=TRAINED,
         splash=family.flash_attention,
-        served=SERVED[family.name in JAX_FAMILIES],
+        served=SERVED[families.FAMILIES[family.name].served.jax_model],
         copy=copy,
     )
 
 
 def _family(id: str) -> str:
-    return catalog.FAMILY_TITLES.get(catalog.entries()[id].get("family", ""), "")
+    family = catalog.entries()[id].get("family")
+    return families.FAMILIES[family].title if family else ""
 
 
 def _has(id: str, word: str) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compiler import catalog
-from compiler.catalog import FAMILY_TITLES
 from compiler.checks.formats import LOSS_ON, is_known
 from compiler.facts import Facts
+from compiler.families import FAMILIES
 from compiler.sources import escapes, is_dataset
 from compiler.steps import held_out
 from compiler.wording import plural
@@ -113,8 +113,8 @@ def _tokenizer(facts: Facts) -> Iterator[Diagnostic]:
     if family is not None and family != model.family.name:
         yield Diagnostic(
             "E0403",
-            f"`{tokenizer}` is a tokenizer of {FAMILY_TITLES[family]}, and {model.title} was trained with "
-            f"{FAMILY_TITLES[model.family.name]}'s: its token numbers mean other pieces of text",
+            f"`{tokenizer}` is a tokenizer of {FAMILIES[family].title}, and {model.title} was trained with "
+            f"{FAMILIES[model.family.name].title}'s: its token numbers mean other pieces of text",
             "model.tokenizer",
             "remove the line: the model's own tokenizer is taken",
         )

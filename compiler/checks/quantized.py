@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compiler.facts import Facts
+from compiler.families import FAMILIES
+from compiler.serving.features import runs_jax_model
 from spec.diagnostics import Diagnostic
-
-LOADED: dict[str, tuple[str, ...]] = {"gemma4": ("fp8",), "qwen3": ("fp8",), "qwen2": (), "llama3": ()}
-"""Formats that the JAX model of a family runs; families that are not named have no JAX model."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -40,10 +39,9 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         )
     if facts.model is None:
         return
-    family, title = facts.model.family.name, facts.model.title
-    formats = LOADED.get(family)
-    torchax = serve.env.get("MODEL_IMPL_TYPE") == "vllm"
-    if formats is None or torchax:
+    title = facts.model.title
+    formats = FAMILIES[facts.model.family.name].served.eight_bit
+    if not runs_jax_model(facts.model.family.name, serve):
         yield Diagnostic(
             "N0622",
             f"vllm-tpu runs {title} by vLLM's own model on torchax; that it loads {kind} weights was read "

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from compiler import catalog
-from compiler.catalog import FAMILY_TITLES
 from compiler.checks.formats import is_known
 from compiler.facts import Facts
+from compiler.families import FAMILIES
 from compiler.first_rows import LOOKED_AT, first_rows
 from compiler.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from compiler.wording import listing
@@ -27,7 +27,7 @@ LARGEST_TEMPLATE = 2**20
 
 LARGEST_TOKENIZER = 2**26
 
-TITLES = {**FAMILY_TITLES, "mistral": "Mistral"}
+TITLES = {**{name: facts.title for name, facts in FAMILIES.items()}, "mistral": "Mistral"}
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from compiler.errors import ArtifactError
 from compiler.facts import Facts
+from compiler.families import FAMILIES
 from compiler.hardware import Accelerator, from_name, known_names, supported_by_vllm
-from compiler.serving.container import FAMILY_FLAGS
 from compiler.serving.flags import by_flag, version
 from compiler.serving.memory import DEFAULT_SHARE, memory_share, weight_size
 from compiler.wording import divisors, listing, plural
@@ -18,9 +18,6 @@ from spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from spec.language import Serve
-
-MEDIA_TOKENS = {"gemma4": 32 * (70 + 2 + 6)}
-"""The longest medium: a video's frames, each with its borders and its time (vLLM 0.32, gemma4_mm.py)."""
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
@@ -248,9 +245,9 @@ def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Dia
     """A picture or video that no step is large enough for, where it may not be cut."""
     if facts.model is None:
         return
-    family = facts.model.family.name
-    tokens = MEDIA_TOKENS.get(family, 0)
-    whole = {**FAMILY_FLAGS.get(family, {}), **given}.get("disable-chunked-mm-input") is True
+    served = FAMILIES[facts.model.family.name].served
+    tokens = served.media_tokens
+    whole = {**served.flags, **given}.get("disable-chunked-mm-input") is True
     if whole and "limit-mm-per-prompt" not in given and serve.max_num_batched_tokens < tokens:
         yield Diagnostic(
             "E0641",

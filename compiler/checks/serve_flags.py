@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from compiler.facts import Facts
+from compiler.families import FAMILIES, Served
 from compiler.serving import blocks, features
 from compiler.serving import flags as vllm
 from compiler.serving.flags import abbreviated, problems
@@ -102,16 +103,6 @@ OPEN_FLAGS = {
 }
 """Flags by which whoever reaches the server may do more than ask the model."""
 
-NEEDED: dict[str, dict[str, str]] = {
-    "gemma4": {
-        "disable-chunked-mm-input": "tpu-inference runs no multimodal model that takes images in chunks"
-    }
-}
-"""By family: switches that the artifact sets, and why they cannot be switched off."""
-
-PARSERS = {"gemma4": "gemma4"}
-"""The tool-call parser made for a family's markup."""
-
 CODES = {"unknown": "E0623", "abbreviated": "E0624", "value": "E0625", "key": "E0626"}
 
 NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_-]+)*"
@@ -121,13 +112,13 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     serve = facts.recipe.serve
     if serve is None:
         return
-    yield from _flags(serve, facts.model.family.name if facts.model else "")
+    yield from _flags(serve, FAMILIES[facts.model.family.name].served.switches if facts.model else {})
     yield from _parsers(facts, serve)
     yield from _structured_outputs(serve)
     yield from _variables(serve)
 
 
-def _flags(serve: Serve, family: str) -> Iterator[Diagnostic]:
+def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
     seen: dict[str, str] = {}
     for name, value in serve.extra_args.items():
         where = join(("serve", "extra_args", name))
@@ -160,8 +151,8 @@ def _flags(serve: Serve, family: str) -> Iterator[Diagnostic]:
                 "remove it: vLLM has code of its own for the models that can be fine-tuned here",
                 at_key=True,
             )
-        elif own in NEEDED.get(family, {}) and (value is False or flag != own):
-            yield Diagnostic("E0630", f"`{name}`: {NEEDED[family][own]}", where, "remove it", at_key=True)
+        elif own in needed and (value is False or flag != own):
+            yield Diagnostic("E0630", f"`{name}`: {needed[own]}", where, "remove it", at_key=True)
         elif own in MISPLACED and value not in (None, False):
             yield Diagnostic("E0630", f"`{name}`: {MISPLACED[own]}", where, "remove it", at_key=True)
         else:
@@ -250,8 +241,8 @@ def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
                 where,
                 said or f"it has {listing(known)}",
             )
-    family = facts.model.family.name if facts.model else ""
-    expected, parser = PARSERS.get(family), serve.tool_call_parser
+    served = FAMILIES[facts.model.family.name].served if facts.model else Served()
+    expected, parser = served.tool_call_parser, serve.tool_call_parser
     if parser in vllm.catalogue()["tool_parsers"] and expected not in (None, parser):
         yield Diagnostic(
             "W0619",

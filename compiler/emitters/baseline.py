@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from compiler import pins
@@ -14,6 +14,7 @@ from compiler.emitters.train import (
     settings_classes,
     train_settings,
 )
+from compiler.families import FAMILIES
 from compiler.python_text import Call, Name, Value, assignment, docstring, statement, string
 from compiler.render import render
 from compiler.sizes import needs_master_weights
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
     from compiler.pins import Pins
     from compiler.program import Program
     from spec.language import Recipe
-
-LAYERS: Mapping[str, str] = {
-    "gemma2": "Gemma2DecoderLayer",
-    "gemma3": "Gemma3DecoderLayer",
-    "gemma4": "Gemma4TextDecoderLayer",
-    "llama3": "LlamaDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-}
-"""transformers' class of a decoder layer, which FSDP gathers at a time, by family."""
 
 
 def emit_baseline(program: Program) -> dict[str, str]:
@@ -217,7 +208,7 @@ def _accelerate(program: Program) -> str:
         rows=recipe.train.global_batch_size,
         master_weights=needs_master_weights(program.recipe),
         bfloat16_base=recipe.model.dtype == "bfloat16" and program.lora is not None,
-        layer=LAYERS[program.family.name],
+        layer=FAMILIES[program.family.name].decoder_layer,
         efficient="false" if _loads_everywhere(program) else "true",
     )
 

@@ -16,6 +16,7 @@ from compiler.artifact_run import claim, done_line, script_environment
 from compiler.backends import Backend, diagnosed, others
 from compiler.emit import emit
 from compiler.errors import ArtifactError
+from compiler.families import FAMILIES
 from compiler.lower import lower
 from compiler.packages import require_packages
 from compiler.parity.backends import SCRIPTS, Backends
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from compiler.parity.compare import Row, Subject
 
 STEPS = 20
-
-CHAOTIC = ("gemma4",)
-"""Families whose miniatures are measured against themselves as well."""
 
 EXPECTED: Mapping[str, float] = {
     **{"miniature": 0.5, "compile": 0.5, "tunix": 36, "torchax": 35, "trl": 21},
@@ -150,7 +148,7 @@ def _run(
 
 
 def _has_control(program: Program, backends: Sequence[Backend]) -> bool:
-    return Backend.TRL in backends and program.lora is not None and program.family.name in CHAOTIC
+    return Backend.TRL in backends and program.lora is not None and FAMILIES[program.family.name].chaotic
 
 
 def _expected(program: Program, backends: Sequence[Backend]) -> Mapping[str, float]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from compiler.families import FAMILIES, model_type
 from runtime.families import Architecture
 from runtime.families.dense import DenseArchitecture
 from runtime.families.gemma2 import Gemma2Architecture
 from runtime.families.gemma3 import Gemma3Architecture
 from runtime.families.gemma4 import Gemma4Architecture
-
-_DENSE = {"llama3": ("llama", "Llama"), "qwen2": ("qwen2", "Qwen2"), "qwen3": ("qwen3", "Qwen3")}
 
 
 def hf_config(architecture: Architecture) -> dict[str, Any]:
@@ -48,7 +47,6 @@ def hf_config(architecture: Architecture) -> dict[str, Any]:
 
 
 def _dense(a: DenseArchitecture) -> dict[str, Any]:
-    kind, name = _DENSE[a.family]
     rope: dict[str, Any] = {"rope_type": a.rope.kind, "rope_theta": a.rope.theta}
     if a.rope.kind != "default":
         rope["factor"] = a.rope.factor
@@ -59,8 +57,8 @@ def _dense(a: DenseArchitecture) -> dict[str, Any]:
             "original_max_position_embeddings": int(a.rope.original),
         }
     return {
-        "architectures": [f"{name}ForCausalLM"],
-        "model_type": kind,
+        "architectures": [f"{FAMILIES[a.family].class_name}ForCausalLM"],
+        "model_type": model_type(a.family),
         "rms_norm_eps": a.norm_eps,
         "rope_parameters": rope,
         "tie_word_embeddings": a.tied,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from compiler.families import FAMILIES
 from compiler.serving import blocks, features
 from compiler.serving import flags as vllm
 from compiler.serving.weights import Weights, adapter_weights, model_weights
@@ -41,11 +42,6 @@ SHUTDOWN_MARGIN_SECONDS = 30
 
 CLOUD_SDK_IMAGE = "google/cloud-sdk:587.0.0-slim"
 """What copies weights from gs://."""
-
-FAMILY_FLAGS: Mapping[str, Mapping[str, Any]] = {
-    # Its attention sees an image's tokens in both directions, so no chunk may end within an image.
-    "gemma4": {"disable-chunked-mm-input": True},
-}
 
 
 @dataclass(frozen=True)
@@ -203,7 +199,7 @@ def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
     flags["enable-prefix-caching" if serve.prefix_caching else "no-enable-prefix-caching"] = True
     if serve.tool_call_parser is not None:
         flags |= {"enable-auto-tool-choice": True, "tool-call-parser": serve.tool_call_parser}
-    flags |= FAMILY_FLAGS.get(family, {})
+    flags |= FAMILIES[family].served.flags
     return flags | vllm.by_flag(serve.extra_args)
 
 

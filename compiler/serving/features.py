@@ -10,15 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from compiler.families import FAMILIES
 from compiler.serving.flags import flags
 
 if TYPE_CHECKING:
     from spec.language import Recipe, Serve
 
 DATA = Path(__file__).parent.parent / "data" / "vllm_features.json"
-
-JAX_FAMILIES = ("gemma4", "qwen3", "qwen2", "llama3")
-"""Families that tpu-inference has a JAX model of, which is run unless MODEL_IMPL_TYPE says otherwise."""
 
 IMPLEMENTATION = "MODEL_IMPL_TYPE"
 ONE_PROCESS = "TPU_MULTIPROCESS_DP"
@@ -33,7 +31,7 @@ def features() -> dict[str, Any]:
 
 def runs_jax_model(family: str, serve: Serve) -> bool:
     """Whether tpu-inference's own JAX model is run, rather than vLLM's on torchax."""
-    return family in JAX_FAMILIES and serve.env.get(IMPLEMENTATION) != "vllm"
+    return FAMILIES[family].served.jax_model and serve.env.get(IMPLEMENTATION) != "vllm"
 
 
 def replicas_in_one_process(serve: Serve) -> bool:

@@ -76,7 +76,7 @@ def load_model(
 
 def attention_of(base: HFCheckpoint) -> str:
     """transformers' attn_implementation: "sdpa", or "eager" for scores that are soft-capped (Gemma 2)."""
-    return "eager" if base.family.name == "gemma2" else "sdpa"
+    return "eager" if base.family.caps_scores else "sdpa"
 
 
 def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSettings) -> Any:

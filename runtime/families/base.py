@@ -153,6 +153,10 @@ class Family(ABC):
     """Whether runtime.attention_blocks has this family's attention with the splash kernel."""
     turn_markers: tuple[str, str]
     """The strings that open and close a turn in the family's chat template."""
+    caps_in_float32: bool = True
+    """Whether Tunix applies a soft-cap to the logits in float32, rather than in the product's dtype."""
+    caps_scores: bool = False
+    """Whether attention soft-caps its scores, for which transformers has eager attention alone."""
 
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:

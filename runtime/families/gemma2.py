@@ -65,6 +65,8 @@ class Gemma2Architecture(Architecture):
 class Gemma2(Family):
     name = "gemma2"
     model_types = ("gemma2",)
+    caps_in_float32 = False
+    caps_scores = True
     prefixes = ("model.",)
     flash_attention = True
     turn_markers = ("<start_of_turn>", "<end_of_turn>")

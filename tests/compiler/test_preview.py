@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from compiler import miniature, preview
+from compiler.families import FAMILIES
 from tests.compiler.commands import command, recipe
 
 GOLDEN = Path(__file__).parent / "preview.txt"
@@ -28,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(miniature, "VOCABULARY", len(miniature.MARKERS["gemma4"]) + 256)
+        patch.setattr(miniature, "VOCABULARY", len(FAMILIES["gemma4"].tokens.special) + 256)
         miniature.write_tokenizer(folder, "gemma4")
     return folder
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.miniature import MARKERS, write_tokenizer
+from compiler.families import FAMILIES
+from compiler.miniature import write_tokenizer
 from runtime import merge
 from runtime.settings import ModelSettings
 from tests import tiny
 
 MEDIA = {
-    f"{name}_token_id": MARKERS["gemma4"].index(marker)
+    f"{name}_token_id": FAMILIES["gemma4"].tokens.special.index(marker)
     for name, marker in {
         "boi": "<|image>",
         "image": "<|image|>",

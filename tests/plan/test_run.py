@@ -14,6 +14,7 @@ import pytest
 from compiler import miniature
 from compiler.emitters.train import emit_train
 from compiler.errors import ArtifactError
+from compiler.families import FAMILIES
 from compiler.lower import lower
 from compiler.plan import counted as counting
 from compiler.plan.at_hand import Unavailable
@@ -44,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the quickstart's tokenizer: its markers, and a token a byte."""
     folder = tmp_path_factory.mktemp("model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(miniature, "VOCABULARY", len(miniature.MARKERS["gemma4"]) + 256)
+        patch.setattr(miniature, "VOCABULARY", len(FAMILIES["gemma4"].tokens.special) + 256)
         miniature.write_tokenizer(folder, "gemma4")
     return folder
 

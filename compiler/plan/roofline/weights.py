@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from compiler import catalog
+from compiler.families import FAMILIES
 from compiler.plan.roofline.results import Weights
 from compiler.serving import features
 from compiler.wording import split_layer
@@ -21,9 +22,6 @@ from runtime.families.base import Parameter
 
 if TYPE_CHECKING:
     from compiler.program import Program
-
-WHOLE_HEADS = ("qwen2", "qwen3")
-"""Families whose JAX model keeps an output head of its own whole on each device: it names no sharding."""
 
 LANES = 128
 """A head's numbers are padded to a multiple of this; heads of 64 have a kernel of their own."""
@@ -52,9 +50,6 @@ LARGE_TOWER = Tower(1152, 4304, 27, 16, 72, 16, 10_240)
 TOWERS = {"Gemma 4 31B": LARGE_TOWER, "Gemma 4 26B-A4B": LARGE_TOWER}
 """Vision towers by the model's title, from the published config.json. At TP 8 the 31B's comes to 0.18 GB a
 chip, as it does in the compiled server."""
-
-MULTIMODAL = {"gemma4": "a vision tower, and the small ones an audio tower,", "gemma3": "a vision tower"}
-"""What multimodal checkpoints of a family have beside the text model."""
 
 KEYS = re.compile(r"attn\.(kv_einsum|k_einsum|k_proj|v_proj)\.w$")
 ATTENTION = re.compile(r"attn\.(qkv_einsum|q_einsum|attn_vec_einsum|q_proj|o_proj)\.w$")
@@ -97,7 +92,7 @@ def weights(program: Program) -> list[Weights]:
 
 def missing(program: Program) -> str | None:
     """A sentence about what the checkpoint may hold and `weights` does not count; None where nothing is."""
-    more, model = MULTIMODAL.get(program.family.name), program.recipe.model.id
+    more, model = FAMILIES[program.family.name].served.towers, program.recipe.model.id
     known = catalog.entry_of(model)
     text_alone = known is not None and "text_config" not in known["config"]
     if more is None or text_alone or catalog.title(model) in TOWERS:
@@ -132,7 +127,7 @@ def _text(program: Program) -> Iterator[Weights]:
         if path.startswith("embedder.") and path.endswith("input_embedding"):
             yield _embedding(parameter, plain, tp, split, tied)
         elif path == "lm_head.w":
-            alone = program.family.name in WHOLE_HEADS and runs_jax_model(program) and tp > 1
+            alone = FAMILIES[program.family.name].served.whole_head and runs_jax_model(program) and tp > 1
             local, placed = (numbers, "whole on each") if alone else (numbers / tp, split)
             yield Weights("output head", plain, placed, local * plain, local * plain, 0.0, local)
         elif KEYS.search(path):
@@ -183,7 +178,7 @@ def _keys(program: Program, parameter: Parameter, number_bytes: int, tp: int) ->
         local, placed = numbers, "whole"
     elif heads % tp == 0:
         local, placed = numbers / tp, f"split over {tp}"
-    elif program.family.name == "gemma4" and runs_jax_model(program):
+    elif FAMILIES[program.family.name].served.split_heads and runs_jax_model(program):
         local, placed = numbers / tp, f"each of {heads} heads split over {tp}"
     else:
         local, placed = numbers / heads * -(-heads // tp), f"{heads} heads repeated over {tp}"
