@@ -35,8 +35,8 @@ def lsp(
             "recipe lsp needs pygls, which is not installed",
             install("lsp"),
         )
-    from compiler.lsp.features import make_server
     from compiler.lsp.frames import Frames
+    from compiler.lsp.server import make_server
 
     if sys.stdin.isatty():
         say("note: waiting for an editor on stdin; this command is started by one")

@@ -8,6 +8,7 @@ never changes its meaning and is never used again for another.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -1508,6 +1509,12 @@ CODES: dict[str, Code] = {
 }
 
 SEVERITIES = {"E": "error", "W": "warning", "N": "note"}
+
+
+def anchor(code: str) -> str:
+    """The name of a code's heading on its page, as Markdown's readers make it."""
+    title = re.sub(r"[^\w\s-]", "", f"{code}: {CODES[code].title}".lower())
+    return re.sub(r"[-\s]+", "-", title).strip("-")
 
 
 def page() -> str:

@@ -1,7 +1,4 @@
-"""The language server: what an editor shows of a recipe while it is written.
+"""`recipe lsp`: recipec's own diagnostics, repairs and explanations in editors.
 
-`server.py` and `features.py` speak the protocol, by pygls. What takes time (checking, explaining) is
-`analysis.py`'s, in a process of its own (`process.py`), so that the server always answers. What has to work
-on text that is no YAML yet (completion, outline) rests on `scan.py`, which reads by indentation and never
-fails.
+Completion, and what the language says of a key, are yaml-language-server's, from the JSON Schema.
 """

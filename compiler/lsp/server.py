@@ -1,31 +1,25 @@
-"""`recipe lsp`: the protocol's side, by pygls."""
+"""`recipe lsp`: what the server does when an editor asks or tells it something, by pygls."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
-from pygls.uris import to_fs_path
+from pygls.uris import from_fs_path, to_fs_path
 
-from compiler.lsp import diagnostics
-from compiler.lsp.analysis import Analysis, Document
-from compiler.lsp.pages import Pages
-from compiler.lsp.process import Process, Unanswered
-from compiler.lsp.scan import scan
-from compiler.lsp.text import Text
-
-log = logging.getLogger("recipe")
+from compiler import __version__
+from compiler.lsp.process import Checked, Document, Process
+from compiler.lsp.view import View, described
+from spec.document import LINE_BREAK
 
 PAUSE = 0.15
 """Seconds after a change in which a further one puts the check off."""
-CHECK_SECONDS = 30.0
-"""What checking may take."""
 SECTIONS = frozenset({"model", "mesh", "lora", "data", "train", "checkpoint", "serve"})
 
 
@@ -34,15 +28,15 @@ class State:
     """What is known of an open document.
 
     Attributes:
-        checked: the text that `analysis` is of; None before the first check.
-        shown: the diagnostics that the editor has.
+        text: that `checked` is of; None before the first check.
+        shown: the diagnostics that the editor has, in the order of `checked`.
         stale: whether something changed since the last check began.
         task: that waits for a pause, or checks.
     """
 
-    checked: str | None = None
-    analysis: Analysis = field(default_factory=lambda: Analysis([], {}, ()))
-    shown: list[diagnostics.Shown] = field(default_factory=list)
+    text: str | None = None
+    checked: Checked = field(default_factory=Checked)
+    shown: list[types.Diagnostic] = field(default_factory=list)
     stale: bool = False
     task: asyncio.Task[None] | None = None
 
@@ -51,25 +45,27 @@ class Server(LanguageServer):
     """The server with its documents."""
 
     def __init__(self) -> None:
-        from compiler import __version__
-
         # Each change brings the whole text: recipes are short, and pygls breaks lines at more characters
         # than the protocol, so that edits by line would go astray.
         super().__init__("recipe", __version__, text_document_sync_kind=types.TextDocumentSyncKind.Full)
-        self.process = Process()
+        self.process = Process(self.tell)
         self.states: dict[str, State] = {}
-        self.pages: Pages | None = None
+        self.docs: str | None = None
+        self.related = False
         self.asked_to_end = False
 
-    def text(self, uri: str) -> Text:
-        encoding = types.PositionEncodingKind(self.server_capabilities.position_encoding or "utf-16")
-        return Text(self.workspace.get_text_document(uri).source, encoding.value)
+    def text(self, uri: str) -> str:
+        return self.workspace.get_text_document(uri).source
 
     def document(self, uri: str) -> Document:
         """A document with the contents of all others that are open."""
-        opened = {to_path(other): self.workspace.get_text_document(other).source for other in self.states}
-        path = to_path(uri)
-        return Document(path, opened.pop(path, ""), opened)
+        opened = {to_path(other): self.text(other) for other in self.states if other != uri}
+        return Document(to_path(uri), self.text(uri), opened)
+
+    def view(self, uri: str) -> View:
+        """The document as the editor sees it."""
+        lines = LINE_BREAK.split(self.text(uri))
+        return View(to_path(uri), lines, self.workspace.position_codec, self.related, self.docs)
 
     def schedule(self, uri: str, pause: float = PAUSE) -> None:
         """Checks a document soon, once for all changes until then."""
@@ -83,7 +79,7 @@ class Server(LanguageServer):
     def schedule_all(self, changed: str | None = None) -> None:
         """Checks again what rests on a file, or everything."""
         for uri, state in list(self.states.items()):
-            if changed is None or to_path(changed) in state.analysis.bases:
+            if changed is None or to_path(changed) in state.checked.bases:
                 self.schedule(uri)
 
     async def _check(self, uri: str, state: State, pause: float) -> None:
@@ -101,28 +97,25 @@ class Server(LanguageServer):
     async def _check_once(self, uri: str, state: State) -> None:
         if self.states.get(uri) is not state:
             return
-        document = self.document(uri)
-        text, version = self.text(uri), self.workspace.get_text_document(uri).version
-        try:
-            made = Analysis([], {}, ())
-            if _is_recipe(document, self.states.values()):
-                await self.process.ask(CHECK_SECONDS, "forget")
-                made = await self.process.ask(CHECK_SECONDS, "check", document)
-            if not made.raw:
-                # What was known of the recipe holds while it cannot be read.
-                made = Analysis(made.diagnostics, state.analysis.raw, made.bases or state.analysis.bases)
-            related = _shows_related(self.client_capabilities)
-            shown = diagnostics.show(made.diagnostics, document.path, text, self.pages, related)
-        except Unanswered as reason:
-            self.tell(f"{Path(document.path).name} could not be checked: {reason}")
-            return
-        except Exception:
-            log.exception("checking %s failed", uri)
-            return
-        if self.states.get(uri) is state:
-            state.checked, state.analysis, state.shown = document.text, made, shown
-            published = [item.diagnostic for item in shown]
-            self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, published, version))
+        document, view = self.document(uri), self.view(uri)
+        version = self.workspace.get_text_document(uri).version
+        made = await self.process.ask("check", document) if self._is_recipe(document) else Checked()
+        if made is not None and self.states.get(uri) is state:
+            state.text, state.checked, state.shown = document.text, made, view.diagnostics(made)
+            self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, state.shown, version))
+
+    def _is_recipe(self, document: Document) -> bool:
+        """Whether a YAML file is a recipe, by its keys, its schema, or because an open recipe extends it."""
+        if re.search(r"^#\s*yaml-language-server:.*recipe\.schema\.json", document.text, re.MULTILINE):
+            return True
+        if any(document.path in state.checked.bases for state in self.states.values()):
+            return True
+        top = set(re.findall(r"^(\w+)[ \t]*:", document.text, re.MULTILINE))
+        return "recipe" in top or len(top & SECTIONS) > 1 or ("extends" in top and bool(top & SECTIONS))
+
+    def shutdown(self) -> None:
+        self.process.stop()
+        super().shutdown()
 
     def report_server_error(self, error: Exception, source: Any) -> None:
         """Into the log; pygls would open a window."""
@@ -139,17 +132,109 @@ def to_path(uri: str) -> str:
     return str(Path(found or f"{re.sub(r'[^A-Za-z0-9]+', '-', uri)}.yaml").absolute())
 
 
-def _is_recipe(document: Document, states: Any) -> bool:
-    """Whether a YAML file is a recipe, by its keys, its schema, or because an open recipe extends it."""
-    if re.search(r"^#\s*yaml-language-server:.*recipe\.schema\.json", document.text, re.MULTILINE):
-        return True
-    if any(document.path in state.analysis.bases for state in states):
-        return True
-    top = {str(entry.path[0]) for entry in scan(document.text).entries}
-    return "recipe" in top or len(top & SECTIONS) > 1 or ("extends" in top and bool(top & SECTIONS))
+def _initialize(ls: Server, params: types.InitializeParams) -> None:
+    options = params.initialization_options
+    docs = options.get("docs") if isinstance(options, dict) else None
+    text = params.capabilities.text_document
+    ls.related = bool(text and text.publish_diagnostics and text.publish_diagnostics.related_information)
+    ls.docs = docs.partition("#")[0] if isinstance(docs, str) and docs.startswith("http") else None
 
 
-def _shows_related(capabilities: types.ClientCapabilities) -> bool:
-    text = capabilities.text_document
-    published = text.publish_diagnostics if text else None
-    return bool(published and published.related_information)
+async def _initialized(ls: Server, params: Any) -> None:
+    workspace = ls.client_capabilities.workspace
+    files = workspace.did_change_watched_files if workspace else None
+    if files and files.dynamic_registration:
+        watchers = [types.FileSystemWatcher(glob_pattern="**/*.{yaml,yml,json,jsonl,py,jinja}")]
+        options = types.DidChangeWatchedFilesRegistrationOptions(watchers=watchers)
+        wanted = types.Registration("watched", types.WORKSPACE_DID_CHANGE_WATCHED_FILES, options)
+        ls.client_register_capability(types.RegistrationParams([wanted]))
+    await ls.process.ask("ready")
+
+
+def _ending(ls: Server, params: Any) -> None:
+    ls.asked_to_end = True
+    ls.states.clear()
+    ls.process.stop()
+
+
+def _opened(ls: Server, params: types.DidOpenTextDocumentParams) -> None:
+    uri = params.text_document.uri
+    ls.states[uri] = State()
+    ls.schedule(uri, 0)
+    ls.schedule_all(uri)
+
+
+def _changed(ls: Server, params: types.DidChangeTextDocumentParams) -> None:
+    ls.schedule(params.text_document.uri)
+    ls.schedule_all(params.text_document.uri)
+
+
+def _saved(ls: Server, params: Any) -> None:
+    ls.schedule_all()
+
+
+def _closed(ls: Server, params: types.DidCloseTextDocumentParams) -> None:
+    uri = params.text_document.uri
+    ls.states.pop(uri, None)
+    ls.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, []))
+    ls.schedule_all(uri)
+
+
+async def _hover(ls: Server, params: types.HoverParams) -> types.Hover | None:
+    uri, at = params.text_document.uri, params.position
+    document, view, state = ls.document(uri), ls.view(uri), ls.states.get(uri, State())
+    parts, range = [], None
+    if found := await ls.process.ask("explain", document, view.place(at)):
+        said, range = found[0].replace("```", "'''"), view.range(found[1])
+        parts.append(f"```text\n{said}```")
+    if state.text == document.text:
+        codes = [str(d.code) for d in state.shown if d.range.start <= at <= d.range.end]
+        parts += map(described, dict.fromkeys(codes))
+    content = types.MarkupContent(types.MarkupKind.Markdown, "\n\n---\n\n".join(parts))
+    return types.Hover(content, range) if parts else None
+
+
+async def _definition(ls: Server, params: types.DefinitionParams) -> types.Location | None:
+    uri = params.text_document.uri
+    span = await ls.process.ask("base", ls.document(uri), ls.view(uri).place(params.position))
+    if span is None:
+        return None
+    path = str(Path(span.file).absolute())
+    found = next((other for other in ls.states if to_path(other) == path), from_fs_path(path) or "")
+    return types.Location(found, ls.view(uri).range(span))
+
+
+def _actions(ls: Server, params: types.CodeActionParams) -> list[types.CodeAction]:
+    uri, range = params.text_document.uri, params.range
+    state = ls.states.get(uri, State())
+    if state.text != ls.text(uri):
+        return []
+    return [
+        ls.view(uri).action(fix, uri, shown)
+        for shown, (_, fix) in zip(state.shown, state.checked.diagnostics, strict=True)
+        if fix is not None and shown.range.start <= range.end and range.start <= shown.range.end
+    ]
+
+
+FEATURES: dict[str, Callable[..., Any]] = {
+    types.INITIALIZE: _initialize,
+    types.INITIALIZED: _initialized,
+    types.SHUTDOWN: _ending,
+    types.TEXT_DOCUMENT_DID_OPEN: _opened,
+    types.TEXT_DOCUMENT_DID_CHANGE: _changed,
+    types.TEXT_DOCUMENT_DID_SAVE: _saved,
+    types.TEXT_DOCUMENT_DID_CLOSE: _closed,
+    types.WORKSPACE_DID_CHANGE_WATCHED_FILES: _saved,
+    types.TEXT_DOCUMENT_HOVER: _hover,
+    types.TEXT_DOCUMENT_DEFINITION: _definition,
+    types.TEXT_DOCUMENT_CODE_ACTION: _actions,
+}
+
+
+def make_server() -> Server:
+    """A server with every feature; it has not started."""
+    server = Server()
+    kinds = types.CodeActionOptions(code_action_kinds=[types.CodeActionKind.QuickFix])
+    for name, feature in FEATURES.items():
+        server.feature(name, kinds if feature is _actions else None)(feature)
+    return server

@@ -13,9 +13,8 @@ import pytest
 from typer.main import get_command
 
 from compiler.cli import app
-from compiler.lsp.pages import anchor
 from scripts.docs import diagnostics, language
-from spec.codes import CODES
+from spec.codes import CODES, anchor
 from spec.schema import json_schema
 
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}

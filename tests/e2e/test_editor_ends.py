@@ -7,13 +7,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from lsprotocol import types
 
-from tests.lsp.editor_client import Editor
+from tests.lsp.editor_client import Editor, checking
 
 pytestmark = pytest.mark.e2e
 
@@ -43,18 +44,18 @@ def test_an_editor_that_talks_nonsense_or_does_not_listen_ends_the_server_in_a_s
     assert "Traceback" not in errors and len(errors.splitlines()) < 5
 
 
-def test_a_signal_ends_it_at_once() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "compiler.cli", "lsp"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(framed(INITIALIZE))
-    process.stdin.flush()
-    assert process.stdout.readline().startswith(b"Content-Length")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 128 + signal.SIGTERM
-    process.communicate()
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_signal_ends_it_at_once_and_what_checks_with_it(tmp_path: Path, sent: int, status: int) -> None:
+    editor = Editor(tmp_path)
+    uri = editor.open(tmp_path / "a.yaml", "recipe: 1\n")
+    assert editor.diagnostics(uri) != []
+    checks = checking(editor.server.pid)
+    os.kill(editor.server.pid, sent)
+    assert editor.gone() == status
+    end = time.monotonic() + 60
+    while Path(f"/proc/{checks}").exists():
+        assert time.monotonic() < end, "what checks goes on"
+        time.sleep(0.1)
 
 
 def test_an_editors_encoding_and_page_of_codes_are_heeded(tmp_path: Path) -> None:

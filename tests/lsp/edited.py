@@ -44,21 +44,22 @@ def recipe_check(path: Path, place: Path) -> list[tuple[str, int, int]]:
     return [(code, span.line - 1, span.column - 1) for code, span in spans if span is not None]
 
 
-def linked(diagnostic: types.Diagnostic) -> str:
-    """The line that a diagnostic's link leads to."""
-    assert diagnostic.code_description is not None
-    address, _, line = diagnostic.code_description.href.partition("#L")
-    return Path(address.removeprefix("file://")).read_text(encoding="utf-8").split("\n")[int(line) - 1]
+def recipe_explain(path: Path, text: str, key: str) -> str:
+    """What the command says of a key, for a text that is not saved."""
+    from compiler.explain import explain
+    from compiler.lower import lower
+    from spec.load import load
+
+    loaded = load(path, text=text)
+    program = lower(loaded).program
+    assert program is not None
+    return explain(program, loaded, key)
 
 
-def inserted(text: str, item: types.CompletionItem) -> str:
-    """The text with an item of a completion taken."""
-    edit = item.text_edit
-    assert isinstance(edit, types.TextEdit)
-    lines = text.split("\n")
-    start, end = edit.range.start, edit.range.end
-    assert start.line == end.line
-    lines[start.line] = (
-        lines[start.line][: start.character] + edit.new_text + lines[start.line][end.character :]
-    )
-    return "\n".join(lines)
+def mended(text: str, edit: types.TextEdit) -> str:
+    """The text after a repair."""
+    lines = text.splitlines(keepends=True)
+    first, last = edit.range.start, edit.range.end
+    begin = sum(map(len, lines[: first.line])) + first.character
+    end = sum(map(len, lines[: last.line])) + last.character
+    return text[:begin] + edit.new_text + text[end:]

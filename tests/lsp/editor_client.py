@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +118,6 @@ class Editor:
             self.run(asyncio.sleep(0.01))
         return found
 
-    def complete(self, uri: str, line: int, character: int) -> dict[str, types.CompletionItem]:
-        found = self.ask(
-            self.client.text_document_completion_async(types.CompletionParams(*at(uri, line, character)))
-        )
-        return {item.label: item for item in found.items}
-
     def hover(self, uri: str, line: int, character: int) -> str:
         found = self.ask(self.client.text_document_hover_async(types.HoverParams(*at(uri, line, character))))
         return found.contents.value if found else ""
@@ -155,3 +150,13 @@ class Editor:
 
 def at(uri: str, line: int, character: int) -> tuple[types.TextDocumentIdentifier, types.Position]:
     return types.TextDocumentIdentifier(uri), types.Position(line, character)
+
+
+def checking(server: int) -> int:
+    """The process of a server that checks."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # one that has ended meanwhile
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == str(server) and b"spawn_main" in (path / "cmdline").read_bytes():
+                return int(path.name)
+    raise AssertionError(f"{server} has started no process that checks")

@@ -145,7 +145,7 @@ WORK = (
         "compiler.port.plan.plan",
     ),
     *(
-        "compiler.lsp.features.make_server",
+        "compiler.lsp.server.make_server",
         "compiler.watch.screen.watch_lines",
         "compiler.watch.screen.watch_screen",
     ),

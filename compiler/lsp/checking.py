@@ -1,0 +1,175 @@
+"""What is said of a recipe whose text an editor holds: diagnostics, repairs, explanations, the base."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from compiler.explain import explain as explained
+from compiler.explain import unknown_path
+from compiler.lower import Lowered, lower
+from compiler.lsp.process import Checked, Document, Fix, Position
+from compiler.wording import flow
+from spec.diagnostics import Diagnostic, Span
+from spec.document import LINE_BREAK, read
+from spec.load import MAX_BYTES, Loaded, display, extended, load
+from spec.paths import Part, join, split
+from spec.tree import Node, Place, Scalar, plain, walk
+
+_MEANT = re.compile(r"did you mean `([^`]+)`\?")
+_PASTED = re.compile(r"(?:without quotes: |put quotes around it: )?`([^`\n]+)`")
+_LINE = re.compile(r"\w+: (?:[^\s,;:{}\[\]]+|\{[^{}]*\}|\[[^\[\]]*\])")
+"""A help that is one line of a recipe and nothing else."""
+
+
+def ready() -> None:
+    """Nothing: once it is asked, what checks is imported."""
+
+
+def check(document: Document) -> Checked:
+    """The diagnostics of `recipe check`, of the text that the editor holds."""
+    global _last
+    _last = None  # the files beside the recipe may have changed
+    too_large = _too_large(document)
+    if too_large is not None:
+        return Checked([(too_large, None)])
+    loaded, lowered = _read(document)
+    text = _Text(document, loaded)
+    extends = next((node.place.span for path, _, node in text.own if path == ("extends",)), None)
+    spans = [place.span for _, place, _ in _walked(loaded)] + [d.span for d in lowered.diagnostics if d.span]
+    bases = {os.path.abspath(span.file) for span in spans} - {document.path}
+    return Checked([(found, text.fix(found)) for found in lowered.diagnostics], extends, frozenset(bases))
+
+
+def explain(document: Document, at: Position) -> tuple[str, Span] | None:
+    """What `recipe explain` says of the key or value at a place; None where the recipe has errors."""
+    found = _found(document, at)
+    if found is None:
+        return None
+    path, span = found
+    loaded, lowered = _read(document)
+    while path and unknown_path(join(path), loaded):  # an item of a list that is one value
+        path = path[:-1]
+    if lowered.program is None or not path:
+        return None
+    return explained(lowered.program, loaded, join(path)), span
+
+
+def base(document: Document, at: Position) -> Span | None:
+    """Where the base gives the value at a place; the base's beginning at `extends`."""
+    found = _found(document, at)
+    root = _read(document)[0].sources.root if found else None
+    if found is None or root is None:
+        return None
+    target, _ = extended(root, (Path(document.path),))
+    if target is None or found[0] == ("extends",):
+        return Span(str(target), 1, 1, "", 0) if target is not None else None
+    text = document.unsaved.get(os.path.abspath(target))
+    origin = load(target, text=text, unsaved=document.unsaved).sources.origin(join(found[0]))
+    if origin.file is None or origin.line is None or origin.column is None:
+        return None
+    return Span(origin.file, origin.line, origin.column, origin.text)
+
+
+_last: tuple[Document, Loaded, Lowered] | None = None
+
+
+def _read(document: Document) -> tuple[Loaded, Lowered]:
+    """The recipe, loaded and lowered; the last one is kept for what is asked about it next."""
+    global _last
+    if _last is None or _last[0] != document:
+        loaded = load(Path(document.path), text=document.text, unsaved=document.unsaved)
+        _last = (document, loaded, lower(loaded))
+    return _last[1], _last[2]
+
+
+def _walked(loaded: Loaded) -> Iterator[tuple[tuple[Part, ...], Place, Node]]:
+    """Every node of a recipe and its bases: its path, its key's place or else its own, and itself."""
+    if loaded.sources.root is not None:
+        for path, key, node in walk(loaded.sources.root):
+            yield path, key or node.place, node
+
+
+def _found(document: Document, at: Position) -> tuple[tuple[Part, ...], Span] | None:
+    """The path of the key or value at a place of the document's own text, the innermost, and its extent."""
+    found = None
+    if _too_large(document) is None:
+        for path, place, node in _Text(document, _read(document)[0]).own:
+            for span in (place.span, node.place.span) if isinstance(node, Scalar) else (place.span,):
+                start, end = span.column - 1, span.column - 1 + max(1, span.length)
+                if path and span.line - 1 == at[0] and start <= at[1] <= end:
+                    found = path, span
+    return found
+
+
+def _too_large(document: Document) -> Diagnostic | None:
+    size = len(document.text.encode("utf-8", "surrogatepass"))
+    if size <= MAX_BYTES:
+        return None
+    name = display(Path(document.path))
+    message = f"{name} has {size:,} bytes; a recipe has at most {MAX_BYTES:,}"
+    return Diagnostic("E0003", message, help="is it a recipe?", span=Span(name, 1, 1, ""))
+
+
+class _Text:
+    """A recipe's own text: its lines, its keys and values, and how a line of it is mended."""
+
+    def __init__(self, document: Document, loaded: Loaded) -> None:
+        self.name = display(loaded.path)
+        self.lines = LINE_BREAK.split(document.text)
+        self.own = [found for found in _walked(loaded) if found[1].span.file == self.name]
+
+    def fix(self, diagnostic: Diagnostic) -> Fix | None:
+        """What the help says to write, as an edit."""
+        span, help = diagnostic.span, diagnostic.help or ""
+        try:
+            path = split(diagnostic.path)
+        except ValueError:
+            return None
+        if span is None or span.file != self.name:
+            return None
+        number, start = span.line - 1, span.column - 1
+        if meant := _MEANT.search(help):
+            replaced = (number, start), (number, start + span.length)
+            return Fix(f"Change to `{meant[1]}`", *replaced, flow(meant[1]))
+        if diagnostic.code == "E0102" and path and "\n" not in help:
+            return self._added(path, help)
+        place, node = next(((place, node) for where, place, node in self.own if where == path), (None, None))
+        if place is None or node is None or not self._stands(node):
+            return None
+        key, value = place.span, node.place.span
+        number, start, end = value.line - 1, value.column - 1, value.column - 1 + value.length
+        pasted = _PASTED.fullmatch(help)
+        line = pasted[1] if pasted else help if _LINE.fullmatch(help) else None
+        if line is not None:
+            text = line.removeprefix(f"{path[-1]}: ")
+            if text != line or (pasted and isinstance(path[-1], int)):
+                return Fix(f"Change to `{line}`", (number, start), (number, end), text)
+        alone = key.line == value.line and not self.lines[number][: key.column - 1].strip()
+        if help.startswith("remove the line") and alone and self.lines[number][end:].strip()[:1] in "#":
+            return Fix("Remove the line", (number, 0), (number + 1, 0), "")
+        return None
+
+    def _stands(self, node: Node) -> bool:
+        """Whether a value stands as a whole in one line."""
+        span = node.place.span
+        part = self.lines[span.line - 1][span.column - 1 : span.column - 1 + span.length]
+        again = read(part, "").root
+        return again is not None and bool(plain(again) == plain(node))
+
+    def _added(self, path: tuple[Part, ...], line: str) -> Fix | None:
+        """A key that is missing, put below the section's first one where that has one line, else above it."""
+        section = next((node.place.span for where, _, node in self.own if where == path[:-1]), None)
+        keys = [place.span for where, place, _ in self.own if where and where[:-1] == path[:-1]]
+        if section is None or not keys:
+            return None
+        first, *others = sorted(keys, key=lambda span: (span.line, span.column))
+        if self.lines[section.line - 1].startswith("{", section.column - 1):
+            text = f"{line}, "
+        else:
+            first = next((other for other in others[:1] if other.line == first.line + 1), first)
+            text = f"{line}\n{' ' * (first.column - 1)}"
+        at = (first.line - 1, first.column - 1)
+        return Fix(f"Add `{line}`", at, at, text)

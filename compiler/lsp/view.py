@@ -1,0 +1,98 @@
+"""What checking says, in the protocol's terms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsprotocol import types
+from pygls.workspace import PositionCodec
+
+from compiler.lsp.process import Checked, Fix, Position
+from spec.codes import CODES, anchor
+from spec.diagnostics import Diagnostic, Span
+
+SEVERITIES = {
+    "error": types.DiagnosticSeverity.Error,
+    "warning": types.DiagnosticSeverity.Warning,
+    "note": types.DiagnosticSeverity.Information,
+}
+
+
+@dataclass(frozen=True)
+class View:
+    """How an editor sees a document.
+
+    Attributes:
+        path: absolute.
+        lines: as YAML and the protocol break them.
+        codec: counts characters as the editor does.
+        related: whether the editor shows other places beside a diagnostic.
+        docs: the address of the page that describes the codes; None for no link.
+    """
+
+    path: str
+    lines: Sequence[str]
+    codec: PositionCodec
+    related: bool
+    docs: str | None
+
+    def place(self, position: types.Position) -> Position:
+        """The place that the editor means."""
+        found = self.codec.position_from_client_units(self.lines, position)
+        return found.line, found.character
+
+    def range(self, span: Span) -> types.Range:
+        """The range of a span in this document or another; at least a character, where the line has one."""
+        line, text = span.line - 1, span.text
+        if os.path.abspath(span.file) == self.path:
+            text = self.lines[line] if line < len(self.lines) else ""  # a span's own text conceals secrets
+        end = min(span.column - 1 + max(1, span.length), len(text))
+        start = max(0, min(span.column - 1, end - 1))
+        first, last = (self.codec.client_num_units(text[:column]) for column in (start, end))
+        return types.Range(types.Position(line, first), types.Position(line, last))
+
+    def diagnostics(self, checked: Checked) -> list[types.Diagnostic]:
+        return [self._diagnostic(found, checked.extends) for found, _ in checked.diagnostics]
+
+    def _diagnostic(self, found: Diagnostic, extends: Span | None) -> types.Diagnostic:
+        message = found.message if found.help is None else f"{found.message}\nhelp: {found.help}"
+        first_line = Span(self.path, 1, 1, "", len(self.lines[0]))
+        place, related = found.span or first_line, None
+        if os.path.abspath(place.file) != self.path:
+            # It lies in a file that this one extends: said where that is named.
+            message = f"in {Path(place.file).name}, line {place.line}: {message}"
+            if self.related:
+                there = types.Location(Path(os.path.abspath(place.file)).as_uri(), self.range(place))
+                related = [types.DiagnosticRelatedInformation(there, found.message)]
+            place = extends or first_line
+        page = types.CodeDescription(f"{self.docs}#{anchor(found.code)}") if self.docs else None
+        return types.Diagnostic(
+            range=self.range(place),
+            message=message,
+            severity=SEVERITIES[found.severity],
+            code=found.code,
+            code_description=page,
+            source="recipe",
+            related_information=related,
+        )
+
+    def action(self, fix: Fix, uri: str, diagnostic: types.Diagnostic) -> types.CodeAction:
+        """A repair of a diagnostic."""
+        replaced = types.Range(types.Position(*fix.start), types.Position(*fix.end))
+        edit = types.TextEdit(self.codec.range_to_client_units(self.lines, replaced), fix.text)
+        return types.CodeAction(
+            title=fix.title,
+            kind=types.CodeActionKind.QuickFix,
+            diagnostics=[diagnostic],
+            is_preferred=True,
+            edit=types.WorkspaceEdit(changes={uri: [edit]}),
+        )
+
+
+def described(code: str) -> str:
+    """What a code stands for, as Markdown."""
+    entry = CODES[code]
+    return f"**{code}: {entry.title}**\n\n{entry.cause}\n\n{entry.cure}"
