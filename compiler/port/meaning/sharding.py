@@ -18,6 +18,12 @@ MESH = "the mesh is chosen for the accelerator: weights and optimizer state are 
 MEMORY = "where memory lies changes no number; the checks and `recipe plan` say whether it fits here"
 LAUNCHER = "how processes find each other; a TPU's hosts have their own way"
 SPEED = "how fast it runs, not what it computes"
+ONE = "the files do not say on how many GPUs the run was: one is taken, and --devices N says otherwise"
+
+
+def sharing(size: int) -> str:
+    """Of an axis along which devices work on the same rows."""
+    return f"{size} devices share their rows: they are not data-parallel"
 
 
 @dataclass(frozen=True)
@@ -139,9 +145,9 @@ _CLUSTER = words(
     """compute_environment debug use_cpu machine_rank gpu_ids main_process_ip main_process_port rdzv_backend
     same_network main_training_function enable_cpu_affinity mpirun_config downcast_bf16 tpu_name tpu_zone
     tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env fp8_config megatron_lm_config fp16
-    deepspeed_config fsdp_config parallelism_config ec2_instance_type iam_role_name image_uri profile region
-    base_job_name pytorch_version transformers_version py_version sagemaker_inputs_file sagemaker_metrics_file
-    sagemaker_metrics_file additional_args"""
+    deepspeed_config fsdp_config parallelism_config ec2_instance_type iam_role_name image_uri profile
+    region base_job_name pytorch_version transformers_version py_version sagemaker_inputs_file
+    sagemaker_metrics_file sagemaker_metrics_file additional_args"""
 )
 
 
@@ -194,7 +200,7 @@ def parallelism(keys: Keys) -> int:
         if bare in ("tp_size", "cp_size", "sp_size"):
             size = keys.integer(name) or 1
             shared *= max(size, 1)
-            keys.same(name, note=f"{size} devices share their rows: they are not data-parallel")
+            keys.same(name, note=sharing(size))
         elif bare in ("dp_replicate_size", "dp_shard_size"):
             keys.same(name, note=MESH)
         elif bare.startswith(("cp_", "sp_")):
@@ -251,7 +257,7 @@ def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
         elif leaf in ("tensor_parallel.autotp_size", "sequence_parallel_size"):
             size = keys.integer(leaf) or 1
             shared *= max(size, 1)
-            keys.same(leaf, note=f"{size} devices share their rows: they are not data-parallel")
+            keys.same(leaf, note=sharing(size))
         elif first in ("optimizer", "scheduler"):
             keys.same(leaf, note="its counterpart among the trainer's arguments holds")
         elif first in ("fp16", "bf16", "amp", "torch_autocast"):

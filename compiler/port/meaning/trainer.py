@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from compiler.port.keys import Keys, words
-from compiler.port.meaning import batches, optimizers, results, schedules, sharding
+from compiler.port.meaning import sharding, training
 from compiler.port.meaning.sharding import DeepSpeed, Launch
 
 AUTOCAST = (
@@ -57,6 +57,13 @@ def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
     }
 
 
+def launched(keys: Keys) -> Launch:
+    """How accelerate's file says that the run was started, where there is one."""
+    file = keys.ledger.sources.others.get("accelerate")
+    expected = for_deepspeed(keys, keys.ledger.devices or 1)
+    return sharding.accelerate(keys.ledger, file, expected) if file is not None else Launch()
+
+
 def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
     """`fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, with accelerate's own file.
 
@@ -94,9 +101,9 @@ def batch(keys: Keys, launch: Launch) -> None:
     inner = isinstance(found, dict) and found.get("split_batches") is True
     split = keys.flag("split_batches") if keys.given("split_batches") else inner
     try:
-        made = batches.global_batch(per_device, accumulation, processes, launch.shared)
+        made = training.global_batch(per_device, accumulation, processes, launch.shared)
     except ValueError:
-        made = batches.Batch(per_device, accumulation, processes)
+        made = training.Batch(per_device, accumulation, processes)
         keys.refuse(
             "per_device_train_batch_size",
             "E1162",
@@ -104,7 +111,7 @@ def batch(keys: Keys, launch: Launch) -> None:
             f"give the number of GPUs of the run with --devices, a multiple of {launch.shared}",
         )
     if split:
-        made = batches.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
+        made = training.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
         for key in ("split_batches", "accelerator_config"):
             keys.same(key, note="split_batches: a device's batch is of all devices together")
     keys.same("split_batches", note="off")
@@ -152,11 +159,11 @@ def length(keys: Keys) -> None:
 def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     """The optimizer, its hyperparameters and clipping."""
     name = taken.optimizer or str(keys.value("optim") or "adamw_torch_fused")
-    found = optimizers.translate(name)
+    found = training.optimizer_of(name)
     if found.same and taken.optimizer and keys.given("optim"):
         keys.same("optim", {"train.optimizer.name": found.name}, "DeepSpeed's optimizer holds in its place")
     keys.unless("adafactor", (False,), "an older name of optim: optim holds")
-    optimizers.say(keys, "optim", name, found, "adamw_torch")
+    training.say_optimizer(keys, "optim", name, found, "adamw_torch")
     keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
     note = DECAYED if decay and not run.lora else ""
@@ -182,7 +189,7 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
 
 def _arguments(keys: Keys) -> dict[str, str]:
     try:
-        return optimizers.arguments(keys.value("optim_args"))
+        return training.arguments(keys.value("optim_args"))
     except ValueError as error:
         keys.refuse("optim_args", "E1160", f"optim_args: {error}", 'optim_args: "momentum=0.9"')
         return {}
@@ -193,11 +200,11 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     name, note = str(keys.value("lr_scheduler_type")), ""
     if taken.scheduler is not None:
         name, note = _DEEPSPEED_SCHEDULES.get(taken.scheduler, (name, ""))
-    made = schedules.translate(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
+    made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
     if made.name is None:
         help = "lr_scheduler_type: cosine"
         keys.refuse("lr_scheduler_type", "E1163", f"there is no schedule {name}", help)
-        made = schedules.Schedule("linear")
+        made = training.Schedule("linear")
     sets: dict[str, Any] = {"train.schedule.name": made.name}
     if made.final_ratio:
         sets["train.schedule.final_ratio"] = made.final_ratio
@@ -207,7 +214,7 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     if not made.warms_up:
         keys.passive(("warmup_steps", "warmup_ratio"), f"{name} has no warm-up")
         return
-    found = schedules.warmup(steps, ratio)
+    found = training.warmup(steps, ratio)
     if ratio is None:
         keys.same("warmup_ratio", note="null: warmup_steps holds")
     if ratio is not None:
@@ -299,8 +306,8 @@ def memory(keys: Keys, launch: Launch) -> None:
 
 def bookkeeping(keys: Keys) -> None:
     """Logs, checkpoints and evaluation, and all that bears on no number."""
-    results.directory(keys, "output_dir")
-    results.hub(keys)
+    training.directory(keys, "output_dir")
+    training.hub(keys)
     _log(keys)
     if keys.given("save_steps"):
         every = keys.number("save_steps") or 0
@@ -325,7 +332,7 @@ def _log(keys: Keys) -> None:
     if keys.given("logging_steps") and every is not None and every >= 1:
         keys.same("logging_steps", {"train.log.every": int(every)})
     keys.same("logging_steps", note="how often a line is written")
-    results.report_to(keys)
+    training.report_to(keys)
 
 
 def evaluation(keys: Keys) -> bool:
