@@ -69,6 +69,11 @@ def table(text: str) -> tuple[Row, ...]:
     return tuple(rows)
 
 
+def notes(text: str) -> dict[str, str]:
+    """The sentences of a table's rows, by key."""
+    return {key: row.note for row in table(text) for key in row.keys}
+
+
 def _idle(word: str) -> Any:
     try:
         return json.loads(word)

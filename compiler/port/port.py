@@ -16,6 +16,7 @@ from compiler.hardware import Accelerator
 from compiler.lower import Lowered, lower
 from compiler.port import dialects, mesh
 from compiler.port.dialects import Module
+from compiler.port.keys import words
 from compiler.port.ledger import Finding, Ledger, Verdict, prefixes
 from compiler.port.mesh import amend
 from compiler.port.read import read
@@ -31,21 +32,7 @@ from spec.document import Refused
 from spec.language import VERSION
 from spec.load import display, load
 
-NEUTRAL = frozenset(
-    (
-        "args",
-        "config",
-        "finetune",
-        "full",
-        "lora",
-        "qlora",
-        "recipe",
-        "sft",
-        "train",
-        "training-args",
-        "training-config",
-    )
-)
+NEUTRAL = words("args config finetune full lora qlora recipe sft train training-args training-config")
 """Names of files that say nothing of the run; the folder's name is taken."""
 
 Free = Mapping[tuple[str, str], str]

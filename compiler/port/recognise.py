@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from compiler.port import dialects
 from compiler.port.dialects import Module
-from compiler.port.keys import tools
+from compiler.port.keys import tools, words
 from compiler.port.ledger import Ledger
 from compiler.port.source import Source, Sources
 from compiler.wording import listing
@@ -16,11 +16,6 @@ from spec.diagnostics import Diagnostic, Span, has_errors
 
 NEARLY = 0.9
 """How like a mark a key must be to be taken for a slip."""
-
-
-def words(text: str) -> frozenset[str]:
-    """The words of a text."""
-    return frozenset(text.split())
 
 
 @dataclass(frozen=True)

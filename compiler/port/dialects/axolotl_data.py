@@ -7,16 +7,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.catalog import Model
-from compiler.port.keys import Keys, keeps, words
+from compiler.port.keys import Keys, keeps, table, words
 from compiler.port.meaning import conversion, datasets, templates
 from runtime.data.messages import ALIASES, ROLES
 
 SPLIT = (
-    "the same share of rows; others, since Axolotl takes the last ones of its own shuffled order,"
-    " without those "
-    "that are too long"
+    "the same share of rows; others, since Axolotl takes the last ones of its own shuffled order, without"
+    " those that are too long"
 )
 SEEDS = "drawn from by other generators: another order of samples, and other adapters to start from"
+OF_SOURCES = table("""
+exact ds_type: the file's name tells what it is
+exact trust_remote_code: no code of a data set's runs here
+exact preprocess_shards: how rows are prepared, not which
+lost revision: the newest revision is taken here
+lost shards shards_idx: the whole data set is taken here, not one shard of it
+lost input_transform: rows are not changed by it: data.transform names a function of your own
+lost temperature logprobs_field: it is for distillation, which there is not here
+""")
+"""Keys of a data set beside its place and its rows."""
+OF_MESSAGES = table("""
+lost field_thinking=reasoning_content template_thinking_key=reasoning_content: messages keep their other keys'
+    own names
+lost message_field_training message_field_training_detail: messages cannot be chosen one by one: all turns of
+    the assistant are learnt
+lost split_thinking=false: reasoning stays in the content of its message
+lost drop_system_message=false: system messages stay
+lost input_format: the template is Jinja here
+""")
+"""What chat_template reads of messages beside their role and content."""
 ENDS = ("llama3", "qwen2", "qwen3")
 """Families whose chat-tuned models' eos_token ends a turn."""
 
@@ -73,21 +92,15 @@ def _sources(keys: Keys, key: str, path: str, objective: str, model: Model | Non
         below = keys.below(f"{key}[{index}]")
         for name in ("path", "data_files", "name", "split"):
             below.same(name, sets if below.given(name) else None)
-        _rest(below)
+        below.follow(OF_SOURCES)
     first = kinds[0]
     for index, kind in enumerate(kinds):
         if kind is not None and first is not None and kind != first:
-            message = (
-                "the rows of this data set are of another form than the first's, and a recipe has one form"
-            )
+            form = "of another form than the first's, and a recipe has one form"
+            alike = [each for each, its in zip(given, kinds, strict=True) if its == first]
             where = f"{key}[{index}].type"
             keys.said.discard(where)
-            keys.refuse(
-                where,
-                "E1142",
-                message,
-                keeps(key, [each for each, form in zip(given, kinds, strict=True) if form == first]),
-            )
+            keys.refuse(where, "E1142", f"the rows of this data set are {form}", keeps(key, alike))
     if first is not None and key == "datasets":
         _form(keys, first)
     for index in range(len(given)):
@@ -118,21 +131,6 @@ def _place(keys: Keys, made: list[Any]) -> None:
     made.append(datasets.source(found.path, keys.text("split"), keys.text("name")))
 
 
-def _rest(keys: Keys) -> None:
-    """Keys of a data set beside its place and its rows."""
-    keys.passive(("ds_type",), "the file's name tells what it is")
-    keys.passive(("trust_remote_code",), "no code of a data set's runs here")
-    keys.passive(("preprocess_shards",), "how rows are prepared, not which")
-    keys.unless("revision", (), "the newest revision is taken here")
-    keys.unless("shards", (), "the whole data set is taken here, not one shard of it")
-    keys.unless("shards_idx", (), "the whole data set is taken here, not one shard of it")
-    keys.unless(
-        "input_transform", (), "rows are not changed by it: data.transform names a function of your own"
-    )
-    for name in ("temperature", "logprobs_field"):
-        keys.unless(name, (), "it is for distillation, which there is not here")
-
-
 _OF_TYPES = words(
     """conversation input_format field field_human field_model field_messages field_tools field_thinking
     template_thinking_key message_field_role message_field_content message_property_mappings
@@ -148,10 +146,7 @@ def _lengths(keys: Keys) -> None:
     keys.say("sequence_len", {"data.max_length": length} if length and length >= 8 else {})
     strategy = keys.choice("excess_length_strategy", ("drop", "truncate", "raise")) or "drop"
     sets = {"data.overlong": "error" if strategy == "raise" else strategy}
-    if keys.given("excess_length_strategy"):
-        keys.say("excess_length_strategy", sets)
-    else:
-        keys.default("excess_length_strategy", "drop", sets)
+    keys.default("excess_length_strategy", "drop", sets)
 
 
 def _packing(keys: Keys, objective: str) -> None:
@@ -162,9 +157,8 @@ def _packing(keys: Keys, objective: str) -> None:
     else:
         keys.default("sample_packing", False, {"data.packing": False})
     if keys.given("eval_sample_packing") and keys.flag("eval_sample_packing") != packs:
-        keys.say(
-            "eval_sample_packing", {}, "evaluation packs as the training does here: its loss is the same"
-        )
+        note = "evaluation packs as the training does here: its loss is the same"
+        keys.say("eval_sample_packing", {}, note)
     keys.same("eval_sample_packing", note="as the training does")
 
 
@@ -205,18 +199,16 @@ def _template(keys: Keys, kind: Kind, model: Model | None) -> None:
     name, jinja = at.text("chat_template"), at.text("chat_template_jinja")
     if kind.format in ("prompt_completion", "text"):
         for below in (keys, first):
-            below.passive(
-                ("chat_template", "chat_template_jinja"), "plain text has no template; it is for chatting"
-            )
+            names = ("chat_template", "chat_template_jinja")
+            below.passive(names, "plain text has no template; it is for chatting")
         keys.passive(("eot_tokens",), "plain text has no turns")
         return
     found = templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
     if not found.known:
         title = model.title if model else "this model"
         message = f"the chat template `{name}` is none of {title}'s, and is not known here"
-        at.refuse(
-            "chat_template", "E1147", message, "chat_template: tokenizer_default, or chat_template_jinja"
-        )
+        help = "chat_template: tokenizer_default, or chat_template_jinja"
+        at.refuse("chat_template", "E1147", message, help)
     elif at.given("chat_template"):
         at.say("chat_template", found.sets, found.note)
     elif not jinja:
@@ -292,9 +284,8 @@ def _kind(keys: Keys, objective: str) -> Kind | None:
 
 def _unknown(keys: Keys, name: str) -> None:
     why = next((why for known, why in UNPORTED.items() if name.partition(".")[0] == known), "")
-    message = (
-        f"the data set type `{name}` is not taken over: {why}" if why else f"unknown data set type `{name}`"
-    )
+    message = f"the data set type `{name}` is not taken over: {why}"
+    message = message if why else f"unknown data set type `{name}`"
     help = "type: chat_template, with field_messages and message_property_mappings for columns of other names"
     keys.refuse("type", "E1141", message, help)
 
@@ -309,16 +300,8 @@ def _chat(keys: Keys) -> Kind:
     mapping, role, content = _mapping(keys)
     conversation = keys.text("field_messages") or "messages"
     tools = keys.text("field_tools") or "tools"
-    fields = {
-        name: given
-        for name, given in (
-            ("messages", conversation),
-            ("role", role),
-            ("content", content),
-            ("tools", tools),
-        )
-        if name != given
-    }
+    names = {"messages": conversation, "role": role, "content": content, "tools": tools}
+    fields = {name: given for name, given in names.items() if name != given}
     words = _words(keys)
     for name in ("field_messages", "field_tools", "message_field_role", "message_field_content"):
         keys.same(name, {"data.fields": fields} if fields and keys.given(name) else None)
@@ -353,36 +336,24 @@ def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -
     """What chat_template reads of messages beside their role and content."""
     others = [name for name, given in mapping.items() if name not in ("role", "content") and name != given]
     if others:
-        keys.say(
-            "message_property_mappings", {}, f"{', '.join(others)}: messages keep their other keys' own names"
-        )
+        note = f"{', '.join(others)}: messages keep their other keys' own names"
+        keys.say("message_property_mappings", {}, note)
     keys.same("message_property_mappings", {"data.fields": fields} if fields and mapping else None)
-    for name in ("field_thinking", "template_thinking_key"):
-        keys.unless(name, ("reasoning_content",), "messages keep their other keys' own names")
-    for name in ("message_field_training", "message_field_training_detail"):
-        keys.unless(name, (), "messages cannot be chosen one by one: all turns of the assistant are learnt")
-    keys.unless("split_thinking", (False,), "reasoning stays in the content of its message")
-    keys.unless("drop_system_message", (False,), "system messages stay")
-    keys.unless("input_format", (), "the template is Jinja here")
+    keys.follow(OF_MESSAGES)
 
 
 def _preference(keys: Keys, given: Any) -> Kind | None:
     """Two answers to one prompt."""
     name = "" if isinstance(given, dict) else str(given)
-    if name in (
-        "chat_template.default",
-        "chat_template",
-        "chat_template.argilla",
-        "chat_template.argilla_chat",
-    ):
+    if name in (*(f"chat_template.{end}" for end in ("default", "argilla", "argilla_chat")), "chat_template"):
         chosen, rejected = keys.text("field_chosen") or "chosen", keys.text("field_rejected") or "rejected"
         conversation = keys.text("field_messages") or "messages"
         _, role, content = _mapping(keys)
         words = _words(keys)
-        for key in ("field_messages", "field_chosen", "field_rejected"):
-            keys.same(key)
-        for key in ("message_property_mappings", "message_field_role", "message_field_content"):
-            keys.same(key)
+        for end in ("messages", "chosen", "rejected"):
+            keys.same(f"field_{end}")
+        for end in ("property_mappings", "field_role", "field_content"):
+            keys.same(f"message_{end}")
         if "argilla" in name and words is None:
             pairs = (("chosen", chosen), ("rejected", rejected), ("role", role), ("content", content))
             return Kind("preference", {here: there for here, there in pairs if here != there})
@@ -405,15 +376,9 @@ def _own_preference(given: Mapping[str, Any]) -> Kind:
         for name in names
     )
     fields = {name: there for name, there in names.items() if name != there}
-    note = (
-        ""
-        if plain
-        else "prompt_format, chosen_format and rejected_format are not written around the texts here"
-    )
-    if given.get("field_system"):
-        note = "; ".join(
-            part for part in (note, "the system message is not written before the prompt") if part
-        )
+    unwritten = "prompt_format, chosen_format and rejected_format are not written around the texts here"
+    system = "the system message is not written before the prompt" if given.get("field_system") else ""
+    note = "; ".join(filter(None, ("" if plain else unwritten, system)))
     return Kind("preference", fields, note=note)
 
 
@@ -435,9 +400,8 @@ class Kind:
 
 
 PLAIN = (
-    "the same text, tokenised as a whole: a row whose completion fuses with the prompt's last "
-    "token is left out "
-    "and counted"
+    "the same text, tokenised as a whole: a row whose completion fuses with the prompt's last token is left"
+    " out and counted"
 )
 PIECES = (
     "a text longer than sequence_len is cut at its end here, where Axolotl goes on with it in further rows"

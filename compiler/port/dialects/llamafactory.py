@@ -622,8 +622,7 @@ exact ray_init_kwargs master_addr master_port quantization_device_map device_map
 exact compute_dtype model_max_length block_diag_attn: what LLaMA-Factory derives from other keys
 exact ignore_pad_token_for_loss: padding is never trained on here
 exact eval_on_each_dataset: each source of data.eval is evaluated together with the others
-exact gradient_checkpointing gradient_checkpointing_kwargs: disable_gradient_checkpointing tells whether
-    activations are kept
+exact gradient_checkpointing: disable_gradient_checkpointing tells whether activations are kept
 learnt adapter_name_or_path: training starts from new adapters; merge.py --import-adapter and --resume go on
 learnt additional_target: whole modules beside the adapters are not trained here: they stay the base's
 learnt loraplus_lr_ratio: A and B share one learning rate here; LoRA+ gives B a higher one

@@ -21,9 +21,7 @@ MARKS = words(
     enable_activation_checkpointing enable_activation_offloading clip_grad_norm log_peak_memory_stats
     profiler save_adapter_weights_only resume_from_checkpoint"""
 )
-STAGES = words(
-    """teacher_model teacher_checkpointer kd_loss policy_model valuemodel reward_and_value_model"""
-)
+STAGES = words("teacher_model teacher_checkpointer kd_loss policy_model valuemodel reward_and_value_model")
 KEYS = table("""
 exact checkpoint_dir: where files go
 exact profiler log_level log_peak_memory_stats profile_memory: a log
@@ -104,7 +102,7 @@ def _loss(keys: Keys) -> str:
 
 
 def _stages(keys: Keys) -> None:
-    for key in STAGES:
+    for key in sorted(STAGES):
         if keys.stands(key):
             message = f"{key}: distillation and reinforcement learning have no counterpart here"
             help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
@@ -476,21 +474,15 @@ def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[
 
 
 def _source(entry: Keys, path: str) -> Any:
-    name, files = entry.text("source"), entry.value("data_files")
-    place = datasets.place(name or "", files if isinstance(files, str | list) else None)
-    if name is None or place.path is None:
-        note = place.note or "it names no source"
-        help = "source: OWNER/NAME, or json with data_files"
-        entry.refuse("source", "E1143", f"it cannot be a source: {note}", help)
+    config = entry.text("name") or entry.text("subset")
+    made = datasets.given(entry, "source", "source: OWNER/NAME, or json with data_files", config)
+    if made is None:
         entry.passive(SOURCE_KEYS, "of a source that cannot be read")
         return None
-    hub = place.path.startswith("hf://")
-    split = entry.text("split")
-    config = entry.text("name") or entry.text("subset")
-    made = datasets.source(place.path, split if hub and split != "train" else None, config if hub else None)
     if not entry.given("source"):
         entry.say("source", {path: [made]})
-    if not hub and split not in (None, "train"):
+    file = made if isinstance(made, str) else made["path"]
+    if not file.startswith("hf://") and entry.text("split") not in (None, "train"):
         entry.unless("split", (), "a file has no splits: all of it is read")
     entry.passive(("source", "data_files", "split", "name", "subset"), f"part of {path}")
     entry.follow(OF_SOURCES)

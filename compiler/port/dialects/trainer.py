@@ -182,7 +182,7 @@ def _say_adapter(keys: Keys, named: Named | None) -> None:
     _patterns(keys)
     _init(keys)
     ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
-    adapters.say_features(keys)
+    keys.follow(adapters.FEATURES)
     keys.follow(ADAPTER)
 
 

@@ -47,6 +47,9 @@ OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+learnt lora_modules_to_save=null/[]: whole modules stay frozen here: fewer parameters are trained
+learnt lora_target_parameters=null/[]: parameters that are no linear layers (experts) carry no adapter
+learnt use_dora=null/false/[]: plain LoRA: no magnitudes of their own are trained
 lost lora_task_type=CAUSAL_LM: a language model is trained here
 """)
 OF_SFT = table("""
@@ -190,9 +193,6 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> None:
         keys.refuse("lora_target_modules", "E1148", message, "--set lora_target_modules=all-linear")
     else:
         adapters.say_targets(keys, "lora_target_modules", model, spec)
-    for key in ("lora_modules_to_save", "lora_target_parameters", "use_dora"):
-        idle, note = adapters.FEATURES[key if key == "use_dora" else key.removeprefix("lora_")]
-        keys.learnt(key, (*idle, []), note)
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
     made = adapters.quantized(4 if four else 8 if eight else None, kind, keys.flag("use_bnb_nested_quant"))
     if made.value is not None:
@@ -453,19 +453,10 @@ def _mixture(keys: Keys) -> str | None:
 
 
 def _entry(keys: Keys) -> Any:
-    path = keys.text("path")
-    files = keys.value("data_files")
-    listed = files if isinstance(files, str | list) else None
-    place = datasets.place(path or "", listed)
-    if path is None or place.path is None:
-        note = place.note or "it names no path"
-        keys.refuse("path", "E1143", f"it cannot be a source: {note}", "path: OWNER/NAME, or a file")
+    made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
+    if made is None:
         keys.passive(keys_of("trl", "dataset"), "of a source that cannot be read")
         return None
-    hub = place.path.startswith("hf://")
-    split = keys.text("split")
-    split = split if hub and split != "train" else None
-    made = datasets.source(place.path, split, keys.text("name") if hub else None)
     share = keys.number("fraction")
     if share is not None:
         made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}

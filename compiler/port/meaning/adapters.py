@@ -9,34 +9,33 @@ said in the recipe's own terms.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from compiler.catalog import Model, entries
-from compiler.port.keys import Keys
+from compiler.port.keys import Keys, table
 from compiler.wording import listing
 from spec.language.lora import PROJECTIONS
 
 GEMMA4 = r".*language_model\..*\.(q_proj|v_proj)"
 
-FEATURES: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "use_dora": ((None, False), "plain LoRA: no magnitudes of their own are trained"),
-    "modules_to_save": ((None, ()), "whole modules stay frozen here: fewer parameters are trained"),
-    "lora_bias": ((None, False), "no bias of B is trained"),
-    "bias": ((None, "none"), "biases stay frozen"),
-    "trainable_token_indices": ((None,), "the embedding stays frozen: new tokens are not learnt"),
-    "layer_replication": ((None,), "the model keeps its own layers"),
-    "target_parameters": ((None, ()), "parameters that are no linear layers (experts) carry no adapter"),
-    "alora_invocation_tokens": ((None,), "the adapter applies to all tokens"),
-    "use_qalora": ((None, False), "A takes all inputs, not pooled ones"),
-    "use_bdlora": ((None, False), "A and B are whole, not block-diagonal"),
-    "arrow_config": ((None,), "one adapter, without a router"),
-    "kasa_config": ((None,), "the base's weights stay as they are"),
-    "monteclora_config": ((None,), "nothing is sampled beside A and B"),
-    "velora_config": ((None,), "activations are kept whole"),
-}
-"""Keys without a counterpart, by their values that switch them off and what the others change."""
+FEATURES = table("""
+learnt use_dora=null/false: plain LoRA: no magnitudes of their own are trained
+learnt modules_to_save=null/[]: whole modules stay frozen here: fewer parameters are trained
+learnt lora_bias=null/false: no bias of B is trained
+learnt bias=null/none: biases stay frozen
+learnt trainable_token_indices=null: the embedding stays frozen: new tokens are not learnt
+learnt layer_replication=null: the model keeps its own layers
+learnt target_parameters=null/[]: parameters that are no linear layers (experts) carry no adapter
+learnt alora_invocation_tokens=null: the adapter applies to all tokens
+learnt use_qalora=null/false: A takes all inputs, not pooled ones
+learnt use_bdlora=null/false: A and B are whole, not block-diagonal
+learnt arrow_config=null: one adapter, without a router
+learnt kasa_config=null: the base's weights stay as they are
+learnt monteclora_config=null: nothing is sampled beside A and B
+learnt velora_config=null: activations are kept whole
+""")
+"""PEFT's keys beside A and B, which have no counterpart."""
 
 
 def default_targets(model: Model | None) -> str | list[str] | None:
@@ -71,12 +70,8 @@ def say_targets(
         return
     if not chosen.targets:
         known = listing(PROJECTIONS)
-        keys.refuse(
-            key,
-            "E1164",
-            f"nothing of {model.title} that can carry an adapter has these names",
-            f"its projections are {known}",
-        )
+        message = f"nothing of {model.title} that can carry an adapter has these names"
+        keys.refuse(key, "E1164", message, f"its projections are {known}")
         return
     notes = [note] if note else []
     if chosen.beyond:
@@ -106,15 +101,8 @@ def _without_model(keys: Keys, key: str, spec: str | Sequence[str]) -> None:
         keys.say(key, {"lora.targets": list(PROJECTIONS)})
     else:
         what = "names of modules that can be told once the model is known"
-        keys.refuse(
-            key, "E1164", what, f"port it with --set 'lora.targets=[{PROJECTIONS[0]}, {PROJECTIONS[2]}]'"
-        )
-
-
-def say_features(keys: Keys) -> None:
-    """Says what becomes of PEFT's keys beside A and B, under PEFT's own names."""
-    for key, (idle, note) in FEATURES.items():
-        keys.learnt(key, [list(value) if value == () else value for value in idle], note)
+        help = f"port it with --set 'lora.targets=[{PROJECTIONS[0]}, {PROJECTIONS[2]}]'"
+        keys.refuse(key, "E1164", what, help)
 
 
 VISION = "vision tower"

@@ -77,6 +77,22 @@ def source(
     return path if len(made) == 1 else made
 
 
+def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
+    """The source of what `datasets.load_dataset` is given by a section, None after an error.
+
+    Args:
+        key: of its first argument.
+        config: its second one.
+    """
+    name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
+    found = place(name or "", files if isinstance(files, str | list) else None)
+    if name is None or found.path is None:
+        keys.refuse(key, "E1143", f"it cannot be a source: {found.note or f'it names no {key}'}", help)
+        return None
+    hub = found.path.startswith("hf://")
+    return source(found.path, split if hub and split != "train" else None, config if hub else None)
+
+
 ROWS_HELD_OUT = "a number of rows cannot be held out: nothing is; data.eval_fraction takes a share, 0.05 say"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.port.keys import Keys
+from compiler.port.keys import Keys, table
 from compiler.wording import flow, listing
 
 
@@ -81,69 +81,40 @@ class Translation:
 
 ADAMW = Translation("adamw")
 
-
-def _another(name: str, note: str) -> Translation:
-    return Translation(name, note, same=False)
-
-
-_FULL = "its state is kept in float32 here, not in {bits} bits: the same rule, more precise, with more memory"
-_EIGHT = Translation("adamw", _FULL.format(bits=8))
-_FOUR = Translation("adamw", _FULL.format(bits=4))
-_LOW_RANK = (
-    "gradients are not projected to a low rank here: this is plain AdamW, whose updates are others and "
-    "whose state is larger"
-)
-
 OPTIMIZERS: Mapping[str, Translation] = {
-    # PyTorch's, and other implementations of the same arithmetic.
-    **dict.fromkeys(("adamw", "adamw_hf", "adamw_torch", "adamw_torch_fused", "adamw_torch_xla"), ADAMW),
-    **dict.fromkeys(("adamw_torch_npu_fused", "adamw_apex_fused", "paged_adamw", "paged_adamw_32bit"), ADAMW),
-    "pagedadamw": ADAMW,
-    "adafactor": Translation("adafactor"),
-    "sgd": Translation("sgd"),
-    **dict.fromkeys(
-        ("lion", "lion_pytorch", "lion_32bit", "paged_lion", "paged_lion_32bit"), Translation("lion")
-    ),
-    "pagedlion": Translation("lion"),
-    # States in few bits.
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), _EIGHT),
-    **dict.fromkeys(("adamw8bit", "pagedadamw8bit", "ao_adamw_8bit", "ao_adamw_fp8", "adamwfp8"), _EIGHT),
-    **dict.fromkeys(("adamw_torch_4bit", "ao_adamw_4bit", "adamw4bit"), _FOUR),
-    **dict.fromkeys(
-        ("lion_8bit", "paged_lion_8bit", "lion8bit", "pagedlion8bit"),
-        Translation("lion", _FULL.format(bits=8)),
-    ),
-    # Others of the same kin.
-    "adam": Translation(
-        "adamw", "Adam adds its weight decay to the gradient, AdamW takes it from the weights"
-    ),
-    "cpuoffloadoptimizer": Translation("adamw", "its state stays on the devices here, not on the host"),
-    "adamw_anyprecision": Translation("adamw", "its state is kept in float32 here, without Kahan summation"),
-    "optimi_adamw": Translation("adamw", "the update is done in float32 here, without Kahan summation"),
-    # Other rules.
-    **dict.fromkeys(
-        ("galore_adamw", "galore_adamw_8bit", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise"),
-        _another("adamw", _LOW_RANK),
-    ),
-    **dict.fromkeys(
-        ("apollo_adamw", "apollo_adamw_layerwise", "q_galore_adamw8bit"), _another("adamw", _LOW_RANK)
-    ),
-    **dict.fromkeys(
-        ("galore_adafactor", "galore_adafactor_layerwise"),
-        _another("adafactor", _LOW_RANK.replace("AdamW", "Adafactor")),
-    ),
-    "schedule_free_adamw": _another("adamw", "AdamW with its schedule: weights are not averaged here"),
-    "schedule_free_sgd": _another("sgd", "SGD with its schedule: weights are not averaged here"),
-    "stable_adamw": _another("adamw", "updates are not clipped by their root mean square here"),
-    "grokadamw": _another("adamw", "gradients are not filtered or amplified here"),
-    **dict.fromkeys(
-        ("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"),
-        _another("adamw", "AdamW in its place: there is no second, slow mean of the gradients"),
-    ),
-    "came_pytorch": _another(
-        "adafactor", "Adafactor in its place: updates are not scaled by their confidence"
-    ),
-    "adopt_adamw": _another("adamw", "AdamW in its place: ADOPT normalises before the momentum"),
+    name: Translation(row.target, row.note, row.verdict == "same")
+    for row in table("""
+same adamw adamw_hf adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused
+    paged_adamw paged_adamw_32bit pagedadamw -> adamw
+same adafactor -> adafactor
+same sgd -> sgd
+same lion lion_pytorch lion_32bit paged_lion paged_lion_32bit pagedlion -> lion
+same adamw_8bit adamw_bnb_8bit paged_adamw_8bit adamw_torch_8bit adamw8bit pagedadamw8bit ao_adamw_8bit
+    ao_adamw_fp8 adamwfp8 -> adamw: its state is kept in float32 here, not in 8 bits: the same rule, more
+    precise, with more memory
+same adamw_torch_4bit ao_adamw_4bit adamw4bit -> adamw: its state is kept in float32 here, not in 4 bits: the
+    same rule, more precise, with more memory
+same lion_8bit paged_lion_8bit lion8bit pagedlion8bit -> lion: its state is kept in float32 here, not in 8
+    bits: the same rule, more precise, with more memory
+same adam -> adamw: Adam adds its weight decay to the gradient, AdamW takes it from the weights
+same cpuoffloadoptimizer -> adamw: its state stays on the devices here, not on the host
+same adamw_anyprecision -> adamw: its state is kept in float32 here, without Kahan summation
+same optimi_adamw -> adamw: the update is done in float32 here, without Kahan summation
+other galore_adamw galore_adamw_8bit galore_adamw_layerwise galore_adamw_8bit_layerwise apollo_adamw
+    apollo_adamw_layerwise q_galore_adamw8bit -> adamw: gradients are not projected to a low rank here: this
+    is plain AdamW, whose updates are others and whose state is larger
+other galore_adafactor galore_adafactor_layerwise -> adafactor: gradients are not projected to a low rank
+    here: this is plain Adafactor, whose updates are others and whose state is larger
+other schedule_free_adamw -> adamw: AdamW with its schedule: weights are not averaged here
+other schedule_free_sgd -> sgd: SGD with its schedule: weights are not averaged here
+other stable_adamw -> adamw: updates are not clipped by their root mean square here
+other grokadamw -> adamw: gradients are not filtered or amplified here
+other ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit -> adamw: AdamW in its place: there is
+    no second, slow mean of the gradients
+other came_pytorch -> adafactor: Adafactor in its place: updates are not scaled by their confidence
+other adopt_adamw -> adamw: AdamW in its place: ADOPT normalises before the momentum
+""")
+    for name in row.keys
 }
 """By the names that transformers, Axolotl, torchtune and litgpt use, in lower case."""
 
@@ -156,7 +127,7 @@ def optimizer_of(name: str) -> Translation:
             ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit").
     """
     last = name.strip().rsplit(".", 1)[-1].lower()
-    return OPTIMIZERS.get(last, _another("adamw", "AdamW in its place makes other updates"))
+    return OPTIMIZERS.get(last, Translation("adamw", "AdamW in its place makes other updates", same=False))
 
 
 def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> None:
@@ -205,7 +176,12 @@ TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Of torch.optim's, bitsandbytes' and torchao's classes, by what their names begin with after Paged."""
 
-SAME_UPDATE = "how the same update is computed"
+OF_OPTIMIZERS = table("""
+lost amsgrad=false: the second moment is not held at its largest here
+lost maximize=false: the loss is made small here
+exact fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
+    min_8bit_size percentile_clipping args offload_gradients: how the same update is computed
+""")
 
 
 def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
@@ -218,9 +194,7 @@ def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
     """
     found = optimizer_of(name)
     bare = name.rpartition(".")[2].lower().removeprefix("paged")
-    begins = next(
-        (kind for kind in ("adamw", "adam", "sgd", "lion", "adafactor") if bare.startswith(kind)), "adamw"
-    )
+    begins = next((kind for kind in TORCH_DEFAULTS if bare.startswith(kind)), "adamw")
     keys.defaults = {**TORCH_DEFAULTS[begins], **keys.defaults}
     keys.tool = name.rpartition(".")[2]
     decay = keys.number("weight_decay") or 0.0
@@ -236,22 +210,8 @@ def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
         keys.say("momentum", {"train.optimizer.momentum": keys.number("momentum") or 0.0})
         keys.unless("nesterov", (False,), "the momentum is not Nesterov's here")
         keys.unless("dampening", (0,), "the momentum is not dampened here")
-    keys.unless("amsgrad", (False,), "the second moment is not held at its largest here")
-    keys.unless("maximize", (False,), "the loss is made small here")
     keys.passive(("eps", "betas", "momentum"), f"{found.name} has none")
-    passive = (
-        "fused",
-        "foreach",
-        "capturable",
-        "differentiable",
-        "is_paged",
-        "block_wise",
-        "bf16_stochastic_round",
-    )
-    keys.passive(
-        (*passive, "optim_bits", "min_8bit_size", "percentile_clipping", "args", "offload_gradients"),
-        SAME_UPDATE,
-    )
+    keys.follow(OF_OPTIMIZERS)
 
 
 def _betas(keys: Keys, name: str) -> None:
@@ -306,7 +266,22 @@ class Warmup:
         return {"train.schedule.warmup_steps": self.steps} if self.steps else {}
 
 
-_CONSTANT = "the rate stays at its peak here: "
+SCHEDULES: Mapping[str, Schedule] = {
+    name: Schedule(row.target, note=row.note, warms_up=row.verdict == "warm")
+    for row in table("""
+warm linear -> linear
+cold constant -> constant
+warm constant_with_warmup -> constant
+warm warmup_stable_decay -> constant: the rate stays at its peak here: the decay at the end of the run is
+    missing
+warm inverse_sqrt -> constant: the rate stays at its peak here: the slow decay with the root of the step is
+    missing
+cold reduce_lr_on_plateau greedy -> constant: the rate stays at its peak here: it does not follow the
+    evaluation's loss
+""")
+    for name in row.keys
+}
+"""Those that are the same whatever their arguments; a warm-up counts beside the warm ones."""
 
 
 def schedule_of(
@@ -320,25 +295,11 @@ def schedule_of(
         learning_rate: the peak, which the shares of `min_lr` and `lr_end` need.
     """
     given = dict(kwargs or {})
-    if name == "linear":
-        return Schedule("linear")
-    if name == "constant":
-        return Schedule("constant", warms_up=False)
-    if name == "constant_with_warmup":
-        return Schedule("constant")
     if name in ("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine_with_restarts"):
         return _cosine(name, given, learning_rate)
     if name == "polynomial":
         return _polynomial(given, learning_rate)
-    if name == "warmup_stable_decay":
-        return Schedule("constant", note=_CONSTANT + "the decay at the end of the run is missing")
-    if name == "inverse_sqrt":
-        return Schedule("constant", note=_CONSTANT + "the slow decay with the root of the step is missing")
-    if name in ("reduce_lr_on_plateau", "greedy"):
-        return Schedule(
-            "constant", note=_CONSTANT + "it does not follow the evaluation's loss", warms_up=False
-        )
-    return Schedule(None)
+    return SCHEDULES.get(name, Schedule(None))
 
 
 def _cosine(name: str, given: Mapping[str, Any], learning_rate: float | None) -> Schedule:
