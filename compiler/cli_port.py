@@ -130,8 +130,7 @@ def port(
     over.
     """
     from compiler.artifact import SCHEMA
-    from compiler.port.port import Asked
-    from compiler.port.port import port as ported
+    from compiler.port.port import Asked, port
     from compiler.writing import write_text
     from spec.schema import text as schema
 
@@ -152,7 +151,7 @@ def port(
         force=force,
         script=script.value if script else None,
     )
-    made = ported(files, asked)
+    made = port(files, asked)
     if plan and made.whole:
         _plan(made, asked)
     refusal = _strict(made) if strict else None
@@ -225,11 +224,10 @@ def _fail(diagnostics: Sequence[Diagnostic], format: Shape) -> NoReturn:
 def _plan(made: Ported, asked: Asked) -> None:
     from compiler.cli_plan import progress_line
     from compiler.plan.search import search
-    from compiler.port.plan import FIXED, MOST
-    from compiler.port.plan import plan as planned
+    from compiler.port.plan import FIXED, MOST, plan
 
     with progress_line("planning the mesh") as progress:
-        planned(made, asked, lambda program: search(program, progress=progress, most=MOST, fixed=FIXED))
+        plan(made, asked, lambda program: search(program, progress=progress, most=MOST, fixed=FIXED))
 
 
 def _strict(made: Ported) -> Diagnostic | None:
@@ -257,12 +255,12 @@ def _show(made: Ported, format: Shape, stdout: bool) -> None:
 
 
 def _rendered(made: Ported, format: Shape, stream: object = None) -> str:
-    from compiler.port import report, report_text
+    from compiler.port.report import markdown, terminal, to_json
 
     if format is Shape.JSON:
-        return report.to_json(made.to_dict())
+        return to_json(made.to_dict())
     if format is Shape.MARKDOWN:
-        return report.markdown(made.title, made.files, made.rows)
+        return markdown(made.title, made.files, made.rows)
     colored = stream is not None and color(stream)
     width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH
-    return report_text.text(made.title, made.files, made.rows, width, colored)
+    return terminal(made.title, made.files, made.rows, width, colored)

@@ -1,10 +1,18 @@
-"""Goes through a section of a ported file: reads its values, and says once of each key what became of it."""
+"""Goes through a section of a ported file: reads its values, and says once of each key what became of it.
+
+What keys the tools know, with types and defaults, is data/dialects.json, made by scripts/dialects.py.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from compiler.port.ledger import Ledger
@@ -18,6 +26,59 @@ TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", 
 
 MOST = 1e30
 """Above every number that means something in a config; products of some of them are floats still."""
+
+DATA = Path(__file__).parent.parent / "data" / "dialects.json"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Keys that become the same.
+
+    Attributes:
+        verdict: what is said of them, one of those that `Keys.follow` knows.
+        keys: each with the values at which it does nothing.
+        target: the path of the recipe that they set, or the key that switches settings on; "" for none.
+        note: one sentence.
+    """
+
+    verdict: str
+    keys: Mapping[str, tuple[Any, ...]]
+    target: str = ""
+    note: str = ""
+
+
+def table(text: str) -> tuple[Row, ...]:
+    """A table of keys, in rows `VERDICT KEY KEY=IDLE/IDLE -> TARGET: SENTENCE` that go on on indented lines.
+
+    IDLE is a value at which the key does nothing, as JSON or a word. TARGET and SENTENCE may be missing.
+    """
+    rows = []
+    for line in re.sub(r"\n +", " ", dedent(text).strip()).split("\n"):
+        head, _, note = line.partition(": ")
+        head, _, target = head.partition(" -> ")
+        verdict, *keys = head.split()
+        named = (key.partition("=") for key in keys)
+        rows.append(
+            Row(
+                verdict,
+                {key: tuple(map(_idle, idle.split("/"))) if equals else () for key, equals, idle in named},
+                target,
+                note,
+            )
+        )
+    return tuple(rows)
+
+
+def notes(text: str) -> dict[str, str]:
+    """The sentences of a table's rows, by key."""
+    return {key: row.note for row in table(text) for key in row.keys}
+
+
+def _idle(word: str) -> Any:
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
 
 
 @dataclass
@@ -143,14 +204,14 @@ class Keys:
         self.said.add(key)
 
     def default(self, key: str, value: Any, sets: Mapping[str, Any], note: str = "") -> None:
-        """A default that the tool computes, and that holds where the key has no value.
+        """A key with a default that the tool computes, which holds where the key has no value.
 
         Args:
             note: whose it is; the tool's own when empty.
         """
         note = note or f"{self.tool}'s default"
-        if key in self.said:
-            self._set(sets)
+        if key in self.said or self.given(key):
+            self.say(key, sets)
         elif self.stands(key):
             self.ledger.exact(self.source, self.prefix + key, sets, f"null: as without the key; {note}")
         else:
@@ -212,6 +273,42 @@ class Keys:
                     name, "E1160", f"{name} is no mapping of keys", f"write the keys of {name} below it"
                 )
 
+    def follow(self, rows: Iterable[Row], off: tuple[Any, ...] = ()) -> None:
+        """Says of the keys of a table what stands in their rows:
+
+            exact       they mean the same, or bear on no number
+            unused      the source's run does not read them
+            lost        they have no counterpart, which matters where they are on
+            learnt      likewise, and the run would learn something else: an error
+            setting     of a feature that there is not here: without its switch, the target, it says nothing
+            switch      where they are on, the target is true
+            integer, number, text, flag     their value is the target's, approximately so with a sentence
+
+        Args:
+            off: values at which a key of `lost` and `learnt` does nothing, beside those of its row.
+        """
+        for row in rows:
+            for path, idle in row.keys.items():
+                section, _, key = path.rpartition(".")
+                keys = self.below(section) if section else self
+                match row.verdict:
+                    case "exact":
+                        keys.same(key, note=row.note)
+                    case "unused":
+                        keys.unused((key,), row.note)
+                    case "lost":
+                        keys.unless(key, (*off, *idle), row.note)
+                    case "learnt":
+                        keys.learnt(key, (*off, *idle), row.note)
+                    case "switch":
+                        keys.same(key, {row.target: True} if keys.flag(key) else None, row.note)
+                    case "setting" if keys.given(row.target) and keys.value(row.target) not in off:
+                        keys.unless(key, (), f"a setting of {row.target}, which there is not here")
+                    case "setting":
+                        keys.same(key, note=f"without {row.target} it says nothing")
+                    case kind:
+                        keys.say(key, {row.target: getattr(keys, kind)(key)}, row.note)
+
     def _set(self, sets: Mapping[str, Any] | None) -> None:
         for path, made in (sets or {}).items():
             self.ledger.set(path, made)
@@ -251,3 +348,25 @@ def as_number(value: Any) -> float | None:
 
 def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@functools.cache
+def tools() -> Mapping[str, Any]:
+    """The whole of data/dialects.json."""
+    data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def keys_of(tool: str, *sections: str) -> dict[str, list[Any]]:
+    """The keys of some sections: [type] for one that must be given, else [type, default]."""
+    found = tools()[tool]["sections"]
+    return {key: entry for section in sections for key, entry in found[section].items()}
+
+
+def defaults_of(tool: str, *sections: str) -> dict[str, Any]:
+    """The defaults of some sections' keys, without those that the tool computes."""
+    return {
+        key: entry[1]
+        for key, entry in keys_of(tool, *sections).items()
+        if len(entry) > 1 and not (isinstance(entry[1], dict) and "is" in entry[1])
+    }

@@ -9,12 +9,10 @@ from tempfile import NamedTemporaryFile
 
 from compiler.lower import lower
 from compiler.plan.results import Point, Search
-from compiler.port import beside
 from compiler.port.ledger import Ledger, Verdict
 from compiler.port.mesh import MICRO, amend
-from compiler.port.port import Asked, Ported, finish
-from compiler.port.tree import Tree
-from compiler.port.yaml_tree import parse
+from compiler.port.port import Asked, Ported, finish, in_place
+from compiler.port.read import Tree, parse_yaml
 from compiler.program import Program
 from compiler.wording import plural
 from spec.diagnostics import Diagnostic
@@ -47,7 +45,7 @@ def plan(made: Ported, asked: Asked, search: Callable[[Program], Search]) -> Non
     folder = asked.place.parent
     # Beside the recipe's place, since a search reads it again, and what it names is relative to its folder.
     with (
-        beside.in_place(made.ledger.files, folder, asked.force),
+        in_place(made.ledger.files, folder, asked.force),
         NamedTemporaryFile("w", suffix=".yaml", prefix=".port-", dir=folder, encoding="utf-8") as file,
     ):
         file.write(made.text)
@@ -81,7 +79,7 @@ def _take(ledger: Ledger, choice: Choice) -> None:
     changes = {"mesh.axes": ledger.value("mesh.axes")}
     for argument in choice.sets:
         path, _, text = argument.partition("=")
-        changes[path] = parse(Tree(text, "--plan"))
+        changes[path] = parse_yaml(Tree(text, "--plan"))
     for path, value in changes.items():
         if path == MICRO:
             amend(ledger, MICRO, Verdict.EXACT, f"{value} in place of {ledger.value(MICRO)}: {choice.note}")

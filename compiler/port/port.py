@@ -4,43 +4,35 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from itertools import count
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
 from compiler.hardware import Accelerator
-from compiler.port import beside, check, dialects, mesh, older, overrides, placing, unread
+from compiler.lower import Lowered, lower
+from compiler.port import dialects, mesh
 from compiler.port.dialects import Module
+from compiler.port.keys import words
 from compiler.port.ledger import Finding, Ledger, Verdict, prefixes
+from compiler.port.mesh import amend
 from compiler.port.read import read
-from compiler.port.recognise import Recognised, recognise
-from compiler.port.references import Settled, settle
+from compiler.port.recognise import Recognised, recognise, say_unread
 from compiler.port.report import Row, counts, rows, summary
+from compiler.port.settle import Settled, older_beside, overridden, renamed, settle
 from compiler.port.source import Source, Sources
 from compiler.port.write import recipe_text
 from compiler.program import Program
-from spec.diagnostics import Diagnostic, has_errors, in_order, render_json
+from compiler.sources import escapes
+from spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
 from spec.document import Refused
 from spec.language import VERSION
-from spec.load import display
+from spec.load import display, load
 
-NEUTRAL = frozenset(
-    (
-        "args",
-        "config",
-        "finetune",
-        "full",
-        "lora",
-        "qlora",
-        "recipe",
-        "sft",
-        "train",
-        "training-args",
-        "training-config",
-    )
-)
+NEUTRAL = words("args config finetune full lora qlora recipe sft train training-args training-config")
 """Names of files that say nothing of the run; the folder's name is taken."""
 
 Free = Mapping[tuple[str, str], str]
@@ -142,17 +134,17 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     if asked.script and not dialects.KNOWN[dialect.NAME].scripts:
         message = f"--script is for TRL's files, and {sources.main.file} is of {dialect.TITLE}"
         return Ported(diagnostics=[Diagnostic("E1173", message, help="leave --script out")])
-    sources, problems = overrides.apply(sources, asked.sets)
+    sources, problems = overridden(sources, asked.sets)
     if problems:
         return Ported(diagnostics=problems)
-    sources = replace(sources, main=older.renamed(sources.main, dialect.NAME))
+    sources = replace(sources, main=renamed(sources.main, dialect.NAME))
     made = Ported(dialect.TITLE, tuple(source.file for source in sources.all()), sources=sources)
     made.read = found
     try:
         free = _without_bearing(sources, dialect, asked)
         ledger, used = _ledger(sources, dialect, asked, free)
         refused = [*ledger.diagnostics]
-        made.read += older.beside(ledger, dialect.NAME)
+        made.read += older_beside(ledger, dialect.NAME)
         dialect.port(ledger)
     except Refused as stop:
         made.diagnostics = in_order([*found, stop.diagnostic])
@@ -161,7 +153,7 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
     _explain(ledger, free)
     for key in sorted(used.intersection(ledger.unread(ledger.sources.main))):
         ledger.exact(ledger.sources.main, key, note="what other keys refer to by this name")
-    made.read += unread.report(ledger, dialect)
+    made.read += say_unread(ledger, dialect)
     if refused and not asked.partial:
         # What else is wrong may come of the values that were taken out; every key has its line all the same.
         out = {each.path for each in refused}
@@ -170,11 +162,11 @@ def port(paths: Sequence[Path], asked: Asked) -> Ported:
         made.diagnostics = in_order([*made.read, *refused])
         return made
     folder = asked.place.parent
-    obstacles = list(beside.in_the_way(ledger.files, folder, asked.writes, asked.force))
+    obstacles = list(in_the_way(ledger.files, folder, asked.writes, asked.force))
     if has_errors(obstacles):
         return Ported(diagnostics=obstacles)
     made.read += obstacles
-    with beside.in_place(ledger.files, folder, asked.force):
+    with in_place(ledger.files, folder, asked.force):
         made.batch = _settle(ledger, sources.main, asked)
     finish(made, asked)
     return made
@@ -190,23 +182,23 @@ def finish(made: Ported, asked: Asked) -> None:
     )
     mesh.tell(ledger, made.batch)
     body = recipe_text(ledger.lines, [])
-    with beside.in_place(ledger.files, asked.place.parent, asked.force):
-        lowered = check.check(body, asked.place)
-    errors = check.hindering(ledger.diagnostics)
+    with in_place(ledger.files, asked.place.parent, asked.force):
+        lowered = checked(body, asked.place)
+    errors = hindering(ledger.diagnostics)
     # What a refused key leaves out is said already; the checks would miss it once more.
     kept = [d for d in lowered.diagnostics if not (errors and d.code in ("E0102", "E0110"))]
     if any(d.code == mesh.NONE for d in errors):
         kept = [d for d in kept if not mesh.concerns(d)]
-    placed = check.at_source(kept, ledger, display(asked.place))
-    if not asked.partial and check.hindering([*errors, *placed]):
+    placed = at_source(kept, ledger, display(asked.place))
+    if not asked.partial and hindering([*errors, *placed]):
         # It is not written, and what is said of its own lines is of no use.
         placed = [d for d in placed if d.severity == "error" or d.span is None or d.span.file in made.files]
-    made.missing = tuple(dict.fromkeys(map(_sentence, [*errors, *check.hindering(placed)])))
+    made.missing = tuple(dict.fromkeys(map(_sentence, [*errors, *hindering(placed)])))
     made.rows = rows(ledger, made.sources)
     made.program = lowered.program
     made.text = recipe_text(ledger.lines, _header(made))
     lower = made.text.count("\n") - body.count("\n")
-    placed = [check.moved(d, display(asked.place), lower) for d in placed]
+    placed = [moved(d, display(asked.place), lower) for d in placed]
     made.diagnostics = in_order([*made.read, *ledger.diagnostics, *placed])
 
 
@@ -287,10 +279,10 @@ def _settle(ledger: Ledger, main: Source, asked: Asked) -> mesh.Batch:
     ledger.set("recipe", VERSION)
     if "name" not in ledger.lines:
         ledger.set("name", name_of(main.path))
-    placing.place(ledger, asked.place.parent)
+    _placed(ledger, asked.place.parent)
 
     def examine() -> list[Diagnostic]:
-        return check.check(recipe_text(ledger.lines, []), asked.place).diagnostics
+        return checked(recipe_text(ledger.lines, []), asked.place).diagnostics
 
     return mesh.choose(ledger, asked.accelerator, examine)
 
@@ -328,3 +320,159 @@ def name_of(path: Path) -> str:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+FOLDERS = "E1301"
+"""Checkpoints that each host would write for itself: the source's own folder for results is their place."""
+
+
+def checked(text: str, place: Path) -> Lowered:
+    """Loads and lowers a recipe that is not written yet.
+
+    Args:
+        place: where it will lie; what it names is relative to that folder.
+    """
+    return lower(load(place, text=text))
+
+
+def hindering(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """The errors for which a recipe is not whole: what is written otherwise passes `recipe check`."""
+    return [d for d in diagnostics if d.severity == "error"]
+
+
+def at_source(diagnostics: Sequence[Diagnostic], ledger: Ledger, name: str) -> list[Diagnostic]:
+    """The findings at the keys of the ported files that they come from.
+
+    Args:
+        name: of the recipe, for those that come from no key.
+    """
+    return [_moved_to_source(d, ledger, name) for d in diagnostics]
+
+
+def _moved_to_source(found: Diagnostic, ledger: Ledger, name: str) -> Diagnostic:
+    span = _key_of(found.path, ledger)
+    if found.code == FOLDERS:
+        span = ledger.sources.main.place(ledger.folder)
+        found = replace(found, help=f"--set {ledger.folder}=gs://bucket/run, a place that all hosts reach")
+    if span is not None:
+        return replace(found, span=span)
+    return replace(found, span=replace(found.span, file=name) if found.span else None)
+
+
+def _key_of(path: str, ledger: Ledger) -> Span | None:
+    """The place of the key that sets a path of the recipe, or what lies in it or around it."""
+    best: tuple[int, Span] | None = None
+    for finding in ledger.findings:
+        for made in finding.recipe:
+            near = made == path or path.startswith((f"{made}.", f"{made}["))
+            if near and finding.span and (best is None or len(made) > best[0]):
+                best = (len(made), finding.span)
+    return best[1] if best else None
+
+
+def moved(found: Diagnostic, name: str, lines: int) -> Diagnostic:
+    """A finding in the recipe itself, so many lines further down: below the comment at its top."""
+    if found.span is None or found.span.file != name:
+        return found
+    return replace(found, span=replace(found.span, line=found.span.line + lines))
+
+
+def in_the_way(files: Mapping[str, str], folder: Path, writes: bool, force: bool) -> Iterator[Diagnostic]:
+    """What keeps the files from being put there: errors, or a warning where the recipe goes to stdout.
+
+    Args:
+        folder: of the recipe.
+        writes: whether the recipe goes to a file at all.
+        force: whether what is there may be replaced.
+    """
+    for name, content in files.items():
+        if not writes:
+            message = (
+                f"the recipe needs {name} beside it, which is not written where the recipe goes to stdout"
+            )
+            yield Diagnostic("W1119", message, help="-o recipe.yaml writes both")
+        elif not force and _content(folder / name) not in (None, content):
+            message = (
+                f"{display(folder / name)} is there already, and the recipe needs another one of that name"
+            )
+            yield Diagnostic("E1112", message, help="--force replaces it; or give -o another folder")
+
+
+@contextmanager
+def in_place(files: Mapping[str, str], folder: Path, force: bool) -> Iterator[None]:
+    """Puts the files there while the recipe is checked, and takes them away again.
+
+    Args:
+        force: whether what is there may be replaced for that while.
+    """
+    before: dict[Path, str | None] = {}
+    try:
+        for name, content in files.items():
+            path = folder / name
+            present = _content(path)
+            if present is None or (force and present != content):
+                before[path] = present
+                path.write_text(content, encoding="utf-8")
+        yield
+    finally:
+        for path, present in before.items():
+            if present is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_text(present, encoding="utf-8")
+
+
+def _content(path: Path) -> str | None:
+    """A file's text, None where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+FOLDER = "data"
+"""Where copies are to be put, beside the recipe."""
+
+
+def _placed(ledger: Ledger, folder: Path) -> None:
+    """Gives each source that an artifact cannot reach a path that it can, and says what is to be put there.
+
+    Args:
+        folder: of the recipe.
+    """
+    taken: dict[str, str] = {}
+    for path in ("data.train", "data.eval"):
+        given = ledger.value(path)
+        if not isinstance(given, list):
+            continue
+        notes = []
+        made = []
+        for entry in given:
+            text = entry.get("path") if isinstance(entry, Mapping) else entry
+            if isinstance(text, str) and escapes(text):
+                below = _below(text, folder) or taken.setdefault(text, _free(text, taken.values()))
+                notes += [f"put a copy of {text} beside the recipe, as {below}"] if text in taken else []
+                entry = {**entry, "path": below} if isinstance(entry, Mapping) else below
+            made.append(entry)
+        note = "; ".join(dict.fromkeys(notes))
+        if made != given:
+            ledger.set(path, made, "; ".join(filter(None, (ledger.lines[path].comment, note))))
+        if note:
+            amend(ledger, path, Verdict.EXACT, note)
+
+
+def _below(text: str, folder: Path) -> str:
+    """The path from the recipe's folder, "" where it does not lie there."""
+    full, home = Path(folder, Path(text).expanduser()).resolve(), folder.resolve()
+    return full.relative_to(home).as_posix() if full != home and full.is_relative_to(home) else ""
+
+
+def _free(text: str, taken: Collection[str]) -> str:
+    """A name in FOLDER that no other source has."""
+    name = PurePosixPath(text.replace("\\", "/")).name.strip("~. ") or "train"
+    stem, dot, ends = name.partition(".")
+    for number in count(2):
+        if f"{FOLDER}/{name}" not in taken:
+            break
+        name = f"{stem}-{number}{dot}{ends}"
+    return f"{FOLDER}/{name}"

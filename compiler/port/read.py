@@ -1,16 +1,29 @@
-"""Reads a ported file: YAML 1.1 or JSON, by its name; a name that says neither is YAML, of which JSON is
-nearly a part."""
+"""Reads a ported file, YAML 1.1 or JSON, into a tree whose every key and value knows its place.
+
+YAML is read as PyYAML's safe_load reads it, JSON as Python's json module does. Two things differ on purpose:
+a number such as 1e-4, which PyYAML takes for text, is the number that every tool then makes of it; and a
+date stays text.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import dataclass, field
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from pathlib import Path
+from typing import Any, cast
 
-from compiler.port import json_tree, yaml_tree
-from compiler.port.source import Source
-from compiler.port.tree import Tree
-from spec.diagnostics import Diagnostic
-from spec.document import Refused
+import yaml
+from yaml.events import AliasEvent
+from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from compiler.port.source import Source, join
+from spec.diagnostics import Diagnostic, Span
+from spec.document import MAX_DEPTH, Refused
 from spec.load import display, read_text
+from spec.secrets import Concealer, kind
+from spec.yaml_errors import explain
 
 MAX_BYTES = 1 << 20
 """The largest file that is read, well above any config: reading it takes seconds."""
@@ -22,9 +35,398 @@ def read(path: Path) -> tuple[Source | None, list[Diagnostic]]:
     if problem is not None:
         return None, [problem]
     tree = Tree(text, display(path))
-    reader = json_tree if path.suffix.lower() == ".json" else yaml_tree
+    parse = parse_json if path.suffix.lower() == ".json" else parse_yaml
     try:
-        data = reader.parse(tree)
+        data = parse(tree)
     except Refused as refused:
         return None, [*tree.diagnostics, refused.diagnostic]
     return Source(Path(path), tree.file, data, tree.spans, tree.keys, tree.secrets), tree.diagnostics
+
+
+MOST_VALUES = 50_000
+"""Values of a file, those that an alias stands for counted each time."""
+
+LONGEST = 1023
+"""Bits of a whole number that is read as one: a float holds no longer ones."""
+
+conceal = Concealer(None)
+"""Replaces what looks like a token by stars, in a text that is shown."""
+
+
+@dataclass
+class Tree:
+    """A text that is being read.
+
+    Attributes:
+        file: the name to show.
+        spans, keys: the places of values and of their keys, by path.
+        diagnostics: warnings; an error is raised as Refused.
+        secrets: of the values that look like tokens, by path, what they look like: "an API key".
+        count: values so far.
+    """
+
+    text: str
+    file: str
+    spans: dict[str, Span] = field(default_factory=dict)
+    keys: dict[str, Span] = field(default_factory=dict)
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    secrets: dict[str, str] = field(default_factory=dict)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.lines = re.split(r"\r\n|[\n\r\x85\u2028\u2029]", conceal(self.text))
+
+    def span(self, line: int, column: int, length: int = 1) -> Span:
+        """A place, from line and column counted from 0."""
+        text = self.lines[line] if line < len(self.lines) else ""
+        return Span(self.file, line + 1, column + 1, text, length)
+
+    def refused(self, code: str, message: str, help: str | None, span: Span) -> Refused:
+        """What to raise when nothing can be read after this."""
+        return Refused(Diagnostic(code, message, help=help, span=span))
+
+    def enter(self, depth: int, span: Span) -> None:
+        """Counts a value.
+
+        Raises:
+            Refused: it lies too deep, or there are too many.
+        """
+        self.count += 1
+        if depth > MAX_DEPTH:
+            message = f"lists and mappings lie more than {MAX_DEPTH} deep"
+            raise self.refused("E0015", message, "is it a config?", span)
+        if self.count > MOST_VALUES:
+            message = f"the file holds more than {MOST_VALUES:,} values, what aliases repeat counted"
+            raise self.refused(
+                "E1109", message, "is it a config? write out what aliases of aliases stand for", span
+            )
+
+    def value(self, text: str, path: str) -> str:
+        """A text that stands at a path, with stars in place of what looks like a token."""
+        if found := kind(text):
+            self.secrets[path] = found
+        return conceal(text)
+
+    def whole(self, number: int, text: str) -> int | str:
+        """A whole number; its text where it is larger than any float."""
+        return number if number.bit_length() <= LONGEST else text
+
+    def repeated(self, key: str, path: str, span: Span) -> None:
+        """A key that stands in its section a second time."""
+        first = self.keys[path].line
+        message = f"`{key}` is given twice: it stands on line {first} already, and the last one counts"
+        self.diagnostics.append(Diagnostic("W1115", message, path, "remove one of the two", span))
+
+    def forget(self, path: str) -> None:
+        """Takes away the places below a path, of a value that another one replaces."""
+        for places in (self.spans, self.keys, self.secrets):
+            for known in [
+                name for name in places if name == path or name.startswith((f"{path}.", f"{path}["))
+            ]:
+                places.pop(known)
+
+
+_TAG = "tag:yaml.org,2002:"
+_KNOWN = {
+    f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "timestamp", "value", "map", "seq")
+}
+_MERGE = f"{_TAG}merge"
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+")
+_JINJA = re.compile(r"\{\{|\{%")
+JINJA_HELP = "render the template first, and port what comes of it"
+
+
+def parse_yaml(tree: Tree) -> Any:
+    """The value of a YAML text; its places are left in the tree.
+
+    Raises:
+        Refused: it is no YAML, or holds what is not read.
+    """
+    try:
+        loader = _Loader(tree)
+        root = loader.get_single_node()
+    except yaml.reader.ReaderError as error:
+        raise _bad_character(tree, error.position) from None
+    except yaml.MarkedYAMLError as error:
+        raise _syntax(tree, error) from None
+    except RecursionError:
+        message = f"lists and mappings lie more than {MAX_DEPTH} deep"
+        raise tree.refused("E0015", message, "is it a config?", tree.span(0, 0)) from None
+    if root is None or (isinstance(root, ScalarNode) and root.tag == f"{_TAG}null"):
+        raise tree.refused("E0005", "the file is empty", _START, tree.span(0, 0))
+    return _Builder(tree, loader).value(root, "", 0)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's own, but that the value of an alias has the alias's place, and depth is bounded."""
+
+    def __init__(self, tree: Tree) -> None:
+        super().__init__(tree.text)
+        self.tree = tree
+        self.depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Node:
+        event = self.peek_event()
+        self.depth += 1
+        if self.depth > MAX_DEPTH + 2:
+            mark = event.start_mark
+            message = f"lists and mappings lie more than {MAX_DEPTH} deep"
+            raise self.tree.refused(
+                "E0015", message, "is it a config?", self.tree.span(mark.line, mark.column)
+            )
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if isinstance(event, AliasEvent) and isinstance(node, ScalarNode):
+            return ScalarNode(node.tag, node.value, event.start_mark, event.end_mark, style=node.style)
+        return node
+
+
+class _Builder:
+    """Makes plain values of nodes."""
+
+    def __init__(self, tree: Tree, loader: _Loader) -> None:
+        self.tree = tree
+        self.loader = loader
+        self.open: set[int] = set()
+
+    def value(self, node: Node, path: str, depth: int) -> Any:
+        self.tree.enter(depth, self.span(node))
+        if node.tag not in _KNOWN:
+            tag = node.tag.replace(_TAG, "!!")
+            message = f"the tag `{tag}`{' would run code and' if 'python' in tag else ''} is refused"
+            raise self.tree.refused("E0012", message, "remove the tag", self.span(node))
+        if isinstance(node, ScalarNode):
+            if node.start_mark.index != node.end_mark.index:
+                self.tree.spans[path] = self.span(node)
+            return self.scalar(node, path)
+        if id(node) in self.open:
+            message = "an alias stands within what it stands for, which has no end"
+            raise self.tree.refused("E1109", message, "write the value out", self.span(node))
+        self.open.add(id(node))
+        if node.flow_style or "[" in path[-6:]:
+            self.tree.spans[path] = self.span(node)
+        made = (
+            self.items(node, path, depth) if isinstance(node, SequenceNode) else self.keys(node, path, depth)
+        )
+        self.open.discard(id(node))
+        return made
+
+    def items(self, node: SequenceNode, path: str, depth: int) -> list[Any]:
+        return [self.value(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(node.value)]
+
+    def keys(self, node: MappingNode, path: str, depth: int) -> dict[str, Any]:
+        made: dict[str, Any] = {}
+        merged = [
+            pair for key, value in node.value if key.tag == _MERGE for pair in self.merged(value, depth)
+        ]
+        own = [pair for pair in node.value if pair[0].tag != _MERGE]
+        given: set[str] = set()
+        for number, (key, value) in enumerate([*merged, *own]):
+            span = self.span(key)
+            if not isinstance(key, ScalarNode):
+                raise self.no_key(key, span)
+            name = conceal(key.value) or '""'
+            below = join(path, name)
+            if name in given:
+                self.tree.repeated(name, below, span)
+            if number >= len(merged):
+                given.add(name)
+            if name in made:
+                self.tree.forget(below)
+            self.tree.keys[below] = span
+            made[name] = self.value(value, below, depth + 1)
+        return made
+
+    def merged(self, node: Node, depth: int) -> list[tuple[Node, Node]]:
+        """The pairs that `<<` takes over; of several mappings the first one's hold."""
+        self.tree.enter(depth, self.span(node))
+        if isinstance(node, SequenceNode):
+            return [pair for part in reversed(node.value) for pair in self.merged(part, depth + 1)]
+        if not isinstance(node, MappingNode):
+            message = "`<<` takes over a mapping, and this is none"
+            raise self.tree.refused("E0006", f"not valid YAML: {message}", "<<: *anchor", self.span(node))
+        self.tree.count += len(node.value)
+        further = [
+            pair for key, value in node.value if key.tag == _MERGE for pair in self.merged(value, depth + 1)
+        ]
+        return [*further, *(pair for pair in node.value if pair[0].tag != _MERGE)]
+
+    def scalar(self, node: ScalarNode, path: str) -> Any:
+        """The value of a scalar, by YAML 1.1's rules."""
+        plain = node.style is None
+        if node.tag == f"{_TAG}str" and plain and _NUMBER.fullmatch(node.value):
+            return float(node.value)
+        if node.tag in (f"{_TAG}timestamp", f"{_TAG}value"):
+            return node.value
+        try:
+            made = self.loader.construct_object(node)
+        except (ValueError, KeyError) as error:
+            message = f"not valid YAML: `{node.value[:40]}` cannot be read as {node.tag.removeprefix(_TAG)}"
+            raise self.tree.refused("E0006", message, "put quotes around it", self.span(node)) from error
+        if isinstance(made, str):
+            return self.tree.value(made, path)
+        return self.tree.whole(made, node.value) if isinstance(made, int) else made
+
+    def no_key(self, key: Node, span: Span) -> Refused:
+        """A mapping or list for a key: what `{{ name }}` without quotes is to YAML."""
+        if _JINJA.search(span.text):
+            return _jinja(self.tree, span.line - 1)
+        message = "a list or a mapping cannot be a key: keys are names"
+        return self.tree.refused("E0014", message, "put quotes around it", span)
+
+    def span(self, node: Node) -> Span:
+        """The node's part of its first line; of a block, its first word."""
+        start, end = node.start_mark, node.end_mark
+        if isinstance(node, MappingNode) and not node.flow_style and node.value:
+            end = node.value[0][0].end_mark
+        line = self.tree.lines[start.line] if start.line < len(self.tree.lines) else ""
+        stop = end.column if end.line == start.line else len(line.rstrip())
+        return self.tree.span(start.line, start.column, max(1, stop - start.column))
+
+
+def _syntax(tree: Tree, error: yaml.MarkedYAMLError) -> Refused:
+    if error.context == "expected a single document in the stream":
+        mark = error.problem_mark
+        message = "a second YAML document starts here; the tools read one"
+        return tree.refused("E0008", message, "make a file of each document", tree.span(mark.line, 0))
+    jinja = next((number for number, line in enumerate(tree.lines) if _JINJA.search(line)), None)
+    if jinja is not None:
+        return _jinja(tree, jinja)
+    found = explain(cast(Any, error), tree.lines)
+    return tree.refused(found.code, found.message, found.help, tree.span(found.line, found.column))
+
+
+def _jinja(tree: Tree, line: int) -> Refused:
+    at = _JINJA.search(tree.lines[line])
+    assert at is not None
+    message = f"the file is a Jinja template: `{at[0]}` starts an expression, whose value stands elsewhere"
+    return tree.refused("E1106", message, JINJA_HELP, tree.span(line, at.start(), 2))
+
+
+def _bad_character(tree: Tree, position: int) -> Refused:
+    before = tree.text[:position]
+    column = len(before) - (before.rfind("\n") + 1)
+    code_point = ord(tree.text[position : position + 1] or "\0")
+    message = f"the character U+{code_point:04X} is not allowed in YAML"
+    return tree.refused("E0016", message, "remove it", tree.span(before.count("\n"), column))
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_PLAIN = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?|true|false|null|NaN|-?Infinity")
+_START = "recipe port takes a config of the tool, such as its YAML file"
+
+
+def parse_json(tree: Tree) -> Any:
+    """The value of a JSON text; its places are left in the tree.
+
+    Raises:
+        Refused: it is no JSON, or too deep or large.
+    """
+    if not tree.text.strip():
+        raise tree.refused("E0005", "the file is empty", _START, tree.span(0, 0))
+    return _Reader(tree).whole()
+
+
+class _Reader:
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.text = tree.text
+        self.starts = [0]
+        for line_end in re.finditer(r"\r\n|[\n\r\x85\u2028\u2029]", self.text):
+            self.starts.append(line_end.end())
+
+    def whole(self) -> Any:
+        value, at = self.value(self.skip(0), "", 0)
+        at = self.skip(at)
+        if at < len(self.text):
+            raise self.fault("more follows after the end of the value", at)
+        return value
+
+    def value(self, at: int, path: str, depth: int) -> tuple[Any, int]:
+        """The value that starts at a character, and where it ends."""
+        self.tree.enter(depth, self.span(at))
+        sign = self.text[at : at + 1]
+        if sign == "{":
+            return self.object(at, path, depth)
+        if sign == "[":
+            return self.array(at, path, depth)
+        if sign == '"':
+            value, end = self.string(at)
+            value = self.tree.value(value, path)
+        else:
+            match = _PLAIN.match(self.text, at)
+            if match is None:
+                raise self.fault("a value is missing here", at)
+            value, end = self.plain(match[0], at), match.end()
+        self.tree.spans[path] = self.span(at, end - at)
+        return value, end
+
+    def plain(self, text: str, at: int) -> Any:
+        try:
+            made = json.loads(text)
+        except ValueError:  # a whole number of thousands of digits
+            raise self.fault("the number is too long", at) from None
+        return self.tree.whole(made, text) if isinstance(made, int) else made
+
+    def object(self, at: int, path: str, depth: int) -> tuple[dict[str, Any], int]:
+        made: dict[str, Any] = {}
+        at, start = self.skip(at + 1), at
+        while self.text[at : at + 1] != "}":
+            if made and self.text[at : at + 1] != ",":
+                raise self.fault("a comma or the closing `}` is missing here", at, start)
+            at = self.skip(at + 1) if made else at
+            if self.text[at : at + 1] != '"':
+                raise self.fault("a key in double quotes is missing here", at, start)
+            key, end = self.string(at)
+            name, span = conceal(key) or '""', self.span(at, end - at)
+            below = join(path, name)
+            if name in made:
+                self.tree.repeated(name, below, span)
+                self.tree.forget(below)
+            at = self.skip(end)
+            if self.text[at : at + 1] != ":":
+                raise self.fault("a colon is missing after the key", at)
+            self.tree.keys[below] = span
+            made[name], at = self.value(self.skip(at + 1), below, depth + 1)
+            at = self.skip(at)
+        return made, at + 1
+
+    def array(self, at: int, path: str, depth: int) -> tuple[list[Any], int]:
+        made: list[Any] = []
+        at, start = self.skip(at + 1), at
+        while self.text[at : at + 1] != "]":
+            if made and self.text[at : at + 1] != ",":
+                raise self.fault("a comma or the closing `]` is missing here", at, start)
+            at = self.skip(at + 1) if made else at
+            value, at = self.value(at, f"{path}[{len(made)}]", depth + 1)
+            made.append(value)
+            at = self.skip(at)
+        self.tree.spans[path] = self.span(start, at + 1 - start)
+        return made, at + 1
+
+    def string(self, at: int) -> tuple[str, int]:
+        try:
+            text, end = scanstring(self.text, at + 1, True)
+        except json.JSONDecodeError as error:
+            what = error.msg[0].lower() + error.msg[1:]
+            raise self.fault(f"the text cannot be read: {what.removesuffix(' at')}", error.pos) from None
+        return text, end
+
+    def skip(self, at: int) -> int:
+        match = _SPACE.match(self.text, at)
+        assert match is not None
+        return match.end()
+
+    def fault(self, what: str, at: int, start: int | None = None) -> Refused:
+        """What to raise; at the text's end, the place is where the open bracket stands."""
+        if at >= len(self.text) and start is not None:
+            at, what = start, f"the `{self.text[start]}` that opens here is not closed"
+        help = "json.load of Python refuses it too; the file may have been cut off, or hold comments"
+        return self.tree.refused("E1105", f"not valid JSON: {what}", help, self.span(min(at, len(self.text))))
+
+    def span(self, at: int, length: int = 1) -> Span:
+        from bisect import bisect_right
+
+        line = bisect_right(self.starts, at) - 1
+        column = at - self.starts[line]
+        return self.tree.span(line, column, min(length, max(1, len(self.tree.lines[line]) - column)))

@@ -1,17 +1,23 @@
-"""The report of a port: what became of every key, as rows, as plain data and as Markdown."""
+"""The report of a port: what became of every key, as rows, as plain data, as Markdown and as a table."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from compiler.port.ledger import Finding, Ledger, Verdict, prefixes
+from compiler.port.read import conceal
 from compiler.port.source import Source, Sources
-from compiler.port.tree import conceal
 from spec.core_schema import flow
+from spec.diagnostics import printable
 
 SEVERITY = (Verdict.UNUSED, Verdict.EXACT, Verdict.DEFAULTED, Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
 """Of several findings on one key, the last of these counts."""
@@ -195,3 +201,55 @@ def _code(text: str) -> str:
 
 def to_json(data: dict[str, Any]) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+COLORS = {
+    Verdict.EXACT: "green",
+    Verdict.APPROXIMATED: "yellow",
+    Verdict.DEFAULTED: "cyan",
+    Verdict.UNSUPPORTED: "red",
+    Verdict.UNUSED: "dim",
+}
+WIDEST_KEY, WIDEST_VALUE = 48, 36
+"""Columns; a longer key moves the rest of its line, a longer value is cut."""
+INDENT = 9
+"""Columns that a note is set in."""
+
+
+def terminal(title: str, files: Sequence[str], made: Sequence[Row], width: int, color: bool) -> str:
+    """The table, by file.
+
+    Args:
+        title: of the tool.
+        width: of the terminal, in columns.
+    """
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=color, no_color=not color, legacy_windows=False)
+    for line in _lines(title, files, made, max(width, 60)):
+        console.print(line, soft_wrap=True, highlight=False)
+    return stream.getvalue()
+
+
+def _lines(title: str, files: Sequence[str], made: Sequence[Row], width: int) -> Iterator[Text]:
+    for file in [*files, ""]:
+        part = [row for row in made if row.file == file]
+        if part:
+            yield Text(printable(file) or f"{title}'s defaults, written out", style="bold")
+            yield from _columns(part, width)
+            yield Text()
+    yield Text(f"{title}: {summary(made)}")
+
+
+def _columns(part: Sequence[Row], width: int) -> Iterator[Text]:
+    cells = [(printable(row.key), printable(shown(row.value, WIDEST_VALUE))) for row in part]
+    keys = max((len(key) for key, _ in cells if len(key) <= WIDEST_KEY), default=0)
+    values = max(len(value) for _, value in cells)
+    verdicts = max(len(verdict.value) for verdict in Verdict)
+    for row, (key, value) in zip(part, cells, strict=True):
+        line = Text(f"{row.line or '':>6} {key:<{keys}}  {value:<{values}}  ")
+        line.append(f"{row.verdict.value:<{verdicts}}", style=COLORS[row.verdict])
+        line.append(f"  {', '.join(row.recipe)}" if row.recipe else "")
+        line.rstrip()
+        yield line
+        for note in textwrap.wrap(printable(row.note), width - INDENT):
+            yield Text(f"{'':{INDENT}}{note}", style="dim")

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from compiler.catalog import find
-from compiler.port.dialects.axolotl_types import PROMPTS, plain, user_defined
+from compiler.port.dialects.axolotl_data import PROMPTS, plain_type, user_defined
 from compiler.port.dialects.llamafactory import target_modules
-from compiler.port.meaning import conversion, targets, templates
+from compiler.port.meaning import adapters, conversion, templates
 from runtime.data.encoding import Encoder, coding
 from runtime.data.formats import Row, parse_row
 from runtime.settings import DataSettings
@@ -90,7 +90,7 @@ def test_llamafactorys_templates_write_the_same_tokens(theirs: Any, name: str) -
 
 @pytest.mark.parametrize("name", [*PROMPTS, "user_defined"])
 def test_axolotls_data_set_types_write_the_same_prompts(theirs: Any, name: str) -> None:
-    kind = user_defined(port_tools.OWN) if name == "user_defined" else plain(name)
+    kind = user_defined(port_tools.OWN) if name == "user_defined" else plain_type(name)
     assert kind is not None
     namespace: dict[str, Any] = {}
     exec(kind.transform, namespace)
@@ -105,8 +105,8 @@ def test_axolotls_data_set_types_write_the_same_prompts(theirs: Any, name: str) 
 def test_llamafactorys_targets_are_the_same_projections(theirs: Any, name: str, given: list[str]) -> None:
     model = find(name, Path())
     found = theirs["linear"][f"{name}|{'all' if given == ['all'] else 'list'}"]
-    ours = targets.choose(model, target_modules(model, given))
-    wanted = targets.choose(model, found)
+    ours = adapters.choose(model, target_modules(model, given))
+    wanted = adapters.choose(model, found)
     assert ours == wanted and ours.sites
     text = [each for each in found if "." in each and re.search(r"layers\.\d+\.(self_attn|mlp)\.\w+$", each)]
     assert not text or {each[each.index("layers.") :] for each in text} == set(ours.sites)

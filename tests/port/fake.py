@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from compiler.port.keys import Keys
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import results
+from compiler.port.meaning import training
 from compiler.port.source import MISSING
 
 NAME = "fake"
@@ -33,7 +33,7 @@ def port(ledger: Ledger) -> None:
     if main.has("optim"):
         sets = {"train.optimizer.name": "adamw", "train.optimizer.learning_rate": main.get("optim.rate")}
         ledger.approximated(main, "optim", sets, "its momentum is kept in 8 bits there")
-    results.directory(Keys(ledger, main, TITLE), "output_dir")
+    training.directory(Keys(ledger, main, TITLE), "output_dir")
     if main.has("noise"):
         ledger.unsupported(main, "noise", "no noise is added to the embeddings")
     if main.has("images"):

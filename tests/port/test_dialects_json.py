@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.port import known
+from compiler.port.keys import DATA, keys_of
 from scripts import dialects
 from tests.port import wheels
 
@@ -18,7 +18,7 @@ def folder() -> Path:
 
 def test_the_file_is_what_the_sources_say(folder: Path) -> None:
     made = dialects.text(dialects.catalogue(folder))
-    assert known.DATA.read_text(encoding="utf-8") == made, "run: python scripts/dialects.py build/dialects"
+    assert DATA.read_text(encoding="utf-8") == made, "run: python scripts/dialects.py build/dialects"
 
 
 def test_it_is_made_alike_each_time(folder: Path) -> None:
@@ -44,17 +44,17 @@ def test_it_is_made_alike_each_time(folder: Path) -> None:
 def test_keys_have_the_types_and_defaults_of_their_tool(
     tool: str, section: str, key: str, entry: list[object]
 ) -> None:
-    assert known.keys(tool, section)[key] == entry
+    assert keys_of(tool, section)[key] == entry
 
 
 def test_a_builder_that_is_made_of_another_has_its_keys_and_its_own() -> None:
-    whole = known.keys("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")
-    quantised = known.keys("torchtune", "torchtune.models.llama3_2.qlora_llama3_2_1b")
+    whole = keys_of("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")
+    quantised = keys_of("torchtune", "torchtune.models.llama3_2.qlora_llama3_2_1b")
     assert quantised == {**whole, "quantize_base": ["bool", True]}
     assert whole["lora_attn_modules"] == ["List[LORA_ATTN_MODULES]"]
 
 
 def test_axolotls_keys_are_those_of_its_schema() -> None:
-    keys = known.keys("axolotl", "config")
+    keys = keys_of("axolotl", "config")
     assert {"base_model", "sequence_len", "lora_target_linear", "sample_packing", "datasets"} <= set(keys)
-    assert "path" in known.keys("axolotl", "SFTDataset")
+    assert "path" in keys_of("axolotl", "SFTDataset")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from compiler.port import dialects, known
+from compiler.port import dialects
+from compiler.port.keys import keys_of
 from compiler.port.ledger import Ledger
 from compiler.port.source import Source, Sources
 
@@ -26,10 +27,10 @@ BASES: dict[str, dict[str, Any]] = {
     "litgpt": {"checkpoint_dir": "Qwen/Qwen3-8B", "lora_r": 4},
 }
 KEYS: dict[str, list[str]] = {
-    "trl": [*known.keys("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
-    "trainer": [*known.keys("trainer", "training_arguments"), "max_train_samples", "max_seq_length"],
-    "torchtune": sorted({*known.keys("torchtune", "lora_finetune_distributed", "full_finetune_distributed")}),
-    "litgpt": [*known.keys("litgpt", "lora")],
+    "trl": [*keys_of("trl", "sft", "dpo", "orpo", "script", "model", "mixture"), "env", "num_processes"],
+    "trainer": [*keys_of("trainer", "training_arguments"), "max_train_samples", "max_seq_length"],
+    "torchtune": sorted({*keys_of("torchtune", "lora_finetune_distributed", "full_finetune_distributed")}),
+    "litgpt": [*keys_of("litgpt", "lora")],
 }
 INNER: dict[str, dict[str, list[str]]] = {
     "trl": {
@@ -39,7 +40,7 @@ INNER: dict[str, dict[str, list[str]]] = {
     },
     "trainer": {},
     "torchtune": {
-        "model": ["_component_", *known.keys("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")],
+        "model": ["_component_", *keys_of("torchtune", "torchtune.models.llama3_2.lora_llama3_2_1b")],
         "dataset": ["_component_", "source", "column_map", "train_on_input", "packed", "split", "data_files"],
         "optimizer": ["_component_", "lr", "betas", "eps", "weight_decay"],
         "loss": ["_component_", "num_output_chunks"],
@@ -48,8 +49,8 @@ INNER: dict[str, dict[str, list[str]]] = {
         "checkpointer": ["checkpoint_dir"],
     },
     "litgpt": {
-        "train": [*known.keys("litgpt", "train")],
-        "eval": [*known.keys("litgpt", "eval")],
+        "train": [*keys_of("litgpt", "train")],
+        "eval": [*keys_of("litgpt", "eval")],
         "data": ["class_path", "init_args"],
         "optimizer": ["class_path", "init_args"],
     },
@@ -57,12 +58,12 @@ INNER: dict[str, dict[str, list[str]]] = {
 
 
 SCRIPTS = ("sft", "dpo", "orpo")
-SHARED = known.keys("trl", "script", "model", "mixture")
+SHARED = keys_of("trl", "script", "model", "mixture")
 
 
 def port(dialect: str, content: dict[str, Any], **others: dict[str, Any]) -> Ledger:
     files = {role: Source(Path(role), role, data) for role, data in others.items()}
-    script = next((name for name in SCRIPTS if set(content) <= {*known.keys("trl", name), *SHARED}), "sft")
+    script = next((name for name in SCRIPTS if set(content) <= {*keys_of("trl", name), *SHARED}), "sft")
     main = Source(Path("config.yaml"), "config.yaml", content)
     ledger = Ledger(Sources(main, files), script=script)
     dialects.load(dialect).port(ledger)
@@ -86,7 +87,7 @@ def test_no_value_of_any_key_ends_in_a_traceback_or_passes_unread(dialect: str, 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
 def test_no_value_in_an_adapters_file_ends_in_a_traceback_or_passes_unread(value: Any) -> None:
-    for key in known.keys("peft", "lora"):
+    for key in keys_of("peft", "lora"):
         adapter = {"base_model_name_or_path": "Qwen/Qwen3-8B", key: value}
         ledger = port("trainer", {"train_file": "a.jsonl"}, adapter_config=adapter)
         assert key not in ledger.unread(ledger.sources.others["adapter_config"])
@@ -94,6 +95,6 @@ def test_no_value_in_an_adapters_file_ends_in_a_traceback_or_passes_unread(value
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
 def test_no_value_in_accelerates_file_ends_in_a_traceback_or_passes_unread(value: Any) -> None:
-    for key in known.keys("accelerate", "cluster"):
+    for key in keys_of("accelerate", "cluster"):
         ledger = port("trl", BASES["trl"], accelerate={"distributed_type": "FSDP", key: value})
         assert key not in ledger.unread(ledger.sources.others["accelerate"])

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from compiler.port import known
-from compiler.port.keys import Keys
+from compiler.port.keys import Keys, keys_of
 from compiler.port.ledger import Ledger, Verdict
-from compiler.port.meaning import batches, optimizers, quantization, rows, schedules, sharding
+from compiler.port.meaning import adapters, datasets, sharding, training
 from compiler.port.source import Sources
 from tests.port.dialects import codes, finding, samples, source, spoken
 
@@ -39,7 +38,7 @@ from tests.port.dialects import codes, finding, samples, source, spoken
 def test_a_schedule_becomes_the_recipes_or_the_nearest_with_a_note(
     name: str, kwargs: dict[str, Any], expected: str | None, final: float, exact: bool
 ) -> None:
-    found = schedules.translate(name, kwargs, 1e-4)
+    found = training.schedule_of(name, kwargs, 1e-4)
     assert found.name == expected and (found.note == "") is exact
     assert found.final_ratio == pytest.approx(final)
     assert found.warms_up is (name not in ("constant", "reduce_lr_on_plateau"))
@@ -60,7 +59,7 @@ def test_a_schedule_becomes_the_recipes_or_the_nearest_with_a_note(
 def test_warm_up_steps_and_ratios_become_the_recipes(
     steps: float | None, ratio: float | None, expected: dict[str, Any]
 ) -> None:
-    assert schedules.warmup(steps, ratio).sets() == expected
+    assert training.warmup(steps, ratio).sets() == expected
 
 
 @pytest.mark.parametrize(
@@ -81,15 +80,15 @@ def test_warm_up_steps_and_ratios_become_the_recipes(
 def test_an_optimizer_becomes_the_recipes_or_is_of_another_rule(
     name: str, expected: str, exact: bool | None
 ) -> None:
-    found = optimizers.translate(name)
+    found = training.optimizer_of(name)
     assert found.name == expected and (found.note == "") is bool(exact) and found.same is (exact is not None)
 
 
 def test_arguments_of_an_optimizer_are_read_from_text_and_from_mappings() -> None:
-    assert optimizers.arguments("momentum=0.9, nesterov=True") == {"momentum": "0.9", "nesterov": "True"}
-    assert optimizers.arguments({"beta1": 0.9}) == {"beta1": "0.9"}
+    assert training.arguments("momentum=0.9, nesterov=True") == {"momentum": "0.9", "nesterov": "True"}
+    assert training.arguments({"beta1": 0.9}) == {"beta1": "0.9"}
     with pytest.raises(ValueError, match="momentum"):
-        optimizers.arguments("momentum")
+        training.arguments("momentum")
 
 
 @pytest.mark.parametrize(
@@ -106,21 +105,21 @@ def test_arguments_of_an_optimizer_are_read_from_text_and_from_mappings() -> Non
 def test_quantisation_becomes_the_recipes_or_the_nearest_with_a_note(
     bits: int | None, kind: str, nested: bool, expected: str | None, exact: bool
 ) -> None:
-    found = quantization.translate(bits, kind, nested)
+    found = adapters.quantized(bits, kind, nested)
     assert found.value == expected and (found.note == "") is exact
 
 
 def test_other_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="3 bits"):
-        quantization.translate(3)
+        adapters.quantized(3)
 
 
 def test_a_tensor_parallel_axis_is_not_data_parallel() -> None:
-    assert batches.global_batch(2, 4, 8).rows == 64
-    assert batches.global_batch(2, 4, 8, shared=4).rows == 16
-    assert str(batches.global_batch(1, 4, 1)) == "1 row x 4 micro-batches x 1 data-parallel device"
+    assert training.global_batch(2, 4, 8).rows == 64
+    assert training.global_batch(2, 4, 8, shared=4).rows == 16
+    assert str(training.global_batch(1, 4, 1)) == "1 row x 4 micro-batches x 1 data-parallel device"
     with pytest.raises(ValueError):
-        batches.global_batch(1, 1, 6, shared=4)
+        training.global_batch(1, 1, 6, shared=4)
 
 
 def ledger_of(folder: Path, content: dict[str, Any]) -> Ledger:
@@ -132,16 +131,16 @@ CLUSTER = {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "
 
 def test_no_key_of_accelerates_file_is_passed_over(tmp_path: Path) -> None:
     content = {
-        **samples(known.keys("accelerate", "cluster")),
-        **samples(known.keys("accelerate", "sagemaker")),
+        **samples(keys_of("accelerate", "cluster")),
+        **samples(keys_of("accelerate", "sagemaker")),
         **CLUSTER,
-        "fsdp_config": samples(known.keys("accelerate", "fsdp")),
-        "parallelism_config": samples(known.keys("accelerate", "parallelism_config")),
-        "deepspeed_config": samples(known.keys("accelerate", "deepspeed")),
-        "fp8_config": samples(known.keys("accelerate", "fp8")),
-        "dynamo_config": samples(known.keys("accelerate", "dynamo")),
-        "megatron_lm_config": samples(known.keys("accelerate", "megatron_lm")),
-        "mpirun_config": samples(known.keys("accelerate", "mpirun")),
+        "fsdp_config": samples(keys_of("accelerate", "fsdp")),
+        "parallelism_config": samples(keys_of("accelerate", "parallelism_config")),
+        "deepspeed_config": samples(keys_of("accelerate", "deepspeed")),
+        "fp8_config": samples(keys_of("accelerate", "fp8")),
+        "dynamo_config": samples(keys_of("accelerate", "dynamo")),
+        "megatron_lm_config": samples(keys_of("accelerate", "megatron_lm")),
+        "mpirun_config": samples(keys_of("accelerate", "mpirun")),
     }
     ledger = ledger_of(tmp_path, content)
     sharding.accelerate(ledger, ledger.sources.main)
@@ -171,7 +170,7 @@ def test_the_devices_of_accelerates_file_are_counted(
 
 @pytest.mark.parametrize("prefix", ["", "fsdp_"])
 def test_fsdps_keys_are_read_with_their_prefix_and_without(tmp_path: Path, prefix: str) -> None:
-    section = {f"{prefix}{key.removeprefix('fsdp_')}": "true" for key in known.keys("accelerate", "fsdp")}
+    section = {f"{prefix}{key.removeprefix('fsdp_')}": "true" for key in keys_of("accelerate", "fsdp")}
     ledger = ledger_of(tmp_path, {"fsdp_config": section})
     assert sharding.fsdp(Keys(ledger, ledger.sources.main, "accelerate", prefix="fsdp_config."))
     assert ledger.value("remat.policy") == "decoder"
@@ -179,7 +178,7 @@ def test_fsdps_keys_are_read_with_their_prefix_and_without(tmp_path: Path, prefi
 
 
 def test_no_fsdp_key_of_axolotl_is_passed_over(tmp_path: Path) -> None:
-    keys = known.keys("axolotl", "FSDPConfig")
+    keys = keys_of("axolotl", "FSDPConfig")
     ledger = ledger_of(tmp_path, {"fsdp_config": samples(keys)})
     sharding.fsdp(Keys(ledger, ledger.sources.main, "Axolotl", prefix="fsdp_config."))
     assert ledger.unread(ledger.sources.main) == []
@@ -226,8 +225,8 @@ def test_the_first_row_of_a_file_is_read_for_its_columns(
     tmp_path: Path, name: str, text: str, expected: Any
 ) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
-    assert rows.first(name, tmp_path) == expected
-    assert rows.first("absent.jsonl", tmp_path) is None
+    assert datasets.first_row(name, tmp_path) == expected
+    assert datasets.first_row("absent.jsonl", tmp_path) is None
     (tmp_path / "folder").mkdir()
     (tmp_path / name).rename(tmp_path / "folder" / name)
-    assert rows.first("folder", tmp_path) == expected
+    assert datasets.first_row("folder", tmp_path) == expected

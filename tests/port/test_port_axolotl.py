@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from compiler.port import known
+from compiler.port.keys import keys_of
 from compiler.port.ledger import Verdict
 from tests.port.axolotl_runs import BASE, WITHIN, port
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
@@ -247,8 +247,8 @@ def test_copies_of_models_are_told_to_be_the_original(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nulls", [True, False])
 def test_every_key_of_axolotls_schema_is_spoken_of(tmp_path: Path, nulls: bool) -> None:
-    every = known.keys("axolotl", "config")
-    of_plugins = {k: v for k, v in known.keys("axolotl", "plugins").items() if k not in WITHIN}
+    every = keys_of("axolotl", "config")
+    of_plugins = {k: v for k, v in keys_of("axolotl", "plugins").items() if k not in WITHIN}
     assert len(every) > 350 and len(of_plugins) > 60
     given = {**samples({**every, **of_plugins}), **BASE}
     if nulls:
@@ -260,7 +260,7 @@ def test_every_key_of_axolotls_schema_is_spoken_of(tmp_path: Path, nulls: bool) 
 
 @pytest.mark.parametrize("kind", ["chat_template", "completion", "alpaca", "input_output"])
 def test_every_key_of_a_data_set_is_spoken_of(tmp_path: Path, kind: str) -> None:
-    every = known.keys("axolotl", "SFTDataset")
+    every = keys_of("axolotl", "SFTDataset")
     given = {**samples(every), "path": "our/set", "type": kind, "data_files": None, "chat_template": None}
     given |= {
         "train_on_eos": "turn",

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from compiler.port.dialects import every
-from compiler.port.known import tools
+from compiler.port.keys import tools
 from compiler.port.ledger import Line, Verdict
 from compiler.port.port import Ported, name_of
 from compiler.port.read import read

@@ -22,7 +22,7 @@ import yaml
 from compiler.catalog import entries, find
 from compiler.emitters.train import schedule
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, schedules, sharding, torch_optimizers
+from compiler.port.meaning import adapters, sharding, training
 from compiler.port.source import Sources
 from compiler.python_text import source
 from spec.language.train import Train
@@ -199,7 +199,7 @@ def test_the_warm_up_is_transformers_own(tmp_path: Path, steps: float, ratio: fl
 
     given = {} if ratio is None else {"warmup_ratio": ratio}
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, warmup_steps=steps, **given)
-    found = schedules.warmup(steps, ratio)
+    found = training.warmup(steps, ratio)
     for total in (1, 7, 100, 333):
         ours = math.ceil(total * found.ratio) if found.ratio else found.steps or 0
         assert ours == arguments.get_warmup_steps(total)
@@ -218,7 +218,7 @@ def test_the_defaults_are_torchs(name: str) -> None:
     import torch
 
     defaults = getattr(torch.optim, name)([torch.nn.Parameter(torch.zeros(2, 2))]).defaults
-    ours = torch_optimizers.DEFAULTS[name.lower()]
+    ours = training.TORCH_DEFAULTS[name.lower()]
     theirs = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
     assert {key: theirs[key] for key in ours} == ours
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from compiler.port import known
+from compiler.port.keys import tools
 from compiler.port.ledger import Verdict
 from tests.port.dialects import codes, ported, samples, spoken, unspoken, values, verdict
 
-SECTIONS = known.tools()["litgpt"]["sections"]
+SECTIONS = tools()["litgpt"]["sections"]
 LORA: dict[str, Any] = {"checkpoint_dir": "checkpoints/Qwen/Qwen3-8B", "lora_r": 4, "precision": "bf16-true"}
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from compiler.port import known
 from compiler.port.dialects.llamafactory import target_modules
+from compiler.port.keys import keys_of
 from compiler.port.ledger import Ledger, Verdict
+from compiler.port.meaning import adapters
 from compiler.port.meaning.models import resolve
-from compiler.port.meaning.targets import choose
 from compiler.port.report import counts, rows, summary
 from runtime.data.formats import Row, parse_row
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
@@ -289,14 +289,14 @@ def test_what_changes_what_is_learnt_is_an_error(tmp_path: Path, key: str) -> No
 def test_all_means_the_language_models_layers(name: str, given: Any, adapted: int, beyond: Any) -> None:
     model = resolve(name, Path()).model
     assert model is not None
-    found = choose(model, target_modules(model, given))
+    found = adapters.choose(model, target_modules(model, given))
     assert len(found.sites) == adapted and not found.vision
     assert len(found.beyond) == len(beyond)
 
 
 @pytest.mark.parametrize("nulls", [True, False])
 def test_every_key_of_llamafactorys_arguments_is_spoken_of(tmp_path: Path, nulls: bool) -> None:
-    every = known.keys("llamafactory", "train")
+    every = keys_of("llamafactory", "train")
     assert len(every) > 300
     given = {**samples(every), **BASE, "dataset_dir": "data", "eval_dataset": None, "lora_target": "all"}
     if nulls:
@@ -307,7 +307,7 @@ def test_every_key_of_llamafactorys_arguments_is_spoken_of(tmp_path: Path, nulls
 
 
 def test_every_key_of_a_data_set_is_spoken_of(tmp_path: Path) -> None:
-    every = known.keys("llamafactory", "dataset_attributes")
+    every = keys_of("llamafactory", "dataset_attributes")
     columns = {"prompt", "query", "response", "history", "messages", "system", "tools", "chosen", "rejected"}
     tags = {key for key in every if key.endswith("_tag") and key != "kto_tag"}
     within = {"columns": {k: k for k in columns}, "tags": {k: k.removesuffix("_tag") for k in tags}}

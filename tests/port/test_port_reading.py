@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from compiler.port.keys import Keys
-from compiler.port.known import tools
+from compiler.port.keys import Keys, tools
 from compiler.port.ledger import Ledger, Verdict
-from compiler.port.older import NAMES, beside, renamed
 from compiler.port.read import read
+from compiler.port.settle import NAMES, older_beside, renamed
 from compiler.port.source import MISSING, Source, Sources
 
 YAML = """\
@@ -62,7 +61,7 @@ def code(folder: Path, content: str | bytes, name: str = "config.yaml") -> str:
 
 
 def texts(data: Any) -> Any:
-    """PyYAML's values with the two differences that compiler.port.yaml_tree names."""
+    """PyYAML's values with the two differences that compiler.port.read names."""
     if isinstance(data, dict):
         names = {True: "on", 7: "7"}
         return {names.get(key, key): texts(value) for key, value in data.items()}
@@ -221,7 +220,7 @@ def test_an_older_name_beside_its_newer_one_is_told_of(
     text: str, verdicts: list[Verdict], codes: list[str], tmp_path: Path
 ) -> None:
     ledger = Ledger(Sources(renamed(source(tmp_path, text), "trl")))
-    assert [found.code for found in beside(ledger, "trl")] == codes
+    assert [found.code for found in older_beside(ledger, "trl")] == codes
     assert [found.verdict for found in ledger.findings] == verdicts
 
 

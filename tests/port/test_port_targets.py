@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from compiler.catalog import Model, entries, find
-from compiler.port.meaning import targets
+from compiler.port.meaning import adapters
 from runtime.adapters import LoraSettings, build_adapters, parse_layers
 
 
@@ -81,13 +81,13 @@ BACKBONE = (
 )
 def test_the_projections_are_pefts(name: str, spec: Any, layers: Any, exclude: Any) -> None:
     model = model_of(name)
-    found = targets.choose(model, spec, layers, exclude)
+    found = adapters.choose(model, spec, layers, exclude)
     wanted = by_peft(name, spec, layers, exclude)
     assert set(found.sites) == wanted and wanted
     assert adapted(model, found) == wanted
 
 
-def adapted(model: Model, found: targets.Chosen) -> set[str]:
+def adapted(model: Model, found: adapters.Chosen) -> set[str]:
     """The projections that the recipe's own reading of the targets adapts."""
     layers = parse_layers(found.layers, model.architecture.num_layers)
     settings = LoraSettings(4, 8.0, found.targets, layers=layers)
@@ -99,31 +99,31 @@ def adapted(model: Model, found: targets.Chosen) -> set[str]:
     "name", [GEMMA4, GEMMA3, E2B, QWEN3, "google/gemma-4-26B-A4B", "google/gemma-3-1b-it"]
 )
 def test_the_names_are_transformers_own(name: str) -> None:
-    ours = {module.name: module for module in targets.modules(model_of(name))}
+    ours = {module.name: module for module in adapters.modules(model_of(name))}
     theirs = module_names(name)
     text = {key for key, linear in theirs.items() if linear and "vision_tower" not in key}
-    assert text == {key for key, module in ours.items() if module.linear and module.what != targets.VISION}
+    assert text == {key for key, module in ours.items() if module.linear and module.what != adapters.VISION}
     assert {key for key, module in ours.items() if module.site is None and not module.linear} <= set(theirs)
 
 
 def test_what_a_recipe_cannot_adapt_is_told() -> None:
-    found = targets.choose(
+    found = adapters.choose(
         model_of(E2B), ["q_proj", "lm_head", "embed_tokens", "per_layer_input_gate", "qkv_proj"]
     )
     assert found.targets == ("q_proj",) and found.layers == "all"
     assert found.beyond == ("embed_tokens", "per_layer_input_gate", "lm_head")
     assert found.unmatched == ("qkv_proj",) and found.vision
-    assert not targets.choose(model_of(QWEN3), ["q_proj"]).vision
+    assert not adapters.choose(model_of(QWEN3), ["q_proj"]).vision
 
 
 def test_targets_are_written_as_short_as_they_can_be() -> None:
     model = model_of(QWEN3)
-    assert targets.choose(model, ["q_proj"], range(8, 12)).layers == "8-11"
-    assert targets.choose(model, ["q_proj"], [0, 5]).layers == [0, 5]
-    mixed = targets.choose(model, r".*\.[01]\.self_attn\.q_proj|.*up_proj")
+    assert adapters.choose(model, ["q_proj"], range(8, 12)).layers == "8-11"
+    assert adapters.choose(model, ["q_proj"], [0, 5]).layers == [0, 5]
+    mixed = adapters.choose(model, r".*\.[01]\.self_attn\.q_proj|.*up_proj")
     assert mixed.targets == (r"layers\.(0|1)\.self_attn\.q_proj", "up_proj") and mixed.layers == "all"
 
 
 def test_a_text_that_is_no_regular_expression_is_refused() -> None:
     with pytest.raises(re.error):
-        targets.choose(model_of(QWEN3), "*.q_proj")
+        adapters.choose(model_of(QWEN3), "*.q_proj")

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from compiler.port import known
-from compiler.port.dialects.torchtune_data import COLUMNS, KINDS, PREFIX
-from compiler.port.dialects.torchtune_model import BUILDERS
+from compiler.port.dialects.torchtune import BUILDERS, COLUMNS, KINDS, PREFIX
+from compiler.port.keys import keys_of, tools
 from compiler.port.ledger import Verdict
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
-SECTIONS = known.tools()["torchtune"]["sections"]
+SECTIONS = tools()["torchtune"]["sections"]
 DATA = {"_component_": "torchtune.datasets.chat_dataset", "source": "a/b", "conversation_column": "messages"}
 LORA: dict[str, Any] = {
     "model": {"_component_": "torchtune.models.llama3_2.lora_llama3_2_1b", "lora_attn_modules": ["q_proj"]},
@@ -83,7 +82,7 @@ def test_a_lora_run_is_taken_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", [name for name in SECTIONS if "." not in name])
 def test_no_key_of_a_recipe_is_passed_over(tmp_path: Path, recipe: str) -> None:
-    keys = known.keys("torchtune", recipe)
+    keys = keys_of("torchtune", recipe)
     ledger = ported("torchtune", tmp_path, {**samples(keys), **LORA})
     assert unspoken(ledger, keys) == []
 

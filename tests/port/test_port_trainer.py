@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compiler.port import known
+from compiler.port.keys import keys_of
 from compiler.port.ledger import Ledger, Verdict
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
@@ -105,13 +105,13 @@ def test_a_lora_run_is_taken_over(run: Any) -> None:
 
 
 def test_no_training_argument_is_passed_over(run: Any) -> None:
-    keys = known.keys("trainer", "training_arguments")
+    keys = keys_of("trainer", "training_arguments")
     ledger = run({**samples(keys), "per_device_train_batch_size": 4})
     assert unspoken(ledger, keys) == []
 
 
 def test_no_key_of_an_adapter_is_passed_over(run: Any) -> None:
-    keys = known.keys("peft", "lora")
+    keys = keys_of("peft", "lora")
     ledger = run(None, {**samples(keys), **ADAPTER})
     assert ledger.unread(ledger.sources.others["adapter_config"]) == []
     assert {found.key for found in ledger.findings if found.file.endswith("adapter_config.json")} >= set(keys)

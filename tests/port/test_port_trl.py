@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compiler.port import known
+from compiler.port.keys import keys_of, tools
 from compiler.port.ledger import Verdict
 from spec.document import Refused
 from tests.port import dialects
@@ -83,12 +83,12 @@ def test_a_qlora_run_is_taken_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo"])
 @pytest.mark.parametrize("adapters", [True, False])
 def test_no_key_of_a_script_is_passed_over(tmp_path: Path, objective: str, adapters: bool) -> None:
-    keys = known.keys("trl", objective, "script", "model", "mixture")
+    keys = keys_of("trl", objective, "script", "model", "mixture")
     content = {
         **samples(keys),
         **SFT,
         "use_peft": adapters,
-        "datasets": [samples(known.keys("trl", "dataset"))],
+        "datasets": [samples(keys_of("trl", "dataset"))],
     }
     ledger = ported("trl", tmp_path, content, script=objective)
     assert unspoken(ledger, keys) == []
@@ -96,7 +96,7 @@ def test_no_key_of_a_script_is_passed_over(tmp_path: Path, objective: str, adapt
 
 
 def test_no_flag_of_the_launcher_is_passed_over(tmp_path: Path) -> None:
-    flags = known.keys("accelerate", "launch")
+    flags = keys_of("accelerate", "launch")
     ledger = ported("trl", tmp_path, {**samples(flags), **SFT})
     assert unspoken(ledger, flags) == []
 
@@ -222,7 +222,7 @@ def test_a_run_of_another_script_is_refused_by_its_name(
 
 
 def test_every_script_of_trl_is_known_and_each_key_of_it_tells_it(tmp_path: Path) -> None:
-    sections = known.tools()["trl"]["sections"]
+    sections = tools()["trl"]["sections"]
     commands = [name for name in sections if not name.startswith("experimental.")]
     assert {*SCRIPTS, "grpo", "kto", "rloo", "reward", "distillation"} <= set(commands)
     for name in set(commands) - {*SCRIPTS, "script", "model", "mixture", "dataset"}:

@@ -2,72 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from compiler.catalog import Model
-from compiler.port import known
-from compiler.port.dialects import axolotl_data, axolotl_lora, axolotl_train
-from compiler.port.dialects import axolotl_keys as tables
-from compiler.port.keys import Keys
+from compiler.port.dialects.axolotl_data import say_data
+from compiler.port.keys import Keys, defaults_of, table, words
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import models, results
+from compiler.port.meaning import adapters, models, sharding, trainer, training
+from compiler.port.meaning.sharding import Launch
 from compiler.wording import flow, listing
 
 NAME = "axolotl"
 TITLE = "Axolotl"
-MARKS = [
-    "base_model",
-    "sequence_len",
-    "sample_packing",
-    "adapter",
-    "lora_target_linear",
-    "val_set_size",
-    "micro_batch_size",
-    "num_epochs",
-    "lr_scheduler",
-    "evals_per_epoch",
-    "saves_per_epoch",
-    "datasets",
-    "dataset_prepared_path",
-    "chat_template",
-    "flash_attention",
-    "load_in_4bit",
-    "load_in_8bit",
-    "rl",
-    "eot_tokens",
-    "base_model_config",
-    "bnb_config_kwargs",
-    "pad_to_sequence_len",
-]
+MARKS = words(
+    """base_model sequence_len sample_packing adapter lora_target_linear val_set_size micro_batch_size
+    num_epochs lr_scheduler evals_per_epoch saves_per_epoch datasets dataset_prepared_path chat_template
+    flash_attention load_in_4bit load_in_8bit rl eot_tokens base_model_config bnb_config_kwargs
+    pad_to_sequence_len"""
+)
 
 OFF: tuple[object, ...] = (None, False, 0, 0.0, "", "none", [], {})
 """Values at which a feature does nothing."""
 
-KNOWN_PLUGINS = {
-    "CutCrossEntropyPlugin": "",
-    "LigerPlugin": "",
-    "KernelsPlugin": "",
-    "ExpertParallelPlugin": "",
-    "LMEvalPlugin": "evaluate.tasks names tasks for the server",
-    "SwanLabPlugin": "",
-}
-SAME_KERNELS = "the same arithmetic in fused kernels, or a log"
+EVERY = 100
+"""The recipe's own default of train.eval_every and checkpoint.every_steps."""
+EPOCH = f"a step that depends on the rows is not known yet: every {EVERY} steps here, and at the end"
+UNCAST = "embeddings and norms are trained in bfloat16 too here; there in float32, as without flash attention"
+OF_ADAPTERS = words(
+    """lora_target_linear lora_target_modules lora_dropout lora_r lora_alpha lora_rank_pattern
+    lora_alpha_pattern peft_use_rslora peft_init_lora_weights peft_layers_to_transform peft_layers_pattern
+    peft bnb_config_kwargs"""
+)
+KNOWN_PLUGINS = words(
+    """CutCrossEntropyPlugin LigerPlugin KernelsPlugin ExpertParallelPlugin LMEvalPlugin SwanLabPlugin"""
+)
+OF_PREFERENCES = words(
+    """rl_beta dpo_beta orpo_alpha trl dpo_label_smoothing dpo_loss_type dpo_use_weighting
+    precompute_ref_log_probs"""
+)
 
 
 def port(ledger: Ledger) -> None:
     """Says of every key what became of it."""
-    keys = Keys(ledger, ledger.sources.main, TITLE, known.defaults(NAME, "config"))
+    keys = Keys(ledger, ledger.sources.main, TITLE, defaults_of(NAME, "config"))
     objective = _objective(keys)
     _refused(keys)
     model = _model(keys)
-    axolotl_lora.port(keys, model)
-    axolotl_data.port(keys, model, objective)
-    axolotl_train.port(keys, model)
+    _adapters(keys, model)
+    say_data(keys, model, objective)
+    _training(keys, model)
     _plugins(keys)
     _tokens(keys)
-    results.directory(keys, "output_dir")
+    training.directory(keys, "output_dir")
     project = keys.text("wandb_project")
     on = project and keys.value("wandb_mode") != "disabled"
-    keys.same("wandb_project", {results.PROJECT: project} if on else None, "" if on else "off")
-    _tables(keys)
+    keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
+    keys.follow(KEYS, OFF)
 
 
 def _model(keys: Keys) -> Model | None:
@@ -93,23 +84,18 @@ def _objective(keys: Keys) -> str:
         keys.refuse("rl", "E1149", message, "rl: dpo, or no rl for supervised fine-tuning")
         kind = None
     keys.say("rl", {"train.objective": kind} if kind else {})
-    beta = next((n for n in ("trl.beta", "rl_beta", "dpo_beta", "orpo_alpha") if keys.given(n)), None)
     if kind is None:
-        for name in ("rl_beta", "dpo_beta", "orpo_alpha", "trl", "dpo_label_smoothing", "dpo_loss_type"):
-            keys.same(name, note="without rl it says nothing")
-        keys.passive(("dpo_use_weighting", "precompute_ref_log_probs"), "without rl it says nothing")
+        keys.passive(OF_PREFERENCES, "without rl it says nothing")
         return "sft"
-    value = keys.number(beta) if beta else None
-    for name in ("trl.beta", "rl_beta", "dpo_beta", "orpo_alpha"):
-        if name == beta:
-            keys.same(name, {"train.beta": value})
-        else:
-            keys.same(name, note=f"{beta} holds" if beta else "")
+    betas = ("trl.beta", "rl_beta", "dpo_beta", "orpo_alpha")
+    beta = next((name for name in betas if keys.given(name)), None)
+    if beta is not None:
+        keys.same(beta, {"train.beta": keys.number(beta)})
+    keys.passive(betas, f"{beta} holds" if beta else "")
     if beta is None:
         keys.default("rl_beta", 0.1, {"train.beta": 0.1}, "TRL's default")
-    smoothing = keys.number("dpo_label_smoothing")
-    smooth = smoothing if kind == "dpo" else None
-    keys.same("dpo_label_smoothing", {"train.label_smoothing": smooth} if smooth else None)
+    smoothing = keys.number("dpo_label_smoothing") if kind == "dpo" else None
+    keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
     loss = keys.value("dpo_loss_type")
     if loss not in (None, "sigmoid", ["sigmoid"]):
         message = f"the preference loss {flow(loss)} has no counterpart: dpo here is the sigmoid loss"
@@ -117,24 +103,22 @@ def _objective(keys: Keys) -> str:
     keys.same("dpo_loss_type", note="dpo's own loss")
     keys.learnt("dpo_use_weighting", (False,), "preferences count alike here")
     keys.passive(("precompute_ref_log_probs",), "when the reference is computed, not what it is")
-    below = keys.below("trl")
-    for name in keys.mapping("trl"):
-        below.passive((name,), "a setting of reinforcement learning, which this is not")
+    keys.below("trl").passive(keys.mapping("trl"), "a setting of reinforcement learning, which this is not")
     return kind
 
 
 def _refused(keys: Keys) -> None:
-    for name, why in tables.REFUSED.items():
-        if keys.given(name) and keys.value(name) is not False:
-            help = "port the supervised stage: a config with datasets and no such key"
-            keys.refuse(name, "E1149", f"`{name}` makes another kind of run: {why}", help)
-        keys.same(name, note="off")
-    for name in tables.VISION:
+    help = "port the supervised stage: a config with datasets and no such key"
+    for why, names in REFUSED.items():
+        for name in names.split():
+            if keys.given(name) and keys.value(name) is not False:
+                keys.refuse(name, "E1149", f"`{name}` makes another kind of run: {why}", help)
+            keys.same(name, note="off")
+    for name in VISION:
         if keys.given(name):
             message = f"`{name}` is for images or sound, and the models here read text"
             keys.refuse(name, "E1150", message, "train on text: leave it out, with data sets of text")
         keys.same(name)
-    keys.passive(("freeze_mm_modules",), "the vision tower is not part of the model here")
 
 
 def _plugins(keys: Keys) -> None:
@@ -143,40 +127,573 @@ def _plugins(keys: Keys) -> None:
     lost = [name for name in names if name not in KNOWN_PLUGINS]
     if lost:
         keys.learnt("plugins", (), f"what {listing(lost)} changes in the run is not done here")
-    keys.same("plugins", note=SAME_KERNELS)
+    keys.same("plugins", note="the same arithmetic in fused kernels, or a log")
 
 
 def _tokens(keys: Keys) -> None:
     """Special tokens: padding is masked; others would be other text."""
-    given = keys.mapping("special_tokens")
     below = keys.below("special_tokens")
-    for name in given:
+    for name in keys.mapping("special_tokens"):
         if name == "pad_token":
             below.same(name, note="padding is neither trained on nor attended to")
         elif name in ("bos_token", "eos_token", "unk_token"):
             below.unless(name, (), f"the tokenizer keeps its own {name}: change it in a copy of it")
         else:
             below.unless(name, ([],), "no tokens are added to the tokenizer here")
-    if not given:
+    if not below.said:
         keys.same("special_tokens")
 
 
-def _tables(keys: Keys) -> None:
-    if keys.value("expert_parallel_size") == 1:
-        keys.same("expert_parallel_size", note="off")
-    for name, why in tables.LEARNT.items():
-        keys.learnt(name, OFF, why)
-    for name, why in tables.FEATURES.items():
-        keys.unless(name, OFF, why)
-    for note, names in tables.IRRELEVANT.items():
-        keys.passive(names.split(), note)
-    for switch, names in tables.SETTINGS.items():
-        on = keys.given(switch) and keys.value(switch) not in OFF
-        for name in names.split():
-            if on:
-                keys.unless(name, (), f"a setting of {switch} that there is not here")
-            else:
-                keys.same(name, note=f"without {switch} it says nothing")
-    for why, names in tables.LOST.items():
-        for name in names.split():
-            keys.unless(name, OFF, why)
+def _adapters(keys: Keys, model: Model | None) -> None:
+    """The keys of `lora`; `lora: null` where everything is trained."""
+    adapter = keys.choice("adapter", ("lora", "qlora"))
+    if adapter is None and "adapter" not in keys.said:
+        _full(keys)
+        return
+    keys.same("adapter", note="with its base in 4 bits" if adapter == "qlora" else "")
+    for key, value in (("lora_r", keys.integer("lora_r")), ("lora_alpha", keys.number("lora_alpha"))):
+        if value is not None and value > 0:
+            keys.say(key, {"lora.rank" if key == "lora_r" else "lora.alpha": value})
+        else:  # PEFT's own, as Axolotl hands it None.
+            keys.refuse(key, "E1144", f"`{key}` is missing, and Axolotl has no default for it", f"{key}: 16")
+    keys.default("lora_dropout", 0.0, {"lora.dropout": keys.number("lora_dropout") or 0.0})
+    keys.same("peft_use_rslora", {"lora.rslora": True} if keys.flag("peft_use_rslora") else None)
+    for name in ("rank_pattern", "alpha_pattern"):
+        given = keys.mapping(f"lora_{name}")
+        keys.same(f"lora_{name}", {f"lora.{name}": dict(given)} if given else None)
+    _targets(keys, model)
+    start = keys.value("peft_init_lora_weights")
+    why = {False: "B starts from zero here", "gaussian": "A is uniform here, with other values"}
+    if start in (True, None):
+        keys.same("peft_init_lora_weights", {"lora.init": "peft"} if start else None)
+    elif start is False or start == "gaussian":
+        keys.say("peft_init_lora_weights", {"lora.init": "peft"}, why[start])
+    else:
+        note = f"A and B start from PEFT's own values here, not from {start}'s"
+        keys.learnt("peft_init_lora_weights", (), note)
+    note = "LoftQ's start is not computed here: A and B start from PEFT's own values"
+    keys.learnt("peft", ({}, {"loftq_config": None}), note)
+    _quantised(keys, adapter)
+
+
+def _full(keys: Keys) -> None:
+    """Full fine-tuning."""
+    keys.ledger.set("lora", None)
+    keys.same("adapter")
+    if not keys.stands("adapter"):
+        keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
+    for name, way in (("load_in_4bit", "qlora"), ("load_in_8bit", "lora")):
+        if keys.flag(name):
+            message = f"`{name}` without an adapter: a quantised base cannot be trained itself"
+            keys.refuse(name, "E1146", message, f"adapter: {way}")
+        keys.same(name, note="off")
+    keys.passive(OF_ADAPTERS, "there are no adapters: everything is trained")
+
+
+def _targets(keys: Keys, model: Model | None) -> None:
+    given, linear = keys.texts("lora_target_modules"), keys.flag("lora_target_linear")
+    layers = keys.value("peft_layers_to_transform")
+    layers = [n for n in layers if isinstance(n, int)] if isinstance(layers, list) else None
+    if not given and not linear:
+        message = "neither `lora_target_modules` nor `lora_target_linear` says what carries adapters"
+        keys.refuse("lora_target_modules", "E1148", message, "lora_target_linear: true")
+        keys.passive(("lora_target_linear", "peft_layers_to_transform", "peft_layers_pattern"), "off")
+        return
+    spec = [given] if isinstance(given, str) and linear else given or []
+    if linear and model is not None:
+        # Names' last parts, as Axolotl collects them.
+        names = [module.name.rpartition(".")[2] for module in adapters.modules(model) if module.linear]
+        spec = list(dict.fromkeys([*spec, *(name for name in names if name != "lm_head")]))
+    key = "lora_target_modules" if given else "lora_target_linear"
+    adapters.say_targets(keys, key, model, "all-linear" if linear and model is None else spec, layers)
+    keys.same("lora_target_modules", note="lora_target_linear has them all")
+    keys.same("lora_target_linear", note="all Linear modules but the output head" if linear else "off")
+    made = {"lora.layers": chosen} if (chosen := keys.ledger.value("lora.layers")) is not None else None
+    keys.same("peft_layers_to_transform", made if keys.given("peft_layers_to_transform") else None)
+    keys.same("peft_layers_pattern", note="the model has one list of layers")
+
+
+def _quantised(keys: Keys, adapter: str | None) -> None:
+    four, eight = keys.flag("load_in_4bit"), keys.flag("load_in_8bit")
+    if adapter == "qlora" and not four:
+        message = "`adapter: qlora` without `load_in_4bit: true`, which Axolotl requires beside it"
+        keys.refuse("load_in_4bit", "E1145", message, "load_in_4bit: true")
+        four = True
+    usual = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+    extra = keys.mapping("bnb_config_kwargs")
+    kind = str(extra.get("bnb_4bit_quant_type", "nf4"))
+    nested = extra.get("bnb_4bit_use_double_quant", True) is True
+    if kind not in ("nf4", "fp4"):
+        message = f"bitsandbytes has no type {kind}"
+        keys.refuse("bnb_config_kwargs", "E1160", message, "bnb_4bit_quant_type: nf4")
+        kind = "nf4"
+    made = adapters.quantized(4 if four else 8 if eight else None, kind, nested)
+    sets: dict[str, Any] = {"lora.quantize": made.value} if made.value else {}
+    for name, on in (("load_in_4bit", four), ("load_in_8bit", eight and not four)):
+        if on:
+            keys.say(name, sets, made.note)
+        keys.same(name, note="off")
+    if extra:
+        keys.say("bnb_config_kwargs", sets, made.note)
+    elif four:
+        keys.default("bnb_config_kwargs", usual, sets, f"Axolotl's default; {adapters.NESTED}")
+    keys.same("bnb_config_kwargs", note="the base is not stored in 4 bits")
+
+
+def _training(keys: Keys, model: Model | None) -> None:
+    """The keys of `train`, `checkpoint`, `remat` and model.dtype, model.attention."""
+    launch = _launch(keys)
+    _batches(keys, launch)
+    _length(keys)
+    _optimizer(keys)
+    _schedule(keys)
+    _warmup(keys)
+    _attention(keys, model)
+    _precision(keys, launch)
+    remat = bool(keys.value("gradient_checkpointing")) or launch.remat
+    sets: dict[str, Any] = {"remat.policy": "decoder" if remat else "none"}
+    if keys.given("gradient_checkpointing"):
+        keys.same("gradient_checkpointing", sets, "the same numbers, with less memory" if remat else "")
+    keys.say("gradient_checkpointing", sets)
+    _saving(keys)
+    _evaluating(keys)
+    steps = keys.number("logging_steps")
+    whole = steps is not None and steps >= 1 and steps == int(steps)
+    keys.same("logging_steps", {"train.log.every": int(steps or 1)} if whole else None)
+    if keys.flag("use_tensorboard"):
+        keys.same("use_tensorboard", {"train.log.tensorboard": True})
+
+
+def _launch(keys: Keys) -> Launch:
+    """How the GPUs were arranged: from accelerate's and DeepSpeed's files, and from the keys."""
+    others = keys.ledger.sources.others
+    launch = sharding.accelerate(keys.ledger, others["accelerate"]) if "accelerate" in others else Launch()
+    if "deepspeed" in others:
+        sharding.deepspeed(Keys(keys.ledger, others["deepspeed"], "DeepSpeed"), {})
+    if isinstance(keys.value("deepspeed"), dict):
+        sharding.deepspeed(keys.below("deepspeed"), {})
+    keys.same("deepspeed", note=sharding.MESH)
+    remat = sharding.fsdp(keys.below("fsdp_config"))
+    found = keys.value("fsdp_config")
+    inner = found if isinstance(found, dict) else {}
+    version = keys.value("fsdp_version") or inner.get("fsdp_version") or inner.get("version")
+    # Axolotl's own way of preparing FSDP2 leaves the weights in their type.
+    launch = launch.with_(
+        str(version) != "2" and (keys.value("fsdp") or inner),
+        keys.value("deepspeed") or "deepspeed" in others,
+    )
+    keys.passive(("fsdp", "fsdp_version", "fsdp_final_state_dict_type"), sharding.MESH)
+    shared, data = launch.shared, 1
+    for name in ("tensor_parallel_size", "context_parallel_size", "sequence_parallel_degree"):
+        size = max(keys.integer(name) or 1, 1)
+        shared *= size
+        keys.same(name, note=sharding.sharing(size) if size > 1 else "")
+    for name in ("dp_shard_size", "dp_replicate_size"):
+        data *= max(keys.integer(name) or 1, 1)
+        keys.same(name, note=sharding.MESH)
+    processes = launch.processes or (data * shared if data > 1 else None)
+    made = replace(launch, processes=processes, shared=shared, remat=launch.remat or remat)
+    return sharding.ray(keys, made)
+
+
+def _batches(keys: Keys, launch: Launch) -> None:
+    micro, accumulation, total = (
+        keys.integer(name) for name in ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
+    )
+    micro = micro if keys.given("micro_batch_size") or not total else max(total // (accumulation or 1), 1)
+    if not keys.given("gradient_accumulation_steps") and total and micro:
+        accumulation = max(total // micro, 1)
+    processes = sharding.devices(keys.ledger, launch)
+    shared = launch.shared if processes % launch.shared == 0 else 1
+    made = training.global_batch(max(micro or 1, 1), max(accumulation or 1, 1), processes, shared)
+    rows = {"train.global_batch_size": made.rows}
+    keys.same("batch_size", rows if total else None, "rows of a step on one device")
+    for key, sets in (
+        ("micro_batch_size", {"train.micro_batch_size": made.per_device, **rows}),
+        ("gradient_accumulation_steps", rows),
+    ):
+        if keys.given(key):
+            keys.same(key, sets, str(made))
+        keys.say(key, sets)
+    if not keys.ledger.devices and not launch.processes:
+        keys.ledger.defaulted("--devices", 1, rows, sharding.ONE)
+    elif keys.ledger.devices:
+        keys.ledger.defaulted("--devices", processes, rows, f"given by --devices: {made}")
+    if keys.ledger.value("train.objective") is None:
+        note = "Axolotl's loss is a mean over the tokens of a step"
+        if processes > 1:
+            note += "; each device's own tokens are averaged there, and all tokens of the step here"
+        keys.ledger.defaulted("loss", "mean over tokens", {"train.loss_normalization": "tokens"}, note)
+
+
+def _length(keys: Keys) -> None:
+    epochs, steps = keys.number("num_epochs"), keys.integer("max_steps")
+    if steps and steps > 0:
+        note = "the run has as many steps, also where num_epochs ends sooner"
+        keys.say("max_steps", {"train.steps": steps}, note)
+        keys.same("num_epochs", note="max_steps ends the run")
+        return
+    keys.same("max_steps", note="no bound")
+    if epochs is not None and epochs > 0:
+        whole = max(round(epochs), 1)
+        note = "" if whole == epochs else f"{whole} whole epochs here"
+        keys.say("num_epochs", {"train.epochs": whole}, note)
+
+
+def _optimizer(keys: Keys) -> None:
+    rate = keys.number("learning_rate")
+    if rate is None and not keys.stands("learning_rate"):
+        message = "`learning_rate` is missing, which Axolotl has no default for"
+        keys.refuse("learning_rate", "E1144", message, "learning_rate: 2e-4")
+    keys.same("learning_rate", {"train.optimizer.learning_rate": rate} if rate and rate > 0 else None)
+    name = keys.text("optimizer") or "adamw_torch_fused"
+    found = training.optimizer_of(name)
+    training.say_optimizer(keys, "optimizer", name, found, "adamw_torch")
+    decay = keys.number("weight_decay")
+    note = trainer.DECAYED if decay and keys.ledger.value("lora", "") is None else ""
+    keys.say("weight_decay", {"train.optimizer.weight_decay": decay} if decay is not None else {}, note)
+    for key, path, default in (
+        ("max_grad_norm", "max_grad_norm", 1.0),
+        ("adam_beta1", "b1", 0.9),
+        ("adam_beta2", "b2", 0.99 if found.name == "lion" else 0.999),
+        ("adam_epsilon", "eps", 1e-8),
+    ):
+        value: float | None = keys.number(key) if keys.given(key) else default
+        value = (value or None) if key == "max_grad_norm" else default if value is None else value
+        keys.default(key, default, {f"train.optimizer.{path}": value}, "the Trainer's default")
+    known = {"beta1": "b1", "beta2": "b2", "eps": "eps", "epsilon": "eps", "momentum": "momentum"}
+    try:
+        given = training.arguments(keys.value("optim_args"))
+    except (ValueError, AttributeError):
+        message = "`optim_args` is not of the form NAME=VALUE"
+        keys.refuse("optim_args", "E1160", message, "optim_args: beta1=0.9")
+        return
+    sets: dict[str, Any] = {}
+    lost = []
+    for name, text in given.items():
+        try:
+            sets[f"train.optimizer.{known[name]}"] = float(text)
+        except (KeyError, ValueError):
+            lost.append(name)
+    keys.say("optim_args", sets, f"{', '.join(lost)}: no settings of the optimizer here" if lost else "")
+
+
+def _schedule(keys: Keys) -> None:
+    name = keys.text("lr_scheduler") or "cosine"
+    made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), keys.number("learning_rate"))
+    notes = {
+        "one_cycle": "a cosine after the warm-up; momentum stays as it is",
+        "rex": "a cosine in place of REX",
+    }
+    if made.name is None and name not in notes:
+        keys.refuse("lr_scheduler", "E1163", f"there is no schedule {name}", "lr_scheduler: cosine")
+    final = keys.number("cosine_min_lr_ratio") if name == "cosine" else None
+    ratio = final if final is not None else made.final_ratio
+    ends = {"train.schedule.final_ratio": ratio} if 0 < ratio <= 1 else {}
+    keys.say(
+        "lr_scheduler",
+        {"train.schedule.name": made.name or "cosine", **ends},
+        made.note or notes.get(name, ""),
+    )
+    keys.same("lr_scheduler_kwargs", note="as the schedule has it")
+    if name == "cosine":
+        keys.same("cosine_min_lr_ratio", ends or None)
+    keys.same("cosine_min_lr_ratio", note=f"the schedule {name} does not read it")
+
+
+def _warmup(keys: Keys) -> None:
+    """Axolotl rounds a ratio down, has two steps where it would be one, and a warm-up where none is given."""
+    steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
+    if keys.given("warmup_steps") and keys.given("warmup_ratio"):
+        message = "`warmup_steps` and `warmup_ratio` exclude each other in Axolotl"
+        keys.refuse("warmup_ratio", "E1145", message, "keep one of them")
+    if steps is not None:
+        made = training.warmup(steps)
+        count = 2 if made.steps == 1 else made.steps
+        sets = {"train.schedule.warmup_steps": count or 0} if made.ratio is None else made.sets()
+        note = "Axolotl makes two steps of one" if count == 2 != made.steps else made.note
+        keys.say("warmup_steps", sets, note)
+    elif ratio is not None:
+        note = "rounded up to a whole step here, and down there" if 0 < ratio < 1 else ""
+        keys.say("warmup_ratio", {"train.schedule.warmup_ratio": ratio} if 0 <= ratio < 1 else {}, note)
+    else:
+        note = "3 % of the steps, though 100 at most, which is not known before the rows are"
+        sets = {"train.schedule.warmup_ratio": 0.03}
+        keys.default("warmup_ratio", 0.03, sets, f"Axolotl's default: {note}")
+    keys.passive(("warmup_steps", "warmup_ratio"), "the other one gives the warm-up")
+
+
+def _precision(keys: Keys, launch: Launch) -> None:
+    bf16 = keys.value("bf16")
+    half, eight = keys.flag("fp16") or keys.flag("float16"), keys.flag("fp8")
+    brain = bf16 in ("auto", "full", True) or keys.flag("bfloat16")
+    sets: dict[str, Any] = {"model.dtype": "bfloat16" if brain or half or eight else "float32"}
+    note = ""
+    if sets["model.dtype"] == "bfloat16" and keys.ledger.value("lora", "") is None:
+        held, why = launch.masters(False, bf16 != "full")
+        keys.ledger.set("train.optimizer.master_weights", held, why)
+        cast = any(keys.value(name) for name in ("fsdp", "fsdp_config", "cut_cross_entropy"))
+        if not (held or cast) and keys.ledger.value("model.attention") == "dot":
+            note = UNCAST
+    if keys.given("bf16") and keys.source.get("bf16") not in (True, False, "auto", "full"):
+        keys.refuse("bf16", "E1160", f"`bf16` is {bf16!r}, and not auto, true, false or full", "bf16: auto")
+    keys.say("bf16", {} if half or eight else sets, note)
+    if keys.flag("bfloat16"):
+        keys.same("bfloat16", sets)
+    for name in ("fp16", "float16"):
+        if keys.flag(name):
+            note = "bfloat16 in its place, which needs no loss scaling: three digits fewer, more range"
+            keys.say(name, sets, note)
+    keys.passive(("bfloat16", "fp16", "float16"), "off")
+    keys.unless("fp8", (False,), "bfloat16 in its place: products are more precise, and take longer")
+    keys.unless("fp8_config", (), "bfloat16 in its place of fp8")
+    if sets["model.dtype"] == "float32" and keys.value("tf32") is True:
+        keys.say("tf32", {}, "float32 products are the TPU's own, not TF32")
+    keys.same("tf32", note="products in bfloat16 are not touched by it")
+
+
+def _attention(keys: Keys, model: Model | None) -> None:
+    on = [flag for flag in _FLAGS if keys.flag(flag)]
+    held = keys.text("attn_implementation") or (_FLAGS[on[0]] if on else None)
+    flashes = model is None or model.family.flash_attention
+    sets = {"model.attention": "dot" if held in (None, "eager", "sdpa") or not flashes else "splash"}
+    note = "scores are not quantised here" if held in ("sage", "fp8") else ""
+    for key in ("attn_implementation", *on):
+        keys.say(key, sets if keys.given(key) else None, note)
+    keys.passive(_FLAGS, "off")
+
+
+def _every(keys: Keys, path: str, names: tuple[str, str, str], default: str, idle: str = "") -> None:
+    """How often: in steps, or as a share of the run, or by epochs.
+
+    Args:
+        names: of the keys for steps, for times an epoch, and for the strategy.
+        default: of the strategy.
+        idle: why the keys say nothing, where they do not.
+    """
+    count = keys.number(names[0])
+    total = keys.ledger.value("train.steps")
+    if idle:
+        keys.passive(names, idle)
+    elif count is not None and (count >= 1 or (count and total)):
+        keys.say(names[0], {path: int(count) if count >= 1 else max(int(count * total), 1)})
+    else:
+        given = next((name for name in names if keys.given(name)), None)
+        if given is None:
+            keys.default(names[2], default, {path: EVERY}, f"Axolotl's default is {default}; {EPOCH}")
+        else:
+            keys.say(given, {path: EVERY}, EPOCH)
+    keys.passive(names, "as it is given by steps")
+
+
+def _saving(keys: Keys) -> None:
+    if keys.value("save_strategy") == "no":
+        note = f"checkpoints are written every {EVERY} steps and at the end; what is trained is the same"
+        keys.say("save_strategy", {"checkpoint.every_steps": EVERY}, note)
+    _every(keys, "checkpoint.every_steps", ("save_steps", "saves_per_epoch", "save_strategy"), "epoch")
+    keep = keys.integer("save_total_limit")
+    if keep and keep > 0:
+        keys.say("save_total_limit", {"checkpoint.keep": keep})
+    elif "save_total_limit" not in keys.said:
+        keys.default("save_total_limit", 4, {"checkpoint.keep": 4})
+
+
+def _evaluating(keys: Keys) -> None:
+    evaluates = keys.ledger.value("data.eval_fraction") or keys.ledger.value("data.eval")
+    if evaluates and keys.value("eval_strategy") == "no":
+        note = f"evaluation is every {EVERY} steps and at the end here"
+        keys.say("eval_strategy", {"train.eval_every": EVERY}, note)
+    keys.same("evaluation_strategy", note="its newer name is eval_strategy")
+    idle = "" if evaluates else "there is nothing to evaluate on"
+    _every(keys, "train.eval_every", ("eval_steps", "evals_per_epoch", "eval_strategy"), "no", idle)
+
+
+_FLAGS = {
+    "xformers_attention": "xformers",
+    "sage_attention": "sage",
+    "flex_attention": "flex_attention",
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "eager_attention": "eager",
+}
+
+KEYS = table(f"""
+exact use_wandb: wandb_project says whether the run is logged there
+exact include_tokens_per_second include_tkps: tokens a second are logged in any case
+exact hf_use_auth_token: the hub's token is the environment's
+exact save_safetensors tokenizer_save_jinja_files: the merged model has both
+exact dataset_prepared_path num_dataset_shards_to_save dataset_processes dataset_num_proc
+    dataset_keep_in_memory dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor
+    remove_unused_columns sample_packing_mp_start_method is_preprocess preprocess_iterable total_num_tokens
+    total_supervised_tokens sample_packing_eff_est accelerator_config skip_prepare_dataset: how rows are
+    prepared and loaded, not which
+exact gradio_title gradio_share gradio_server_name gradio_server_port gradio_max_new_tokens gradio_temperature
+    generate_samples num_generation_samples generation_max_new_tokens generation_temperature generation_top_p
+    generation_top_k generation_prompt_ratio generation_do_sample do_causal_lm_eval eval_causal_lm_metrics
+    do_bench_eval bench_dataset bench_split lm_eval_tasks lm_eval_batch_size lm_eval_post_train lm_eval_model
+    eval_table_size eval_max_new_tokens: a demonstration or a report beside the training
+exact device device_map local_rank ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers
+    ddp_find_unused_parameters gc_steps gc_collect_steps torch_empty_cache_steps max_memory gpu_memory_limit
+    low_cpu_mem_usage lora_on_cpu qlora_sharded_model_loading experimental_skip_move_to_device ple_cpu_offload
+    ray_run_name resources_per_worker use_ray relora_cpu_offload: how the GPU's memory and its processes are
+    managed
+exact torch_compile torch_compile_backend torch_compile_mode torch_compile_options deepcompile use_kernels
+    lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel liger_rope liger_rms_norm
+    liger_rms_norm_gated liger_layer_norm liger_swiglu liger_glu_activation liger_cross_entropy
+    liger_fused_linear_cross_entropy liger_kernel_impl cut_cross_entropy chunked_cross_entropy
+    chunked_cross_entropy_num_chunks flash_attn_cross_entropy flash_attn_fuse_mlp flash_optimum
+    fused_attn_kernel large_head_attention flash_attn_d512 sdpa_varlen gemma4_hybrid_attn_impl
+    experts_implementation tiled_mlp tiled_mlp_num_shards tiled_mlp_use_original_mlp flex_attn_compile_kwargs
+    pretrain_multipack_attn dpo_use_liger_kernel dpo_padding_free expert_backend moe_grouped_backend
+    moe_dequant_chunk_size moe_bnb_fast use_scattermoe use_sonicmoe llama4_linearized_experts: the same
+    arithmetic in fused or compiled kernels; XLA compiles the whole step
+exact gradient_checkpointing_kwargs activation_offloading layer_offloading selective_checkpointing
+    auto_find_batch_size: a memory saving of the GPU; remat.policy is what there is here
+exact pad_to_sequence_len pad_to_multiple_of batch_flattening multipack_real_batches: rows are padded with
+    tokens that are neither trained on nor attended to
+exact is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
+    axolotl_config_path strict tokenizer_use_fast tokenizer_legacy tokenizer_type base_model_config
+    type_of_model model_type trust_remote_code lora_fan_in_fan_out embeddings_skip_upcast: what Axolotl finds
+    out about the model by itself
+exact resume_from_checkpoint auto_resume_from_checkpoints: a run is begun anew here; --resume goes on with its
+    own checkpoints
+exact merge_lora merge_method: the same weights, merged by merge.py
+exact loss_watchdog_threshold loss_watchdog_patience: the run is watched by people: a loss that explodes is
+    not stopped here
+exact save_first_step save_only_model dynamic_checkpoint: checkpoints come at fixed steps here; what is
+    trained is the same
+exact vllm: the server is vLLM-TPU's, and is described by the recipe's serve section
+exact eval_batch_size: rows of a batch of the evaluation, whose loss is the same
+exact dataloader_drop_last: a last batch that is not full is left out of an epoch here
+exact shuffle_merged_datasets: each epoch has an order of its own, there and here
+exact use_tensorboard: how the run is logged, not what it computes
+exact float32: as model.dtype has it
+exact freeze_mm_modules: the vision tower is not part of the model here
+learnt lora_target_parameters: adapters of fused experts are not trained here: those parameters stay as they
+    are
+learnt lora_modules_to_save: whole modules beside the adapters are not trained here: they stay the base's
+learnt peft_use_dora: plain LoRA in its place: no trained magnitudes, so the updates are others
+learnt peft_layer_replication: layers are not repeated here: the model keeps its depth
+learnt peft_trainable_token_indices: rows of the embedding are not trained here: those tokens keep theirs
+learnt loraplus_lr_ratio: A and B share one learning rate here; LoRA+ gives B a higher one
+learnt lora_model_dir: training starts from new adapters; merge.py --import-adapter and --resume go on
+learnt relora: adapters are not merged and begun anew during the run
+learnt lisa_n_layers: all layers are trained throughout, not a few drawn ones
+learnt unfrozen_parameters: parameters cannot be chosen by name here: without lora everything is trained
+learnt use_onebitllms: weights of one bit are not trained here
+learnt neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings while training: less
+    regularisation
+learnt use_eaft: the loss is plain cross-entropy, not weighted by entropy
+learnt embedding_lr embedding_lr_scale lr_groups: one learning rate for all parameters here
+learnt jagged_restart_steps: the schedule is not restarted here
+learnt optim_target_modules: the optimizer treats all parameters alike here
+learnt grokfast_alpha grokfast_lamb: slow gradients are not amplified here
+learnt spectrum_top_fraction spectrum_model_name: all layers are trained, not those of the highest
+    signal-to-noise ratio
+learnt dense_mixer: experts' gradients come from the chosen experts alone
+learnt liger_use_token_scaling: each token's loss counts alike here
+learnt scaling_softmax: attention is not scaled by the length of the context here
+learnt use_pose: positions are not skipped to lengthen the context here
+learnt fix_untrained_tokens: untrained embeddings keep their values here
+learnt tokens: no tokens are added to the tokenizer here: they are written in several tokens each
+learnt added_tokens_overrides: the tokenizer's tokens are not renamed here
+learnt reinit_weights: training starts from the checkpoint's weights here, not from random ones
+learnt overrides_of_model_config model_config: config.json is taken as it is
+learnt rope_scaling: config.json is taken as it is, with its own rotary embedding
+learnt trainer_cls: the trainer is the runtime's here: what another class does is not done
+learnt qat: weights are not rounded while training here
+learnt llmcompressor: weights are neither pruned nor quantised while training here
+learnt nvfp4_merge_aware nvfp4_merge_aware_start_step: weights in nvfp4 are not trained here
+learnt mora: plain LoRA in its place: MoRA's square matrices are others
+learnt diffusion: the loss is the next token's, not a diffusion's
+lost peft_ensure_weight_tying: embeddings carry no adapters here, so nothing is to be tied
+lost gptq: GPTQ weights cannot be read here: the unquantised base's are taken
+lost quantize_moe_experts: experts stay in model.dtype here: more precise, with more memory
+lost lr_quadratic_warmup: the warm-up is linear here
+lost cosine_constant_lr_ratio: the cosine reaches the run's end here, without a constant stretch
+lost lr_div_factor: the warm-up starts from zero here
+lost fp32_norms: norms are computed in model.dtype here, as they are stored
+lost group_by_length: rows are not grouped by length: other rows share a batch
+lost sample_packing_sequentially: packing chooses among many samples here, not only the next ones
+lost shuffle_before_merging_datasets: all sources are shuffled together here
+lost dataset_exact_deduplication: rows that stand twice are trained on twice here
+lost dataset_shard_num: the whole data set is taken here, not one shard of it
+lost streaming: the data set is read as a whole here
+lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: the embedding keeps its size
+    here
+lost overrides_of_model_kwargs model_kwargs: config.json is taken as it is
+lost tokenizer_use_mistral_common: the tokenizer is Hugging Face's here
+lost model_quantization_config: the base is read as it is published, and quantised by lora.quantize alone
+lost expert_parallel_size=1: experts are split over the mesh by the runtime's rules
+lost early_stopping_patience: the run goes on to its last step here
+lost load_best_model_at_end metric_for_best_model greater_is_better: the last step's weights are kept here,
+    whichever were best
+lost cls_model_config: the model is a language model here
+lost quantization: quantised after the training by merge.quantization, not trained with
+lost max_packed_sequence_len dpo_use_logits_to_keep dpo_generate_during_eval dpo_norm_loss rpo_alpha
+    s2_attention flash_attn_rms_norm: Axolotl refuses this key
+lost eval_sequence_len: evaluation has rows of data.max_length here
+lost min_sample_len: short samples are kept here, as long as a token of them is a target
+lost max_prompt_len: a preference is cut as a whole here
+lost chat_template_kwargs: the template is given no variables of the recipe's own
+lost default_system_message: a conversation without a system message keeps none
+lost use_dsv4_kernels use_glm_dsa_kernels dsv4_fp8_nonexpert_mode dsv4_fp8_lora_kernel
+    dsv4_shared_mlp_lora_kernel dsv4_bf16_all dsv4_fp4_grouped_mode: kernels of another model
+lost nonexpert_quantization gemma4_fp8_nonexpert gemma4_nf4_nonexpert: lora.quantize says how weights outside
+    the experts are stored here
+lost fp8_enable_fsdp_float8_all_gather: weights are gathered in model.dtype here
+lost sample_packing_group_size sample_packing_bin_size: packing has groups of its own here: other samples
+    share a row
+lost world_size: the number of GPUs is given by --devices
+lost peft_autocast_adapter_dtype: adapters are float32 here (lora.dtype)
+lost torchdistx_path: AnyPrecision's optimizer is not used here
+setting relora_prune_ratio relora_prune_method -> relora
+setting lisa_step_interval lisa_layers_attribute -> lisa_n_layers
+setting jagged_restart_warmup_steps jagged_restart_anneal_steps -> jagged_restart_steps
+setting loraplus_lr_embedding -> loraplus_lr_ratio
+setting eaft_alpha eaft_k -> use_eaft
+setting pose_split_on_token_ids pose_max_context_len pose_num_chunks -> use_pose
+setting scaling_softmax_factor scaling_softmax_bias -> scaling_softmax
+setting streaming_multipack_buffer_size -> streaming
+setting pretrain_multipack_buffer_size pretraining_sample_concatenation -> pretraining_dataset
+setting dataset_shard_idx -> dataset_shard_num
+setting model_quantization_config_kwargs -> model_quantization_config
+setting fp32_norm_classes -> fp32_norms
+setting expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes
+    expert_parallel_token_capacity expert_parallel_fallback_on_unsupported -> expert_parallel_size
+setting heads_k_stride ring_attn_func -> context_parallel_size
+setting kd_ce_alpha kd_alpha kd_temperature kd_beta kd_normalize_topk kd_online_server_base_url kd_online_topk
+    kd_online_server kd_online_timeout kd_temperature_min -> kd_trainer
+setting nemo_gym_dir nemo_gym_auto_clone nemo_gym_config_paths nemo_gym_head_port nemo_gym_server_timeout
+    nemo_gym_verify_timeout nemo_gym_run_timeout nemo_gym_datasets nemo_gym_auto_start nemo_gym_model_name
+    nemo_gym_multi_turn nemo_gym_max_turns -> nemo_gym_enabled
+setting adam_epsilon2 adam_beta3 dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_rank
+    qgalore_update_proj_gap qgalore_scale qgalore_proj_type qgalore_proj_quant qgalore_proj_bits
+    qgalore_proj_group_size qgalore_cos_threshold qgalore_gamma_proj qgalore_queue_size -> optimizer
+setting simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight center_rewards_coefficient
+    num_labels ebft dpo_loss_weights -> rl
+lost wandb_name wandb_run_id wandb_mode wandb_entity: the environment of the run says it: WANDB_ENTITY,
+    WANDB_NAME, WANDB_MODE, WANDB_RUN_ID
+lost wandb_watch wandb_log_model: metrics alone go to Weights & Biases
+lost use_mlflow mlflow_tracking_uri mlflow_experiment_name mlflow_run_name hf_mlflow_log_artifacts use_comet
+    comet_api_key comet_workspace comet_project_name comet_experiment_key comet_mode comet_online
+    comet_experiment_config use_trackio trackio_project_name trackio_run_name trackio_space_id
+    use_otel_metrics otel_metrics_host otel_metrics_port use_swanlab swanlab_project swanlab_experiment_name
+    swanlab_description swanlab_mode swanlab_workspace swanlab_api_key swanlab_log_model swanlab_web_host
+    swanlab_api_host swanlab_lark_webhook_url swanlab_lark_secret swanlab_log_completions
+    swanlab_completion_log_interval swanlab_completion_max_buffer: nothing is logged there: {training.LOGS}
+lost profiler_steps profiler_steps_start: steps are not profiled here
+lost hub_model_id hub_strategy hub_revision push_dataset_to_hub: {training.UPLOAD}
+""")
+"""What becomes of the keys that a table says enough of."""
+
+REFUSED = {
+    "a reward model is trained for another stage": "reward_model process_reward_model",
+    "distillation needs a teacher's logits": "kd_trainer",
+    "reinforcement learning with environments needs answers while training": "nemo_gym_enabled",
+    "the training runs on another service": "hatchery",
+    "pre-training streams its texts": "pretraining_dataset",
+}
+"""Keys that make another kind of run of it, by why."""
+
+VISION = ("processor_type", "processor_kwargs", "image_size", "image_resize_algorithm", "role_boundaries")

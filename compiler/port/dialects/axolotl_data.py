@@ -1,28 +1,46 @@
-"""Axolotl's data sets: where they lie, what their rows are, which tokens are learnt."""
+"""Axolotl's data sets: where they lie, how each type writes a row, which tokens are learnt."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from compiler.catalog import Model
-from compiler.port.dialects import axolotl_rows
-from compiler.port.dialects.axolotl_types import Kind
-from compiler.port.keys import Keys, keeps, words
+from compiler.port.keys import Keys, keeps, table, words
 from compiler.port.meaning import conversion, datasets, templates
-from runtime.data.messages import ALIASES
+from runtime.data.messages import ALIASES, ROLES
 
 SPLIT = (
-    "the same share of rows; others, since Axolotl takes the last ones of its own shuffled order,"
-    " without those "
-    "that are too long"
+    "the same share of rows; others, since Axolotl takes the last ones of its own shuffled order, without"
+    " those that are too long"
 )
 SEEDS = "drawn from by other generators: another order of samples, and other adapters to start from"
-TRANSFORM = conversion.FILE
+OF_SOURCES = table("""
+exact ds_type: the file's name tells what it is
+exact trust_remote_code: no code of a data set's runs here
+exact preprocess_shards: how rows are prepared, not which
+lost revision: the newest revision is taken here
+lost shards shards_idx: the whole data set is taken here, not one shard of it
+lost input_transform: rows are not changed by it: data.transform names a function of your own
+lost temperature logprobs_field: it is for distillation, which there is not here
+""")
+"""Keys of a data set beside its place and its rows."""
+OF_MESSAGES = table("""
+lost field_thinking=reasoning_content template_thinking_key=reasoning_content: messages keep their other keys'
+    own names
+lost message_field_training message_field_training_detail: messages cannot be chosen one by one: all turns of
+    the assistant are learnt
+lost split_thinking=false: reasoning stays in the content of its message
+lost drop_system_message=false: system messages stay
+lost input_format: the template is Jinja here
+""")
+"""What chat_template reads of messages beside their role and content."""
 ENDS = ("llama3", "qwen2", "qwen3")
 """Families whose chat-tuned models' eos_token ends a turn."""
 
 
-def port(keys: Keys, model: Model | None, objective: str) -> None:
+def say_data(keys: Keys, model: Model | None, objective: str) -> None:
     """The keys of `data`: sources, formats, template, masks, lengths, packing, evaluation.
 
     Args:
@@ -36,7 +54,6 @@ def port(keys: Keys, model: Model | None, objective: str) -> None:
         _template(keys, kind, model)
     _evaluation(keys, objective, model)
     _order(keys)
-    keys.passive(("shuffle_merged_datasets",), "each epoch has an order of its own, there and here")
     for key in ("datasets", "test_datasets"):
         given = keys.value(key)
         for index in range(len(given) if isinstance(given, list) else 0):
@@ -69,27 +86,21 @@ def _sources(keys: Keys, key: str, path: str, objective: str, model: Model | Non
     for index in range(len(given)):
         below = keys.below(f"{key}[{index}]")
         _place(below, made)
-        kinds.append(axolotl_rows.kind(below, objective))
+        kinds.append(_kind(below, objective))
     sets = {path: made} if made else {}
     for index in range(len(given)):
         below = keys.below(f"{key}[{index}]")
         for name in ("path", "data_files", "name", "split"):
             below.same(name, sets if below.given(name) else None)
-        _rest(below)
+        below.follow(OF_SOURCES)
     first = kinds[0]
     for index, kind in enumerate(kinds):
         if kind is not None and first is not None and kind != first:
-            message = (
-                "the rows of this data set are of another form than the first's, and a recipe has one form"
-            )
+            form = "of another form than the first's, and a recipe has one form"
+            alike = [each for each, its in zip(given, kinds, strict=True) if its == first]
             where = f"{key}[{index}].type"
             keys.said.discard(where)
-            keys.refuse(
-                where,
-                "E1142",
-                message,
-                keeps(key, [each for each, form in zip(given, kinds, strict=True) if form == first]),
-            )
+            keys.refuse(where, "E1142", f"the rows of this data set are {form}", keeps(key, alike))
     if first is not None and key == "datasets":
         _form(keys, first)
     for index in range(len(given)):
@@ -102,8 +113,8 @@ def _form(keys: Keys, kind: Kind) -> None:
     if kind.fields:
         sets["data.fields"] = dict(kind.fields)
     if kind.transform:
-        sets["data.transform"] = f"{TRANSFORM}:{conversion.FUNCTION}"
-        keys.ledger.files[TRANSFORM] = kind.transform
+        sets["data.transform"] = conversion.TRANSFORM
+        keys.ledger.files[conversion.FILE] = kind.transform
     keys.below("datasets[0]").say("type", sets, kind.note)
 
 
@@ -120,28 +131,13 @@ def _place(keys: Keys, made: list[Any]) -> None:
     made.append(datasets.source(found.path, keys.text("split"), keys.text("name")))
 
 
-def _rest(keys: Keys) -> None:
-    """Keys of a data set beside its place and its rows."""
-    keys.passive(("ds_type",), "the file's name tells what it is")
-    keys.passive(("trust_remote_code",), "no code of a data set's runs here")
-    keys.passive(("preprocess_shards",), "how rows are prepared, not which")
-    keys.unless("revision", (), "the newest revision is taken here")
-    keys.unless("shards", (), "the whole data set is taken here, not one shard of it")
-    keys.unless("shards_idx", (), "the whole data set is taken here, not one shard of it")
-    keys.unless(
-        "input_transform", (), "rows are not changed by it: data.transform names a function of your own"
-    )
-    for name in ("temperature", "logprobs_field"):
-        keys.unless(name, (), "it is for distillation, which there is not here")
-
-
 _OF_TYPES = words(
     """conversation input_format field field_human field_model field_messages field_tools field_thinking
     template_thinking_key message_field_role message_field_content message_property_mappings
     message_field_training message_field_training_detail split_thinking roles_to_train train_on_eos
-    train_on_eot roles drop_system_message chat_template chat_template_jinja field_chosen
-    field_rejected text_column skip step_separator max_completion_length train_on_last_step_only
-    length sequence_length min_input_id max_input_id seed field_system field_prompt"""
+    train_on_eot roles drop_system_message chat_template chat_template_jinja field_chosen field_rejected
+    text_column skip step_separator max_completion_length train_on_last_step_only length sequence_length
+    min_input_id max_input_id seed field_system field_prompt"""
 )
 
 
@@ -150,10 +146,7 @@ def _lengths(keys: Keys) -> None:
     keys.say("sequence_len", {"data.max_length": length} if length and length >= 8 else {})
     strategy = keys.choice("excess_length_strategy", ("drop", "truncate", "raise")) or "drop"
     sets = {"data.overlong": "error" if strategy == "raise" else strategy}
-    if keys.given("excess_length_strategy"):
-        keys.say("excess_length_strategy", sets)
-    else:
-        keys.default("excess_length_strategy", "drop", sets)
+    keys.default("excess_length_strategy", "drop", sets)
 
 
 def _packing(keys: Keys, objective: str) -> None:
@@ -164,9 +157,8 @@ def _packing(keys: Keys, objective: str) -> None:
     else:
         keys.default("sample_packing", False, {"data.packing": False})
     if keys.given("eval_sample_packing") and keys.flag("eval_sample_packing") != packs:
-        keys.say(
-            "eval_sample_packing", {}, "evaluation packs as the training does here: its loss is the same"
-        )
+        note = "evaluation packs as the training does here: its loss is the same"
+        keys.say("eval_sample_packing", {}, note)
     keys.same("eval_sample_packing", note="as the training does")
 
 
@@ -207,18 +199,16 @@ def _template(keys: Keys, kind: Kind, model: Model | None) -> None:
     name, jinja = at.text("chat_template"), at.text("chat_template_jinja")
     if kind.format in ("prompt_completion", "text"):
         for below in (keys, first):
-            below.passive(
-                ("chat_template", "chat_template_jinja"), "plain text has no template; it is for chatting"
-            )
+            names = ("chat_template", "chat_template_jinja")
+            below.passive(names, "plain text has no template; it is for chatting")
         keys.passive(("eot_tokens",), "plain text has no turns")
         return
     found = templates.axolotl(name or ("jinja" if jinja else "tokenizer_default"), model, jinja)
     if not found.known:
         title = model.title if model else "this model"
         message = f"the chat template `{name}` is none of {title}'s, and is not known here"
-        at.refuse(
-            "chat_template", "E1147", message, "chat_template: tokenizer_default, or chat_template_jinja"
-        )
+        help = "chat_template: tokenizer_default, or chat_template_jinja"
+        at.refuse("chat_template", "E1147", message, help)
     elif at.given("chat_template"):
         at.say("chat_template", found.sets, found.note)
     elif not jinja:
@@ -255,5 +245,286 @@ def _evaluation(keys: Keys, objective: str, model: Model | None) -> None:
         seeded = {**sets, "data.eval_seed": 42 if seed is None or seed < 0 else seed}
         keys.say("val_set_size", seeded, SPLIT)
     else:
-        note = "a number of rows cannot be held out: nothing is; data.eval_fraction takes a share, 0.05 say"
-        keys.unless("val_set_size", (), note)
+        keys.unless("val_set_size", (), datasets.ROWS_HELD_OUT)
+
+
+def _kind(keys: Keys, objective: str) -> Kind | None:
+    """The kind of a data set's rows, None after an error.
+
+    Args:
+        keys: of the data set.
+        objective: "sft", "dpo" or "orpo".
+    """
+    given = keys.value("type")
+    if objective != "sft":
+        return _preference(keys, given)
+    if isinstance(given, dict):
+        _told(keys, "type", given)
+        return user_defined(given)
+    if given is None:
+        message = "a data set has no `type`, which says what its rows are"
+        keys.refuse("type" if keys.stands("type") else "path", "E1141", message, "type: chat_template")
+        return None
+    name = str(given)
+    if name == "chat_template":
+        return _chat(keys)
+    if name == "completion":
+        field = keys.text("field")
+        keys.same("field")
+        return Kind("text", {"text": field} if field not in (None, "text") else {}, note=PIECES)
+    style = keys.text("conversation")
+    if name == "alpaca_chat" and style in STYLES:
+        keys.same("conversation")
+        name = f"alpaca:{style}"
+    found = plain_type(name)
+    if found is None:
+        _unknown(keys, name)
+    return found
+
+
+def _unknown(keys: Keys, name: str) -> None:
+    why = next((why for known, why in UNPORTED.items() if name.partition(".")[0] == known), "")
+    message = f"the data set type `{name}` is not taken over: {why}"
+    message = message if why else f"unknown data set type `{name}`"
+    help = "type: chat_template, with field_messages and message_property_mappings for columns of other names"
+    keys.refuse("type", "E1141", message, help)
+
+
+def _told(keys: Keys, key: str, given: Mapping[str, Any]) -> None:
+    """A mapping's own keys are spoken of with it."""
+    for name in given:
+        keys.said.add(f"{key}.{name}")
+
+
+def _chat(keys: Keys) -> Kind:
+    mapping, role, content = _mapping(keys)
+    conversation = keys.text("field_messages") or "messages"
+    tools = keys.text("field_tools") or "tools"
+    names = {"messages": conversation, "role": role, "content": content, "tools": tools}
+    fields = {name: given for name, given in names.items() if name != given}
+    words = _words(keys)
+    for name in ("field_messages", "field_tools", "message_field_role", "message_field_content"):
+        keys.same(name, {"data.fields": fields} if fields and keys.given(name) else None)
+    _beside(keys, mapping, {} if words else fields)
+    if words is None:
+        return Kind("chat", fields)
+    tags = conversion.Tagged(conversation, role, content, words)
+    return Kind("chat", transform=conversion.tagged(tags))
+
+
+def _mapping(keys: Keys) -> tuple[dict[str, Any], str, str]:
+    mapping = keys.mapping("message_property_mappings")
+    role = str(mapping.get("role") or keys.text("message_field_role") or "role")
+    content = str(mapping.get("content") or keys.text("message_field_content") or "content")
+    return mapping, role, content
+
+
+def _words(keys: Keys) -> dict[str, str] | None:
+    """Roles that the data calls by words that are not known here; None when all are."""
+    given = keys.mapping("roles")
+    words = {
+        str(word): str(role)
+        for role, names in given.items()
+        for word in (names if isinstance(names, list) else [names])
+    }
+    keys.same("roles", note="the same roles by other words")
+    usual = {**ALIASES, **{role: role for role in ROLES}}
+    return None if all(usual.get(word) == role for word, role in words.items()) else words
+
+
+def _beside(keys: Keys, mapping: Mapping[str, Any], fields: Mapping[str, str]) -> None:
+    """What chat_template reads of messages beside their role and content."""
+    others = [name for name, given in mapping.items() if name not in ("role", "content") and name != given]
+    if others:
+        note = f"{', '.join(others)}: messages keep their other keys' own names"
+        keys.say("message_property_mappings", {}, note)
+    keys.same("message_property_mappings", {"data.fields": fields} if fields and mapping else None)
+    keys.follow(OF_MESSAGES)
+
+
+def _preference(keys: Keys, given: Any) -> Kind | None:
+    """Two answers to one prompt."""
+    name = "" if isinstance(given, dict) else str(given)
+    if name in (*(f"chat_template.{end}" for end in ("default", "argilla", "argilla_chat")), "chat_template"):
+        chosen, rejected = keys.text("field_chosen") or "chosen", keys.text("field_rejected") or "rejected"
+        conversation = keys.text("field_messages") or "messages"
+        _, role, content = _mapping(keys)
+        words = _words(keys)
+        for end in ("messages", "chosen", "rejected"):
+            keys.same(f"field_{end}")
+        for end in ("property_mappings", "field_role", "field_content"):
+            keys.same(f"message_{end}")
+        if "argilla" in name and words is None:
+            pairs = (("chosen", chosen), ("rejected", rejected), ("role", role), ("content", content))
+            return Kind("preference", {here: there for here, there in pairs if here != there})
+        tags = conversion.Tagged(conversation, role, content, words, None, chosen, rejected)
+        return Kind("preference", transform=conversion.tagged(tags))
+    if name in ("passthrough", "passthrough.default"):
+        return Kind("preference")
+    if isinstance(given, dict):
+        _told(keys, "type", given)
+        return _own_preference(given)
+    _unknown(keys, name or "none")
+    return None
+
+
+def _own_preference(given: Mapping[str, Any]) -> Kind:
+    """A preference type that the file defines; its formats are written into the rows."""
+    names = {name: str(given.get(f"field_{name}") or name) for name in ("prompt", "chosen", "rejected")}
+    plain = all(
+        str(given.get(f"{name}_format") or f"{{{name}}}") in (f"{{{name}}}", f"{{{names[name]}}}")
+        for name in names
+    )
+    fields = {name: there for name, there in names.items() if name != there}
+    unwritten = "prompt_format, chosen_format and rejected_format are not written around the texts here"
+    system = "the system message is not written before the prompt" if given.get("field_system") else ""
+    note = "; ".join(filter(None, ("" if plain else unwritten, system)))
+    return Kind("preference", fields, note=note)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a type's rows are here.
+
+    Attributes:
+        format: of `data.format`.
+        fields: of `data.fields`.
+        transform: text of the file of `data.transform`, "" for none.
+        note: how the tokens differ.
+    """
+
+    format: str
+    fields: Mapping[str, str] = field(default_factory=dict)
+    transform: str = ""
+    note: str = ""
+
+
+PLAIN = (
+    "the same text, tokenised as a whole: a row whose completion fuses with the prompt's last token is left"
+    " out and counted"
+)
+PIECES = (
+    "a text longer than sequence_len is cut at its end here, where Axolotl goes on with it in further rows"
+)
+SEGMENTS = "rows whose learnt segments are not all at the end are left out, and each row ends its sequence"
+
+_TASK = "Below is an instruction that describes a task"
+_ALPACA = (
+    f"{_TASK}, paired with an input that provides further context. Write a response that appropriately "
+    "completes the request.",
+    f"{_TASK}. Write a response that appropriately completes the request.",
+)
+_USER_TASK = "Below is an instruction from a USER that describes a task"
+_CONCISE = (
+    f"{_USER_TASK}, paired with an input that provides further context. The ASSISTANT writes a response "
+    "that concisely and appropriately completes the request.\n\n",
+    f"{_USER_TASK}. The ASSISTANT writes a response that appropriately and concisely completes the "
+    "request.\n\n",
+)
+_NO_SYSTEM = ("", "")
+
+STYLES = {
+    "instruct": (
+        "{system}\n\n",
+        "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
+        "### Instruction:\n{instruction}\n\n### Response:\n",
+    ),
+    "chat": (
+        "SYSTEM: {system}\n",
+        "USER: {instruction}\n{input}\nASSISTANT:",
+        "USER: {instruction}\nASSISTANT:",
+    ),
+    "chatml": (
+        "<|im_start|>system\n{system}<|im_end|>\n",
+        "<|im_start|>user\n{instruction}\n{input}<|im_end|>\n<|im_start|>assistant\n",
+        "<|im_start|>user\n{instruction}<|im_end|>\n<|im_start|>assistant\n",
+    ),
+    "phi": (
+        "<|system|>\n{system}<|end|>\n",
+        "<|user|>\n{instruction}<|end|>{input}<|assistant|>",
+        "<|user|>\n{instruction}<|end|>\n<|assistant|>\n",
+    ),
+}
+"""Axolotl's prompt styles: of the system message, of a turn with an input, and of one without."""
+
+
+def _styled(style: str, systems: tuple[str, str], **columns: Any) -> conversion.Prompt:
+    system, turn, bare = STYLES[style]
+    before = [system.format(system=text) if text else "" for text in systems]
+    return conversion.Prompt(_braced(before[0]) + turn, _braced(before[1]) + bare, **columns)
+
+
+def _braced(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+_QA = {"instruction": "question", "input": None, "output": "answer"}
+_TLDR = "USER: Summarize the following article as a TL;DR.\n{instruction}"
+
+PROMPTS: Mapping[str, conversion.Prompt] = {
+    "alpaca": _styled("instruct", _ALPACA),
+    **{f"alpaca:{style}": _styled(style, _ALPACA) for style in STYLES},
+    "gpteacher": _styled("instruct", _ALPACA, output="response"),
+    "oasst": _styled("instruct", _ALPACA, instruction="INSTRUCTION", input=None, output="RESPONSE"),
+    "summarizetldr": conversion.Prompt(
+        f"{_TLDR}\n{{input}}\nASSISTANT:", f"{_TLDR}\nASSISTANT:", "article", None, "summary"
+    ),
+    "alpaca_chat": _styled("chat", _ALPACA),
+    "alpaca_chat.load_concise": _styled("chat", _CONCISE),
+    "alpaca_chat.load_qa": _styled("chat", _CONCISE, **_QA),
+    "alpaca_chat.load_camel_ai": _styled(
+        "chat", _CONCISE, instruction="message_1", input=None, output="message_2"
+    ),
+    "alpaca_chat.load_no_prompt": _styled("chat", _NO_SYSTEM),
+    "alpaca_instruct": _styled("instruct", _ALPACA),
+    "alpaca_instruct.load_no_prompt": _styled("instruct", _NO_SYSTEM),
+    "alpaca_w_system": replace(_styled("chat", _NO_SYSTEM), system="SYSTEM: {system}\n"),
+    "alpaca_w_system.load_chat": replace(_styled("chat", _NO_SYSTEM), system="SYSTEM: {system}\n"),
+    "alpaca_w_system.load_instruct": replace(_styled("instruct", _NO_SYSTEM), system="{system}\n\n"),
+}
+"""Types that write a row as plain text."""
+
+UNPORTED = {
+    "sharegpt": "Axolotl refuses it",
+    "explainchoice": "its lists of choices have no format here",
+    "concisechoice": "its lists of choices have no format here",
+    "reflection": "its reflections have no format here",
+    "jeopardy": "its answers are rewritten",
+    "bradley_terry": "it is for reward models",
+    "stepwise_supervised": "it is for reward models",
+    "_synthetic": "its tokens are drawn at random",
+    "pretrain": "it is for pre-training",
+}
+"""Types that Axolotl has, or had, and why they are not taken over."""
+
+
+def plain_type(name: str) -> Kind | None:
+    """A type that needs no other key, None for another."""
+    prompt = PROMPTS.get(name.removesuffix(".load"))
+    if prompt is not None:
+        made = conversion.prompts(prompt, f"Axolotl's {name}")
+        return Kind("prompt_completion", transform=made, note=PLAIN)
+    if name == "input_output":
+        return Kind("prompt_completion", transform=conversion.segments(), note=SEGMENTS)
+    return None
+
+
+def user_defined(given: Mapping[str, Any]) -> Kind:
+    """A type that the file defines: `type: {field_instruction: ..., format: ...}`."""
+
+    def text(key: str, default: str) -> str:
+        value = given.get(key)
+        return default if value is None else str(value)
+
+    system = text("system_format", "{system}")
+    prompt = conversion.Prompt(
+        text("format", "{instruction} {input} "),
+        text("no_input_format", "{instruction} "),
+        text("field_instruction", "instruction"),
+        text("field_input", "input"),
+        text("field_output", "output"),
+        system,
+        text("field_system", "system"),
+        text("system_prompt", ""),
+    )
+    return Kind("prompt_completion", transform=conversion.prompts(prompt, "this type"), note=PLAIN)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from compiler.catalog import original_of
-from compiler.port import known
-from compiler.port.dialects import litgpt_data
-from compiler.port.keys import Keys, words
+from compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, batches, models, quantization, results, torch_optimizers
+from compiler.port.meaning import adapters, conversion, datasets, models, training
 from compiler.port.meaning.models import Named
+from compiler.wording import listing
 
 NAME = "litgpt"
 TITLE = "litgpt"
@@ -19,6 +18,25 @@ MARKS = words(
     num_nodes data.class_path train.global_batch_size train.lr_warmup_steps train.micro_batch_size
     train.save_interval eval.max_new_tokens logger_name quantize devices"""
 )
+KEYS = table("""
+exact access_token: the hub's token is the environment's
+exact resume: train.py --resume
+lost train.max_time=null: the run does not end by the clock here
+exact train.min_lr: finetune does not read it: the cosine ends at zero
+exact train.log_interval: a log, of micro-batches
+exact eval.max_new_tokens eval.max_iters eval.initial_validation eval.final_validation eval.evaluate_example:
+    how it evaluates, which trains nothing
+""")
+OF_LORA = table("""
+integer lora_r -> lora.rank
+number lora_alpha -> lora.alpha
+number lora_dropout -> lora.dropout
+""")
+OF_DATA = table("""
+lost ignore_index=-100: tokens without loss have no number here
+exact num_workers download_dir file_url file_name repo_id: how it is read
+""")
+
 FLAGS = {
     "lora_query": ("q_proj",),
     "lora_key": ("k_proj",),
@@ -48,8 +66,8 @@ def port(ledger: Ledger) -> None:
     source = ledger.sources.main
     method = _method(Keys(ledger, source, TITLE))
     given = {"precision": "bf16-mixed", "optimizer": "AdamW"}
-    keys = Keys(ledger, source, TITLE, {**known.defaults("litgpt", method), **given})
-    train = keys.below("train", {**known.defaults("litgpt", "train"), **TRAIN})
+    keys = Keys(ledger, source, TITLE, {**defaults_of("litgpt", method), **given})
+    train = keys.below("train", {**defaults_of("litgpt", "train"), **TRAIN})
     named = _model(keys)
     if method == "lora":
         _lora(keys)
@@ -64,14 +82,14 @@ def port(ledger: Ledger) -> None:
     _schedule(train)
     _optimizer(keys)
     _precision(keys, method == "lora")
-    litgpt_data.speak(keys, train, named)
+    _data(keys, train, named)
     _rest(keys, train)
 
 
 def _method(keys: Keys) -> str:
     """lora, of which qlora is a part, or full: by the keys, or else by the file's name."""
     name = keys.source.path.stem.lower()
-    if any(keys.stands(key) for key in known.keys("litgpt", "lora") if key.startswith("lora_")):
+    if any(keys.stands(key) for key in keys_of("litgpt", "lora") if key.startswith("lora_")):
         return "lora"
     if "adapter" in name:
         help = "port a configuration of finetune lora or full"
@@ -99,9 +117,7 @@ def _model(keys: Keys) -> Named | None:
 
 
 def _lora(keys: Keys) -> None:
-    keys.say("lora_r", {"lora.rank": keys.integer("lora_r")})
-    keys.say("lora_alpha", {"lora.alpha": keys.number("lora_alpha")})
-    keys.say("lora_dropout", {"lora.dropout": keys.number("lora_dropout")})
+    keys.follow(OF_LORA)
     targets = [name for flag, names in FLAGS.items() for name in names if keys.flag(flag)]
     if not targets:
         keys.refuse("lora_query", "E1148", "no projection carries an adapter", "lora_query: true")
@@ -118,7 +134,7 @@ def _lora(keys: Keys) -> None:
         message = "litgpt stops on a quantised base with mixed precision"
         key = "precision" if keys.given("precision") else "quantize"
         keys.refuse(key, "E1145", message, "precision: bf16-true")
-    made = quantization.translate(*QUANTISED[name])
+    made = adapters.quantized(*QUANTISED[name])
     keys.say("quantize", {"lora.quantize": made.value}, made.note)
 
 
@@ -131,9 +147,8 @@ def _devices(keys: Keys) -> int:
     count = keys.integer("devices") or 1
     if keys.given("quantize") and count * nodes > 1:
         keys.refuse("devices", "E1145", "litgpt trains on a quantised base with one GPU alone", "devices: 1")
-    keys.passive(
-        ("devices", "num_nodes"), f"{count * nodes} data-parallel devices, which share the global batch"
-    )
+    note = f"{count * nodes} data-parallel devices, which share the global batch"
+    keys.passive(("devices", "num_nodes"), note)
     return keys.ledger.devices or count * nodes
 
 
@@ -142,12 +157,11 @@ def _batch(train: Keys, devices: int) -> None:
     rows, micro = train.integer("global_batch_size") or 1, train.integer("micro_batch_size") or 1
     accumulation = rows // devices // micro
     if accumulation < 1:
-        message = (
-            f"litgpt stops on a global_batch_size of {rows}, with {micro} rows on each of {devices} devices"
-        )
+        stops = f"litgpt stops on a global_batch_size of {rows}"
+        message = f"{stops}, with {micro} rows on each of {devices} devices"
         train.refuse("global_batch_size", "E1145", message, f"global_batch_size: {micro * devices}")
         accumulation = 1
-    made = batches.Batch(micro, accumulation, devices)
+    made = training.Batch(micro, accumulation, devices)
     note = "" if made.rows == rows else f"{made.rows} rows: what {rows} gives when litgpt rounds down, {made}"
     train.say("micro_batch_size", {"train.micro_batch_size": micro})
     sets = {"train.global_batch_size": made.rows}
@@ -162,55 +176,52 @@ def _batch(train: Keys, devices: int) -> None:
 def _length(train: Keys) -> None:
     steps, epochs = train.integer("max_steps"), train.integer("epochs")
     if steps:
-        train.say(
-            "max_steps", {"train.steps": steps}, "" if epochs is None else f"there at most {epochs} epochs"
-        )
+        note = "" if epochs is None else f"there at most {epochs} epochs"
+        train.say("max_steps", {"train.steps": steps}, note)
         train.same("epochs", note="max_steps sets the length of the run, where the epochs are not shorter")
     else:
         train.say("epochs", {"train.epochs": epochs})
         train.same("max_steps", note="null: whole epochs")
-    train.unless("max_time", (None,), "the run does not end by the clock here")
 
 
 def _schedule(train: Keys) -> None:
     steps = train.integer("lr_warmup_steps")
     train.say("lr_warmup_steps", {"train.schedule.warmup_steps": steps})
     train.ledger.set("train.schedule.name", "cosine", "litgpt's: a linear warm-up, then a cosine to zero")
-    train.passive(("min_lr",), "finetune does not read it: the cosine ends at zero")
     for key in ("max_tokens", "max_norm", "tie_embeddings", "lr_warmup_fraction"):
         if train.given(key):
-            train.refuse(
-                key, "E1145", f"litgpt's finetune stops on {key}, which pretrain alone reads", f"remove {key}"
-            )
+            message = f"litgpt's finetune stops on {key}, which pretrain alone reads"
+            train.refuse(key, "E1145", message, f"remove {key}")
         train.same(key, note="null: finetune does not read it")
 
 
 def _optimizer(keys: Keys) -> None:
     """A name, or a class with its arguments."""
-    found = keys.value("optimizer")
+    found, arguments = keys.value("optimizer"), keys.below("optimizer.init_args")
     if isinstance(found, dict):
         name = str(found.get("class_path") or "torch.optim.AdamW")
-        torch_optimizers.speak(keys.below("optimizer.init_args"), name, keys.below("optimizer"), "class_path")
+        training.say_torch_optimizer(arguments, name, keys.below("optimizer"), "class_path")
     else:
-        torch_optimizers.speak(keys.below("optimizer.init_args"), str(found), keys, "optimizer")
+        training.say_torch_optimizer(arguments, str(found), keys, "optimizer")
     keys.ledger.set("train.optimizer.max_grad_norm", None, "litgpt does not clip when it fine-tunes")
 
 
 def _precision(keys: Keys, lora: bool) -> None:
-    known_ones = ("bf16-mixed", "bf16-true", "32-true", "16-mixed", "16-true")
-    found = keys.choice("precision", known_ones) or "bf16-mixed"
-    made = "float32" if found == "32-true" else "bfloat16"
+    half = "bfloat16 in place of float16: more range, three bits less precision"
     notes = {
         "bf16-mixed": "the weights are held in bfloat16 here; there in float32, and rounded for each product",
-        "16-mixed": "bfloat16 in place of float16: more range, three bits less precision",
-        "16-true": "bfloat16 in place of float16: more range, three bits less precision",
+        "bf16-true": "",
+        "32-true": "",
+        "16-mixed": half,
+        "16-true": half,
     }
+    found = keys.choice("precision", notes) or "bf16-mixed"
+    made = "float32" if found == "32-true" else "bfloat16"
     keys.say("precision", {"model.dtype": made}, notes.get(found, ""))
     whole = found.endswith("true") and made == "bfloat16"
     if lora:
-        keys.ledger.set(
-            "lora.dtype", "bfloat16" if whole else "float32", "litgpt's adapters are of its precision"
-        )
+        dtype = "bfloat16" if whole else "float32"
+        keys.ledger.set("lora.dtype", dtype, "litgpt's adapters are of its precision")
     elif made == "bfloat16":
         keys.ledger.set("train.optimizer.master_weights", not whole)
 
@@ -221,13 +232,13 @@ def _logs(keys: Keys) -> None:
     project = log.text("project")
     if name == "wandb":
         model = (keys.text("checkpoint_dir") or "").rstrip("/").rpartition("/")[2]
-        sets = {results.PROJECT: project or f"finetune-{model}"}
+        sets = {training.PROJECT: project or f"finetune-{model}"}
         log.same("project", sets if log.given("project") else None)
         keys.same("logger_name", sets)
         for key, variable in (("run", "WANDB_NAME"), ("group", "WANDB_RUN_GROUP")):
-            log.unless(key, results.OFF, f"{variable} in the environment of the run says it")
+            log.unless(key, training.OFF, f"{variable} in the environment of the run says it")
     elif name in ("mlflow", "litlogger"):
-        keys.unless("logger_name", (), f"nothing is logged there: {results.LOGS}")
+        keys.unless("logger_name", (), f"nothing is logged there: {training.LOGS}")
     keys.same("logger_name", {"train.log.tensorboard": True} if name == "tensorboard" else None, "a log")
     keys.mappings(("log",))
     log.passive(keys.mapping("log"), "a log")
@@ -235,25 +246,126 @@ def _logs(keys: Keys) -> None:
 
 def _rest(keys: Keys, train: Keys) -> None:
     seed = keys.integer("seed")
-    note = "another generator: other draws of the same distribution"
     if keys.given("seed"):
+        note = "another generator: other draws of the same distribution"
         keys.same("seed", {"train.seed": seed}, note)
     keys.say("seed", {"train.seed": seed})
     every = train.integer("save_interval")
-    train.same(
-        "save_interval", {"checkpoint.every_steps": every} if train.given("save_interval") and every else None
-    )
-    train.passive(("log_interval",), "a log, of micro-batches")
+    kept = train.given("save_interval") and every
+    train.same("save_interval", {"checkpoint.every_steps": every} if kept else None)
     evaluation = keys.below("eval")
     steps = evaluation.integer("interval")
-    sets: dict[str, Any] = {"train.eval_every": steps} if steps else {}
-    evaluation.same("interval", sets, "")
-    passive = ("max_new_tokens", "max_iters", "initial_validation", "final_validation", "evaluate_example")
-    evaluation.passive(passive, "how it evaluates, which trains nothing")
+    evaluation.same("interval", {"train.eval_every": steps} if steps else None)
     keys.mappings(("data", "train", "eval", "optimizer"))
     keys.below("data").mappings(("init_args",))
     keys.below("optimizer").mappings(("init_args",))
-    results.directory(keys, "out_dir")
+    training.directory(keys, "out_dir")
     _logs(keys)
-    keys.passive(("access_token",), "the hub's token is the environment's")
-    keys.passive(("resume",), "train.py --resume")
+    keys.follow(KEYS)
+
+
+SOURCES = {
+    "Alpaca": "yahma/alpaca-cleaned",
+    "Alpaca2k": "mhenrichsen/alpaca_2k_test",
+    "AlpacaGPT4": "vicgalle/alpaca-gpt4",
+}
+"""Modules of one data set, and the same rows on the hub."""
+
+FAMILIES = {"gemma": ("gemma2", "gemma3"), "llama3": ("llama3",), "qwen2.5": ("qwen2",), "qwen3": ("qwen3",)}
+"""Prompt styles that are a family's chat template."""
+
+DEFAULT_FRACTION = 0.05
+"""Of the rows of a JSON file, which litgpt holds out where the file does not say."""
+
+
+def _data(keys: Keys, train: Keys, named: Named | None) -> None:
+    """Says what becomes of `data` and of the longest length."""
+    found = keys.value("data")
+    name = (
+        found.get("class_path") if isinstance(found, dict) else found if isinstance(found, str | None) else ""
+    )
+    name = str(name or "litgpt.data.Alpaca").rpartition(".")[2]
+    section = keys.below("data.init_args")
+    known = f"litgpt.data.{name}"
+    section.defaults = defaults_of(NAME, known) if known in tools()[NAME]["sections"] else {}
+    datasets.length(train, "max_seq_length")
+    keys.ledger.set("data.packing", False, "litgpt packs no samples when it fine-tunes")
+    if name not in (*SOURCES, "JSON"):
+        names = listing([f"litgpt.data.{one}" for one in ("JSON", *SOURCES)], "or")
+        message = f"the data module {name} has no counterpart here"
+        key = "data.class_path" if keys.stands("data.class_path") else "data"
+        help = f"its rows as a file: class_path: litgpt.data.JSON; known are {names}"
+        keys.refuse(key, "E1143", message, help)
+        return
+    source = _json(section) if name == "JSON" else datasets.source(f"hf://{SOURCES[name]}")
+    if isinstance(found, dict):
+        copy = "the hub's copy of the same rows, which may have been corrected"
+        note = "" if name in ("JSON", "Alpaca2k") else copy
+        keys.below("data").say("class_path", {"data.train": [source]}, note)
+    else:
+        keys.defaults = {**keys.defaults, "data": "litgpt.data.Alpaca"}
+        keys.say("data", {"data.train": [source]}, "the hub's copy of the same rows")
+    _held_out(section, name)
+    _prompts(section, named)
+    on = "completion" if section.flag("mask_prompt") else "all"
+    section.say("mask_prompt", {"data.loss_on": on})
+    seed = section.integer("seed")
+    section.say("seed", {"data.shuffle_seed": seed})
+    section.follow(OF_DATA)
+
+
+def _json(section: Keys) -> Any:
+    path = section.text("json_path")
+    if path is None:
+        section.refuse("json_path", "E1143", "litgpt.data.JSON names no file", "json_path: data/train.jsonl")
+        return ""
+    if path.endswith((".json", ".jsonl")):
+        section.same("json_path", note="data.train")
+        return path
+    folder = section.source.path.parent / path
+    files = {}
+    for split in ("train", "val"):
+        lines = (folder / f"{split}.jsonl").is_file() and not (folder / f"{split}.json").is_file()
+        files[split] = f"{path.rstrip('/')}/{split}.json{'l' if lines else ''}"
+    section.same("json_path", {"data.eval": [files["val"]]}, "a folder with train and val")
+    return files["train"]
+
+
+def _held_out(section: Keys, name: str) -> None:
+    folder = bool(section.ledger.value("data.eval"))
+    if name == "JSON" and not folder and not section.given("val_split_fraction"):
+        section.defaults = {**section.defaults, "val_split_fraction": DEFAULT_FRACTION}
+    share = section.number("val_split_fraction")
+    if folder or share is None:
+        section.same("val_split_fraction", note="the folder has its own rows to evaluate on")
+        return
+    if not 0 < share < 1:
+        message = f"val_split_fraction is {share:g}, and has to lie between 0 and 1"
+        section.refuse("val_split_fraction", "E1160", message, "val_split_fraction: 0.05")
+        return
+    sets = {"data.eval_fraction": share, "data.eval_seed": section.integer("seed")}
+    section.say("val_split_fraction", sets, "as many rows, drawn by another generator")
+
+
+def _prompts(section: Keys, named: Named | None) -> None:
+    """The prompt style: Alpaca's is written by a transform, a family's own by the model's chat template."""
+    style = section.text("prompt_style") or "alpaca"
+    if style == "alpaca":
+        section.ledger.files[conversion.FILE] = conversion.prompts(
+            conversion.alpaca_prompt(), "litgpt's alpaca style"
+        )
+        made = {
+            "data.format": "prompt_completion",
+            "data.transform": f"{conversion.FILE}:{conversion.FUNCTION}",
+        }
+        section.say("prompt_style", made)
+    elif style == "default":
+        made = {"data.format": "prompt_completion"}
+        fields = {"data.fields": {"prompt": "instruction", "completion": "output"}}
+        section.say("prompt_style", {**made, **fields})
+    elif named is not None and named.model is not None and named.model.family.name in FAMILIES.get(style, ()):
+        note = "the chat template of the model's tokenizer, of which litgpt's text is a copy"
+        section.say("prompt_style", {"data.format": "instruction"}, note)
+    else:
+        message = f"the prompt style {style} has no counterpart here"
+        section.refuse("prompt_style", "E1163", message, "prompt_style: alpaca, or default")

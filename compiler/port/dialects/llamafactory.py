@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
 from compiler.catalog import Model
-from compiler.port import known
-from compiler.port.dialects import llamafactory_data
-from compiler.port.dialects import llamafactory_keys as tables
-from compiler.port.keys import Keys
+from compiler.port.keys import Keys, defaults_of, keeps, table, words
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, models, quantization, sharding, targets, trainer
-from compiler.port.meaning.sharding import Launch
+from compiler.port.meaning import adapters, conversion, datasets, models, sharding, templates, trainer
 from compiler.port.meaning.trainer import Run
+from runtime.data.messages import ALIASES, CALLS, ROLES
 
 NAME = "llamafactory"
 TITLE = "LLaMA-Factory"
-MARKS = [
-    "stage",
-    "finetuning_type",
-    "lora_rank",
-    "lora_target",
-    "template",
-    "cutoff_len",
-    "dataset",
-    "dataset_dir",
-    "max_samples",
-    "preprocessing_num_workers",
-    "overwrite_cache",
-    "plot_loss",
-    "val_size",
-    "flash_attn",
-    "quantization_bit",
-    "quantization_method",
-    "pref_beta",
-    "pref_loss",
-    "mask_history",
-    "train_on_prompt",
-    "neat_packing",
-    "do_train",
-]
+MARKS = words(
+    """stage finetuning_type lora_rank lora_target template cutoff_len dataset dataset_dir max_samples
+    preprocessing_num_workers overwrite_cache plot_loss val_size flash_attn quantization_bit
+    quantization_method pref_beta pref_loss mask_history train_on_prompt neat_packing do_train"""
+)
 
 COMPOSITE = {
     "gemma3": (("multi_modal_projector",), ("vision_tower",), ()),
@@ -50,44 +33,51 @@ COMPOSITE = {
 """Of models with a vision tower: parts of the names of its projector and of the tower, and of what carries
 no adapter."""
 
+CUT = "the end of a long sample is cut off here; there its questions and answers are shortened in proportion"
+MIXED = "samples of a row do not attend to each other here, as with neat_packing"
+BLOCKS = "texts are not cut into blocks that go on in the next row: the end of a long one is cut off"
+PIECES = "each turn is tokenised with what is around it: other tokens where an answer begins with white space"
+TURN_ENDS = "the end of a turn is learnt with its answer, not as the first token of the next question"
+
 
 def port(ledger: Ledger) -> None:
     """Says of every key what became of it."""
-    keys = Keys(
-        ledger, ledger.sources.main, TITLE, {"optim": "adamw_torch_fused"} | known.defaults(NAME, "train")
-    )
+    defaults = {"optim": "adamw_torch_fused", **defaults_of(NAME, "train")}
+    keys = Keys(ledger, ledger.sources.main, TITLE, defaults)
     stage = _stage(keys)
     method = _method(keys)
     model = _model(keys)
     run = Run(method == "lora", keys.number("learning_rate") or 0.0)
-    file = ledger.sources.others.get("accelerate")
-    expected = trainer.for_deepspeed(keys, ledger.devices or 1)
-    launch = sharding.accelerate(ledger, file, expected) if file is not None else Launch()
-    launch, taken = trainer.placement(keys, sharding.ray(keys, launch))
+    launch, taken = trainer.placement(keys, sharding.ray(keys, trainer.launched(keys)))
     for name in ("fsdp", "deepspeed"):
         if not isinstance(keys.value(name), dict):
             keys.same(name, note=sharding.MESH)
     if run.lora:
         _lora(keys, model)
     _quantised(keys, run)
-    llamafactory_data.port(keys, model, stage)
+    _data(keys, model, stage)
     trainer.batch(keys, launch)
     if ledger.devices is None and launch.processes is None:
         rows = {"train.global_batch_size": ledger.value("train.global_batch_size")}
-        note = (
-            "the files do not say on how many GPUs the run was: one is taken, and --devices N says otherwise"
-        )
-        ledger.defaulted("--devices", 1, rows, note)
+        ledger.defaulted("--devices", 1, rows, sharding.ONE)
     trainer.length(keys)
     trainer.optimizer(keys, run, taken)
     trainer.schedule(keys, run, taken)
     keys.same("warmup_ratio")
     trainer.precision(keys, run, launch, _dtype(keys, run))
-    _order(keys)
-    _memory(keys, launch)
-    _evaluation(keys)
+    trainer.order(keys)
+    if keys.flag("disable_shuffling"):
+        keys.say("disable_shuffling", {"data.shuffle_seed": None})
+    keys.same("disable_shuffling", note="off")
+    off = keys.flag("disable_gradient_checkpointing") and not launch.remat
+    keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
+    held = ledger.value("data.eval_fraction") or ledger.value("data.eval")
+    if not trainer.evaluation(keys) and held:
+        note = "no evaluation; the rows are held out all the same, and evaluated here"
+        sets = {"train.eval_every": 100}
+        keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
     trainer.bookkeeping(keys)
-    _tables(keys)
+    keys.follow(KEYS, OFF)
 
 
 def _stage(keys: Keys) -> str:
@@ -104,24 +94,15 @@ def _stage(keys: Keys) -> str:
         stage = "sft"
     loss = keys.text("pref_loss") or "sigmoid"
     if stage != "dpo":
-        note = "texts are learnt as they are" if stage == "pt" else ""
-        keys.say("stage", {"train.objective": "sft"}, note)
-        preference = (
-            "pref_beta",
-            "pref_loss",
-            "dpo_label_smoothing",
-            "pref_ftx",
-            "pref_bco_weight",
-            "ld_alpha",
-        )
-        keys.passive(preference, f"the stage {stage} does not read it")
+        keys.say("stage", {"train.objective": "sft"}, "texts are learnt as they are" if stage == "pt" else "")
+        keys.passive(OF_PREFERENCES, f"the stage {stage} does not read it")
         return stage
     if loss not in ("sigmoid", "orpo"):
         message = f"`pref_loss: {loss}` has no counterpart: recipes have dpo's sigmoid loss, and orpo's"
         keys.refuse("pref_loss", "E1163", message, "pref_loss: sigmoid")
-    objective = "orpo" if loss == "orpo" else "dpo"
-    keys.say("stage", {"train.objective": objective})
-    keys.same("pref_loss", {"train.objective": objective} if keys.given("pref_loss") else None)
+    sets = {"train.objective": "orpo" if loss == "orpo" else "dpo"}
+    keys.say("stage", sets)
+    keys.same("pref_loss", sets if keys.given("pref_loss") else None)
     keys.say("pref_beta", {"train.beta": keys.number("pref_beta")})
     smoothing = keys.number("dpo_label_smoothing")
     keys.same("dpo_label_smoothing", {"train.label_smoothing": smoothing} if smoothing else None)
@@ -156,10 +137,10 @@ def _model(keys: Keys) -> Model | None:
     revision = keys.text("model_revision")
     kept = revision not in (None, "main") and not found.note
     keys.same("model_revision", {"model.revision": revision} if kept else None)
-    attention = keys.value("flash_attn")
-    fused = attention in ("fa2", "fa3") and (found.model is None or found.model.family.flash_attention)
-    given = keys.given("flash_attn")
-    keys.same("flash_attn", {"model.attention": "splash" if fused else "dot"} if given else None)
+    flashes = found.model is None or found.model.family.flash_attention
+    fused = keys.value("flash_attn") in ("fa2", "fa3") and flashes
+    sets = {"model.attention": "splash" if fused else "dot"}
+    keys.same("flash_attn", sets if keys.given("flash_attn") else None)
     return found.model
 
 
@@ -176,9 +157,8 @@ def _lora(keys: Keys, model: Model | None) -> None:
     keys.same("use_rslora", {"lora.rslora": True} if keys.flag("use_rslora") else None, "alpha / sqrt(rank)")
     given = keys.texts("lora_target") or "all"
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
-    if model is None:
-        spec: str | list[str] = "all-linear" if names == ["all"] else names
-    else:
+    spec: str | list[str] = "all-linear" if names == ["all"] else names
+    if model is not None:
         spec = target_modules(model, names, keys.flag("freeze_vision_tower"))
     adapters.say_targets(keys, "lora_target", model, spec)
 
@@ -188,9 +168,9 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
 
     Of a model with a vision tower it takes every module whose name holds one of the targets.
     """
-    composite = COMPOSITE.get(model.family.name) if targets.is_multimodal(model) else None
+    composite = COMPOSITE.get(model.family.name) if adapters.is_multimodal(model) else None
     projector, tower, conflicts = composite or ((), (), ())
-    every = [module for module in targets.modules(model) if module.linear]
+    every = [module for module in adapters.modules(model) if module.linear]
     if names == ["all"]:
         forbidden = ("lm_head", *projector, *(tower if freeze_tower else ()))
         kept = [module.name for module in every if not any(part in module.name for part in forbidden)]
@@ -201,7 +181,7 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
     forbidden = (*projector, *(tower if freeze_tower else ()), *conflicts)
     return [
         module.name
-        for module in targets.modules(model)
+        for module in adapters.modules(model)
         if any(name in module.name for name in names) and not any(part in module.name for part in forbidden)
     ]
 
@@ -209,27 +189,25 @@ def target_modules(model: Model, names: list[str], freeze_tower: bool = True) ->
 def _quantised(keys: Keys, run: Run) -> None:
     details = ("quantization_type", "double_quantization", "quantization_method")
     bits = keys.integer("quantization_bit")
-    if bits is None:
+    if bits is None or not run.lora:
+        if bits is not None:
+            message = "`quantization_bit` with full fine-tuning: a quantised base cannot be trained itself"
+            keys.refuse("quantization_bit", "E1146", message, "finetuning_type: lora")
         keys.passive(("quantization_bit", *details), "the base is not quantised")
-        return
-    if not run.lora:
-        message = "`quantization_bit` with full fine-tuning: a quantised base cannot be trained itself"
-        keys.refuse("quantization_bit", "E1146", message, "finetuning_type: lora")
-        keys.passive(details, "the base is not quantised")
         return
     method = str(keys.value("quantization_method") or "bnb").lower()
     other = "" if method in ("bnb", "bitsandbytes") else f"nf4 or int8 here, in place of {method}'s codes"
     kind = keys.choice("quantization_type", ("nf4", "fp4")) or "nf4"
-    nested = keys.flag("double_quantization")
+    nested = keys.flag("double_quantization") and bits == 4 and not other
     try:
-        made = quantization.translate(bits, kind, nested and bits == 4 and not other)
+        made = adapters.quantized(bits, kind, nested)
     except ValueError:
         message = f"a base in {bits} bits has no counterpart: recipes have nf4 and int8"
         keys.refuse("quantization_bit", "E1146", message, "quantization_bit: 4")
         keys.passive(details, "part of lora.quantize")
         return
     sets = {"lora.quantize": made.value}
-    keys.say("quantization_bit", sets, "; ".join(note for note in (made.note, other) if note))
+    keys.say("quantization_bit", sets, "; ".join(filter(None, (made.note, other))))
     for name in details:
         keys.same(name, sets if keys.given(name) else None, "part of lora.quantize")
 
@@ -237,47 +215,478 @@ def _quantised(keys: Keys, run: Run) -> None:
 def _dtype(keys: Keys, run: Run) -> str:
     """The type that trained weights are held in."""
     pure = keys.flag("pure_bf16")
-    keys.same("pure_bf16", {"model.dtype": "bfloat16"} if pure else None, "")
-    if not run.lora and not pure:
-        return "float32"
-    if keys.flag("fp16") and not pure:
-        return "float16"
-    return "bfloat16" if pure or keys.flag("bf16") else "auto"
+    keys.same("pure_bf16", {"model.dtype": "bfloat16"} if pure else None)
+    if pure or not run.lora:
+        return "bfloat16" if pure else "float32"
+    return "float16" if keys.flag("fp16") else "bfloat16" if keys.flag("bf16") else "auto"
 
 
-def _order(keys: Keys) -> None:
-    trainer.order(keys)
-    if keys.flag("disable_shuffling"):
-        keys.say("disable_shuffling", {"data.shuffle_seed": None})
-    keys.same("disable_shuffling", note="off")
+def _data(keys: Keys, model: Model | None, stage: str) -> None:
+    """The keys of `data`.
+
+    Args:
+        stage: "sft", "dpo" or "pt".
+    """
+    chosen = _chosen(keys, "dataset", "data.train", stage)
+    others = _chosen(keys, "eval_dataset", "data.eval", stage)
+    _form(keys, [*chosen, *others], stage)
+    _mixing(keys, chosen)
+    keys.passive(("dataset", "eval_dataset", "dataset_dir", "max_samples"), "")
+    _template(keys, model, stage)
+    _lengths(keys, stage)
+    _masks(keys, stage)
+    _held_out(keys, bool(others))
 
 
-def _memory(keys: Keys, launch: Launch) -> None:
-    off = keys.flag("disable_gradient_checkpointing") and not launch.remat
-    keys.say("disable_gradient_checkpointing", {"remat.policy": "none" if off else "decoder"})
+def _names(keys: Keys, key: str) -> list[str]:
+    given = keys.texts(key)
+    found = given.split(",") if isinstance(given, str) else given or []
+    return [name.strip() for name in found if name.strip()]
 
 
-def _evaluation(keys: Keys) -> None:
-    held = keys.ledger.value("data.eval_fraction") or keys.ledger.value("data.eval")
-    if not trainer.evaluation(keys) and held:
-        note = (
-            "LLaMA-Factory's default is no evaluation; the rows are held out all the same, and evaluated here"
-        )
-        keys.default("eval_strategy", "no", {"train.eval_every": 100}, note)
+def _chosen(keys: Keys, key: str, path: str, stage: str) -> list[DataSet]:
+    """The data sets of one list."""
+    names = _names(keys, key)
+    if not names:
+        if key == "dataset":
+            help = "dataset: my_data, and its dataset_info.json"
+            keys.refuse(key, "E1143", "the file names no data set", help)
+        return []
+    info, folder = _info(keys)
+    entries = (info.source.get(info.prefix.rstrip(".")) if info else None) or {}
+    limit = keys.integer("max_samples")
+    out = []
+    for name in names:
+        if keys.value("dataset_dir") == "ONLINE":
+            made = conversion.alpaca(conversion.Alpaca(), False)
+            out.append(DataSet(datasets.source(f"hf://{name}", None, None, limit), "chat", {}, made))
+        elif info is None:
+            message = f"`{name}` stands in LLaMA-Factory's dataset_info.json, which is not among the files"
+            help = f"recipe port {keys.source.path.name} {keys.value('dataset_dir')}/dataset_info.json"
+            keys.refuse(key, "E1151", message, help)
+        elif not isinstance(info.source.get(f"{info.prefix}{name}"), dict):
+            close = get_close_matches(name, list(entries), n=1)
+            help = f"did you mean `{close[0]}`?" if close else f"add `{name}` to {info.source.file}"
+            keys.refuse(key, "E1151", f"`{name}` is not in {info.source.file}", help)
+        else:
+            out.append(_data_set(info.below(name), name, folder, limit, stage))
+    if info:
+        used = {*_names(keys, "dataset"), *_names(keys, "eval_dataset")}
+        info.unused([name for name in entries if name not in used], "not a data set of this run")
+    sources = [found.source for found in out if found.source is not None]
+    if sources:
+        keys.said.discard(key)
+        keys.say(key, {path: sources})
+        if limit:
+            keys.same("max_samples", {path: sources}, f"the first {limit} rows of each source")
+    return out
 
 
-def _tables(keys: Keys) -> None:
-    for note, names in tables.PASSIVE.items():
-        keys.passive(names.split(), note)
-    for name, why in tables.LEARNT.items():
-        keys.learnt(name, tables.OFF, why)
-    for name, why in tables.FEATURES.items():
-        keys.unless(name, tables.OFF, why)
-    for switch, names in tables.SETTINGS.items():
-        on = keys.given(switch) and keys.value(switch) not in tables.OFF
-        for name in names.split():
-            if on:
-                keys.unless(name, (), f"a setting of {switch}, which there is not here")
-            else:
-                keys.same(name, note=f"without {switch} it says nothing")
-    keys.passive(tables.OF_STAGES.split(), "a setting of another stage or method")
+def _info(keys: Keys) -> tuple[Keys | None, str]:
+    """dataset_info.json, and the folder that its files are in."""
+    folder = keys.value("dataset_dir")
+    if isinstance(folder, dict):
+        return keys.below("dataset_dir"), ""
+    file = keys.ledger.sources.others.get("dataset_info")
+    if file is None:
+        return None, str(folder)
+    cached = keys.sections.setdefault("\0dataset_info", Keys(keys.ledger, file, "LLaMA-Factory"))
+    return cached, str(folder)
+
+
+def _form(keys: Keys, found: list[DataSet], stage: str) -> None:
+    if not found:
+        return
+    found = _joined(found)
+    first = found[0]
+    for other in found:
+        problem = None
+        if other.form != first.form:
+            named = zip(_names(keys, "dataset"), found, strict=False)
+            alike = [name for name, each in named if each.form == first.form]
+            message = "the data sets' rows are of different forms, and a recipe has one form"
+            problem = message, keeps("dataset", ",".join(alike))
+        elif other.ranking is not (stage == "dpo") and stage != "pt":
+            message = f"a data set with{'out' if stage == 'dpo' else ''} ranking is not for the stage {stage}"
+            problem = message, "stage: dpo for preferences, stage: sft for the others"
+        if problem:
+            keys.said.discard("dataset")
+            keys.refuse("dataset", "E1142", *problem)
+            return
+    keys.ledger.set("data.format", first.format, first.note)
+    if first.fields:
+        keys.ledger.set("data.fields", dict(first.fields))
+    if first.transform:
+        keys.ledger.files[conversion.FILE] = first.transform
+        why = "LLaMA-Factory's own way of joining columns"
+        keys.ledger.set("data.transform", conversion.TRANSFORM, why)
+
+
+def _mixing(keys: Keys, found: list[DataSet]) -> None:
+    strategy = keys.text("mix_strategy") or "concat"
+    if strategy == "concat" or len(found) < 2:
+        keys.same("mix_strategy")
+        keys.same("interleave_probs", note="the data sets are put one after another")
+        return
+    given = keys.value("interleave_probs")
+    shares = str(given).split(",") if isinstance(given, str) else given or []
+    made: list[Any] = [each.source for each in found]
+    try:
+        weights = [float(share) for share in shares]
+        made = [
+            {**(entry if isinstance(entry, dict) else {"path": entry}), "weight": weight}
+            for entry, weight in zip(made, weights, strict=True)
+        ]
+    except (TypeError, ValueError):
+        pass
+    note = "drawn by weights here, until each source has been gone through"
+    keys.say("mix_strategy", {"data.train": made}, note)
+    keys.same("interleave_probs", {"data.train": made})
+
+
+def _template(keys: Keys, model: Model | None, stage: str) -> None:
+    name, system, thinking = keys.text("template"), keys.text("default_system"), keys.flag("enable_thinking")
+    if stage == "pt":
+        of_chats = ("template", "default_system", "enable_thinking", "preserve_thinking")
+        keys.passive(of_chats, "texts have no template")
+        return
+    found = templates.llamafactory(name, model, thinking, system)
+    if not found.known:
+        known = ", ".join(templates.LLAMAFACTORY)
+        message = f"the template `{name}` is not known here"
+        keys.refuse("template", "E1147", message, f"the templates that are: {known}")
+    elif keys.given("template"):
+        notes = (found.note, PIECES, TURN_ENDS if name == "gemma2" else "")
+        keys.say("template", found.sets, "; ".join(filter(None, notes)))
+    else:
+        keys.default("template", None, {}, "LLaMA-Factory's default: the tokenizer's own template")
+    for key in ("default_system", "enable_thinking"):
+        keys.same(key, found.sets if keys.given("template") and keys.given(key) else None)
+    note = "with mask_history thoughts of earlier turns stay in any case here"
+    keys.unless("preserve_thinking", (False,), note)
+
+
+def _lengths(keys: Keys, stage: str) -> None:
+    length = keys.integer("cutoff_len") or 2048
+    neat = keys.flag("neat_packing")
+    asked = neat or keys.flag("packing")
+    # Only a packing that the file asks for takes a token off: the stage pt packs after that is done.
+    sets: dict[str, Any] = {"data.max_length": length - 1 if asked else length}
+    if keys.given("cutoff_len"):
+        keys.same("cutoff_len", sets, "one less, as LLaMA-Factory takes it when it packs" if asked else "")
+    else:
+        keys.default("cutoff_len", length, sets)
+    keys.ledger.set("data.overlong", "truncate", BLOCKS if stage == "pt" else CUT)
+    keys.ledger.defaulted("truncation", "in proportion", {"data.overlong": "truncate"}, CUT)
+    packs = asked or (stage == "pt" and keys.value("packing") is None)
+    sets = {"data.packing": packs}
+    if neat:
+        keys.say("neat_packing", sets, "other samples share a row: rows are filled in another order")
+        keys.same("packing", note="neat_packing holds")
+    else:
+        keys.same("neat_packing", note="off")
+        keys.say("packing", sets, (BLOCKS if stage == "pt" else MIXED) if packs else "")
+    if "data.packing" not in keys.ledger.lines:
+        keys.default("packing", packs, sets)
+
+
+def _masks(keys: Keys, stage: str) -> None:
+    whole, last = keys.flag("train_on_prompt"), keys.flag("mask_history")
+    if stage == "dpo":
+        keys.passive(("train_on_prompt", "mask_history"), "of preferences the answers are compared")
+        return
+    if whole and last:
+        message = "`mask_history` and `train_on_prompt` exclude each other in LLaMA-Factory"
+        keys.refuse("mask_history", "E1145", message, "keep one of them")
+    sets = {"data.loss_on": "all" if whole or stage == "pt" else "last_assistant" if last else "assistant"}
+    keys.say("train_on_prompt", sets)
+    keys.same("mask_history", sets if last else None)
+
+
+def _held_out(keys: Keys, others: bool) -> None:
+    size = keys.number("val_size") or 0.0
+    if size and others:
+        message = "`val_size` and `eval_dataset` exclude each other in LLaMA-Factory"
+        keys.refuse("val_size", "E1145", message, "keep one of them")
+    made = datasets.evaluation(size)
+    if made:
+        keys.say("val_size", {**made, "data.eval_seed": keys.integer("seed") or 0})
+    elif size >= 1:
+        keys.unless("val_size", (0, 0.0), datasets.ROWS_HELD_OUT)
+    keys.same("val_size", note="nothing is held out")
+
+
+COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
+TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+OF_TAGS = {
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "tool",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+MEDIA = ("images", "videos", "audios")
+ORDER = "rows whose turns do not alternate are left out there, and kept here where the template takes them"
+TOOLS = (
+    "rows that call tools are left out where the template is written out, and tools are not told to the model"
+)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set.
+
+    Attributes:
+        source: its entry in `data.train`, None after an error.
+        format, fields, transform: as of `data`.
+        ranking: whether its rows are preferences.
+        note: how its rows differ.
+        columns: of instructions, None for rows that are none.
+    """
+
+    source: Any
+    format: str = "chat"
+    fields: Mapping[str, str] = field(default_factory=dict)
+    transform: str = ""
+    ranking: bool = False
+    note: str = ""
+    columns: conversion.Alpaca | None = None
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What the data sets of a run have in common."""
+        return self.format, dict(self.fields), self.transform
+
+
+def _data_set(keys: Keys, name: str, folder: str, limit: int | None, stage: str) -> DataSet:
+    """An entry of dataset_info.json, with a finding for each of its keys.
+
+    Args:
+        keys: of the entry.
+        name: its own.
+        folder: `dataset_dir`.
+        limit: `max_samples`.
+        stage: "sft", "dpo" or "pt".
+    """
+    source = _source(keys, name, folder, limit)
+    columns = _named(keys, "columns", COLUMNS)
+    tags = _named(keys, "tags", TAGS)
+    formatting = keys.choice("formatting", ("alpaca", "sharegpt", "openai")) or "alpaca"
+    ranking = keys.flag("ranking")
+    _media(keys, columns)
+    if stage == "pt":
+        made = DataSet(source, "text", {"text": columns.get("prompt") or "text"})
+    elif formatting == "alpaca":
+        made = _alpaca(source, columns, ranking)
+    else:
+        made = _conversations(source, columns, tags, formatting, ranking)
+    keys.say("formatting", {"data.format": made.format} if keys.given("formatting") else None, made.note)
+    keys.same("ranking", note="two answers of a prompt" if ranking else "")
+    return made
+
+
+def _joined(found: list[DataSet]) -> list[DataSet]:
+    """Instructions and conversations as one form, whose transform tells the rows apart by their columns.
+
+    Returns:
+        The data sets as they are where they are not one form of each.
+    """
+    asked = [each for each in found if each.columns and not each.ranking]
+    talks = [each for each in found if each.format == "chat" and not each.transform]
+    if not asked or not talks or len(asked) + len(talks) != len(found):
+        return found
+    (columns, fields) = (asked[0].columns, talks[0].fields)
+    if any(each.columns != columns for each in asked) or any(each.fields != fields for each in talks):
+        return found
+    if columns is None or fields["messages"] in vars(columns).values():
+        return found
+    made = conversion.alpaca(columns, False, fields)
+    return [replace(each, fields=fields, transform=made) for each in found]
+
+
+def _source(keys: Keys, name: str, folder: str, limit: int | None) -> Any:
+    hub, file, cloud = (keys.text(key) for key in ("hf_hub_url", "file_name", "cloud_file_name"))
+    if hub or cloud:
+        place = datasets.Place(f"hf://{hub}") if hub else datasets.place(str(cloud))
+    elif file:
+        place = datasets.Place(f"{folder.rstrip('/')}/{file}" if folder else file)
+    else:
+        place = datasets.Place(None, "it is not on the Hugging Face hub")
+    if place.path is None:
+        places = ("hf_hub_url", "file_name", "cloud_file_name", "ms_hub_url", "om_hub_url", "script_url")
+        where = next((key for key in places if keys.given(key)), "file_name")
+        message = f"the data set `{name}` cannot be a source: {place.note}"
+        keys.refuse(where, "E1143", message, "give it as file_name, or as hf_hub_url")
+    count = keys.integer("num_samples")
+    rows = min(n for n in (count, limit) if n) if count or limit else None
+    split = keys.text("split")
+    made = datasets.source(place.path or name, None if split == "train" else split, keys.text("subset"), rows)
+    keys.follow(OF_SOURCES)
+    if count:
+        keys.say("num_samples", {}, f"the first {count} rows here, and {count} drawn ones there")
+    return made if place.path else None
+
+
+def _named(keys: Keys, section: str, defaults: Mapping[str, str]) -> dict[str, str]:
+    """Columns or tags: the file's, where it has any, alone; otherwise LLaMA-Factory's own."""
+    if not keys.stands(section):
+        return dict(defaults)
+    given = {str(name): str(value) for name, value in keys.mapping(section).items() if value is not None}
+    keys.below(section).passive(given, "")
+    return given
+
+
+def _media(keys: Keys, columns: Mapping[str, str]) -> None:
+    below = keys.below("columns")
+    message = "`{}`: the models here read text"
+    refused = {name: ("E1150", message.format(name), "take a data set of text") for name in MEDIA}
+    help = "take a data set with chosen and rejected answers, for stage dpo"
+    refused["kto_tag"] = ("E1149", "recipes have no kto", help)
+    for name, why in refused.items():
+        if name in columns:
+            below.said.discard(name)
+            below.refuse(name, *why)
+
+
+def _alpaca(source: Any, columns: Mapping[str, str], ranking: bool) -> DataSet:
+    names = ("prompt", "query", "response", "history", "system", "chosen", "rejected")
+    asked = conversion.Alpaca(**{name: columns.get(name) for name in names})
+    made = conversion.alpaca(asked, ranking)
+    note = TOOLS if "tools" in columns else ""
+    return DataSet(source, "preference" if ranking else "chat", {}, made, ranking, note, asked)
+
+
+def _conversations(
+    source: Any, columns: Mapping[str, str], tags: Mapping[str, str], formatting: str, ranking: bool
+) -> DataSet:
+    messages = columns.get("messages") or "conversations"
+    role, content = tags.get("role_tag") or "from", tags.get("content_tag") or "value"
+    usual = {**ALIASES, **{name: name for name in (*ROLES, *CALLS)}}
+    words = {word: OF_TAGS[tag] for tag, word in tags.items() if tag in OF_TAGS}
+    known = all(usual.get(word) in (meant, "function_call") for word, meant in words.items())
+    notes = (ORDER if formatting == "sharegpt" else "", TOOLS if "tools" in columns else "")
+    note = "; ".join(filter(None, notes))
+    if known and not ranking and "system" not in columns:
+        fields = {"messages": messages, "role": role, "content": content, "tools": columns.get("tools")}
+        return DataSet(source, "chat", {here: there for here, there in fields.items() if there}, note=note)
+    turns = {word: "assistant" if meant == "function_call" else meant for word, meant in words.items()}
+    answers = [columns.get(name) or name if ranking else None for name in ("chosen", "rejected")]
+    made = conversion.tagged(
+        conversion.Tagged(messages, role, content, turns, columns.get("system"), *answers)
+    )
+    return DataSet(source, "preference" if ranking else "chat", {}, made, ranking, note)
+
+
+OF_PREFERENCES = words("pref_beta pref_loss dpo_label_smoothing pref_ftx pref_bco_weight ld_alpha")
+
+OF_SOURCES = table("""
+exact hf_hub_url file_name cloud_file_name subset split
+exact ms_hub_url om_hub_url: the Hugging Face hub's is taken
+exact script_url: no code of a data set's runs here
+lost folder=null: the whole repository is read, not one folder of it
+""")
+
+KEYS = table("""
+exact cache_dir adapter_folder use_fast_tokenizer low_cpu_mem_usage offload_folder hf_hub_token ms_hub_token
+    om_hub_token overwrite_cache preprocessing_batch_size preprocessing_num_workers data_shared_file_system
+    print_param_status trust_remote_code media_dir: how files are loaded and kept, not what they hold
+exact infer_backend infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util vllm_enforce_eager vllm_max_lora_rank
+    vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size sglang_config sglang_lora_backend do_sample
+    temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty
+    skip_special_tokens eval_num_beams generation_max_length generation_num_beams: a setting of generation,
+    which trains nothing
+exact export_dir export_size export_device export_quantization_bit export_quantization_dataset
+    export_quantization_nsamples export_quantization_maxlen export_legacy_format export_hub_model_id: a
+    setting of the export, which merge.py does by the recipe's merge section
+exact image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels
+    video_min_pixels video_fps video_maxlen use_audio_in_video audio_sampling_rate: images and sound are not
+    read
+exact freeze_vision_tower freeze_multi_modal_projector: the vision tower is not part of the model here
+exact use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key
+    swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret plot_loss compute_accuracy
+    include_effective_tokens_per_second enable_torch_profiler profiler_output_dir profiler_wait_steps
+    profiler_warmup_steps profiler_active_steps profiler_repeat profiler_record_shapes profiler_profile_memory
+    profiler_with_stack profile_modules badam_verbose: a log
+exact use_unsloth use_unsloth_gc enable_liger_kernel use_v1_kernels use_reentrant_gc: kernels of the same
+    arithmetic; XLA compiles the whole step
+exact ray_init_kwargs master_addr master_port quantization_device_map device_map: how processes are started
+    and find each other
+exact compute_dtype model_max_length block_diag_attn: what LLaMA-Factory derives from other keys
+exact ignore_pad_token_for_loss: padding is never trained on here
+exact eval_on_each_dataset: each source of data.eval is evaluated together with the others
+exact gradient_checkpointing: disable_gradient_checkpointing tells whether activations are kept
+learnt adapter_name_or_path: training starts from new adapters; merge.py --import-adapter and --resume go on
+learnt additional_target: whole modules beside the adapters are not trained here: they stay the base's
+learnt loraplus_lr_ratio: A and B share one learning rate here; LoRA+ gives B a higher one
+learnt use_dora: plain LoRA in its place: no trained magnitudes, so the updates are others
+learnt pissa_init: A and B start from PEFT's own values here, not from the weights' principal directions
+learnt create_new_adapter: there is one adapter here, on the base itself
+learnt use_llama_pro: no layers are added to the model here
+learnt use_galore: gradients are not projected to a low rank here: other updates, and a larger state
+learnt use_apollo: gradients are not scaled by a low-rank projection here: other updates
+learnt use_badam: all parameters are trained at each step here, not one block after another
+learnt use_adam_mini: AdamW in its place keeps a second moment for each parameter
+learnt use_muon: AdamW in its place: updates are not orthogonalised
+learnt use_dft_loss: the loss is plain cross-entropy, not weighted by the token's probability
+learnt use_asft_loss: the loss is plain cross-entropy, without a term that keeps it near the base
+learnt use_eaft_loss: the loss is plain cross-entropy, not weighted by entropy
+learnt freeze_language_model: the language model is what is trained here
+learnt split_special_tokens: marks of the template are read as the tokens that they are here
+learnt add_tokens add_special_tokens: no tokens are added to the tokenizer here: they are written in several
+    tokens each
+learnt new_special_tokens_config: no tokens are added to the tokenizer here
+learnt rope_scaling: config.json is taken as it is, with its own rotary embedding
+learnt shift_attn: attention is over the whole row here, not over shifted groups
+learnt mixture_of_depths: every layer handles every token here
+learnt moe_aux_loss_coef: no loss that balances the experts is added here
+learnt train_from_scratch: training starts from the checkpoint's weights here, not from random ones
+learnt tokenized_path: the step tokenises rows, or trains on ones that another step has tokenised
+learnt pref_ftx: the supervised loss of the chosen answer is not added here
+learnt pref_bco_weight: the classifier's loss is not added here
+learnt ld_alpha: answers are not weighted by their length here
+learnt ref_model ref_model_adapters: the reference is the model that training starts from here
+lost pissa_convert: there is nothing to convert: A and B start from PEFT's own values
+lost use_mca: the runtime's own sharding in place of Megatron's
+lost use_hyper_parallel: the runtime's own sharding in place of HyperParallel's
+lost early_stopping_steps: the run goes on to its last step here
+lost resize_vocab: the embedding keeps its size here
+lost upcast_layernorm: norms are kept in model.dtype here
+lost upcast_lmhead_output: logits are computed in model.dtype here, and their loss in float32
+lost use_kt: the runtime's own experts in place of KTransformers'
+lost fp8: bfloat16 in its place: products are more precise, and take longer
+lost streaming: the data set is read as a whole here, and shuffled as a whole
+lost ref_model_quantization_bit: the reference is the model that training starts from here
+lost tool_format: tools are written by the template alone here
+setting loraplus_lr_embedding -> loraplus_lr_ratio
+setting pissa_iter -> pissa_init
+setting init_special_tokens -> add_special_tokens
+setting galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise ->
+    use_galore
+setting apollo_target apollo_rank apollo_update_interval apollo_scale apollo_proj apollo_proj_type
+    apollo_scale_type apollo_layerwise apollo_scale_front -> use_apollo
+setting badam_mode badam_start_block badam_switch_mode badam_switch_interval badam_update_ratio
+    badam_mask_mode -> use_badam
+setting hyper_parallel_args -> use_hyper_parallel
+setting asft_alpha -> use_asft_loss
+setting eaft_alpha -> use_eaft_loss
+setting kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts kt_lora_expert_num
+    kt_lora_expert_intermediate_size -> use_kt
+setting fp8_backend fp8_enable_fsdp_float8_all_gather -> fp8
+setting buffer_size -> streaming
+exact kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target
+    ppo_whiten_rewards reward_model reward_model_adapters reward_model_quantization_bit reward_model_type
+    freeze_trainable_layers freeze_trainable_modules freeze_extra_modules module_dropout oft_rank
+    oft_block_size oft_target: a setting of another stage or method
+""")
+"""What becomes of the keys that a table says enough of, beside those of transformers' TrainingArguments."""
+
+OFF: tuple[object, ...] = (None, False, 0, 0.0, "", [])
+"""Values at which a feature does nothing."""

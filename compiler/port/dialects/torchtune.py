@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from compiler.port.dialects import torchtune_data, torchtune_model
-from compiler.port.keys import Keys, words
+from compiler.catalog import Model, original_of
+from compiler.port.keys import Keys, defaults_of, keeps, table, tools, words
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import batches, results, schedules, torch_optimizers
+from compiler.port.meaning import adapters, conversion, datasets, models, sharding, templates, training
+from compiler.wording import listing
 
 NAME = "torchtune"
 TITLE = "torchtune"
@@ -17,28 +21,56 @@ MARKS = words(
     enable_activation_checkpointing enable_activation_offloading clip_grad_norm log_peak_memory_stats
     profiler save_adapter_weights_only resume_from_checkpoint"""
 )
+STAGES = words("teacher_model teacher_checkpointer kd_loss policy_model valuemodel reward_and_value_model")
+KEYS = table("""
+exact checkpoint_dir: where files go
+exact profiler log_level log_peak_memory_stats profile_memory: a log
+exact resume_from_checkpoint save_adapter_weights_only enable_async_checkpointing: how checkpoints are kept;
+    here adapters with the optimizer's state
+exact fsdp_cpu_offload fsdp_reshard_after_forward fsdp_sharding_strategy custom_sharded_layers
+    tensor_parallel_plan data_parallel_shard_dim data_parallel_replicate_dim: the mesh is chosen for the
+    accelerator
+exact compile device low_cpu_ram cudnn_deterministic_mode optimizer_in_bwd enable_activation_offloading
+    ac_mode ac_option memory_efficient_fsdp_wrap: how fast it runs and where memory lies, not what it computes
+lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo: rows are put
+    together by the run itself here
+learnt quantizer=null: weights are not quantised while they are trained here
+exact ref_checkpointer base_model_path: the reference is the model that training starts from
+exact checkpointer: where the checkpoint lies: `model.id` names it, or --model of train.py
+exact model.tie_word_embeddings model.quantize_base model.attn_dropout model.max_seq_len: the model's own
+exact tokenizer.path tokenizer.merges_file tokenizer.special_tokens_path: the tokenizer of model.id
+exact tokenizer.truncation_type: the end is cut off
+""")
+OF_LORA = table("""
+integer lora_rank -> lora.rank
+number lora_alpha -> lora.alpha
+number lora_dropout -> lora.dropout
+learnt use_dora=null/false: plain LoRA: no magnitudes of their own are trained
+""")
+OF_SOURCES = table("""
+lost data_dir=null: a folder of a repository: name its files as data_files
+exact cache_dir streaming num_proc trust_remote_code: how it is read, not what it holds
+""")
 SCHEDULE = "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup"
 
 
 def port(ledger: Ledger) -> None:
     """Says what became of every key."""
     keys = Keys(ledger, ledger.sources.main, TITLE, {"dtype": "bf16", "gradient_accumulation_steps": 1})
-    built = torchtune_model.speak(keys)
+    built = _built(keys)
     objective = _loss(keys)
     _stages(keys)
-    torchtune_data.speak(keys, built.model, objective)
+    _data(keys, built.model, objective)
     _batch(keys)
     _length(keys)
     section = keys.below("optimizer")
     name = section.text("_component_")
     if name is None:
-        keys.refuse(
-            "optimizer", "E1144", "the file names no optimizer", "optimizer: {_component_: torch.optim.AdamW}"
-        )
+        help = "optimizer: {_component_: torch.optim.AdamW}"
+        keys.refuse("optimizer", "E1144", "the file names no optimizer", help)
     else:
-        torch_optimizers.speak(
-            Keys(ledger, keys.source, TITLE, prefix="optimizer."), name, section, "_component_"
-        )
+        arguments = Keys(ledger, keys.source, TITLE, prefix="optimizer.")
+        training.say_torch_optimizer(arguments, name, section, "_component_")
     norm = keys.number("clip_grad_norm")
     keys.same("clip_grad_norm", {"train.optimizer.max_grad_norm": norm})
     _schedule(keys)
@@ -63,31 +95,18 @@ def _loss(keys: Keys) -> str:
         message = f"the loss {name} has no counterpart here"
         help = "_component_: torchtune.modules.loss.CEWithChunkedOutputLoss"
         section.refuse("_component_", "E1163", message, help)
-    section.passive(
-        ("_component_", "num_output_chunks"), "the negative log-likelihood, a mean over a step's tokens"
-    )
+    note = "the negative log-likelihood, a mean over a step's tokens"
+    section.passive(("_component_", "num_output_chunks"), note)
     section.unless("ignore_index", (-100,), "tokens without loss have no number here")
     return "sft"
 
 
 def _stages(keys: Keys) -> None:
-    for key in (
-        "teacher_model",
-        "teacher_checkpointer",
-        "kd_loss",
-        "policy_model",
-        "valuemodel",
-        "reward_and_value_model",
-    ):
-        message = f"{key}: distillation and reinforcement learning have no counterpart here"
+    for key in sorted(STAGES):
         if keys.stands(key):
-            keys.refuse(
-                key, "E1149", message, "port a configuration of lora_finetune, full_finetune or lora_dpo"
-            )
-    keys.learnt("quantizer", (None,), "weights are not quantised while they are trained here")
-    keys.passive(
-        ("ref_checkpointer", "base_model_path"), "the reference is the model that training starts from"
-    )
+            message = f"{key}: distillation and reinforcement learning have no counterpart here"
+            help = "port a configuration of lora_finetune, full_finetune or lora_dpo"
+            keys.refuse(key, "E1149", message, help)
 
 
 def _batch(keys: Keys) -> None:
@@ -96,12 +115,12 @@ def _batch(keys: Keys) -> None:
     shared = keys.integer("tensor_parallel_dim") or 1
     devices = keys.ledger.devices or shared
     try:
-        made = batches.global_batch(per_device, accumulation, devices, shared)
+        made = training.global_batch(per_device, accumulation, devices, shared)
     except ValueError:
         help = f"give the number of GPUs of the run with --devices, a multiple of {shared}"
         message = f"{devices} GPUs cannot be split into groups of {shared} that share their rows"
         keys.refuse("tensor_parallel_dim", "E1162", message, help)
-        made = batches.Batch(per_device, accumulation, devices)
+        made = training.Batch(per_device, accumulation, devices)
     if not keys.stands("batch_size"):
         keys.refuse("batch_size", "E1144", "the file gives no batch_size", "batch_size: 2")
     keys.say("batch_size", {"train.micro_batch_size": made.per_device})
@@ -109,7 +128,7 @@ def _batch(keys: Keys) -> None:
     keys.same("gradient_accumulation_steps", {"train.global_batch_size": made.rows}, note)
     keys.ledger.set("train.global_batch_size", made.rows, str(made))
     keys.ledger.set("train.loss_normalization", "tokens")
-    keys.same("tensor_parallel_dim", note=f"{shared} devices share their rows: they are not data-parallel")
+    keys.same("tensor_parallel_dim", note=sharding.sharing(shared))
 
 
 def _length(keys: Keys) -> None:
@@ -131,11 +150,10 @@ def _schedule(keys: Keys) -> None:
     section = keys.below("lr_scheduler", {"num_cycles": 0.5})
     name = str(section.value("_component_") or "")
     if name.rpartition(".")[2] != "get_cosine_schedule_with_warmup":
-        section.refuse(
-            "_component_", "E1163", f"the schedule {name} has no counterpart here", f"_component_: {SCHEDULE}"
-        )
+        message = f"the schedule {name} has no counterpart here"
+        section.refuse("_component_", "E1163", message, f"_component_: {SCHEDULE}")
     steps = section.integer("num_warmup_steps") or 0
-    made = schedules.translate("cosine", {"num_cycles": section.number("num_cycles")})
+    made = training.schedule_of("cosine", {"num_cycles": section.number("num_cycles")})
     section.say("_component_", {"train.schedule.name": "cosine"}, made.note)
     section.say("num_warmup_steps", {"train.schedule.warmup_steps": steps})
     section.passive(("num_cycles", "last_epoch"), "part of the schedule")
@@ -144,26 +162,23 @@ def _schedule(keys: Keys) -> None:
 def _precision(keys: Keys, lora: bool) -> None:
     dtype = keys.choice("dtype", ("bf16", "fp32", "fp16")) or "bf16"
     if dtype == "fp16":
-        keys.refuse(
-            "dtype", "E1160", "torchtune stops on fp16, which its recipes do not train in", "dtype: bf16"
-        )
+        message = "torchtune stops on fp16, which its recipes do not train in"
+        keys.refuse("dtype", "E1160", message, "dtype: bf16")
     made = "float32" if dtype == "fp32" else "bfloat16"
     keys.say("dtype", {"model.dtype": made})
     if lora:
         keys.ledger.set("lora.dtype", made, "torchtune's adapters are of its dtype")
     elif made == "bfloat16":
-        keys.ledger.set(
-            "train.optimizer.master_weights", False, "the weights are trained in bfloat16 itself, as there"
-        )
+        held, why = sharding.Launch().masters(False, False)
+        keys.ledger.set("train.optimizer.master_weights", held, why)
 
 
 def _order(keys: Keys) -> None:
     seed = keys.integer("seed")
     keys.same("seed", {"train.seed": seed or 0}, "another generator: other draws of the same distribution")
-    keys.ledger.set("data.shuffle_seed", 0 if keys.flag("shuffle") else None)
-    keys.same(
-        "shuffle", {"data.shuffle_seed": 0 if keys.flag("shuffle") else None}, "the sampler's seed is 0"
-    )
+    shuffle = 0 if keys.flag("shuffle") else None
+    keys.ledger.set("data.shuffle_seed", shuffle)
+    keys.same("shuffle", {"data.shuffle_seed": shuffle}, "the sampler's seed is 0")
 
 
 def _logger(section: Keys) -> None:
@@ -171,12 +186,12 @@ def _logger(section: Keys) -> None:
     name = str(section.value("_component_") or "").rpartition(".")[2]
     project = section.text("project") or "torchtune"
     if name == "WandBLogger":
-        section.same("_component_", {results.PROJECT: project}, "Weights & Biases")
-        section.same("project", {results.PROJECT: project})
+        section.same("_component_", {training.PROJECT: project}, "Weights & Biases")
+        section.same("project", {training.PROJECT: project})
         for key in ("entity", "group"):
-            section.unless(key, results.OFF, f"WANDB_{key.upper()} in the environment of the run says it")
+            section.unless(key, training.OFF, f"WANDB_{key.upper()} in the environment of the run says it")
     elif name in ("CometLogger", "MLFlowLogger"):
-        section.unless("_component_", (), f"nothing is logged there: {results.LOGS}")
+        section.unless("_component_", (), f"nothing is logged there: {training.LOGS}")
     found = section.source.get(section.prefix.rstrip("."), None)
     section.passive(found if isinstance(found, dict) else (), "a log")
 
@@ -187,26 +202,374 @@ def _rest(keys: Keys) -> None:
     keys.mappings(("model", "tokenizer", "optimizer", "lr_scheduler", "loss"))
     every = keys.integer("log_every_n_steps")
     keys.same("log_every_n_steps", {"train.log.every": every} if every and every > 0 else None)
-    results.directory(keys, "output_dir")
-    keys.passive(("checkpoint_dir",), "where files go")
+    training.directory(keys, "output_dir")
     _logger(keys.below("metric_logger"))
     keys.mappings(("metric_logger",))
-    keys.passive(("profiler", "log_level", "log_peak_memory_stats", "profile_memory"), "a log")
-    keys.passive(
-        ("resume_from_checkpoint", "save_adapter_weights_only", "enable_async_checkpointing"),
-        "how checkpoints are kept; here adapters with the optimizer's state",
+    keys.follow(KEYS)
+
+
+LLAMA, QWEN, QWEN3 = "meta-llama/Llama", "Qwen/Qwen2.5", "Qwen/Qwen3"
+
+BUILDERS: Mapping[str, tuple[str, ...]] = {
+    "llama3.llama3_8b": ("meta-llama/Meta-Llama-3-8B", "meta-llama/Meta-Llama-3-8B-Instruct"),
+    "llama3_1.llama3_1_8b": (f"{LLAMA}-3.1-8B", f"{LLAMA}-3.1-8B-Instruct"),
+    "llama3_1.llama3_1_70b": (f"{LLAMA}-3.1-70B", f"{LLAMA}-3.1-70B-Instruct"),
+    "llama3_2.llama3_2_1b": (f"{LLAMA}-3.2-1B", f"{LLAMA}-3.2-1B-Instruct"),
+    "llama3_2.llama3_2_3b": (f"{LLAMA}-3.2-3B", f"{LLAMA}-3.2-3B-Instruct"),
+    "llama3_3.llama3_3_70b": (f"{LLAMA}-3.3-70B-Instruct",),
+    "gemma2.gemma2_2b": ("google/gemma-2-2b", "google/gemma-2-2b-it"),
+    "gemma2.gemma2_9b": ("google/gemma-2-9b", "google/gemma-2-9b-it"),
+    "gemma2.gemma2_27b": ("google/gemma-2-27b", "google/gemma-2-27b-it"),
+    "qwen2_5.qwen2_5_0_5b": (f"{QWEN}-0.5B", f"{QWEN}-0.5B-Instruct"),
+    "qwen2_5.qwen2_5_3b": (f"{QWEN}-3B", f"{QWEN}-3B-Instruct"),
+    **{
+        f"qwen2_5.qwen2_5_{n.replace('.', '_')}b_{kind}": (f"{QWEN}-{n}B{end}",)
+        for kind, end in (("base", ""), ("instruct", "-Instruct"))
+        for n in ("1.5", "7", "14", "32", "72")
+    },
+    **{
+        f"qwen3.qwen3_{n.replace('.', '_')}b_{kind}": (f"{QWEN3}-{n}B{end}",)
+        for n in ("0.6", "1.7", "4", "8", "14")
+        for kind, end in (("base", "-Base"), ("instruct", ""))
+    },
+    "qwen3.qwen3_32b": (f"{QWEN3}-32B",),
+}
+"""Builders without lora_ and qlora_, and the checkpoints that they are for."""
+
+NAMES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+"""torchtune's projections of attention, and the recipe's."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """The model: None when it is not known; and whether adapters are trained on it."""
+
+    model: Model | None
+    lora: bool
+
+
+def _built(keys: Keys) -> Built:
+    """Says what becomes of the model, its adapters, the checkpointer and the tokenizer's files."""
+    section = keys.below("model")
+    component = section.text("_component_")
+    builder = (component or "").removeprefix("torchtune.models.")
+    package, _, function = builder.rpartition(".")
+    lora = function.startswith(("lora_", "qlora_"))
+    plain = f"{package}.{function.removeprefix('q').removeprefix('lora_') if lora else function}"
+    name = f"torchtune.models.{builder}"
+    if name in tools()["torchtune"]["sections"]:
+        section.defaults = defaults_of("torchtune", name)
+    model = _named(keys, section, component, plain)
+    if lora:
+        _lora(section)
+    else:
+        keys.ledger.set("lora", None, "full fine-tuning: the builder's name does not begin with lora_")
+        if section.flag("quantize_base"):
+            message = "full fine-tuning with quantised base: quantised weights cannot be trained"
+            section.refuse("quantize_base", "E1146", message, "a builder whose name begins with qlora_")
+    return Built(model, lora)
+
+
+def _named(keys: Keys, section: Keys, component: str | None, plain: str) -> Model | None:
+    ids = BUILDERS.get(plain)
+    if component is None:
+        help = "_component_: torchtune.models.llama3_2.lora_llama3_2_1b"
+        section.refuse("_component_", "E1144", "the file names no model", help)
+        return None
+    if any(part in component for part in ("vision", "clip", "flux", "t5")):
+        message = f"{component} is no model of text alone"
+        section.refuse("_component_", "E1150", message, "port the configuration of a text model")
+        return None
+    if ids is None:
+        builders = listing(sorted({name.partition(".")[0] for name in BUILDERS}))
+        message = f"the model of {component} is not in the catalogue"
+        section.refuse("_component_", "E0801", message, f"builders that are known: of {builders}")
+        return None
+    directory = keys.source.get("checkpointer.checkpoint_dir", None)
+    folder = Path(str(directory)).name if isinstance(directory, str) else ""
+    named = original_of(folder) if folder else None
+    if named is not None and named not in ids:
+        message = f"the builder is of {ids[0]}, and the checkpoint's folder of {named}"
+        help = "make the builder and checkpointer.checkpoint_dir agree"
+        section.refuse("_component_", "E1145", message, help)
+    chosen = named or ids[0]
+    if named is not None:
+        section.same("_component_", {"model.id": chosen}, f"the folder of the checkpoint is {folder}")
+    else:
+        section.say("_component_", {"model.id": chosen}, "by the builder, which is of tuned checkpoints too")
+    return models.resolve(chosen, keys.source.path.parent).model
+
+
+def _lora(keys: Keys) -> None:
+    given = keys.texts("lora_attn_modules")
+    modules = [given] if isinstance(given, str) else given or []
+    targets = [NAMES[module] for module in NAMES if module in modules]
+    unknown = [module for module in modules if module not in NAMES]
+    if unknown:
+        help = "lora_attn_modules: [q_proj, v_proj, output_proj]"
+        keys.refuse("lora_attn_modules", "E1164", f"{listing(unknown)} is no projection of attention", help)
+    if keys.flag("apply_lora_to_mlp"):
+        targets += ["gate_proj", "up_proj", "down_proj"]
+    if not targets:
+        help = "lora_attn_modules: [q_proj, v_proj]"
+        keys.refuse("lora_attn_modules", "E1148", "no projection carries an adapter", help)
+    made = {"lora.targets": targets}
+    keys.same("lora_attn_modules", made if targets else None, "output_proj is o_proj")
+    keys.say("apply_lora_to_mlp", made if targets else None)
+    adapters.say_head(keys, "apply_lora_to_output")
+    keys.follow(OF_LORA)
+    keys.ledger.set("lora.init", "peft", "A uniform with the bound 1/sqrt(fan_in), B zero, as there")
+    if keys.flag("quantize_base"):
+        value = adapters.quantized(4).value
+        keys.say("quantize_base", {"lora.quantize": value}, adapters.NESTED)
+
+
+PREFIX = "torchtune.datasets."
+
+KINDS: Mapping[str, str] = {
+    "alpaca_dataset": "alpaca",
+    "alpaca_cleaned_dataset": "alpaca",
+    "instruct_dataset": "pairs",
+    "samsum_dataset": "pairs",
+    "grammar_dataset": "pairs",
+    "chat_dataset": "chat",
+    "slimorca_dataset": "chat",
+    "text_completion_dataset": "text",
+    "wikitext_dataset": "text",
+    "cnn_dailymail_articles_dataset": "text",
+    "preference_dataset": "preference",
+    "hh_rlhf_helpful_dataset": "preference",
+}
+"""Builders of data sets, by what their rows hold."""
+
+COLUMNS = {"samsum_dataset": ("dialogue", "summary"), "cnn_dailymail_articles_dataset": ("article", "")}
+"""Columns of builders for one data set: what is asked and answered."""
+
+SOURCE_KEYS = words(
+    """source data_files split name subset data_dir cache_dir streaming num_proc trust_remote_code"""
+)
+
+SOURCES = {"alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
+
+TEMPLATES = {"llama3": "llama3", "qwen2": "chatml", "qwen3": "chatml"}
+"""Families to the template whose marks torchtune's own tokenizer writes around messages."""
+
+
+def _data(keys: Keys, model: Model | None, objective: str) -> None:
+    """Says what becomes of `dataset`, `dataset_val` and `tokenizer`."""
+    entries = _entries(keys, "dataset")
+    if not entries:
+        help = "dataset: {_component_: torchtune.datasets.alpaca_dataset}"
+        keys.refuse("dataset", "E1143", "the file names no data set", help)
+    made, settings = _read(keys, entries, objective, {}, "data.train")
+    if made:
+        keys.ledger.set("data.train", made)
+    _validation(keys, objective, settings)
+    for path, value in settings.items():
+        keys.ledger.set(path, value)
+    keys.ledger.set("data.packing", bool(settings.get("data.packing")))
+    _tokenizer(keys, model, settings)
+
+
+def _read(
+    keys: Keys, entries: list[Keys], objective: str, settings: dict[str, Any], path: str
+) -> tuple[list[Any], dict[str, Any]]:
+    """The sources of some data sets, and the settings that they share with those of before.
+
+    Args:
+        path: of the recipe that the sources go to.
+    """
+    made: list[Any] = []
+    alike: list[Keys] = []
+    for entry in entries:
+        found = _one(keys, entry, objective, path)
+        if found is None:
+            continue
+        source, its = found
+        made.append(source)
+        if settings and its != settings:
+            message = "data sets of two kinds cannot be mixed: a recipe's rows are all alike"
+            help = keeps(entries[0].prefix.partition("[")[0].rstrip("."), [_whole(each) for each in alike])
+            if path == "data.eval":
+                help = "--set run_val_every_n_steps=null ports the run without its evaluation"
+            entry.refuse("_component_", "E1142", message, help)
+        else:
+            alike.append(entry)
+        settings = settings or its
+        entry.same("_component_", note="how rows become what is learnt: data.format and data.loss_on")
+    return made, settings
+
+
+def _whole(entry: Keys) -> Any:
+    return entry.source.get(entry.prefix.rstrip("."))
+
+
+def _validation(keys: Keys, objective: str, settings: dict[str, Any]) -> None:
+    """`dataset_val`, which is gone through every `run_val_every_n_steps`."""
+    every = keys.integer("run_val_every_n_steps")
+    if not every or every < 0:
+        note = "run_val_every_n_steps is not set: nothing is evaluated"
+        keys.passive(("dataset_val", "run_val_every_n_steps", "batch_size_val"), note)
+        return
+    entries = _entries(keys, "dataset_val")
+    if not entries:
+        message = "torchtune stops on run_val_every_n_steps without dataset_val"
+        help = "dataset_val: {_component_: torchtune.datasets.alpaca_dataset, split: 'train[95%:]'}"
+        keys.refuse("run_val_every_n_steps", "E1145", message, help)
+    made, _ = _read(keys, entries, objective, settings, "data.eval")
+    if made:
+        keys.ledger.set("data.eval", made)
+        keys.same("run_val_every_n_steps", {"train.eval_every": every})
+    keys.passive(("run_val_every_n_steps", "batch_size_val"), "how it evaluates, which trains nothing")
+
+
+def _entries(keys: Keys, key: str) -> list[Keys]:
+    """The data sets of a key; one of another type than theirs has none."""
+    found = keys.value(key)
+    if isinstance(found, dict) and str(found.get("_component_", "")).endswith("ConcatDataset"):
+        keys.below(key).same("_component_", note="the data sets one after the other")
+        inner = found.get("datasets")
+        return [
+            keys.below(f"{key}.datasets[{n}]") for n in range(len(inner) if isinstance(inner, list) else 0)
+        ]
+    if isinstance(found, list) and all(isinstance(entry, dict) for entry in found):
+        return [keys.below(f"{key}[{n}]") for n in range(len(found))]
+    return [keys.below(key)] if isinstance(found, dict) else []
+
+
+def _one(keys: Keys, entry: Keys, objective: str, path: str) -> tuple[Any, dict[str, Any]] | None:
+    component = entry.text("_component_") or ""
+    builder = component.removeprefix(PREFIX)
+    kind = KINDS.get(builder)
+    if kind is None:
+        code, message = "E1143", f"the data set {component or 'without _component_'} has no counterpart"
+        if "multimodal" in component:
+            code, message = "E1150", f"{component} is of images and text"
+        names = listing([name for name in KINDS], "or")
+        entry.refuse("_component_", code, message, f"one of {PREFIX}: {names}")
+        return None
+    if (kind == "preference") != (objective == "dpo"):
+        message = f"{builder} does not go with the loss: {objective} learns from other rows"
+        entry.refuse("_component_", "E1145", message, "make dataset and loss agree")
+        return None
+    entry.defaults = {**defaults_of("torchtune", PREFIX + builder), "split": "train"}
+    if builder in SOURCES:
+        entry.defaults["source"] = SOURCES[builder]
+    source = _source(entry, path)
+    settings = _SETTINGS[kind](keys, entry, builder)
+    if kind == "text":
+        settings["data.loss_on"] = "all"
+        entry.same("train_on_input", note="all of a text is learnt")
+    elif kind == "preference":
+        entry.unless("train_on_input", (False,), "the prompt carries no loss in dpo")
+    else:
+        settings["data.loss_on"] = "all" if entry.flag("train_on_input") else "assistant"
+        entry.say("train_on_input", {"data.loss_on": settings["data.loss_on"]})
+    if kind != "preference":
+        settings["data.packing"] = entry.flag("packed")
+        entry.say("packed", {"data.packing": settings["data.packing"]})
+    note = "all rows are read here: a data.transform that returns None leaves one out"
+    entry.unless("filter_fn", (None,), note)
+    return (source, settings) if source is not None else None
+
+
+def _source(entry: Keys, path: str) -> Any:
+    config = entry.text("name") or entry.text("subset")
+    made = datasets.given(entry, "source", "source: OWNER/NAME, or json with data_files", config)
+    if made is None:
+        entry.passive(SOURCE_KEYS, "of a source that cannot be read")
+        return None
+    if not entry.given("source"):
+        entry.say("source", {path: [made]})
+    file = made if isinstance(made, str) else made["path"]
+    if not file.startswith("hf://") and entry.text("split") not in (None, "train"):
+        entry.unless("split", (), "a file has no splits: all of it is read")
+    entry.passive(("source", "data_files", "split", "name", "subset"), f"part of {path}")
+    entry.follow(OF_SOURCES)
+    return made
+
+
+def _columns(entry: Keys) -> dict[str, str]:
+    found = {str(key): str(value) for key, value in entry.mapping("column_map").items()}
+    entry.passive(("column_map",), "the columns' names")
+    return found
+
+
+def _alpaca(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
+    asked = ("instruction", "input", "output")
+    columns = {key: name for key, name in _columns(entry).items() if key in asked}
+    keys.ledger.files[conversion.FILE] = conversion.alpaca_messages(
+        conversion.alpaca_prompt(columns), "Alpaca's prompts"
     )
-    keys.passive(
-        ("fsdp_cpu_offload", "fsdp_reshard_after_forward", "fsdp_sharding_strategy", "custom_sharded_layers"),
-        "the mesh is chosen for the accelerator",
-    )
-    keys.passive(
-        ("tensor_parallel_plan", "data_parallel_shard_dim", "data_parallel_replicate_dim"), "the same"
-    )
-    speed = "how fast it runs and where memory lies, not what it computes"
-    keys.passive(("compile", "device", "low_cpu_ram", "cudnn_deterministic_mode", "optimizer_in_bwd"), speed)
-    keys.passive(
-        ("enable_activation_offloading", "ac_mode", "ac_option", "memory_efficient_fsdp_wrap"), speed
-    )
-    usual: tuple[Any, ...] = (None, "torchtune.data.padded_collate_sft", "torchtune.data.padded_collate_dpo")
-    keys.unless("collate_fn", usual, "rows are put together by the run itself here")
+    return {"data.format": "chat", "data.transform": conversion.TRANSFORM}
+
+
+def _pairs(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
+    asked, answered = COLUMNS.get(builder, ("input", "output"))
+    columns = _columns(entry)
+    system = entry.text("new_system_prompt")
+    entry.passive(("new_system_prompt",), "the first message of each row")
+    made = conversion.paired(columns.get("input", asked), columns.get("output", answered), system)
+    keys.ledger.files[conversion.FILE] = made
+    return {"data.format": "chat", "data.transform": conversion.TRANSFORM}
+
+
+def _chat(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
+    column = entry.text("conversation_column") or _columns(entry).get("conversations")
+    style = entry.text("conversation_style")
+    if style not in (None, "openai", "sharegpt"):
+        help = "conversation_style: openai"
+        entry.refuse("conversation_style", "E1160", f"the conversation style {style} is not known", help)
+    entry.passive(("conversation_column", "conversation_style", "column_map"), "messages, of either spelling")
+    entry.unless("new_system_prompt", (None,), "each row keeps its own system message here")
+    made: dict[str, Any] = {"data.format": "chat"}
+    if column not in (None, "messages", "conversations"):
+        made["data.fields"] = {"messages": column}
+    return made
+
+
+def _text(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
+    column = entry.text("column") or COLUMNS.get(builder, ("text", ""))[0]
+    column = "page" if builder == "wikitext_dataset" else column
+    entry.passive(("column",), "the column of text")
+    entry.unless("add_eos", (True,), "the end of text ends each sample here")
+    if entry.flag("packed") and entry.flag("split_across_pack"):
+        note = "a sample that does not fit into a row is cut off here; there it goes on in the next"
+        entry.say("split_across_pack", {}, note)
+    entry.passive(("split_across_pack",), "no packing")
+    most = entry.integer("max_seq_len")
+    entry.say("max_seq_len", {"data.max_length": most} if most else None)
+    return {"data.format": "text", **({} if column == "text" else {"data.fields": {"text": column}})}
+
+
+def _preference(keys: Keys, entry: Keys, builder: str) -> dict[str, Any]:
+    columns = _columns(entry)
+    entry.unless("new_system_prompt", (None,), "each row keeps its own system message here")
+    fields = {key: columns[key] for key in ("chosen", "rejected") if columns.get(key, key) != key}
+    return {"data.format": "preference", **({"data.fields": fields} if fields else {})}
+
+
+_SETTINGS = {"alpaca": _alpaca, "pairs": _pairs, "chat": _chat, "text": _text, "preference": _preference}
+
+
+def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> None:
+    form, whole = settings.get("data.format"), settings.get("data.loss_on") == "all"
+    section = keys.below("tokenizer", {"max_seq_len": None})
+    if keys.ledger.value("data.max_length") is None or section.given("max_seq_len"):
+        datasets.length(section, "max_seq_len")
+    if form in ("chat", "preference") and model is not None:
+        name = TEMPLATES.get(model.family.name)
+        if name is not None:
+            made = templates.written(templates.LLAMAFACTORY[name])
+            lost = "no end-of-text token after the last"
+            lost += "" if whole else ", and no loss on an answer's first"
+            note = f"torchtune's marks around messages, though {lost}"
+            section.say("_component_", {"data.chat_template": made}, note)
+        else:
+            for path, value in templates.own(model).sets.items():
+                keys.ledger.set(path, value)
+            note = "the model's chat template here; there the texts alone follow each other"
+            section.say("_component_", {}, note)
+    section.same("_component_", note="the tokenizer of model.id")
+    note = "nothing is written around a message but the chat template's marks"
+    section.unless("prompt_template", (None,), note)

@@ -5,14 +5,16 @@ The JSON may have what transformers' example scripts add: the model, the data se
 
 from __future__ import annotations
 
-from compiler.port import known
-from compiler.port.dialects import trainer_adapter, trl_data
-from compiler.port.keys import Keys, words
+import re
+from typing import Any
+
+from compiler.port.keys import Keys, as_number, defaults_of, table, words
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import datasets, models, rows, sharding, templates, trainer
+from compiler.port.meaning import adapters, datasets, models, templates, trainer
 from compiler.port.meaning.models import Named
-from compiler.port.meaning.sharding import Launch
 from compiler.port.meaning.trainer import Run
+from compiler.port.source import Source
+from compiler.wording import flow
 from spec.diagnostics import Diagnostic
 
 NAME = "trainer"
@@ -23,26 +25,48 @@ MARKS = words(
     disable_tqdm log_on_each_node logging_first_step per_device_eval_batch_size past_index train_file
     validation_file dataset_config_name block_size preprocessing_num_workers adam_epsilon"""
 )
+KEYS = table("""
+exact torch_dtype: with bf16 and fp16 it gives model.dtype
+exact dataset_config_name validation_file validation_split_percentage: the run does not evaluate
+exact config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_token model_revision: the model's
+    own config and tokenizer
+exact preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage: how files are
+    read, not what they hold
+exact attn_implementation: the same attention, without a fused kernel
+exact max_train_samples max_eval_samples: of the evaluation, or no limit
+exact keep_linebreaks: line breaks are kept
+""")
+SIZES = table("""
+integer r -> lora.rank
+number lora_alpha -> lora.alpha
+number lora_dropout -> lora.dropout
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+""")
+ADAPTER = table("""
+exact peft_type task_type auto_mapping peft_version base_model_name_or_path: what it is
+exact revision inference_mode runtime_config megatron_core: it trains nothing
+lost megatron_config=null: transformers' layers, not Megatron's
+lost fan_in_fan_out=false: no model that is trained here stores its weights as [in, out]
+exact qalora_group_size ensure_weight_tying loftq_config: of a feature that is off
+exact eva_config corda_config lora_ga_config: of init_lora_weights
+""")
+"""What becomes of PEFT's keys in adapter_config.json."""
 
 
 def port(ledger: Ledger) -> None:
     """Says what became of every key."""
     source = ledger.sources.main
     given = {"optim": "adamw_torch_fused", "torch_dtype": "float32", "max_seq_length": None}
-    keys = Keys(ledger, source, TITLE, {**known.defaults("trainer", "training_arguments"), **given})
-    launch = Launch()
-    file = ledger.sources.others.get("accelerate")
-    if file is not None:
-        launch = sharding.accelerate(ledger, file, trainer.for_deepspeed(keys, ledger.devices or 1))
-    launch, taken = trainer.placement(keys, launch)
+    keys = Keys(ledger, source, TITLE, {**defaults_of("trainer", "training_arguments"), **given})
+    launch, taken = trainer.placement(keys, trainer.launched(keys))
     file = ledger.sources.others.get("adapter_config")
-    adapter = trainer_adapter.read(ledger, file) if file is not None else None
+    adapter = _adapter(ledger, file) if file is not None else None
     named = _model(keys, adapter)
     run = Run(adapter is not None, keys.number("learning_rate") or 0.0)
     if adapter is None:
         ledger.set("lora", None, "full fine-tuning: there is no adapter_config.json")
     else:
-        trainer_adapter.speak(adapter, named)
+        _say_adapter(adapter, named)
     _data(keys, named)
     trainer.batch(keys, launch)
     trainer.length(keys)
@@ -50,11 +74,11 @@ def port(ledger: Ledger) -> None:
     trainer.schedule(keys, run, taken)
     dtype = keys.choice("torch_dtype", ("auto", "bfloat16", "float16", "float32")) or "float32"
     trainer.precision(keys, run, launch, dtype)
-    keys.passive(("torch_dtype",), "with bf16 and fp16 it gives model.dtype")
     trainer.order(keys)
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
-    _rest(keys)
+    _limit(keys)
+    keys.follow(KEYS)
 
 
 def _model(keys: Keys, adapter: Keys | None) -> Named | None:
@@ -87,9 +111,8 @@ def _data(keys: Keys, named: Named | None) -> None:
     place = datasets.place(name) if name is not None else None
     if place is None or place.path is None:
         help = "--set dataset_name=OWNER/NAME, or --set train_file=data/train.jsonl"
-        message = (
-            place.note if place is not None else "the files name no data set: a script of their own reads it"
-        )
+        nowhere = "the files name no data set: a script of their own reads it"
+        message = place.note if place is not None else nowhere
         keys.refuse(key, "E1143", message, help)
     else:
         config = keys.text("dataset_config_name")
@@ -104,22 +127,16 @@ def _data(keys: Keys, named: Named | None) -> None:
         keys.say("validation_file", {"data.eval": [held]})
     share = keys.number("validation_split_percentage")
     if evaluates and not keys.given("validation_file") and share:
-        keys.say(
-            "validation_split_percentage", {"data.eval_fraction": share / 100}, "other rows of the same share"
-        )
-    keys.passive(
-        ("dataset_config_name", "validation_file", "validation_split_percentage"), "the run does not evaluate"
-    )
-    key = next(
-        (name for name in ("max_seq_length", "block_size", "max_length") if keys.given(name)),
-        "max_seq_length",
-    )
-    trl_data.length(keys, key)
+        sets = {"data.eval_fraction": share / 100}
+        keys.say("validation_split_percentage", sets, "other rows of the same share")
+    names = ("max_seq_length", "block_size", "max_length")
+    key = next((name for name in names if keys.given(name)), "max_seq_length")
+    datasets.length(keys, key)
     keys.ledger.set("data.packing", False, "the Trainer packs no samples of itself")
 
 
 def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
-    row = rows.first(name, keys.source.path.parent)
+    row = datasets.first_row(name, keys.source.path.parent)
     made = "text" if row is not None and "text" in row else None
     if row is not None and ("messages" in row or "conversations" in row):
         made = "chat"
@@ -131,30 +148,102 @@ def _format(keys: Keys, key: str, name: str) -> tuple[str, str]:
     return "chat", "not known from the files"
 
 
-def _rest(keys: Keys) -> None:
-    """What transformers' example scripts read beside TrainingArguments."""
-    keys.passive(
-        sorted(
-            words(
-                "config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_token model_revision"
-            )
-        ),
-        "the model's own config and tokenizer",
-    )
-    keys.passive(
-        sorted(
-            words("preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage")
-        ),
-        "how files are read, not what they hold",
-    )
-    keys.passive(("attn_implementation",), "the same attention, without a fused kernel")
+def _limit(keys: Keys) -> None:
     limit = keys.integer("max_train_samples")
     if limit:
-        train = [_limited(entry, limit) for entry in keys.ledger.value("data.train", [])]
-        keys.say("max_train_samples", {"data.train": train})
-    keys.passive(("max_train_samples", "max_eval_samples"), "of the evaluation, or no limit")
-    keys.passive(("keep_linebreaks",), "line breaks are kept")
+        train = keys.ledger.value("data.train", [])
+        entries = (entry if isinstance(entry, dict) else {"path": entry} for entry in train)
+        keys.say("max_train_samples", {"data.train": [{**entry, "limit": limit} for entry in entries]})
 
 
-def _limited(entry: object, limit: int) -> object:
-    return {**(entry if isinstance(entry, dict) else {"path": entry}), "limit": limit}
+PEFT = "PEFT"
+
+INITS = {
+    "gaussian": "A starts uniform with the bound 1/sqrt(fan_in) here, normal with the deviation 1/rank there",
+    "orthogonal": "A starts uniform here and B at zero; there both with orthogonal rows",
+    "eva": "A starts uniform here; there with the directions of the activations",
+}
+"""Starts of A that leave the base as it is, and how they differ."""
+
+
+def _adapter(ledger: Ledger, source: Source) -> Keys:
+    """The file's keys."""
+    return Keys(ledger, source, PEFT, {**defaults_of("peft", "lora"), "init_lora_weights": True})
+
+
+def _say_adapter(keys: Keys, named: Named | None) -> None:
+    """Says what became of every key of the file."""
+    ledger = keys.ledger
+    if str(keys.value("peft_type") or "LORA").upper() != "LORA":
+        message = f"{keys.value('peft_type')} is no LoRA, and has no counterpart here"
+        keys.refuse("peft_type", "E1149", message, "peft_type: LORA")
+    keys.follow(SIZES)
+    _targets(keys, named)
+    _patterns(keys)
+    _init(keys)
+    ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
+    keys.follow(adapters.FEATURES)
+    keys.follow(ADAPTER)
+
+
+def _targets(keys: Keys, named: Named | None) -> None:
+    model = named.model if named else None
+    spec = keys.texts("target_modules")
+    if spec is None:
+        spec = adapters.default_targets(model)
+        keys.defaults = {**keys.defaults, "target_modules": spec}
+    layers = keys.value("layers_to_transform")
+    layers = [layers] if isinstance(layers, int) else layers
+    if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
+        message = f"layers_to_transform is {flow(layers)}, which is no list of numbers"
+        keys.refuse("layers_to_transform", "E1160", message, "layers_to_transform: [0, 1, 2]")
+        layers = None
+    pattern = keys.texts("layers_pattern")
+    usual: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
+    if spec is None:
+        message = "PEFT has no target modules of its own for this model"
+        keys.refuse("target_modules", "E1148", message, 'target_modules: "all-linear"')
+    else:
+        exclude = keys.texts("exclude_modules")
+        layers = layers if pattern in usual else None
+        adapters.say_targets(keys, "target_modules", model, spec, layers, exclude)
+    keys.passive(("layers_to_transform", "exclude_modules"), "part of lora.targets and lora.layers")
+    keys.unless("layers_pattern", usual, "layers are counted in the decoder")
+
+
+def _patterns(keys: Keys) -> None:
+    """rank_pattern and alpha_pattern: each key the end of a module's name, or a regular expression."""
+    for key, target, kind in (
+        ("rank_pattern", "lora.rank_pattern", int),
+        ("alpha_pattern", "lora.alpha_pattern", float),
+    ):
+        found = keys.mapping(key)
+        made: dict[str, Any] = {}
+        for name, value in found.items():
+            number = as_number(value)
+            if number is None or isinstance(value, str) or number <= 0:
+                message = f"{key}: {value!r} is no number above zero"
+                keys.refuse(key, "E1160", message, f"{key}: {{{name}: 16}}")
+                break
+            made[_spelling(str(name))] = kind(number)
+        keys.same(key, {target: made} if made else None, "one for all" if not made else "")
+
+
+def _spelling(name: str) -> str:
+    """A pattern of PEFT's without what the whole names begin with, which a recipe's targets leave out."""
+    return re.sub(r"^\^?(?:model\.)?(?:language_model\.)?(?=layers\.|layers\\\.)", "", name)
+
+
+def _init(keys: Keys) -> None:
+    found = keys.value("init_lora_weights")
+    name = str(found).lower()
+    if found is True or name == "true":
+        keys.say("init_lora_weights", {"lora.init": "peft"})
+    elif name in INITS:
+        keys.say("init_lora_weights", {"lora.init": "peft"}, INITS[name])
+    elif found is False or name == "false":
+        keys.say("init_lora_weights", {"lora.init": "peft"}, "B starts at zero here, not at random")
+    else:
+        note = f"{name} starts from other weights of the base; here from the checkpoint's own, and B at zero"
+        keys.learnt("init_lora_weights", (), note)
+        keys.ledger.set("lora.init", "peft")

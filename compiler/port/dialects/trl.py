@@ -2,28 +2,83 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
-from compiler.port import known
-from compiler.port.dialects import trl_data, trl_loss, trl_script
-from compiler.port.keys import Keys, words
+from compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
 from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, models, quantization, sharding, trainer
+from compiler.port.meaning import adapters, datasets, models, sharding, templates, trainer
 from compiler.port.meaning.models import Named
 from compiler.port.meaning.sharding import Launch
 from compiler.port.meaning.trainer import Run
+from compiler.port.source import Source
+from compiler.wording import listing
+from spec.diagnostics import Diagnostic
+from spec.document import Refused
 
 NAME = "trl"
 TITLE = "TRL"
 MARKS = words(
     """model_name_or_path dataset_name dataset_config dataset_train_split dataset_test_split use_peft
     attn_implementation max_length packing_strategy completion_only_loss assistant_only_loss
-    use_bnb_nested_quant chat_template_path dataset_text_field padding_free lora_task_type model_revision beta
-    loss_type precompute_ref_log_probs torch_dtype dataset_num_proc eos_token lora_modules_to_save
+    use_bnb_nested_quant chat_template_path dataset_text_field padding_free lora_task_type model_revision
+    beta loss_type precompute_ref_log_probs torch_dtype dataset_num_proc eos_token lora_modules_to_save
     accelerate_config disable_dropout shuffle_dataset reward_funcs num_generations max_completion_length
     desirable_weight undesirable_weight center_rewards_coefficient"""
 )
+
+KEYS = table("""
+exact env: variables of the environment, which the scripts here do not read
+exact ignore_bias_buffers dataset_num_proc: it bears on no number
+lost activation_offloading=false: activations stay on the devices here: more memory, the same numbers
+exact trust_remote_code: code of the model's own is not run: the model is one that is known here
+exact attn_implementation: the same attention, without a fused kernel
+learnt router_aux_loss_coef=null/0.0: no loss that balances the experts is added here
+exact shuffle_dataset dataset_streaming streaming: rows are shuffled anew in each epoch here
+exact pad_to_multiple_of pad_token padding_value: padding carries no loss and is not attended to
+exact padding_free: padding is not attended to
+exact chat_template_path: the tokenizer's own template
+exact dtype: with bf16 and fp16 it gives model.dtype
+""")
+OF_LORA = table("""
+integer lora_r -> lora.rank
+number lora_alpha -> lora.alpha
+switch use_rslora -> lora.rslora: alpha / sqrt(rank)
+learnt lora_modules_to_save=null/[]: whole modules stay frozen here: fewer parameters are trained
+learnt lora_target_parameters=null/[]: parameters that are no linear layers (experts) carry no adapter
+learnt use_dora=null/false/[]: plain LoRA: no magnitudes of their own are trained
+lost lora_task_type=CAUSAL_LM: a language model is trained here
+""")
+OF_SFT = table("""
+exact eval_packing: evaluation's rows are packed as training's: its loss is a mean over tokens
+exact loss_type: the negative log-likelihood
+""")
+OF_PREFERENCES = table("""
+exact disable_dropout: the model here has no dropout of its own
+exact generate_during_eval is_encoder_decoder: it trains nothing
+exact max_completion_length: for encoders with decoders
+lost max_prompt_length: a prompt is not cut for itself here: a sample is, at max_length
+""")
+OF_DPO = table("""
+exact loss_type: dpo's own loss
+exact f_divergence_type: dpo's own
+exact f_alpha_divergence_coef discopop_tau: of a loss that the run does not have
+exact label_smoothing: the sigmoid loss does not read it
+learnt loss_weights=null/[1.0]/[1]: the one loss has the weight 1 here
+learnt ld_alpha=null/1.0: tokens beyond the shorter answer count in full here
+learnt use_weighting=false: pairs are not weighted here
+learnt sync_ref_model=false: the reference stays the model that training starts from here
+exact ref_model_mixup_alpha ref_model_sync_steps: the reference stays the model that training starts from here
+exact precompute_ref_log_probs precompute_ref_batch_size: when they are computed changes no number
+""")
+OF_SOURCES = table("""
+exact path name split data_files: part of data.train
+lost data_dir=null: a folder of a repository: name its files as data_files
+exact columns: columns that are not used are passed over
+""")
 
 SHIPPED = {"single_gpu": 1, **dict.fromkeys(("multi_gpu", "fsdp1", "fsdp2", "zero1", "zero2", "zero3"), 8)}
 """The accelerate configs that come with TRL, by name, and their processes."""
@@ -37,17 +92,16 @@ def port(ledger: Ledger) -> None:
     """
     source = ledger.sources.main
     keys = Keys(ledger, source, TITLE)
-    objective = trl_script.told(keys, ledger.script)
+    objective = told(keys, ledger.script)
     keys.defaults = _defaults(objective)
     if objective != "sft":
         ledger.set("train.objective", objective, f"the keys are those of TRL's {objective} script")
-    launch = _launch(keys)
-    launch, taken = trainer.placement(keys, launch)
+    launch, taken = trainer.placement(keys, _launch(keys))
     model = _model(keys)
     run = Run(keys.flag("use_peft"), keys.number("learning_rate") or 0.0)
     _lora(keys, run, model)
-    trl_data.speak(keys, objective, model)
-    trl_loss.speak(keys, objective)
+    _data(keys, objective, model)
+    _losses(keys, objective)
     trainer.batch(keys, launch)
     trainer.length(keys)
     trainer.optimizer(keys, run, taken)
@@ -56,34 +110,31 @@ def port(ledger: Ledger) -> None:
     trainer.order(keys)
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
-    _rest(keys)
+    keys.follow(KEYS)
 
 
 def _defaults(objective: str) -> dict[str, Any]:
     sections = (objective, "script", "model", "mixture")
-    return {**known.defaults("trl", *sections), "optim": "adamw_torch_fused", "loss_type": None}
+    return {**defaults_of("trl", *sections), "optim": "adamw_torch_fused", "loss_type": None}
 
 
 def _launch(keys: Keys) -> Launch:
     """accelerate's settings: of its file, of one that TRL ships, and of the launcher's flags in the YAML."""
     ledger = keys.ledger
-    launch = Launch()
+    launch = trainer.launched(keys)
     file = ledger.sources.others.get("accelerate")
-    if file is not None:
-        launch = sharding.accelerate(ledger, file, trainer.for_deepspeed(keys, ledger.devices or 1))
     name = keys.text("accelerate_config")
     if name in SHIPPED:
         launch = Launch(SHIPPED[name], mixed_precision="bf16").with_("fsdp" in name, "zero" in name)
         keys.same("accelerate_config", note=f"{SHIPPED[name]} processes; {sharding.MESH}")
     elif name is not None and file is None:
-        keys.same(
-            "accelerate_config", note="not among the files: name it on the command line, or give --devices"
-        )
+        note = "not among the files: name it on the command line, or give --devices"
+        keys.same("accelerate_config", note=note)
     keys.same("accelerate_config", note="read beside this file")
     if keys.given("num_processes") and (count := keys.integer("num_processes")) and count > 0:
         launch = replace(launch, processes=count)
         keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
-    for flag in known.keys("accelerate", "launch"):
+    for flag in keys_of("accelerate", "launch"):
         if flag not in ("gradient_accumulation_steps", "env"):
             keys.same(flag, note=sharding.MESH if flag.startswith("fsdp") else sharding.LAUNCHER)
     return launch
@@ -93,9 +144,8 @@ def _model(keys: Keys) -> Named | None:
     name = keys.text("model_name_or_path")
     named = None
     if name is None:
-        keys.refuse(
-            "model_name_or_path", "E1144", "the file names no model", "--set model_name_or_path=Qwen/Qwen3-8B"
-        )
+        help = "--set model_name_or_path=Qwen/Qwen3-8B"
+        keys.refuse("model_name_or_path", "E1144", "the file names no model", help)
     else:
         named = models.resolve(name, keys.source.path.parent)
         if named.model is None:
@@ -106,18 +156,13 @@ def _model(keys: Keys) -> Named | None:
     attention = keys.text("attn_implementation")
     if attention is not None and "flash" in attention:
         keys.same("attn_implementation", {"model.attention": "splash"}, "the TPU's fused kernel")
-    keys.same("attn_implementation", note="the same attention, without a fused kernel")
-    code = "code of the model's own is not run: the model is one that is known here"
-    keys.passive(("trust_remote_code",), code)
     arguments = keys.mapping("model_init_kwargs")
     keys.unless("model_init_kwargs", (None, {}), f"not passed on: {', '.join(arguments)}")
-    keys.learnt("router_aux_loss_coef", (None, 0.0), "no loss that balances the experts is added here")
     return named
 
 
 def _dtype(keys: Keys) -> str:
     found = keys.choice("dtype", ("auto", "bfloat16", "float16", "float32")) or "float32"
-    keys.passive(("dtype",), "with bf16 and fp16 it gives model.dtype")
     return found
 
 
@@ -129,16 +174,13 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> None:
             if keys.flag(key):
                 message = "full fine-tuning with quantised base: quantised weights cannot be trained"
                 keys.refuse(key, "E1146", message, "use_peft: true, or remove the quantisation")
-        ours = [key for key in known.keys("trl", "model") if key.startswith("lora_")]
-        keys.passive(
-            (*ours, "use_rslora", "use_dora", *details, "load_in_4bit", "load_in_8bit"), "use_peft is off"
-        )
+        ours = [key for key in keys_of("trl", "model") if key.startswith("lora_")]
+        of_adapters = (*ours, "use_rslora", "use_dora", *details, "load_in_4bit", "load_in_8bit")
+        keys.passive(of_adapters, "use_peft is off")
         keys.same("use_peft", {"lora": None}, "full fine-tuning")
         return
     keys.same("use_peft", note="the lora section")
-    keys.say("lora_r", {"lora.rank": keys.integer("lora_r")})
-    keys.say("lora_alpha", {"lora.alpha": keys.number("lora_alpha")})
-    keys.same("use_rslora", {"lora.rslora": True} if keys.flag("use_rslora") else None, "alpha / sqrt(rank)")
+    keys.follow(OF_LORA)
     spec = keys.texts("lora_target_modules")
     model = named.model if named else None
     if isinstance(spec, list) and len(spec) == 1:
@@ -151,29 +193,407 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> None:
         keys.refuse("lora_target_modules", "E1148", message, "--set lora_target_modules=all-linear")
     else:
         adapters.say_targets(keys, "lora_target_modules", model, spec)
-    for key in ("lora_modules_to_save", "lora_target_parameters", "use_dora"):
-        idle, note = adapters.FEATURES[key if key == "use_dora" else key.removeprefix("lora_")]
-        keys.learnt(key, (*idle, []), note)
-    keys.unless("lora_task_type", ("CAUSAL_LM",), "a language model is trained here")
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
-    made = quantization.translate(
-        4 if four else 8 if eight else None, kind, keys.flag("use_bnb_nested_quant")
-    )
+    made = adapters.quantized(4 if four else 8 if eight else None, kind, keys.flag("use_bnb_nested_quant"))
     if made.value is not None:
         keys.say("load_in_4bit" if four else "load_in_8bit", {"lora.quantize": made.value}, made.note)
         keys.ledger.set("lora.dtype", "bfloat16", "TRL trains bfloat16 adapters on a quantised base")
     else:
         keys.ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
-    keys.passive(
-        ("load_in_4bit", "load_in_8bit", *details), "part of lora.quantize" if made.value else "not quantised"
-    )
+    note = "part of lora.quantize" if made.value else "not quantised"
+    keys.passive(("load_in_4bit", "load_in_8bit", *details), note)
 
 
-def _rest(keys: Keys) -> None:
-    keys.passive(("env",), "variables of the environment, which the scripts here do not read")
-    keys.passive(("ignore_bias_buffers", "dataset_num_proc"), "it bears on no number")
-    keys.unless(
-        "activation_offloading",
-        (False,),
-        "activations stay on the devices here: more memory, the same numbers",
+SCRIPTS = ("sft", "dpo", "orpo")
+"""The scripts that recipes have a counterpart of, by their sections."""
+
+EXPERIMENTAL = "experimental."
+"""What sections of scripts begin with that are no command of `trl`."""
+
+_SHARED = ("script", "model", "mixture", "dataset")
+
+_PAIRS = words(
+    "max_prompt_length max_completion_length generate_during_eval is_encoder_decoder padding_value"
+)
+_PROMPTS = words("max_prompt_length")
+OLDER = {"dpo": _PAIRS, "kto": _PAIRS, "orpo": _PROMPTS, "grpo": _PROMPTS, "rloo": _PROMPTS}
+"""Keys that a script had in earlier versions."""
+
+NEEDED = {"distillation": "teacher_model_name_or_path"}
+"""A key without which a script does not start."""
+
+LOSSES = {
+    "sft": words("nll chunked_nll dft"),
+    "dpo": words(
+        """sigmoid sigmoid_norm hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_pair
+        aot_unpaired apo_zero apo_down discopop sft kto_pair"""
+    ),
+    "kto": words("kto apo_zero_unpaired"),
+    "grpo": words("grpo dapo bnpo dr_grpo luspo cispo sapo vespo"),
+}
+"""The values of `loss_type` that tell a script."""
+
+COLUMNS: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
+    (words("chosen rejected"), ("dpo", "orpo", "reward")),
+    (words("prompt completion label"), ("kto",)),
+    (words("prompt completion"), ("sft",)),
+    (words("messages"), ("sft",)),
+    (words("conversations"), ("sft",)),
+    (words("text"), ("sft",)),
+    (words("prompt"), ("grpo", "rloo")),
+)
+"""The columns of rows, and whose they are; the first that all stand in a row tell."""
+
+
+def told(keys: Keys, chosen: str | None) -> str:
+    """The script that the file is for, one of SCRIPTS.
+
+    Args:
+        chosen: by --script; keys that it does not have are then errors each.
+
+    Raises:
+        Refused: the file is for another script, or for any of several.
+    """
+    if chosen is not None:
+        _refuse(keys, chosen)
+        return chosen
+    source = keys.source
+    used = _used(source)
+    having = [script for script in _commands() if all(script in readers for readers in used.values())]
+    having = [script for script in having if NEEDED.get(script, "") in ("", *used)]
+    foreign = [key for key, readers in used.items() if not readers.intersection(SCRIPTS)]
+    if foreign or (having and not set(having).intersection(SCRIPTS)):
+        raise Refused(_another(source, used, having or _nearest(used, foreign), foreign or [*used]))
+    where, fitting = _reading(keys, having)
+    if len(fitting) == 1 and fitting[0] in SCRIPTS:
+        return fitting[0]
+    if fitting and not set(fitting).intersection(SCRIPTS):
+        raise Refused(_another(source, used, fitting, [where]))
+    raise Refused(_untold(source, used, fitting))
+
+
+@functools.cache
+def _own() -> Mapping[str, frozenset[str]]:
+    """The keys of each script, without those that every script has."""
+    sections = tools()["trl"]["sections"]
+    shared = {*keys_of("trainer", "training_arguments"), *keys_of("trl", *_SHARED)}
+    return {name: frozenset(sections[name]) - shared for name in sections if name not in _SHARED}
+
+
+def _commands() -> list[str]:
+    """The scripts that are no experiments."""
+    return [name for name in _own() if not name.startswith(EXPERIMENTAL)]
+
+
+def _having(key: str) -> set[str]:
+    """The scripts that have a key; none for one that they all have, or that none has today."""
+    having = {name for name, own in _own().items() if key in own}
+    return having and having | {name for name, older in OLDER.items() if key in older}
+
+
+def _used(source: Source) -> dict[str, set[str]]:
+    """The keys of the file that tell scripts from each other, with the scripts that have them."""
+    used: dict[str, set[str]] = {}
+    for key, value in source.data.items() if isinstance(source.data, dict) else ():
+        having = _having(str(key)) if value is not None else set()
+        if key == "loss_type":
+            having = having & _losing(value) or having
+        if not having.issuperset(_commands()) and having:
+            used[str(key)] = having
+    return used
+
+
+def _losing(value: Any) -> set[str]:
+    """The scripts that have a loss; of several at once, dpo."""
+    if isinstance(value, list):
+        return {"dpo"}
+    return {script for script, losses in LOSSES.items() if str(value) in losses}
+
+
+def _reading(keys: Keys, scripts: list[str]) -> tuple[str, list[str]]:
+    """The key of the data set; and of some scripts those that read its rows, where they are at hand."""
+    where, path = _rows(keys)
+    row = (datasets.first_row(path, keys.source.path.parent) if path else None) or {}
+    readers = next((readers for columns, readers in COLUMNS if columns <= set(row)), ())
+    return where, [script for script in scripts if script in readers] or scripts
+
+
+def _rows(keys: Keys) -> tuple[str, str | None]:
+    """The key that says where the first data set lies, and what it says."""
+    entries = keys.value("datasets")
+    entry = entries[0] if isinstance(entries, list) and entries else None
+    if not isinstance(entry, dict):
+        name = keys.value("dataset_name")
+        return "dataset_name", name if isinstance(name, str) else None
+    files = entry.get("data_files")
+    one = files[0] if isinstance(files, list) and files else files
+    return "datasets", next((path for path in (one, entry.get("path")) if isinstance(path, str)), None)
+
+
+def _refuse(keys: Keys, chosen: str) -> None:
+    """Refuses what the chosen script does not have."""
+    for key in keys.source.data if isinstance(keys.source.data, dict) else ():
+        having = _having(str(key))
+        if having and chosen not in having and keys.given(key):
+            message = f"`{key}` is no key of TRL's {chosen} script, but of {_named(having)}"
+            others = [f"--script {script}" for script in SCRIPTS if script in having]
+            keys.refuse(key, "E1171", message, listing([f"--set {key}=null", *others], "or"))
+        elif having and chosen not in having:
+            keys.same(key, note="null: as without the key")
+
+
+def _nearest(used: Mapping[str, set[str]], foreign: list[str]) -> Iterable[str]:
+    """Scripts that have all keys of a file, or else those that have the first foreign one."""
+    every = [name for name in _own() if all(name in readers for readers in used.values())]
+    return every or used[foreign[0]]
+
+
+def _another(
+    source: Source, used: Mapping[str, set[str]], scripts: Iterable[str], keys: list[str]
+) -> Diagnostic:
+    """The file is for a script that has no counterpart, as keys tell."""
+    alone = not used.get(keys[0], set()).intersection(SCRIPTS)
+    told = listing(f"`{key}`" for key in (keys[:1] if alone else keys))
+    rows = "" if keys[0] in used else "the rows of "
+    message = f"this is a run of TRL's {_named(scripts)} script, by {rows}{told}"
+    lost = {script: [key for key in used if script not in used[key]] for script in SCRIPTS}
+    nearest = min(SCRIPTS, key=lambda script: len(lost[script]))
+    ways = "".join(f" --set {key}=null" for key in lost[nearest])
+    help = f"a recipe trains as TRL's {listing(SCRIPTS, 'or')} does; if this is one: --script {nearest}{ways}"
+    return Diagnostic("E1171", message, keys[0], help, source.place(keys[0]))
+
+
+def _untold(source: Source, used: Mapping[str, set[str]], fitting: list[str]) -> Diagnostic:
+    """The file may be for several scripts, or for none."""
+    ways = [script for script in SCRIPTS if script in fitting] or list(SCRIPTS)
+    help = f"say which one it is: {listing((f'--script {script}' for script in ways), 'or')}"
+    if fitting:
+        message = f"{source.file} may be for several scripts of TRL: {_named(fitting)}"
+        return Diagnostic("E1172", message, help=help, span=source.top())
+    pairs = (
+        pair for pair in combinations(used, 2) if not used[pair[0]].intersection(used[pair[1]], _commands())
     )
+    clash = next(pairs, tuple(used))
+    message = f"no script of TRL has {listing(f'`{key}`' for key in clash)} together"
+    return Diagnostic("E1172", message, clash[-1], help, source.place(clash[-1]))
+
+
+def _named(scripts: Iterable[str]) -> str:
+    """Scripts by their names: the commands of `trl` alone where some are among them."""
+    found = set(scripts)
+    commands = [name for name in _commands() if name in found]
+    return listing(commands or sorted(name.removeprefix(EXPERIMENTAL) for name in found), "or")
+
+
+def _data(keys: Keys, objective: str, named: Named | None) -> None:
+    """Says what becomes of the keys of data sets, rows and lengths."""
+    evaluates = trainer.evaluation(keys)
+    path = _mixture(keys) if keys.value("datasets") else _single(keys, evaluates)
+    form = _format(keys, objective, path)
+    if objective == "sft":
+        _loss(keys, form)
+        _packing(keys)
+    _template(keys, form, named)
+    datasets.length(keys, "max_length")
+    kwargs = keys.mapping("dataset_kwargs")
+    skipped = bool(kwargs.get("skip_prepare_dataset"))
+    note = "rows that are tokenised already cannot be read here"
+    keys.unless("dataset_kwargs", () if skipped else (kwargs,), note)
+
+
+def _single(keys: Keys, evaluates: bool) -> str | None:
+    keys.unused(("datasets", "test_split_size"), "dataset_name is what is read")
+    name = keys.text("dataset_name")
+    if name is None:
+        help = "--set dataset_name=OWNER/NAME, or a file"
+        keys.refuse("dataset_name", "E1143", "the files name no data set", help)
+        return None
+    place = datasets.place(name)
+    if place.path is None:
+        message = f"`{name}` cannot be a source: {place.note}"
+        keys.refuse("dataset_name", "E1143", message, "name a file or a data set")
+        return None
+    config, split = keys.text("dataset_config"), keys.text("dataset_train_split")
+    hub = place.path.startswith("hf://")
+    split = split if hub and split != "train" else None
+    keys.say("dataset_name", {"data.train": [datasets.source(place.path, split, config if hub else None)]})
+    held = keys.text("dataset_test_split") or "test"
+    if evaluates and hub:
+        keys.say("dataset_test_split", {"data.eval": [datasets.source(place.path, held, config)]})
+    keys.passive(("dataset_config", "dataset_train_split"), "part of data.train")
+    keys.unused(("dataset_test_split",), "the run does not evaluate")
+    return name
+
+
+def _mixture(keys: Keys) -> str | None:
+    """`datasets`: the mixture, which wins over dataset_name."""
+    entries = keys.value("datasets")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        keys.refuse("datasets", "E1160", "datasets is no list of mappings", "datasets: [{path: OWNER/NAME}]")
+        return None
+    made: list[Any] = []
+    first = None
+    for index, entry in enumerate(entries):
+        one = keys.below(f"datasets[{index}]", {"split": "train"})
+        found = _entry(one)
+        if found is not None:
+            made.append(found)
+            first = first or str(entry.get("path"))
+    keys.ledger.set("data.train", made)
+    names = ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split")
+    keys.unused(names, "datasets wins over it")
+    share = keys.number("test_split_size")
+    if share is None:
+        keys.same("test_split_size", note="no rows are held out")
+    elif 0 < share < 1:
+        keys.say("test_split_size", {"data.eval_fraction": share}, "drawn without a seed there: other rows")
+    else:
+        keys.unless("test_split_size", (), "a number of rows cannot be held out here: give a share")
+    return first
+
+
+def _entry(keys: Keys) -> Any:
+    made = datasets.given(keys, "path", "path: OWNER/NAME, or a file", keys.text("name"))
+    if made is None:
+        keys.passive(keys_of("trl", "dataset"), "of a source that cannot be read")
+        return None
+    share = keys.number("fraction")
+    if share is not None:
+        made = {**(made if isinstance(made, dict) else {"path": made}), "weight": share}
+        note = "rows are drawn in these shares here; there the first rows of each are taken"
+        keys.say("fraction", {}, note)
+    keys.follow(OF_SOURCES)
+    return made
+
+
+def _format(keys: Keys, objective: str, path: str | None) -> str:
+    """What the rows hold: TRL tells it by their columns, which are looked at where the file is at hand."""
+    if objective != "sft":
+        keys.ledger.set("data.format", "preference")
+        return "preference"
+    row = datasets.first_row(path, keys.source.path.parent) if path else None
+    column = keys.text("dataset_text_field") or "text"
+    if row is not None:
+        form = _of_columns(row, column)
+        why = f"by the columns of {path}" if form else ""
+    elif keys.flag("assistant_only_loss"):
+        form, why = "chat", "assistant_only_loss is for conversations alone"
+    elif keys.value("completion_only_loss") is True:
+        form, why = "prompt_completion", "completion_only_loss is for prompts and completions alone"
+    elif keys.given("dataset_text_field"):
+        form, why = "text", "dataset_text_field names a column of text"
+    else:
+        form, why = None, ""
+    if form is None:
+        form, why = "chat", "not known from the files: TRL goes by the columns of the data set"
+    if why.startswith("not known") and path is not None:
+        message = "the format of the data is a guess: TRL tells it by the columns of the data set"
+        help = (
+            "chat is right for a column `messages`; else set data.format and data.loss_on in the recipe: "
+            "prompt_completion or text"
+        )
+        key = "dataset_name" if keys.stands("dataset_name") else "datasets"
+        keys.ledger.diagnostics.append(Diagnostic("W1168", message, key, help, keys.source.span(key)))
+    keys.ledger.set("data.format", form, why)
+    if form == "text" and column != "text":
+        keys.say("dataset_text_field", {"data.fields": {"text": column}})
+    keys.same("dataset_text_field", note="the column of text, where the rows hold text")
+    return form
+
+
+def _of_columns(row: dict[str, Any], column: str) -> str | None:
+    if "messages" in row or "conversations" in row:
+        return "chat"
+    if "prompt" in row and "completion" in row:
+        return "prompt_completion"
+    return "text" if column in row else None
+
+
+def _loss(keys: Keys, form: str) -> None:
+    """Which tokens carry loss."""
+    assistant, completion = keys.flag("assistant_only_loss"), keys.value("completion_only_loss")
+    if form == "chat":
+        keys.say("assistant_only_loss", {"data.loss_on": "assistant" if assistant else "all"})
+        if completion is True:
+            message = "completion_only_loss is for prompts and completions, and the rows are conversations"
+            keys.refuse("completion_only_loss", "E1145", message, "assistant_only_loss: true")
+        keys.same("completion_only_loss", note="for prompts and completions alone")
+    elif form == "prompt_completion":
+        on = "all" if completion is False else "completion"
+        keys.defaults = {**keys.defaults, "completion_only_loss": "auto"}
+        keys.say("completion_only_loss", {"data.loss_on": on})
+        keys.same("assistant_only_loss", note="the completion carries the loss")
+    else:
+        keys.ledger.set("data.loss_on", "all")
+        names = ("completion_only_loss", "assistant_only_loss")
+        keys.passive(names, "the rows are text: all of it is learnt")
+    if form == "chat":
+        keys.same("eos_token", note="the chat template ends a turn")
+    keys.unless("eos_token", (None,), "the tokenizer's own end of text ends a sample here")
+
+
+def _packing(keys: Keys) -> None:
+    on = keys.flag("packing")
+    strategy = str(keys.value("packing_strategy"))
+    cut = "a sample attends to itself alone, and is whole or cut off here; there rows are cut anywhere"
+    notes = {
+        "bfd": "",
+        "bfd_split": "what is longer than a row is cut off here; there it goes on in other rows",
+    }
+    keys.say("packing", {"data.packing": on}, notes.get(strategy, cut) if on else "")
+    note = "which samples share a row; each attends to itself alone" if on else "no packing"
+    keys.same("packing_strategy", note=note)
+
+
+def _template(keys: Keys, form: str, named: Named | None) -> None:
+    path = keys.text("chat_template_path")
+    if path is not None and path.endswith((".jinja", ".jinja2", ".j2")):
+        keys.say("chat_template_path", {"data.chat_template": path})
+    elif path is not None:
+        note = "the whole tokenizer is taken, with its template"
+        keys.say("chat_template_path", {"model.tokenizer": path}, note)
+    elif form == "chat" and named and named.model is not None and named.model.family.name != "qwen3":
+        own = templates.own(named.model)
+        for target, value in own.sets.items():
+            keys.ledger.set(target, value, own.note)
+
+
+def _losses(keys: Keys, objective: str) -> None:
+    """Says what becomes of the loss's keys, and of the dropout that preferences switch off."""
+    if objective == "sft":
+        _supervised(keys)
+        if keys.flag("use_peft"):
+            keys.say("lora_dropout", {"lora.dropout": keys.number("lora_dropout")})
+        return
+    keys.say("beta", {"train.beta": keys.number("beta")})
+    if keys.flag("use_peft"):
+        if keys.flag("disable_dropout"):
+            keys.say("disable_dropout", {"lora.dropout": 0.0})
+            keys.same("lora_dropout", note="disable_dropout sets it to zero")
+        else:
+            keys.say("lora_dropout", {"lora.dropout": keys.number("lora_dropout")})
+    if objective == "dpo":
+        _dpo(keys)
+    keys.follow(OF_PREFERENCES)
+
+
+def _supervised(keys: Keys) -> None:
+    loss = keys.value("loss_type") or "nll"
+    if loss not in ("nll", "chunked_nll"):
+        message = f"the loss {loss} has no counterpart: the run here learns from the negative log-likelihood"
+        keys.refuse("loss_type", "E1163", message, "loss_type: nll")
+    keys.follow(OF_SFT)
+
+
+def _dpo(keys: Keys) -> None:
+    loss = keys.value("loss_type") or ["sigmoid"]
+    names = [loss] if isinstance(loss, str) else loss
+    if names != ["sigmoid"]:
+        shown = " + ".join(map(str, names)) if isinstance(names, list) else str(names)
+        message = f"the preference loss {shown} has no counterpart: dpo here is the sigmoid loss"
+        keys.refuse("loss_type", "E1163", message, "loss_type: sigmoid")
+    divergence = keys.text("f_divergence_type")
+    if divergence not in (None, "reverse_kl", "FDivergenceType.REVERSE_KL"):
+        message = f"the divergence {divergence} has no counterpart: dpo here is of the reverse KL divergence"
+        keys.refuse("f_divergence_type", "E1163", message, "f_divergence_type: reverse_kl")
+    keys.follow(OF_DPO)

@@ -1,41 +1,46 @@
-"""LoRA as PEFT has it: target modules, ranks and what has no counterpart, from the keys of a tool."""
+"""LoRA as PEFT has it: target modules, ranks, what has no counterpart, and how the frozen base is stored.
+
+The tools match names against transformers' modules ("model.language_model.layers.7.self_attn.q_proj") as
+PEFT does: an entry of a list is a whole name, or the end of one after a dot; a text is a regular expression
+for the whole name. So are they matched here, on the names that the model has there, and what was found is
+said in the recipe's own terms.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from compiler.catalog import Model
-from compiler.port.keys import Keys
-from compiler.port.meaning import targets
+from compiler.catalog import Model, entries
+from compiler.port.keys import Keys, table
 from compiler.wording import listing
 from spec.language.lora import PROJECTIONS
 
 GEMMA4 = r".*language_model\..*\.(q_proj|v_proj)"
 
-FEATURES: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "use_dora": ((None, False), "plain LoRA: no magnitudes of their own are trained"),
-    "modules_to_save": ((None, ()), "whole modules stay frozen here: fewer parameters are trained"),
-    "lora_bias": ((None, False), "no bias of B is trained"),
-    "bias": ((None, "none"), "biases stay frozen"),
-    "trainable_token_indices": ((None,), "the embedding stays frozen: new tokens are not learnt"),
-    "layer_replication": ((None,), "the model keeps its own layers"),
-    "target_parameters": ((None, ()), "parameters that are no linear layers (experts) carry no adapter"),
-    "alora_invocation_tokens": ((None,), "the adapter applies to all tokens"),
-    "use_qalora": ((None, False), "A takes all inputs, not pooled ones"),
-    "use_bdlora": ((None, False), "A and B are whole, not block-diagonal"),
-    "arrow_config": ((None,), "one adapter, without a router"),
-    "kasa_config": ((None,), "the base's weights stay as they are"),
-    "monteclora_config": ((None,), "nothing is sampled beside A and B"),
-    "velora_config": ((None,), "activations are kept whole"),
-}
-"""Keys without a counterpart, by their values that switch them off and what the others change."""
+FEATURES = table("""
+learnt use_dora=null/false: plain LoRA: no magnitudes of their own are trained
+learnt modules_to_save=null/[]: whole modules stay frozen here: fewer parameters are trained
+learnt lora_bias=null/false: no bias of B is trained
+learnt bias=null/none: biases stay frozen
+learnt trainable_token_indices=null: the embedding stays frozen: new tokens are not learnt
+learnt layer_replication=null: the model keeps its own layers
+learnt target_parameters=null/[]: parameters that are no linear layers (experts) carry no adapter
+learnt alora_invocation_tokens=null: the adapter applies to all tokens
+learnt use_qalora=null/false: A takes all inputs, not pooled ones
+learnt use_bdlora=null/false: A and B are whole, not block-diagonal
+learnt arrow_config=null: one adapter, without a router
+learnt kasa_config=null: the base's weights stay as they are
+learnt monteclora_config=null: nothing is sampled beside A and B
+learnt velora_config=null: activations are kept whole
+""")
+"""PEFT's keys beside A and B, which have no counterpart."""
 
 
 def default_targets(model: Model | None) -> str | list[str] | None:
     """PEFT's target_modules where none are given; None for a model that it has none for."""
-    if model is None or not targets.is_multimodal(model):
+    if model is None or not is_multimodal(model):
         return ["q_proj", "v_proj"]
     return GEMMA4 if model.family.name == "gemma4" else None
 
@@ -59,18 +64,14 @@ def say_targets(
         _without_model(keys, key, spec)
         return
     try:
-        chosen = targets.choose(model, spec, layers, exclude)
+        chosen = choose(model, spec, layers, exclude)
     except re.error as error:
         keys.refuse(key, "E1164", f"not a regular expression: {error}", f"{key}: all-linear")
         return
     if not chosen.targets:
         known = listing(PROJECTIONS)
-        keys.refuse(
-            key,
-            "E1164",
-            f"nothing of {model.title} that can carry an adapter has these names",
-            f"its projections are {known}",
-        )
+        message = f"nothing of {model.title} that can carry an adapter has these names"
+        keys.refuse(key, "E1164", message, f"its projections are {known}")
         return
     notes = [note] if note else []
     if chosen.beyond:
@@ -100,12 +101,238 @@ def _without_model(keys: Keys, key: str, spec: str | Sequence[str]) -> None:
         keys.say(key, {"lora.targets": list(PROJECTIONS)})
     else:
         what = "names of modules that can be told once the model is known"
-        keys.refuse(
-            key, "E1164", what, f"port it with --set 'lora.targets=[{PROJECTIONS[0]}, {PROJECTIONS[2]}]'"
-        )
+        help = f"port it with --set 'lora.targets=[{PROJECTIONS[0]}, {PROJECTIONS[2]}]'"
+        keys.refuse(key, "E1164", what, help)
 
 
-def say_features(keys: Keys) -> None:
-    """Says what becomes of PEFT's keys beside A and B, under PEFT's own names."""
-    for key, (idle, note) in FEATURES.items():
-        keys.learnt(key, [list(value) if value == () else value for value in idle], note)
+VISION = "vision tower"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One of transformers' modules that PEFT could adapt.
+
+    Attributes:
+        name: whole.
+        site: the projection as the recipe's targets match it ("layers.7.self_attn.q_proj"); None for a module
+            that carries no adapter here.
+        linear: whether it is a torch.nn.Linear; embeddings are not.
+        what: where it belongs when it has no site: "lm_head", "embed_tokens", "router", ..., VISION.
+    """
+
+    name: str
+    site: str | None
+    linear: bool = True
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a tool's targets are on a model.
+
+    Attributes:
+        targets: of `lora.targets`; empty when no projection is among them.
+        layers: of `lora.layers`: "all", "20-59" or a list.
+        sites: the projections themselves.
+        beyond: modules that the tool adapts and a recipe cannot, by `Module.what`, without the vision tower.
+        vision: whether parts of a vision tower are among them, which nothing trains from text.
+        unmatched: entries of the list that match no module.
+    """
+
+    targets: tuple[str, ...]
+    layers: str | list[int]
+    sites: tuple[str, ...]
+    beyond: tuple[str, ...] = ()
+    vision: bool = False
+    unmatched: tuple[str, ...] = ()
+
+
+def modules(model: Model) -> list[Module]:
+    """The modules of a model in transformers that PEFT could adapt, the language model's in layer order.
+
+    Of a vision tower a few stand for all; their own layers are numbered alike.
+    """
+    prefix = prefix_of(model)
+    out = [Module(f"{prefix}embed_tokens", None, linear=False, what="embed_tokens")]
+    for site in model.family.lora_targets(model.architecture):
+        out += [
+            Module(f"{prefix}layers.{site.layer}.{slot}", f"layers.{site.layer}.{slot}")
+            for slot in site.projections
+        ]
+    out += [Module(prefix + name, None, what=name.rpartition(".")[2]) for name in _others(model)]
+    if is_multimodal(model):
+        out += [Module(name, None, what=VISION) for name in _tower(model)]
+    return [*out, Module("lm_head", None, what="lm_head")]
+
+
+def is_multimodal(model: Model) -> bool:
+    """Whether transformers loads the checkpoint with a vision tower beside the language model."""
+    entry = entries().get(model.id, {})
+    if "config" in entry:
+        return "text_config" in entry["config"]
+    return model.family.name in ("gemma3", "gemma4")
+
+
+def prefix_of(model: Model) -> str:
+    """What the names of the language model's modules begin with in transformers."""
+    return "model.language_model." if is_multimodal(model) else "model."
+
+
+def all_linear(model: Model) -> list[str]:
+    """PEFT's "all-linear": the whole names of all Linear modules but the output head."""
+    return [module.name for module in modules(model) if module.linear and module.what != "lm_head"]
+
+
+def choose(
+    model: Model,
+    spec: str | Sequence[str],
+    layers: Iterable[int] | None = None,
+    exclude: str | Sequence[str] | None = None,
+) -> Chosen:
+    """What PEFT's target_modules are on a model.
+
+    Args:
+        spec: a list of names and their ends, or a text: "all-linear" or a regular expression.
+        layers: PEFT's layers_to_transform, which counts for a list alone; None or empty for all.
+        exclude: PEFT's exclude_modules, read as `spec` is.
+
+    Raises:
+        re.error: for a text that is no regular expression.
+    """
+    every = modules(model)
+    if isinstance(spec, str) and spec.lower() == "all-linear":
+        spec = all_linear(model)
+    found = [module for module in every if _matches(spec, module.name)]
+    if not isinstance(spec, str) and (wanted := set(layers or ())):
+        found = [module for module in found if _layer(module.name) in wanted]
+    if exclude:
+        found = [module for module in found if not _matches(exclude, module.name)]
+    unmatched = () if isinstance(spec, str) else _unmatched(spec, every)
+    sites = tuple(module.site for module in found if module.site is not None)
+    targets, chosen_layers = express(model, sites)
+    beyond = dict.fromkeys(module.what for module in found if module.site is None and module.what != VISION)
+    vision = any(module.what == VISION for module in found)
+    return Chosen(targets, chosen_layers, sites, tuple(beyond), vision, unmatched)
+
+
+def express(model: Model, sites: Sequence[str]) -> tuple[tuple[str, ...], str | list[int]]:
+    """`lora.targets` and `lora.layers` that mean exactly these projections.
+
+    Names of projections where they are taken in the same layers; otherwise a regular expression for each.
+    """
+    by_name: dict[str, list[int]] = {}
+    for name in sites:
+        by_name.setdefault(name.rpartition(".")[2], []).append(_layer(name) or 0)
+    everywhere: dict[str, list[int]] = {}
+    slots: dict[str, str] = {}
+    for site in model.family.lora_targets(model.architecture):
+        for slot in site.projections:
+            everywhere.setdefault(slot.rpartition(".")[2], []).append(site.layer)
+            slots[slot.rpartition(".")[2]] = slot
+    names = [name for name in everywhere if name in by_name]
+    chosen = sorted({layer for found in by_name.values() for layer in found})
+    if all(sorted(by_name[name]) == [n for n in everywhere[name] if n in chosen] for name in names):
+        whole = all(len(by_name[name]) == len(everywhere[name]) for name in names)
+        return tuple(names), "all" if whole else _layers(chosen)
+    out = []
+    for name in names:
+        if len(by_name[name]) == len(everywhere[name]):
+            out.append(name)
+        else:
+            numbers = "|".join(str(layer) for layer in sorted(by_name[name]))
+            out.append(rf"layers\.({numbers})\.{re.escape(slots[name])}")
+    return tuple(out), "all"
+
+
+def _layers(chosen: list[int]) -> str | list[int]:
+    if len(chosen) > 2 and chosen == list(range(chosen[0], chosen[-1] + 1)):
+        return f"{chosen[0]}-{chosen[-1]}"
+    return chosen
+
+
+def _matches(spec: str | Sequence[str], name: str) -> bool:
+    if isinstance(spec, str):
+        return re.fullmatch(spec, name) is not None
+    return name in spec or any(name.endswith(f".{entry}") for entry in spec)
+
+
+def _unmatched(spec: Sequence[str], every: Sequence[Module]) -> tuple[str, ...]:
+    return tuple(entry for entry in spec if not any(_matches([entry], module.name) for module in every))
+
+
+def _layer(name: str) -> int | None:
+    """The index of a module's layer: the first number that is a part of its name after another part's end."""
+    match = re.match(r"(?:.*?\.)?[^.]*\.(\d+)\.", name)
+    return int(match[1]) if match else None
+
+
+def _others(model: Model) -> Iterable[str]:
+    """The language model's Linear modules that carry no adapter here, below its prefix."""
+    layers = range(model.architecture.num_layers)
+    if getattr(model.architecture, "per_layer_input", 0):
+        for layer in layers:
+            yield f"layers.{layer}.per_layer_input_gate"
+            yield f"layers.{layer}.per_layer_projection"
+        yield "per_layer_model_projection"
+    if getattr(model.architecture, "experts", 0):
+        yield from (f"layers.{layer}.router.proj" for layer in layers)
+
+
+def _tower(model: Model) -> Iterable[str]:
+    """Linear modules of the vision tower and of what joins it to the language model."""
+    layer = "model.vision_tower.encoder.layers.0"
+    if model.family.name == "gemma4":
+        yield from (f"{layer}.self_attn.{name}_proj.linear" for name in "qkvo")
+        yield from (f"{layer}.mlp.{name}_proj.linear" for name in ("gate", "up", "down"))
+        yield from (f"{layer}.self_attn.{name}_proj" for name in "qkvo")
+        yield from (f"{layer}.mlp.{name}_proj" for name in ("gate", "up", "down"))
+        yield "model.vision_tower.patch_embedder.input_proj"
+        yield "model.embed_vision.embedding_projection"
+    else:
+        yield from (f"{layer}.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj"))
+        yield from (f"{layer}.mlp.fc{n}" for n in (1, 2))
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What a quantised base means here.
+
+    Attributes:
+        value: of `lora.quantize`: "nf4", "int8", or None for weights in model.dtype.
+        note: how it differs, "" where the weights are the same.
+    """
+
+    value: str | None
+    note: str = ""
+
+
+NESTED = (
+    "scales are stored in float32 here, not quantised a second time: the weights are a little more precise, "
+    "with 0.4 bits more for each"
+)
+INT8 = (
+    "int8 with a scale for each output channel, and activations in model.dtype, in place of bitsandbytes' "
+    "LLM.int8() with its activations in int8 and outliers in float16"
+)
+FP4 = "nf4 in its place: the same size and blocks, other code points"
+
+
+def quantized(bits: int | None, kind: str = "nf4", nested: bool = False) -> Quantization:
+    """The recipe's quantisation for bitsandbytes'.
+
+    Args:
+        bits: 4 or 8; None or 16 and more for none.
+        kind: of 4 bits: "nf4" or "fp4".
+        nested: whether the scales are quantised too (`bnb_4bit_use_double_quant`).
+
+    Raises:
+        ValueError: for other bits, or another kind.
+    """
+    if bits is None or bits >= 16:
+        return Quantization(None)
+    if bits == 8:
+        return Quantization("int8", INT8)
+    if bits != 4 or kind not in ("nf4", "fp4"):
+        raise ValueError(f"{kind} in {bits} bits")
+    notes = ([FP4] if kind == "fp4" else []) + ([NESTED] if nested else [])
+    return Quantization("nf4", "; ".join(notes))

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from compiler.python_text import docstring
 
 FILE, FUNCTION = "convert.py", "convert"
+TRANSFORM = f"{FILE}:{FUNCTION}"
+"""Of `data.transform`."""
 
 WIDTH = 100
 
@@ -43,34 +45,34 @@ def prompts(prompt: Prompt, origin: str) -> str:
     Args:
         origin: whose prompts these are, "Axolotl's alpaca".
     """
-    lines = [f'"""Rows as the plain text of {origin}: a prompt, and the completion that is learnt."""', ""]
-    if prompt.system:
-        lines += constant("SYSTEM", prompt.system)
-    if prompt.input is not None:
-        lines += constant("WITH_INPUT", prompt.with_input)
-        lines += constant("WITHOUT_INPUT", prompt.without_input)
-    else:
-        lines += constant("PROMPT", prompt.without_input)
     columns = ", ".join(f"`{docstring(c)}`" for c in (prompt.instruction, prompt.input) if c)
-    described = f"A row of {columns} and `{docstring(prompt.output)}`."
-    lines += ["", "", f"def {FUNCTION}(row):", f'    """{described}"""']
-    if prompt.input is not None:
-        lines += [
-            f"    given = row.get({literal(prompt.input)})",
-            "    template = WITH_INPUT if given else WITHOUT_INPUT",
-            f"    text = template.format(instruction=row[{literal(prompt.instruction)}], input=given)",
-        ]
+    asked = f"row[{literal(prompt.instruction)}]"
+    system = constant("SYSTEM", prompt.system) if prompt.system else ""
+    if prompt.input is None:
+        templates = constant("PROMPT", prompt.without_input)
+        body = f"    text = PROMPT.format(instruction={asked})\n"
     else:
-        lines.append(f"    text = PROMPT.format(instruction=row[{literal(prompt.instruction)}])")
+        templates = _templates(prompt)
+        body = f"""\
+    given = row.get({literal(prompt.input)})
+    template = WITH_INPUT if given else WITHOUT_INPUT
+    text = template.format(instruction={asked}, input=given)
+"""
     if prompt.system:
         default = f", {literal(prompt.default_system)}" if prompt.default_system else ""
-        lines += [
-            f"    system = row.get({literal(prompt.system_column)}{default})",
-            "    if system:",
-            "        text = SYSTEM.format(system=system) + text",
-        ]
-    lines.append(f'    return {{"prompt": text, "completion": row[{literal(prompt.output)}]}}')
-    return "\n".join(lines) + "\n"
+        body += f"""\
+    system = row.get({literal(prompt.system_column)}{default})
+    if system:
+        text = SYSTEM.format(system=system) + text
+"""
+    return f'''"""Rows as the plain text of {origin}: a prompt, and the completion that is learnt."""
+
+{system}{templates}
+
+def {FUNCTION}(row):
+    """A row of {columns} and `{docstring(prompt.output)}`."""
+{body}    return {{"prompt": text, "completion": row[{literal(prompt.output)}]}}
+'''
 
 
 def segments() -> str:
@@ -109,53 +111,53 @@ def alpaca(columns: Alpaca, ranking: bool, chats: Mapping[str, str] | None = Non
         ranking: whether a row has two answers, for preferences.
         chats: `data.fields` of conversations that are among the rows, which pass as they are.
     """
-    fields = {"messages": "messages", "role": "role", "content": "content", **(chats or {})}
-    user, assistant, system = (
-        f'{{{literal(fields["role"])}: "{role}", {literal(fields["content"])}: '
-        for role in ("user", "assistant", "system")
-    )
+    names = {"messages": "messages", "role": "role", "content": "content", **(chats or {})}
+    messages, role, content = (literal(names[name]) for name in ("messages", "role", "content"))
+    user, assistant, system = (f'{role}: "{name}", {content}: ' for name in ("user", "assistant", "system"))
     asked = [column for column in (columns.prompt, columns.query) if column]
     named = " and ".join(f"`{docstring(column)}`" for column in asked)
-    lines = ['"""Rows of instructions as messages, as LLaMA-Factory joins them."""', "", ""]
-    lines += [f"def {FUNCTION}(row):", f'    """A row of {named}{", or a conversation" if chats else ""}."""']
     response = literal(columns.response or "output")
+    body = ""
     if chats:
-        lines += [
-            f"    if row.get({literal(fields['messages'])}) is not None:",
-            f"        if row.get({response}) is not None:",
-            '            raise ValueError("the row is both an instruction and a conversation")',
-            "        return row",
-        ]
-    lines.append("    messages = []")
+        body += f"""\
+    if row.get({messages}) is not None:
+        if row.get({response}) is not None:
+            raise ValueError("the row is both an instruction and a conversation")
+        return row
+"""
+    body += "    messages = []\n"
     if columns.system:
-        lines += [
-            f"    if row.get({literal(columns.system)}):",
-            f"        messages.append({system}row[{literal(columns.system)}]}})",
-        ]
+        body += f"""\
+    if row.get({literal(columns.system)}):
+        messages.append({{{system}row[{literal(columns.system)}]}})
+"""
     if columns.history:
-        lines += [
-            f"    for question, answer in row.get({literal(columns.history)}) or []:",
-            f"        messages.append({user}question}})",
-            f"        messages.append({assistant}answer}})",
-        ]
+        body += f"""\
+    for question, answer in row.get({literal(columns.history)}) or []:
+        messages.append({{{user}question}})
+        messages.append({{{assistant}answer}})
+"""
     parts = ", ".join(f"row.get({literal(column)})" for column in asked)
-    lines.append(
-        f'    asked = "\\n".join(part for part in ({parts}{"," if len(asked) == 1 else ""}) if part)'
-    )
-    lines.append(f"    messages.append({user}asked}})")
+    body += f"""\
+    asked = "\\n".join(part for part in ({parts}{"," if len(asked) == 1 else ""}) if part)
+    messages.append({{{user}asked}})
+"""
     if ranking:
-        chosen, rejected = literal(columns.chosen or "chosen"), literal(columns.rejected or "rejected")
-        lines += [
-            "    return {",
-            '        "prompt": messages,',
-            f'        "chosen": [{{"role": "assistant", "content": row[{chosen}]}}],',
-            f'        "rejected": [{{"role": "assistant", "content": row[{rejected}]}}],',
-            "    }",
-        ]
+        body += f"""\
+    return {{
+        "prompt": messages,
+        "chosen": [{{"role": "assistant", "content": row[{literal(columns.chosen or "chosen")}]}}],
+        "rejected": [{{"role": "assistant", "content": row[{literal(columns.rejected or "rejected")}]}}],
+    }}
+"""
     else:
-        made = f"[*messages, {assistant}row[{response}]}}]"
-        lines.append(f"    return {{{literal(fields['messages'])}: {made}}}")
-    return "\n".join(lines) + "\n"
+        body += f"    return {{{messages}: [*messages, {{{assistant}row[{response}]}}]}}\n"
+    return f'''"""Rows of instructions as messages, as LLaMA-Factory joins them."""
+
+
+def {FUNCTION}(row):
+    """A row of {named}{", or a conversation" if chats else ""}."""
+{body}'''
 
 
 @dataclass(frozen=True)
@@ -181,57 +183,125 @@ class Tagged:
 
 def tagged(tags: Tagged) -> str:
     """Conversations with keys or roles of their own as messages; preferences where there are two answers."""
-    lines = ['"""Conversations as messages of role and content."""', ""]
-    lines += _roles(tags.roles or {})
-    lines += ["", f"def {FUNCTION}(row):"]
-    described = f"A row of `{docstring(tags.messages)}`" + (" and two answers." if tags.chosen else ".")
-    lines.append(f'    """{described}"""')
-    lines.append(f"    messages = [plain(message) for message in row[{literal(tags.messages)}]]")
+    role = f"ROLES[message[{literal(tags.role)}]]" if tags.roles else f"message[{literal(tags.role)}]"
+    system = answer = ""
+    made = '    return {"messages": messages}\n'
     if tags.system:
-        lines += [
-            f'    if row.get({literal(tags.system)}) and messages[0]["role"] != "system":',
-            f'        messages.insert(0, {{"role": "system", "content": row[{literal(tags.system)}]}})',
-        ]
+        system = f"""\
+    if row.get({literal(tags.system)}) and messages[0]["role"] != "system":
+        messages.insert(0, {{"role": "system", "content": row[{literal(tags.system)}]}})
+"""
     if tags.chosen and tags.rejected:
-        lines += [
-            "    return {",
-            '        "prompt": messages,',
-            f'        "chosen": answer(row[{literal(tags.chosen)}]),',
-            f'        "rejected": answer(row[{literal(tags.rejected)}]),',
-            "    }",
-        ]
-    else:
-        lines.append('    return {"messages": messages}')
-    role = f"message[{literal(tags.role)}]"
-    role = f"ROLES[{role}]" if tags.roles else role
-    lines += ["", "", "def plain(message):", '    """A message by the names that templates know."""']
-    lines.append(f'    return {{"role": {role}, "content": message[{literal(tags.content)}]}}')
+        made = f"""\
+    return {{
+        "prompt": messages,
+        "chosen": answer(row[{literal(tags.chosen)}]),
+        "rejected": answer(row[{literal(tags.rejected)}]),
+    }}
+"""
     if tags.chosen:
-        lines += [
-            "",
-            "",
-            "def answer(given):",
-            '    """An answer: text, a message, or a conversation that ends in one."""',
-            "    if isinstance(given, str):",
-            '        return [{"role": "assistant", "content": given}]',
-            "    return [plain(given[-1] if isinstance(given, list) else given)]",
-        ]
-    return "\n".join(lines) + "\n"
+        answer = '''
+
+def answer(given):
+    """An answer: text, a message, or a conversation that ends in one."""
+    if isinstance(given, str):
+        return [{"role": "assistant", "content": given}]
+    return [plain(given[-1] if isinstance(given, list) else given)]
+'''
+    return f'''"""Conversations as messages of role and content."""
+
+{_roles(tags.roles or {})}
+def {FUNCTION}(row):
+    """A row of `{docstring(tags.messages)}`{" and two answers" if tags.chosen else ""}."""
+    messages = [plain(message) for message in row[{literal(tags.messages)}]]
+{system}{made}
+
+def plain(message):
+    """A message by the names that templates know."""
+    return {{"role": {role}, "content": message[{literal(tags.content)}]}}
+{answer}'''
 
 
-def _roles(roles: Mapping[str, str]) -> list[str]:
-    if not roles:
-        return []
+def _roles(roles: Mapping[str, str]) -> str:
     pairs = [f"{literal(word)}: {literal(role)}" for word, role in roles.items()]
-    one = f"ROLES = {{{', '.join(pairs)}}}"
-    return [one, ""] if len(one) <= WIDTH else ["ROLES = {", *(f"    {pair}," for pair in pairs), "}", ""]
+    one = f"ROLES = {{{', '.join(pairs)}}}\n\n"
+    many = "\n".join(["ROLES = {", *(f"    {pair}," for pair in pairs), "}\n\n"])
+    return (one if len(one) <= WIDTH + 2 else many) if roles else ""
 
 
-def constant(name: str, text: str) -> list[str]:
+_TASK = "Below is an instruction that describes a task"
+_COMPLETES = "Write a response that appropriately completes the request.\n\n"
+WITH_INPUT = (
+    f"{_TASK}, paired with an input that provides further context. {_COMPLETES}"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+)
+WITHOUT_INPUT = f"{_TASK}. {_COMPLETES}### Instruction:\n{{instruction}}\n\n### Response:\n"
+
+
+def alpaca_prompt(columns: Mapping[str, str] | None = None) -> Prompt:
+    """Alpaca's prompt.
+
+    Args:
+        columns: instruction, input and output to the source's own names.
+    """
+    return Prompt(WITH_INPUT, WITHOUT_INPUT, **dict(columns or {}))
+
+
+def alpaca_messages(made: Prompt, origin: str) -> str:
+    """A file that makes a conversation of a row: the prompt the user's, the output the assistant's.
+
+    Args:
+        origin: whose prompts these are.
+    """
+    return f'''"""Rows as conversations with {origin}: the prompt is the user's message."""
+
+{_templates(made)}
+
+def {FUNCTION}(row):
+    """A row of `{made.instruction}`, `{made.input}` and `{made.output}`."""
+    given = row.get({literal(str(made.input))})
+    template = WITH_INPUT if given else WITHOUT_INPUT
+    prompt = template.format(instruction=row[{literal(made.instruction)}], input=given)
+    answer = row[{literal(made.output)}]
+{_conversation("prompt", "answer")}'''
+
+
+def paired(asked: str, answered: str, system: str | None = None) -> str:
+    """A file that makes a conversation of two columns.
+
+    Args:
+        system: a system message for all rows.
+    """
+    return f'''"""Rows of two columns as conversations of a question and its answer."""
+
+{"" if system is None else constant("SYSTEM", system)}
+
+def {FUNCTION}(row):
+    """A row of `{asked}` and `{answered}`."""
+{_conversation(f"row[{literal(asked)}]", f"row[{literal(answered)}]", system is not None)}'''
+
+
+def _conversation(user: str, assistant: str, system: bool = False) -> str:
+    first = '            {"role": "system", "content": SYSTEM},\n' if system else ""
+    return f"""\
+    return {{
+        "messages": [
+{first}            {{"role": "user", "content": {user}}},
+            {{"role": "assistant", "content": {assistant}}},
+        ]
+    }}
+"""
+
+
+def _templates(prompt: Prompt) -> str:
+    return constant("WITH_INPUT", prompt.with_input) + constant("WITHOUT_INPUT", prompt.without_input)
+
+
+def constant(name: str, text: str) -> str:
     """An assignment of a text, cut at its line breaks and blanks where it is long."""
-    one = f"{name} = {literal(text)}"
-    if len(one) <= WIDTH:
-        return [one]
+    one = f"{name} = {literal(text)}\n"
+    if len(one) <= WIDTH + 1:
+        return one
     pieces: list[str] = []
     for line in text.splitlines(keepends=True):
         piece = ""
@@ -241,7 +311,7 @@ def constant(name: str, text: str) -> list[str]:
                 piece = ""
             piece += word
         pieces.append(piece)
-    return [f"{name} = (", *(f"    {literal(piece)}" for piece in pieces), ")"]
+    return "\n".join([f"{name} = (", *(f"    {literal(piece)}" for piece in pieces), ")\n"])
 
 
 def literal(text: str) -> str:

@@ -1,12 +1,15 @@
-"""Where a tool's data set lies, as a source of a recipe."""
+"""Where a tool's data set lies, what its rows hold, and how long they may be."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+from compiler.port.keys import Keys
 
 FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".array_record")
 """Ends of files' names that a recipe reads, also with .gz or .zst."""
@@ -74,6 +77,25 @@ def source(
     return path if len(made) == 1 else made
 
 
+def given(keys: Keys, key: str, help: str, config: str | None) -> Any:
+    """The source of what `datasets.load_dataset` is given by a section, None after an error.
+
+    Args:
+        key: of its first argument.
+        config: its second one.
+    """
+    name, files, split = keys.text(key), keys.value("data_files"), keys.text("split")
+    found = place(name or "", files if isinstance(files, str | list) else None)
+    if name is None or found.path is None:
+        keys.refuse(key, "E1143", f"it cannot be a source: {found.note or f'it names no {key}'}", help)
+        return None
+    hub = found.path.startswith("hf://")
+    return source(found.path, split if hub and split != "train" else None, config if hub else None)
+
+
+ROWS_HELD_OUT = "a number of rows cannot be held out: nothing is; data.eval_fraction takes a share, 0.05 say"
+
+
 def evaluation(size: float | int) -> dict[str, Any]:
     """What holding out a part of the rows is: `val_set_size`, `val_size`.
 
@@ -84,3 +106,50 @@ def evaluation(size: float | int) -> dict[str, Any]:
         The recipe's values; {} for none, or for a number of rows, which a recipe cannot hold out.
     """
     return {"data.eval_fraction": float(size)} if 0 < size < 1 else {}
+
+
+MOST = 1 << 20
+"""Bytes of a file that are looked at."""
+
+
+def first_row(path: str, folder: Path) -> dict[str, Any] | None:
+    """The first row of a JSON or JSON Lines file, or of the first such file of a folder; None for others.
+
+    Args:
+        path: as a tool's file has it; what is relative is so to `folder`.
+    """
+    place = folder / Path(path).expanduser()
+    try:
+        if place.is_dir():
+            files = sorted(file for file in place.iterdir() if file.suffix in (".jsonl", ".json"))
+            place = files[0] if files else place
+        if place.suffix not in (".jsonl", ".json") or not place.is_file():
+            return None
+        with place.open(encoding="utf-8") as file:
+            head = file.read(MOST)
+        row, _ = json.JSONDecoder().raw_decode(head.lstrip().removeprefix("[").lstrip())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+NO_LIMIT = 4096
+"""Tokens of a row where the tool has no limit: a recipe has one, and says so when a sample is longer."""
+
+
+def length(keys: Keys, key: str) -> None:
+    """A longest length at which samples are cut off."""
+    most = keys.integer(key) if keys.given(key) or not keys.stands(key) else None
+    if most is None:
+        sets = {"data.max_length": NO_LIMIT, "data.overlong": "error"}
+        note = "without a limit there; a longer sample is an error here, rather than cut"
+        if keys.stands(key):
+            keys.ledger.approximated(keys.source, keys.prefix + key, sets, note)
+            keys.said.add(key)
+        else:
+            keys.say(key, sets, note)
+    else:
+        keys.say(key, {"data.max_length": most, "data.overlong": "truncate"})
+    if str(keys.value("truncation_mode") or "keep_start") == "keep_start":
+        keys.same("truncation_mode", note="the end is cut off")
+    keys.unless("truncation_mode", ("keep_start",), "the end is cut off here, not the start")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.port.keys import Keys, as_number, words
+from compiler.port.keys import Keys, as_number, notes, words
 from compiler.port.ledger import Ledger
 from compiler.port.source import Source, join
 
@@ -18,6 +18,12 @@ MESH = "the mesh is chosen for the accelerator: weights and optimizer state are 
 MEMORY = "where memory lies changes no number; the checks and `recipe plan` say whether it fits here"
 LAUNCHER = "how processes find each other; a TPU's hosts have their own way"
 SPEED = "how fast it runs, not what it computes"
+ONE = "the files do not say on how many GPUs the run was: one is taken, and --devices N says otherwise"
+
+
+def sharing(size: int) -> str:
+    """Of an axis along which devices work on the same rows."""
+    return f"{size} devices share their rows: they are not data-parallel"
 
 
 @dataclass(frozen=True)
@@ -102,11 +108,9 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
     single = kind in ("NO", "NONE")
     launch = Launch(1 if single else None, fsdp=kind == "FSDP", deepspeed=kind == "DEEPSPEED")
     if kind in ("MEGATRON_LM", "XLA", "TPU"):
-        keys.unless(
-            "distributed_type", (), f"{kind} is another trainer; batches are taken as of data parallelism"
-        )
-    else:
-        keys.passive(("distributed_type",), MESH)
+        note = f"{kind} is another trainer; batches are taken as of data parallelism"
+        keys.unless("distributed_type", (), note)
+    keys.same("distributed_type", note=MESH)
     if keys.given("num_processes") and (count := keys.integer("num_processes")) is not None:
         if count < 1:
             keys.same("num_processes", note="the launcher's own number: give it with --devices")
@@ -129,9 +133,7 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
         if keys.mapping(name):
             keys.unless(name, (), "another arithmetic or another trainer: it has no counterpart")
     keys.passive(("dynamo_config", "dynamo_backend"), SPEED)
-    for name in source.data if isinstance(source.data, dict) else ():
-        if name in _CLUSTER:
-            keys.same(name, note=LAUNCHER)
+    keys.passive(sorted(_CLUSTER), LAUNCHER)
     return launch
 
 
@@ -139,9 +141,9 @@ _CLUSTER = words(
     """compute_environment debug use_cpu machine_rank gpu_ids main_process_ip main_process_port rdzv_backend
     same_network main_training_function enable_cpu_affinity mpirun_config downcast_bf16 tpu_name tpu_zone
     tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env fp8_config megatron_lm_config fp16
-    deepspeed_config fsdp_config parallelism_config ec2_instance_type iam_role_name image_uri profile region
-    base_job_name pytorch_version transformers_version py_version sagemaker_inputs_file sagemaker_metrics_file
-    sagemaker_metrics_file additional_args"""
+    deepspeed_config fsdp_config parallelism_config ec2_instance_type iam_role_name image_uri profile
+    region base_job_name pytorch_version transformers_version py_version sagemaker_inputs_file
+    sagemaker_metrics_file sagemaker_metrics_file additional_args"""
 )
 
 
@@ -153,33 +155,25 @@ def fsdp(keys: Keys) -> bool:
     """
     remat = False
     for name in _names(keys):
-        bare = str(name).removeprefix("fsdp_")
+        bare = name.removeprefix("fsdp_")
         if bare in ("activation_checkpointing", "xla_fsdp_grad_ckpt"):
             remat = remat or keys.flag(name)
             keys.same(name, {"remat.policy": "decoder"} if keys.flag(name) else None, "the same numbers")
-        elif bare in _FSDP_SPLIT:
-            keys.same(name, note=MESH)
-        elif bare in _FSDP_MEMORY:
-            keys.same(name, note=MEMORY)
-        elif bare in _FSDP_SPEED:
-            keys.same(name, note=SPEED)
-        elif bare == "state_dict_type":
-            keys.same(name, note="checkpoints have one layout here")
-        elif bare == "mixed_precision_policy":
-            keys.same(name, note="the precision is model.dtype here")
+        elif bare in _FSDP:
+            keys.same(name, note=_FSDP[bare])
     return remat
 
 
-_FSDP_SPLIT = words(
-    """version fsdp sharding_strategy reshard_after_forward auto_wrap_policy transformer_layer_cls_to_wrap
+_FSDP = notes(f"""
+exact version fsdp sharding_strategy reshard_after_forward auto_wrap_policy transformer_layer_cls_to_wrap
     min_num_params use_orig_params sync_module_states xla xla_fsdp_v2 xla_fsdp_settings
-    final_reshard_after_forward final_state_dict_type"""
-)
-_FSDP_MEMORY = words(
-    """offload_params cpu_offload cpu_offload_pin_memory cpu_ram_efficient_loading
-    activation_checkpointing_offload"""
-)
-_FSDP_SPEED = words("backward_prefetch forward_prefetch limit_all_gathers")
+    final_reshard_after_forward final_state_dict_type: {MESH}
+exact offload_params cpu_offload cpu_offload_pin_memory cpu_ram_efficient_loading
+    activation_checkpointing_offload: {MEMORY}
+exact backward_prefetch forward_prefetch limit_all_gathers: {SPEED}
+exact state_dict_type: checkpoints have one layout here
+exact mixed_precision_policy: the precision is model.dtype here
+""")
 
 
 def parallelism(keys: Keys) -> int:
@@ -194,7 +188,7 @@ def parallelism(keys: Keys) -> int:
         if bare in ("tp_size", "cp_size", "sp_size"):
             size = keys.integer(name) or 1
             shared *= max(size, 1)
-            keys.same(name, note=f"{size} devices share their rows: they are not data-parallel")
+            keys.same(name, note=sharing(size))
         elif bare in ("dp_replicate_size", "dp_shard_size"):
             keys.same(name, note=MESH)
         elif bare.startswith(("cp_", "sp_")):
@@ -209,26 +203,24 @@ _FROM_TRAINER = words(
 )
 """What the Trainer holds against its own arguments: `auto` takes theirs, anything else must be the same."""
 
-_DEEPSPEED: Mapping[str, str] = {
-    **dict.fromkeys(("zero_optimization", "zero_stage", "zero3_init_flag", "zero3_save_16bit_model"), MESH),
-    **dict.fromkeys(
-        ("offload_optimizer_device", "offload_param_device", "offload_optimizer_nvme_path", "aio"), MEMORY
-    ),
-    **dict.fromkeys(
-        ("offload_param_nvme_path", "activation_checkpointing", "zero_force_ds_cpu_optimizer"), MEMORY
-    ),
-    "zero_allow_untested_optimizer": "a check of DeepSpeed's own",
-    **dict.fromkeys(("deepspeed_config_file", "deepspeed_hostfile", "deepspeed_exclusion_filter"), LAUNCHER),
-    **dict.fromkeys(("deepspeed_inclusion_filter", "deepspeed_multinode_launcher"), LAUNCHER),
-    "deepspeed_moe_layer_cls_names": MESH,
-    **dict.fromkeys(("communication_data_type", "seq_parallel_communication_data_type"), SPEED),
-    **dict.fromkeys(("prescale_gradients", "gradient_predivide_factor", "sparse_gradients"), SPEED),
-    **dict.fromkeys(("disable_allgather", "compile", "hybrid_engine", "dataloader_drop_last"), SPEED),
-    **dict.fromkeys(("steps_per_print", "wall_clock_breakdown", "dump_state", "memory_breakdown"), "a log"),
-    **dict.fromkeys(("flops_profiler", "tensorboard", "wandb", "csv_monitor", "comms_logger"), "a log"),
-    "checkpoint": "checkpoints have one layout here",
-    "data_types": "gradients are accumulated in float32 here",
-}
+_DEEPSPEED = notes(f"""
+exact zero_optimization zero_stage zero3_init_flag zero3_save_16bit_model deepspeed_moe_layer_cls_names:
+    {MESH}
+exact offload_optimizer_device offload_param_device offload_optimizer_nvme_path aio offload_param_nvme_path
+    activation_checkpointing zero_force_ds_cpu_optimizer: {MEMORY}
+exact deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter
+    deepspeed_multinode_launcher: {LAUNCHER}
+exact communication_data_type seq_parallel_communication_data_type prescale_gradients
+    gradient_predivide_factor sparse_gradients disable_allgather compile hybrid_engine dataloader_drop_last
+    tensor_parallel zero_quantized_weights: {SPEED}
+exact steps_per_print wall_clock_breakdown dump_state memory_breakdown flops_profiler tensorboard wandb
+    csv_monitor comms_logger: a log
+exact fp16 bf16 amp torch_autocast: loss scaling and casts belong to the precision, which is model.dtype here
+exact optimizer scheduler: its counterpart among the trainer's arguments holds
+exact zero_allow_untested_optimizer: a check of DeepSpeed's own
+exact checkpoint: checkpoints have one layout here
+exact data_types: gradients are accumulated in float32 here
+""")
 
 
 def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
@@ -251,13 +243,7 @@ def deepspeed(keys: Keys, expected: Mapping[str, Any]) -> DeepSpeed:
         elif leaf in ("tensor_parallel.autotp_size", "sequence_parallel_size"):
             size = keys.integer(leaf) or 1
             shared *= max(size, 1)
-            keys.same(leaf, note=f"{size} devices share their rows: they are not data-parallel")
-        elif first in ("optimizer", "scheduler"):
-            keys.same(leaf, note="its counterpart among the trainer's arguments holds")
-        elif first in ("fp16", "bf16", "amp", "torch_autocast"):
-            keys.same(leaf, note="loss scaling and casts belong to the precision, which is model.dtype here")
-        elif first in ("tensor_parallel", "zero_quantized_weights"):
-            keys.same(leaf, note=SPEED)
+            keys.same(leaf, note=sharing(size))
         elif first in _DEEPSPEED:
             keys.same(leaf, note=_DEEPSPEED[first])
         elif first in ("data_efficiency", "compression_training", "elasticity", "curriculum_learning"):
@@ -284,12 +270,9 @@ def _agree(keys: Keys, leaf: str, expected: Mapping[str, Any]) -> None:
         note = "auto: the trainer's own" if value == "auto" else "as the trainer's own"
         keys.same(leaf, note=note)
         return
-    keys.refuse(
-        leaf,
-        "E1161",
-        f"DeepSpeed's {leaf} is {value}, and the trainer's own is {wanted}: the Trainer stops on that",
-        f"{leaf.rpartition('.')[2]}: auto",
-    )
+    stops = "the Trainer stops on that"
+    message = f"DeepSpeed's {leaf} is {value}, and the trainer's own is {wanted}: {stops}"
+    keys.refuse(leaf, "E1161", message, f"{leaf.rpartition('.')[2]}: auto")
 
 
 def _leaves(node: Any, path: str = "") -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.port.keys import Keys, words
-from compiler.port.meaning import batches, optimizers, results, schedules, sharding
+from compiler.port.keys import Keys, table
+from compiler.port.meaning import sharding, training
 from compiler.port.meaning.sharding import DeepSpeed, Launch
 
 AUTOCAST = (
@@ -57,6 +57,13 @@ def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
     }
 
 
+def launched(keys: Keys) -> Launch:
+    """How accelerate's file says that the run was started, where there is one."""
+    file = keys.ledger.sources.others.get("accelerate")
+    expected = for_deepspeed(keys, keys.ledger.devices or 1)
+    return sharding.accelerate(keys.ledger, file, expected) if file is not None else Launch()
+
+
 def placement(keys: Keys, launch: Launch) -> tuple[Launch, DeepSpeed]:
     """`fsdp`, `fsdp_config`, `parallelism_config` and `deepspeed`, with accelerate's own file.
 
@@ -94,17 +101,14 @@ def batch(keys: Keys, launch: Launch) -> None:
     inner = isinstance(found, dict) and found.get("split_batches") is True
     split = keys.flag("split_batches") if keys.given("split_batches") else inner
     try:
-        made = batches.global_batch(per_device, accumulation, processes, launch.shared)
+        made = training.global_batch(per_device, accumulation, processes, launch.shared)
     except ValueError:
-        made = batches.Batch(per_device, accumulation, processes)
-        keys.refuse(
-            "per_device_train_batch_size",
-            "E1162",
-            f"{processes} GPUs cannot be split into groups of {launch.shared} that share their rows",
-            f"give the number of GPUs of the run with --devices, a multiple of {launch.shared}",
-        )
+        made = training.Batch(per_device, accumulation, processes)
+        message = f"{processes} GPUs cannot be split into groups of {launch.shared} that share their rows"
+        help = f"give the number of GPUs of the run with --devices, a multiple of {launch.shared}"
+        keys.refuse("per_device_train_batch_size", "E1162", message, help)
     if split:
-        made = batches.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
+        made = training.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
         for key in ("split_batches", "accelerator_config"):
             keys.same(key, note="split_batches: a device's batch is of all devices together")
     keys.same("split_batches", note="off")
@@ -112,23 +116,13 @@ def batch(keys: Keys, launch: Launch) -> None:
     rows = {"train.global_batch_size": made.rows}
     keys.same("gradient_accumulation_steps", rows, f"{made.rows} rows a step: {made}")
     keys.ledger.set("train.global_batch_size", made.rows, f"{made}")
-    tokens = (
-        keys.flag("average_tokens_across_devices")
-        if keys.value("average_tokens_across_devices") is not None
-        else True
-    )
+    given = keys.value("average_tokens_across_devices") is not None
+    tokens = keys.flag("average_tokens_across_devices") if given else True
     keys.ledger.set("train.loss_normalization", "tokens", "")
     if tokens or made.data_parallel == 1:
         keys.same("average_tokens_across_devices", note="a mean over all tokens of a step, as here")
-    else:
-        keys.say(
-            "average_tokens_across_devices",
-            {},
-            "a mean over the tokens of all devices here, not of each device's",
-        )
-    keys.unless(
-        "auto_find_batch_size", (False,), "a batch that does not fit stops the run here; nothing is halved"
-    )
+    note = "a mean over the tokens of all devices here, not of each device's"
+    keys.say("average_tokens_across_devices", {}, note)
 
 
 def length(keys: Keys) -> None:
@@ -152,11 +146,11 @@ def length(keys: Keys) -> None:
 def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     """The optimizer, its hyperparameters and clipping."""
     name = taken.optimizer or str(keys.value("optim") or "adamw_torch_fused")
-    found = optimizers.translate(name)
+    found = training.optimizer_of(name)
     if found.same and taken.optimizer and keys.given("optim"):
         keys.same("optim", {"train.optimizer.name": found.name}, "DeepSpeed's optimizer holds in its place")
     keys.unless("adafactor", (False,), "an older name of optim: optim holds")
-    optimizers.say(keys, "optim", name, found, "adamw_torch")
+    training.say_optimizer(keys, "optim", name, found, "adamw_torch")
     keys.say("learning_rate", {"train.optimizer.learning_rate": run.learning_rate})
     decay = keys.number("weight_decay") or 0.0
     note = DECAYED if decay and not run.lora else ""
@@ -171,10 +165,8 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     keys.passive(("adam_beta1", "adam_beta2", "adam_epsilon"), f"{found.name} has none")
     if found.name == "sgd" and given.get("momentum"):
         keys.same("optim_args", {"train.optimizer.momentum": float(given["momentum"])})
-    keys.same(
-        "optim_args", note=f"{name} does not read them" if found.name == "adamw" else "as its defaults here"
-    )
-    keys.passive(("optim_target_modules",), "the optimizer works on all that is trained")
+    note = f"{name} does not read them" if found.name == "adamw" else "as its defaults here"
+    keys.same("optim_args", note=note)
     unset = keys.stands("max_grad_norm") and not keys.given("max_grad_norm")
     norm = None if unset else keys.number("max_grad_norm")
     keys.say("max_grad_norm", {"train.optimizer.max_grad_norm": norm or None})
@@ -182,7 +174,7 @@ def optimizer(keys: Keys, run: Run, taken: DeepSpeed) -> None:
 
 def _arguments(keys: Keys) -> dict[str, str]:
     try:
-        return optimizers.arguments(keys.value("optim_args"))
+        return training.arguments(keys.value("optim_args"))
     except ValueError as error:
         keys.refuse("optim_args", "E1160", f"optim_args: {error}", 'optim_args: "momentum=0.9"')
         return {}
@@ -193,21 +185,20 @@ def schedule(keys: Keys, run: Run, taken: DeepSpeed) -> None:
     name, note = str(keys.value("lr_scheduler_type")), ""
     if taken.scheduler is not None:
         name, note = _DEEPSPEED_SCHEDULES.get(taken.scheduler, (name, ""))
-    made = schedules.translate(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
+    made = training.schedule_of(name, keys.mapping("lr_scheduler_kwargs"), run.learning_rate)
     if made.name is None:
         help = "lr_scheduler_type: cosine"
         keys.refuse("lr_scheduler_type", "E1163", f"there is no schedule {name}", help)
-        made = schedules.Schedule("linear")
+        made = training.Schedule("linear")
     sets: dict[str, Any] = {"train.schedule.name": made.name}
     if made.final_ratio:
         sets["train.schedule.final_ratio"] = made.final_ratio
     keys.say("lr_scheduler_type", sets, made.note or note)
-    keys.same("lr_scheduler_kwargs", note="part of the schedule above")
     steps, ratio = keys.number("warmup_steps"), keys.number("warmup_ratio")
     if not made.warms_up:
         keys.passive(("warmup_steps", "warmup_ratio"), f"{name} has no warm-up")
         return
-    found = schedules.warmup(steps, ratio)
+    found = training.warmup(steps, ratio)
     if ratio is None:
         keys.same("warmup_ratio", note="null: warmup_steps holds")
     if ratio is not None:
@@ -280,13 +271,12 @@ def order(keys: Keys) -> None:
         return
     keys.ledger.set("data.shuffle_seed", shuffle)
     keys.same("data_seed", {"data.shuffle_seed": shuffle} if keys.given("data_seed") else None, SEED)
+    mixed = "samples of like length do not come together here: other batches"
     if sampling == "group_by_length":
-        keys.say(
-            "train_sampling_strategy", {}, "samples of like length do not come together here: other batches"
-        )
+        keys.say("train_sampling_strategy", {}, mixed)
     keys.same("train_sampling_strategy", note="shuffled anew in each epoch, as here")
     if keys.given("group_by_length") and keys.value("group_by_length"):
-        keys.say("group_by_length", {}, "samples of like length do not come together here: other batches")
+        keys.say("group_by_length", {}, mixed)
     keys.same("group_by_length", note="off")
 
 
@@ -294,14 +284,17 @@ def memory(keys: Keys, launch: Launch) -> None:
     """Rematerialisation."""
     on = keys.flag("gradient_checkpointing") or launch.remat
     keys.say("gradient_checkpointing", {"remat.policy": "decoder" if on else "none"})
-    keys.passive(("gradient_checkpointing_kwargs",), "the same numbers")
 
 
 def bookkeeping(keys: Keys) -> None:
     """Logs, checkpoints and evaluation, and all that bears on no number."""
-    results.directory(keys, "output_dir")
-    results.hub(keys)
-    _log(keys)
+    training.directory(keys, "output_dir")
+    training.hub(keys)
+    every = keys.number("logging_steps")
+    if keys.given("logging_steps") and every is not None and every >= 1:
+        keys.same("logging_steps", {"train.log.every": int(every)})
+    keys.same("logging_steps", note="how often a line is written")
+    training.report_to(keys)
     if keys.given("save_steps"):
         every = keys.number("save_steps") or 0
         if every >= 1:
@@ -309,23 +302,7 @@ def bookkeeping(keys: Keys) -> None:
         keys.same("save_steps", note="a share of the run there; a number of steps here")
     if keys.given("save_total_limit") and (keep := keys.integer("save_total_limit")) and keep > 0:
         keys.same("save_total_limit", {"checkpoint.keep": keep})
-    best = "the last step's weights are kept here, not those of the best evaluation"
-    keys.unless("load_best_model_at_end", (False,), best)
-    noise = "no noise is added to the embeddings here: less regularisation"
-    keys.learnt("neftune_noise_alpha", (None, 0), noise)
-    keys.learnt("label_smoothing_factor", (0,), "the targets are not smoothed here: a sharper loss")
-    keys.unless("liger_kernel_config", (None,), "kernels of the same arithmetic")
-    keys.same("use_liger_kernel", note="kernels of the same arithmetic, rounded otherwise")
-    for note, names in PASSIVE.items():
-        keys.passive(sorted(words(names)), note)
-
-
-def _log(keys: Keys) -> None:
-    every = keys.number("logging_steps")
-    if keys.given("logging_steps") and every is not None and every >= 1:
-        keys.same("logging_steps", {"train.log.every": int(every)})
-    keys.same("logging_steps", note="how often a line is written")
-    results.report_to(keys)
+    keys.follow(KEYS)
 
 
 def evaluation(keys: Keys) -> bool:
@@ -346,32 +323,37 @@ def evaluation(keys: Keys) -> bool:
     return strategy != "no"
 
 
-PASSIVE: Mapping[str, str] = {
-    "where files go": "logging_dir overwrite_output_dir",
-    "a log": """
-        logging_strategy logging_first_step log_on_each_node logging_nan_inf_filter log_level
-        include_num_input_tokens_seen log_level_replica disable_tqdm run_name project trackio_space_id
-        trackio_bucket_id trackio_static_space_id debug skip_memory_metrics include_tokens_per_second""",
-    "how checkpoints are kept; here with the optimizer's state, at every_steps": """
-        save_strategy save_only_model save_on_each_node enable_jit_checkpoint ignore_data_skip
-        restore_callback_states_from_checkpoint metric_for_best_model greater_is_better
-        resume_from_checkpoint save_safetensors save_steps save_total_limit""",
-    "how it evaluates, which trains nothing": """
-        eval_delay per_device_eval_batch_size prediction_loss_only eval_on_start eval_do_concat_batches
-        eval_use_gather_object eval_accumulation_steps include_for_metrics batch_eval_metrics do_train
-        do_eval do_predict bf16_full_eval fp16_full_eval include_inputs_for_metrics predict_with_generate
-        generation_max_length generation_num_beams generation_config sortish_sampler""",
-    "how fast it runs, not what it computes": """
-        tf32 torch_compile torch_compile_backend torch_compile_mode use_cache torch_empty_cache_steps
-        use_cpu full_determinism local_rank dataloader_num_workers dataloader_pin_memory
-        dataloader_persistent_workers dataloader_prefetch_factor ddp_bucket_cap_mb
-        ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph ddp_backend ddp_timeout
-        accelerator_config use_mps_device jit_mode_eval use_ipex half_precision_backend fp16_backend
-        fp16_opt_level xpu_backend tpu_num_cores tpu_metrics_debug past_index ray_scope torchdynamo
-        mp_parameters dispatch_batches auto_find_batch_size fsdp_min_num_params
-        fsdp_transformer_layer_cls_to_wrap use_legacy_prediction_loop""",
-    "it bears on the last step of an epoch at most": "dataloader_drop_last",
-    "columns are named by data.format and data.fields": """
-        remove_unused_columns label_names length_column_name""",
-}
-"""Keys that bear on no number, by why; those of earlier versions of transformers among them."""
+KEYS = table("""
+exact gradient_checkpointing_kwargs: the same numbers
+exact optim_target_modules: the optimizer works on all that is trained
+exact lr_scheduler_kwargs: part of the schedule above
+lost load_best_model_at_end=false: the last step's weights are kept here, not those of the best evaluation
+learnt neftune_noise_alpha=null/0: no noise is added to the embeddings here: less regularisation
+learnt label_smoothing_factor=0: the targets are not smoothed here: a sharper loss
+lost liger_kernel_config=null: kernels of the same arithmetic
+exact use_liger_kernel: kernels of the same arithmetic, rounded otherwise
+lost auto_find_batch_size=false: a batch that does not fit stops the run here; nothing is halved
+exact logging_dir overwrite_output_dir: where files go
+exact debug disable_tqdm include_num_input_tokens_seen include_tokens_per_second log_level log_level_replica
+    log_on_each_node logging_first_step logging_nan_inf_filter logging_strategy project run_name
+    skip_memory_metrics trackio_bucket_id trackio_space_id trackio_static_space_id: a log
+exact enable_jit_checkpoint greater_is_better ignore_data_skip metric_for_best_model
+    restore_callback_states_from_checkpoint resume_from_checkpoint save_on_each_node save_only_model
+    save_safetensors save_steps save_strategy save_total_limit: how checkpoints are kept; here with the
+    optimizer's state, at every_steps
+exact batch_eval_metrics bf16_full_eval do_eval do_predict do_train eval_accumulation_steps eval_delay
+    eval_do_concat_batches eval_on_start eval_use_gather_object fp16_full_eval generation_config
+    generation_max_length generation_num_beams include_for_metrics include_inputs_for_metrics
+    per_device_eval_batch_size predict_with_generate prediction_loss_only sortish_sampler: how it evaluates,
+    which trains nothing
+exact accelerator_config dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
+    dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
+    ddp_static_graph ddp_timeout dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params
+    fsdp_transformer_layer_cls_to_wrap full_determinism half_precision_backend jit_mode_eval local_rank
+    mp_parameters past_index ray_scope tf32 torch_compile torch_compile_backend torch_compile_mode
+    torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores use_cache use_cpu use_ipex
+    use_legacy_prediction_loop use_mps_device xpu_backend: how fast it runs, not what it computes
+exact dataloader_drop_last: it bears on the last step of an epoch at most
+exact label_names length_column_name remove_unused_columns: columns are named by data.format and data.fields
+""")
+"""What bears on no number, or has no counterpart; keys of earlier versions of transformers among them."""

@@ -1,0 +1,393 @@
+"""Batches, optimizers and schedules of the tools, and where a run's results go.
+
+The recipe's schedules are transformers' get_*_schedule_with_warmup, whose decay may end above zero. Some of
+the others are among them (a polynomial of power 1 is linear); the rest get the nearest, and a note on what
+is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.port.keys import Keys, table
+from compiler.wording import flow, listing
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of an optimizer step.
+
+    Attributes:
+        per_device: rows that one data-parallel device handles at once.
+        accumulation: micro-batches of an optimizer step.
+        data_parallel: devices (or groups of devices that share the model) with rows of their own.
+    """
+
+    per_device: int
+    accumulation: int
+    data_parallel: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of an optimizer step: the recipe's `train.global_batch_size`."""
+        return self.per_device * self.accumulation * self.data_parallel
+
+    def __str__(self) -> str:
+        """How the product comes about, for a note: "2 rows x 8 micro-batches x 4 devices"."""
+        return (
+            f"{_count(self.per_device, 'row')} x "
+            f"{_count(self.accumulation, 'micro-batch', 'micro-batches')} x "
+            f"{_count(self.data_parallel, 'data-parallel device')}"
+        )
+
+
+def global_batch(per_device: int, accumulation: int, processes: int, shared: int = 1) -> Batch:
+    """The rows of an optimizer step.
+
+    Args:
+        per_device: rows of a process at once.
+        accumulation: micro-batches.
+        processes: GPUs in all.
+        shared: GPUs that work on the same rows: the tensor-parallel axis times the context-parallel one.
+
+    Raises:
+        ValueError: when `shared` does not divide the processes.
+    """
+    if shared < 1 or processes % shared:
+        raise ValueError(f"{processes} processes cannot be split into groups of {shared}")
+    return Batch(per_device, accumulation, processes // shared)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What a name of an optimizer means here.
+
+    Attributes:
+        name: of the recipe's optimizer that comes nearest.
+        note: how it differs, "" where the arithmetic is the same.
+        same: whether it is the same rule, though in other precision: another rule's updates are an error.
+    """
+
+    name: str
+    note: str = ""
+    same: bool = True
+
+
+ADAMW = Translation("adamw")
+
+OPTIMIZERS: Mapping[str, Translation] = {
+    name: Translation(row.target, row.note, row.verdict == "same")
+    for row in table("""
+same adamw adamw_hf adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused
+    paged_adamw paged_adamw_32bit pagedadamw -> adamw
+same adafactor -> adafactor
+same sgd -> sgd
+same lion lion_pytorch lion_32bit paged_lion paged_lion_32bit pagedlion -> lion
+same adamw_8bit adamw_bnb_8bit paged_adamw_8bit adamw_torch_8bit adamw8bit pagedadamw8bit ao_adamw_8bit
+    ao_adamw_fp8 adamwfp8 -> adamw: its state is kept in float32 here, not in 8 bits: the same rule, more
+    precise, with more memory
+same adamw_torch_4bit ao_adamw_4bit adamw4bit -> adamw: its state is kept in float32 here, not in 4 bits: the
+    same rule, more precise, with more memory
+same lion_8bit paged_lion_8bit lion8bit pagedlion8bit -> lion: its state is kept in float32 here, not in 8
+    bits: the same rule, more precise, with more memory
+same adam -> adamw: Adam adds its weight decay to the gradient, AdamW takes it from the weights
+same cpuoffloadoptimizer -> adamw: its state stays on the devices here, not on the host
+same adamw_anyprecision -> adamw: its state is kept in float32 here, without Kahan summation
+same optimi_adamw -> adamw: the update is done in float32 here, without Kahan summation
+other galore_adamw galore_adamw_8bit galore_adamw_layerwise galore_adamw_8bit_layerwise apollo_adamw
+    apollo_adamw_layerwise q_galore_adamw8bit -> adamw: gradients are not projected to a low rank here: this
+    is plain AdamW, whose updates are others and whose state is larger
+other galore_adafactor galore_adafactor_layerwise -> adafactor: gradients are not projected to a low rank
+    here: this is plain Adafactor, whose updates are others and whose state is larger
+other schedule_free_adamw -> adamw: AdamW with its schedule: weights are not averaged here
+other schedule_free_sgd -> sgd: SGD with its schedule: weights are not averaged here
+other stable_adamw -> adamw: updates are not clipped by their root mean square here
+other grokadamw -> adamw: gradients are not filtered or amplified here
+other ademamix ademamix_8bit paged_ademamix_32bit paged_ademamix_8bit -> adamw: AdamW in its place: there is
+    no second, slow mean of the gradients
+other came_pytorch -> adafactor: Adafactor in its place: updates are not scaled by their confidence
+other adopt_adamw -> adamw: AdamW in its place: ADOPT normalises before the momentum
+""")
+    for name in row.keys
+}
+"""By the names that transformers, Axolotl, torchtune and litgpt use, in lower case."""
+
+
+def optimizer_of(name: str) -> Translation:
+    """What the recipe's optimizer is called.
+
+    Args:
+        name: as transformers' and Axolotl's `optim` or `optimizer` has it ("adamw_torch_fused"), or a class
+            ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit").
+    """
+    last = name.strip().rsplit(".", 1)[-1].lower()
+    return OPTIMIZERS.get(last, Translation("adamw", "AdamW in its place makes other updates", same=False))
+
+
+def say_optimizer(keys: Keys, key: str, name: str, found: Translation, help: str) -> None:
+    """Says what becomes of an optimizer; one of another rule is an error.
+
+    Args:
+        key: that names it.
+        help: a name that there is.
+    """
+    sets = {"train.optimizer.name": found.name}
+    if not found.same:
+        message = f"the optimizer {name} has no counterpart here: {found.note}"
+        keys.refuse(key, "E1163", message, f"{key}: {help}")
+    keys.say(key, sets, found.note)
+
+
+def arguments(text: str | Mapping[str, object] | None) -> dict[str, str]:
+    """`optim_args` ("beta1=0.9, eps=1e-6", or a mapping) as a mapping of texts.
+
+    Raises:
+        ValueError: when a piece of the text is no NAME=VALUE.
+    """
+    if not text:
+        return {}
+    if isinstance(text, Mapping):
+        return {str(key): str(value) for key, value in text.items()}
+    if not isinstance(text, str):
+        raise ValueError(f"`{text}` is neither text nor a mapping")
+    out = {}
+    for piece in text.replace(" ", "").split(","):
+        name, equals, value = piece.partition("=")
+        if not equals:
+            raise ValueError(f"`{piece}` is not NAME=VALUE")
+        out[name] = value
+    return out
+
+
+_ADAM = {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8}
+
+TORCH_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "adamw": {**_ADAM, "weight_decay": 0.01},
+    "adam": {**_ADAM, "weight_decay": 0.0},
+    "sgd": {"lr": 1e-3, "momentum": 0.0, "weight_decay": 0.0},
+    "lion": {"lr": 1e-4, "betas": [0.9, 0.99], "weight_decay": 0.0},
+    "adafactor": {"lr": 1e-2, "weight_decay": 0.0},
+}
+"""Of torch.optim's, bitsandbytes' and torchao's classes, by what their names begin with after Paged."""
+
+OF_OPTIMIZERS = table("""
+lost amsgrad=false: the second moment is not held at its largest here
+lost maximize=false: the loss is made small here
+exact fused foreach capturable differentiable is_paged block_wise bf16_stochastic_round optim_bits
+    min_8bit_size percentile_clipping args offload_gradients: how the same update is computed
+""")
+
+
+def say_torch_optimizer(keys: Keys, name: str, where: Keys, key: str) -> None:
+    """Says what becomes of an optimizer's class and of its arguments.
+
+    Args:
+        keys: of its arguments; their defaults are set here.
+        name: of the class, "torch.optim.AdamW" or "AdamW".
+        where, key: the key that names it.
+    """
+    found = optimizer_of(name)
+    bare = name.rpartition(".")[2].lower().removeprefix("paged")
+    begins = next((kind for kind in TORCH_DEFAULTS if bare.startswith(kind)), "adamw")
+    keys.defaults = {**TORCH_DEFAULTS[begins], **keys.defaults}
+    keys.tool = name.rpartition(".")[2]
+    decay = keys.number("weight_decay") or 0.0
+    if begins == "adam" and decay == 0.0:
+        found = ADAMW
+    say_optimizer(where, key, name, found, "torch.optim.AdamW")
+    keys.say("lr", {"train.optimizer.learning_rate": keys.number("lr")})
+    keys.say("weight_decay", {"train.optimizer.weight_decay": decay})
+    _betas(keys, found.name)
+    if found.name == "adamw":
+        keys.say("eps", {"train.optimizer.eps": keys.number("eps")})
+    if found.name == "sgd":
+        keys.say("momentum", {"train.optimizer.momentum": keys.number("momentum") or 0.0})
+        keys.unless("nesterov", (False,), "the momentum is not Nesterov's here")
+        keys.unless("dampening", (0,), "the momentum is not dampened here")
+    keys.passive(("eps", "betas", "momentum"), f"{found.name} has none")
+    keys.follow(OF_OPTIMIZERS)
+
+
+def _betas(keys: Keys, name: str) -> None:
+    if name not in ("adamw", "lion"):
+        return
+    betas = keys.value("betas")
+    if isinstance(betas, str):
+        betas = [piece for piece in betas.strip("()[] ").replace(",", " ").split()]
+    try:
+        first, second = (float(beta) for beta in betas)
+    except (TypeError, ValueError):
+        keys.refuse("betas", "E1160", f"betas are {flow(betas)}, and not two numbers", "betas: [0.9, 0.999]")
+        return
+    keys.say("betas", {"train.optimizer.b1": first, "train.optimizer.b2": second})
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a name of a schedule means here.
+
+    Attributes:
+        name: of the recipe's schedule; None for a name that no one knows.
+        final_ratio: the last rate, as a share of the peak.
+        note: how it differs, "" where each step's rate is the same.
+        warms_up: whether a warm-up that is given beside it counts; transformers' `constant` has none.
+    """
+
+    name: str | None
+    final_ratio: float = 0.0
+    note: str = ""
+    warms_up: bool = True
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """The warm-up of a run: one of the two, or neither.
+
+    Attributes:
+        steps: of the optimizer.
+        ratio: share of all steps, rounded up.
+        note: what becomes of a value that is not taken at its word, "" otherwise.
+    """
+
+    steps: int | None = None
+    ratio: float | None = None
+    note: str = ""
+
+    def sets(self) -> dict[str, Any]:
+        """The recipe's values; none for no warm-up."""
+        if self.ratio:
+            return {"train.schedule.warmup_ratio": self.ratio}
+        return {"train.schedule.warmup_steps": self.steps} if self.steps else {}
+
+
+SCHEDULES: Mapping[str, Schedule] = {
+    name: Schedule(row.target, note=row.note, warms_up=row.verdict == "warm")
+    for row in table("""
+warm linear -> linear
+cold constant -> constant
+warm constant_with_warmup -> constant
+warm warmup_stable_decay -> constant: the rate stays at its peak here: the decay at the end of the run is
+    missing
+warm inverse_sqrt -> constant: the rate stays at its peak here: the slow decay with the root of the step is
+    missing
+cold reduce_lr_on_plateau greedy -> constant: the rate stays at its peak here: it does not follow the
+    evaluation's loss
+""")
+    for name in row.keys
+}
+"""Those that are the same whatever their arguments; a warm-up counts beside the warm ones."""
+
+
+def schedule_of(
+    name: str, kwargs: Mapping[str, Any] | None = None, learning_rate: float | None = None
+) -> Schedule:
+    """The recipe's schedule for one of transformers' (`lr_scheduler_type`) or torchtune's.
+
+    Args:
+        name: "cosine", "cosine_with_min_lr", ...
+        kwargs: `lr_scheduler_kwargs`.
+        learning_rate: the peak, which the shares of `min_lr` and `lr_end` need.
+    """
+    given = dict(kwargs or {})
+    if name in ("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine_with_restarts"):
+        return _cosine(name, given, learning_rate)
+    if name == "polynomial":
+        return _polynomial(given, learning_rate)
+    return SCHEDULES.get(name, Schedule(None))
+
+
+def _cosine(name: str, given: Mapping[str, Any], learning_rate: float | None) -> Schedule:
+    final = 0.0
+    if "min_lr" in name or "min_lr" in given or "min_lr_rate" in given:
+        final = _share(given.get("min_lr_rate"), given.get("min_lr"), learning_rate)
+    notes = []
+    whole = 1 if name == "cosine_with_restarts" else 0.5
+    cycles = given.get("num_cycles", whole)
+    if cycles != whole:
+        notes.append(f"one half wave here, not num_cycles: {cycles}")
+    if name == "cosine_warmup_with_min_lr":
+        notes.append("the warm-up starts from zero here, one step below or at warmup_lr_rate there")
+    return Schedule("cosine", final, "; ".join(notes))
+
+
+def _polynomial(given: Mapping[str, Any], learning_rate: float | None) -> Schedule:
+    power = given.get("power", 1.0)
+    final = _share(None, given.get("lr_end", 1e-7), learning_rate)
+    note = "" if power == 1.0 else f"the decay is linear here, not of the power {power}"
+    return Schedule("linear", final, note)
+
+
+def _share(ratio: Any, rate: Any, learning_rate: float | None) -> float:
+    if ratio is not None:
+        return float(ratio)
+    return float(rate) / learning_rate if rate is not None and learning_rate else 0.0
+
+
+def warmup(steps: float | None = None, ratio: float | None = None) -> Warmup:
+    """The warm-up of transformers' TrainingArguments.
+
+    `warmup_ratio` wins over `warmup_steps`; whichever holds is a share of all steps below 1, and a number of
+    steps from 1 on (a ratio of 1.0 is one step).
+    """
+    held = steps if ratio is None else ratio
+    if not held:
+        return Warmup()
+    if held < 1:
+        return Warmup(ratio=float(held))
+    note = "" if int(held) == held and ratio is None else f"taken as {int(held)} steps, as transformers does"
+    return Warmup(steps=int(held), note=note)
+
+
+FOLDER = "where results are kept; here the artifact's output folder"
+UPLOAD = "nothing is uploaded here: `hf upload` takes what merge.py writes"
+LOGS = "train.log has TensorBoard and Weights & Biases"
+OFF: tuple[Any, ...] = (None, False, "", 0, [], "none", "false")
+PROJECT = "train.log.wandb_project"
+BY_ENVIRONMENT = "transformers asks WANDB_PROJECT, and else takes `huggingface`, as here"
+"""Transformers' own rule, of a run whose environment is not among the files."""
+
+
+def directory(keys: Keys, key: str) -> None:
+    """The folder that results go to: the checkpoints' own where it lies in a bucket."""
+    given = keys.source.get(keys.prefix + key, None)
+    remote = isinstance(given, str) and given.startswith(("gs://", "gcs://"))
+    if remote:
+        place = "gs://" + str(given).partition("://")[2].rstrip("/")
+        keys.same(key, {"checkpoint.directory": place}, "checkpoints go there; merge.output says where else")
+    keys.same(key, note=FOLDER)
+
+
+def report_to(keys: Keys) -> None:
+    """transformers' `report_to`: the loggers by name."""
+    given = keys.value("report_to")
+    names = given if isinstance(given, list) else [given]
+    lost = [str(name) for name in names if name not in (*OFF, "all", "tensorboard", "wandb")]
+    notes = [f"nothing is logged to {listing(lost)} here: {LOGS}"] if lost else []
+    if "wandb" in names:
+        keys.say("report_to", {PROJECT: "huggingface"}, "; ".join([BY_ENVIRONMENT, *notes]))
+    elif lost:
+        keys.unless("report_to", (), notes[0])
+    keys.same("report_to", {"train.log.tensorboard": True} if "tensorboard" in names else None, "a log")
+
+
+HUB = (
+    *("push_to_hub", "hub_model_id", "hub_token", "hub_private_repo", "hub_strategy", "hub_always_push"),
+    *("hub_revision", "push_to_hub_model_id", "push_to_hub_organization", "push_to_hub_token"),
+)
+"""transformers' keys of an upload."""
+
+
+def hub(keys: Keys) -> None:
+    """transformers' upload, with what `push_to_hub` needs."""
+    pushes = keys.flag("push_to_hub")
+    for key in HUB:
+        if pushes:
+            keys.unless(key, OFF, UPLOAD)
+        else:
+            keys.same(key, note="without push_to_hub it says nothing" if keys.value(key) else "off")

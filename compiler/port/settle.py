@@ -1,0 +1,345 @@
+"""What a file says once it is settled: with `--set`, today's names of keys, and without references."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from compiler.port.ledger import Ledger
+from compiler.port.read import JINJA_HELP, Tree, conceal, parse_yaml
+from compiler.port.source import MISSING, Source, Sources, join, parts
+from compiler.wording import flow
+from spec.diagnostics import Diagnostic, Span
+from spec.document import Refused
+
+_ARGUMENT = re.compile(r"([A-Za-z_][\w.\[\]-]*)=(.*)")
+
+
+def overridden(sources: Sources, arguments: Sequence[str]) -> tuple[Sources, list[Diagnostic]]:
+    """The files with the arguments' values in the main one, and what was wrong with them."""
+    found: list[Diagnostic] = []
+    main = sources.main
+    for number, argument in enumerate(arguments, 1):
+        try:
+            main = _applied(main, argument, number)
+        except Refused as refused:
+            found.append(refused.diagnostic)
+    return replace(sources, main=main), found
+
+
+def _applied(main: Source, argument: str, number: int) -> Source:
+    span = Span("--set", number, 1, conceal(argument), max(1, len(argument)))
+    match = _ARGUMENT.fullmatch(argument)
+    if match is None:
+        help = "--set learning_rate=1e-4"
+        raise Refused(Diagnostic("E0030", "a --set argument is KEY=VALUE", "", help, span))
+    key, text = conceal(match[1]), match[2].strip()
+    tree = Tree(text, "--set")
+    value = None if text in ("", "null", "~") else parse_yaml(tree)
+    data = deepcopy(main.data)
+    _put(data, parts(key), value, Diagnostic("E0031", f"`{key}` leads nowhere", key, "set its section", span))
+    below = (f"{key}.", f"{key}[")
+    spans = {known: place for known, place in main.spans.items() if not known.startswith(below)}
+    secrets = {known: what for known, what in main.secrets.items() if not f"{known}.".startswith(below)}
+    for path, what in tree.secrets.items():
+        secrets[f"{key}{path}" if path[:1] in ("", "[") else join(key, path)] = what
+    keys = {**main.keys, key: span}
+    return replace(main, data=data, spans={**spans, key: span}, keys=keys, secrets=secrets)
+
+
+def _put(node: Any, way: Sequence[str | int], value: Any, nowhere: Diagnostic) -> None:
+    first, *rest = way
+    if isinstance(first, int):
+        if not isinstance(node, list) or first >= len(node):
+            raise Refused(nowhere)
+    elif not isinstance(node, dict):
+        raise Refused(nowhere)
+    elif rest and node.get(first) is None:
+        node[first] = {}
+    if rest:
+        _put(node[first], rest, value, nowhere)
+    else:
+        node[first] = value
+
+
+_TRAINER = {
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+    "evaluation_strategy": "eval_strategy",
+    "no_cuda": "use_cpu",
+    "adafactor": "optim",
+}
+
+NAMES: Mapping[str, Mapping[str, str]] = {
+    "trainer": _TRAINER,
+    "trl": {
+        **_TRAINER,
+        "max_seq_length": "max_length",
+        "torch_dtype": "dtype",
+        "use_flash_attention_2": "attn_implementation",
+        "use_liger": "use_liger_kernel",
+        "use_liger_loss": "use_liger_kernel",
+        "dataset_train_name": "dataset_train_split",
+        "dataset_test_name": "dataset_test_split",
+        "peft_lora_r": "lora_r",
+        "peft_lora_alpha": "lora_alpha",
+    },
+    "llamafactory": {
+        **_TRAINER,
+        "prompt_template": "template",
+        "sft_packing": "packing",
+        "train_last_turn_only": "mask_history",
+        "dpo_beta": "pref_beta",
+        "orpo_beta": "pref_beta",
+        "kto_beta": "pref_beta",
+        "dpo_loss": "pref_loss",
+        "dpo_ftx": "pref_ftx",
+        "kto_ftx": "pref_ftx",
+        "dpo_ref_model": "ref_model",
+        "ref_model_checkpoint": "ref_model_adapters",
+        "dev_ratio": "val_size",
+        "lora_lr_ratio": "loraplus_lr_ratio",
+        "neft_alpha": "neftune_noise_alpha",
+        "cache_path": "tokenized_path",
+        "checkpoint_dir": "adapter_name_or_path",
+        "name_module_trainable": "freeze_trainable_modules",
+        "num_layer_trainable": "freeze_trainable_layers",
+        "hf_auth_token": "hf_hub_token",
+        "swanlab_experiment_name": "swanlab_run_name",
+    },
+    "axolotl": {
+        "evaluation_strategy": "eval_strategy",
+        "noisy_embedding_alpha": "neftune_noise_alpha",
+        "sequence_parallel_degree": "context_parallel_size",
+        "dataset_processes": "dataset_num_proc",
+        "eval_table_max_new_tokens": "eval_max_new_tokens",
+    },
+}
+"""By dialect, the name that an older name has now."""
+
+VALUES = {
+    "use_flash_attention_2": {True: "flash_attention_2", False: "sdpa"},
+    "adafactor": {True: "adafactor"},
+}
+"""Of older names that were switches, what their values are now; at others they have no newer name."""
+
+
+def renamed(source: Source, dialect: str) -> Source:
+    """A file with today's names; an older name stays where the newer one stands beside it."""
+    if not isinstance(source.data, dict):
+        return source
+    names: dict[str, str] = {}
+    data: dict[str, Any] = {}
+    for key, value in source.data.items():
+        new = NAMES.get(dialect, {}).get(key) if _today(key, value) is not MISSING else None
+        if new and new not in source.data and new not in data:  # of two older names the first is taken
+            names[key], key, value = new, new, _today(key, value)
+        data[key] = value
+    if not names:
+        return source
+
+    def moved(places: Mapping[str, Any]) -> dict[str, Any]:
+        return {_moved(path, names): place for path, place in places.items()}
+
+    older = {new: old for old, new in names.items()}
+    return replace(
+        source,
+        data=data,
+        spans=moved(source.spans),
+        keys=moved(source.keys),
+        secrets=moved(source.secrets),
+        older=older,
+    )
+
+
+def older_beside(ledger: Ledger, dialect: str) -> Iterator[Diagnostic]:
+    """Says of the older names that stand beside their newer ones that these hold; warns of other values."""
+    source = ledger.sources.main
+    for old, new in NAMES.get(dialect, {}).items():
+        value = _today(old, source.get(old))
+        if value is MISSING or not source.has(new):
+            continue
+        stands = source.older.get(new, new)
+        if value is None or value == source.get(new):
+            says = "says nothing, being null" if value is None else f"says the same as {stands}"
+            ledger.exact(source, old, note=f"an older name of {new}, which {says}")
+            continue
+        note = f"an older name of {new}: {stands} holds"
+        ledger.unsupported(source, old, note)
+        message = f"`{old}` is an older name of `{new}`, and `{stands}: {flow(source.get(new))}` is taken"
+        yield Diagnostic("W1194", message, old, f"remove `{old}`, or `{stands}`", source.span(old))
+
+
+def _today(key: str, value: Any) -> Any:
+    """The value that an older name's value is now, MISSING for none."""
+    if key not in VALUES:
+        return value
+    return VALUES[key].get(value, MISSING) if isinstance(value, bool) else MISSING
+
+
+def _moved(path: str, names: Mapping[str, str]) -> str:
+    for old, new in names.items():
+        if path == old or path.startswith((f"{old}.", f"{old}[")):
+            return new + path[len(old) :]
+    return path
+
+
+_JINJA = re.compile(r"\{\{|\{%")
+_BRACES = re.compile(r"\$\{([^{}]*)\}")
+_VARIABLE = re.compile(r"\$\{[^{}]*\}?|(?<![\w$\\])\$[A-Z][A-Z0-9_]+")
+_TEMPLATES = re.compile(r"template|jinja|format|prompt|regex|pattern", re.IGNORECASE)
+"""Keys whose values may be Jinja, or hold `$`, and are meant literally."""
+
+SECRET_HELP = "write what the key is for in its place; revoke the token if the file was shared"
+
+MOST_STEPS = 100
+"""References that one value is followed through."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A value that cannot be read.
+
+    Attributes:
+        key: its path.
+        value: as it stands in the file.
+    """
+
+    key: str
+    value: Any
+    code: str
+    message: str
+    help: str
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A file without references.
+
+    Attributes:
+        refusals: the values that were taken out of it.
+        used: keys that others refer to.
+    """
+
+    source: Source
+    refusals: list[Refusal]
+    used: frozenset[str]
+
+
+def settle(source: Source, interpolates: bool, kept: Collection[str] = ()) -> Settled:
+    """Resolves the references of a file, or takes out the values that have them, and those with tokens.
+
+    Args:
+        interpolates: whether the tool reads `${key}` as the value of another key of the file, as OmegaConf.
+        kept: paths of values that stay in the file as they stand.
+    """
+    settler = _Settler(source, interpolates, kept)
+    data = settler.node(source.data, "")
+    return Settled(replace(source, data=data), settler.refusals, frozenset(settler.used))
+
+
+class _Unreadable(Exception):
+    def __init__(self, code: str, message: str, help: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.help = help
+
+
+@dataclass
+class _Settler:
+    source: Source
+    interpolates: bool
+    kept: Collection[str] = ()
+    refusals: list[Refusal] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+
+    def node(self, node: Any, path: str) -> Any:
+        """The value without references; MISSING when it is refused."""
+        if isinstance(node, dict):
+            made = {key: self.node(value, join(path, key)) for key, value in node.items()}
+            return {key: value for key, value in made.items() if value is not MISSING}
+        if isinstance(node, list):
+            kept = [self.node(item, f"{path}[{index}]") for index, item in enumerate(node)]
+            return [item for item in kept if item is not MISSING]
+        if not isinstance(node, str):
+            return node
+        try:
+            return self.text(node, path)
+        except _Unreadable as error:
+            self.refusals.append(Refusal(path, node, error.code, str(error), error.help))
+            return node if path in self.kept else MISSING
+
+    def text(self, text: str, path: str) -> Any:
+        if found := self.source.secrets.get(path):
+            raise _Unreadable("E0702", f"`{path}` looks like {found}", SECRET_HELP)
+        if _TEMPLATES.search(path):
+            return text
+        if sign := _JINJA.search(text):
+            message = f"`{path}` is a Jinja template: what `{sign[0]}` starts is filled in elsewhere"
+            raise _Unreadable("E1106", message, JINJA_HELP)
+        value = self.resolved(text, path, 0) if self.interpolates else text
+        if isinstance(value, str) and (variable := _VARIABLE.search(value)):
+            raise _environment(path, variable[0])
+        return value
+
+    def resolved(self, text: str, path: str, steps: int) -> Any:
+        """A text with its `${key}` filled in; a text that is one reference is the value itself."""
+        if steps > MOST_STEPS:
+            raise _Unreadable(
+                "E1108", f"the references of `{path}` go round in a circle", "write the value out"
+            )
+        whole = _BRACES.fullmatch(text)
+        if whole:
+            return deepcopy(self.followed(whole[1], path, steps))
+        for match in _BRACES.finditer(text):
+            value = self.followed(match[1], path, steps)
+            if isinstance(value, dict | list):
+                message = f"`{match[0]}` in `{path}` stands for a section, and a text is made of it"
+                raise _Unreadable("E1108", message, "write the value out")
+            text = text.replace(match[0], _shown(value), 1)
+        return text
+
+    def followed(self, name: str, path: str, steps: int) -> Any:
+        """What `${name}` in the value at a path stands for."""
+        if ":" in name:
+            raise _environment(path, f"${{{name}}}")
+        target = _absolute(name.strip(), path)
+        found = self.source.get(target)
+        if found is MISSING:
+            message = f"`${{{name}}}` in `{path}` names a key that the file has not"
+            raise _Unreadable("E1108", message, "write the value out")
+        self.used.add(target)
+        return self.inner(found, target, steps + 1)
+
+    def inner(self, node: Any, path: str, steps: int) -> Any:
+        """A value that is referred to, with the references within it."""
+        if isinstance(node, dict):
+            return {key: self.inner(value, join(path, key), steps) for key, value in node.items()}
+        if isinstance(node, list):
+            return [self.inner(item, f"{path}[{index}]", steps) for index, item in enumerate(node)]
+        return self.resolved(node, path, steps) if isinstance(node, str) else node
+
+
+def _absolute(name: str, path: str) -> str:
+    """OmegaConf's relative names start with a dot: `.b` is a sibling, `..b` a sibling of the section."""
+    ups = len(name) - len(name.lstrip("."))
+    if not ups:
+        return name
+    sections = path.split(".")[: -ups or None]
+    return ".".join([*sections, name.lstrip(".")])
+
+
+def _shown(value: Any) -> str:
+    """A value within a text, as OmegaConf writes it."""
+    return str(value)
+
+
+def _environment(path: str, reference: str) -> _Unreadable:
+    return _Unreadable(
+        "E1107",
+        f"`{path}` takes `{reference}` from the environment, which is not known here",
+        f"write the value in its place: {path.rpartition('.')[2]}: ...",
+    )

@@ -1,0 +1,93 @@
+"""The tables of keys: how a row is read, what it says of a key, and that no key stands in two rows."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.port.dialects import KNOWN
+from compiler.port.keys import Keys, Row, table
+from compiler.port.ledger import Ledger
+from compiler.port.meaning import adapters, trainer, training
+from compiler.port.source import Sources
+from spec.structure import section_at
+from tests.port.dialects import codes, finding, source
+
+ROWS = table("""
+exact a b: they mean
+    the same
+lost c=null/off: nothing is lost
+learnt d=[1]/0: nothing is learnt
+setting e -> c
+switch f -> lora.rslora: alpha / sqrt(rank)
+integer g -> lora.rank
+number h -> lora.alpha: nearly
+exact below.i: within
+unused j: not read
+""")
+
+TABLES = {
+    f"{name}.{title}": rows
+    for name in ("axolotl_data", *KNOWN)
+    for title, rows in vars(import_module(f"compiler.port.dialects.{name}")).items()
+    if isinstance(rows, tuple) and rows and isinstance(rows[0], Row)
+}
+SHARED = {"adapters": adapters.FEATURES, "trainer": trainer.KEYS, "training": training.OF_OPTIMIZERS}
+
+
+def followed(folder: Path, **given: Any) -> Ledger:
+    ledger = Ledger(Sources(source(folder, "config.yaml", given)))
+    Keys(ledger, ledger.sources.main, "Faketune", {"g": 8}).follow(ROWS, off=(False,))
+    return ledger
+
+
+def test_a_row_goes_on_on_indented_lines() -> None:
+    assert ROWS[0] == Row("exact", {"a": (), "b": ()}, "", "they mean the same")
+    assert ROWS[2].keys == {"d": ([1], 0)} and ROWS[1].keys == {"c": (None, "off")}
+    assert (ROWS[3].target, ROWS[3].note) == ("c", "") and ROWS[6].target == "lora.alpha"
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "verdict", "note"),
+    [
+        ({"a": 1}, "a", "exact", "they mean the same"),
+        ({"c": "off"}, "c", "exact", "off"),
+        ({"c": False}, "c", "exact", "off"),
+        ({"c": 2}, "c", "unsupported", "nothing is lost"),
+        ({"d": [1]}, "d", "exact", "off"),
+        ({"d": 1}, "d", "unsupported", "`d` changes what is learnt: nothing is learnt"),
+        ({"e": 1}, "e", "exact", "without c it says nothing"),
+        ({"c": True, "e": 1}, "e", "unsupported", "a setting of c, which there is not here"),
+        ({"f": True}, "f", "exact", "alpha / sqrt(rank)"),
+        ({"g": 4}, "g", "exact", ""),
+        ({"h": 4}, "h", "approximated", "nearly"),
+        ({"below": {"i": 1}}, "below.i", "exact", "within"),
+        ({"j": 1}, "j", "unused", "not read"),
+    ],
+)
+def test_a_row_says_what_becomes_of_its_keys(
+    tmp_path: Path, given: dict[str, Any], key: str, verdict: str, note: str
+) -> None:
+    made = followed(tmp_path, **given)
+    assert (finding(made, key).verdict.value, finding(made, key).note) == (verdict, note)
+    assert codes(made) == ([("E1180", "d")] if key == "d" and verdict == "unsupported" else [])
+
+
+def test_values_go_where_the_row_says(tmp_path: Path) -> None:
+    made = followed(tmp_path, f=True, h=3)
+    assert (made.value("lora.rslora"), made.value("lora.alpha"), made.value("lora.rank")) == (True, 3, 8)
+    assert followed(tmp_path, f=False).value("lora.rslora", "absent") == "absent"
+
+
+@pytest.mark.parametrize("rows", [*TABLES.values(), *SHARED.values()], ids=[*TABLES, *SHARED])
+def test_no_key_stands_twice_and_each_has_its_reason(rows: tuple[Row, ...]) -> None:
+    keys = [key for row in rows for key in row.keys]
+    assert len(keys) == len(set(keys)), sorted(key for key in keys if keys.count(key) > 1)
+    assert all(row.note for row in rows if row.verdict in ("lost", "learnt"))
+    for row in rows:
+        if row.target and row.verdict != "setting":
+            section = section_at(tuple(row.target.split(".")[:-1]))
+            assert section is not None and row.target.rpartition(".")[2] in section.model_fields
