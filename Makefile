@@ -4,13 +4,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 # On all cores, where pip would take one. Some packages carry files that do not compile: templates, other versions'.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests/' .venv/lib || true
 
-.PHONY: help .venv compiled quickstart test style lint e2e nightly bench generated docs docs-serve dist clean
+.PHONY: help .venv compiled quickstart test style lint e2e nightly mutants bench generated docs docs-serve dist clean
 
 help:
 	@echo "make quickstart  build, train, resume, merge and verify a small model on this machine"
 	@echo "make test        lint, types and every short test that needs no model download"
 	@echo "make e2e         a real model, trained, merged and served by vLLM; steps compiled for TPUs; pages in Chromium"
 	@echo "make nightly     what takes longer: other tools' own code, every page in Chromium, every rehearsal"
+	@echo "make mutants     plausible mistakes put into the code one at a time: what tests catch today, they must catch tomorrow"
 	@echo "make bench       the measurements, written to docs/benchmarks.md"
 	@echo "make generated   rebuild generated/ from recipes/"
 	@echo "make docs        the site of docs/, in build/site; docs-serve shows it and follows changes"
@@ -61,6 +62,9 @@ e2e: compiled
 
 nightly: compiled
 	$(BIN)/python -m pytest -m nightly -p tests.e2e.two_workers -n 2 -o timeout=1800 --durations=20 $(PYTEST)
+
+mutants: .venv/.dev
+	$(BIN)/python -m tests.mutants --jobs 2 $(MUTANTS)
 
 bench: compiled
 	$(BIN)/python -m tests.bench

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from emitting import program_of
 from launch_shapes import BASE, SHAPES
+from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 
 from compiler.checks import launch, paths
@@ -21,6 +22,7 @@ from compiler.emitters.launch import emit_launch
 from compiler.emitters.readme import emit_readme
 from compiler.facts import gather
 from compiler.program import Program
+from compiler.render import code_span
 from spec.diagnostics import has_errors
 
 CASES = 40
@@ -249,3 +251,11 @@ def test_a_readme_has_its_own_blocks_alone(
         ]
         prose = re.sub(r"(`+)( ?).*?\2\1(?!`)", "", re.sub(r"^```sh\n.*?^```$", "", page, flags=re.M | re.S))
         assert CANARY not in prose and "<b>" not in prose
+
+
+def test_code_in_markdown_is_the_text_that_was_given() -> None:
+    found = random.Random(20261124)
+    for written in ("`", "``a", "a`", *(text(found) for _ in range(200))):
+        (inline,) = [token for token in MarkdownIt().parse(f"in {code_span(written)}.") if token.children]
+        shown = [(token.type, token.content) for token in inline.children or ()]
+        assert shown == [("text", "in "), ("code_inline", written.replace("|", "\\|")), ("text", ".")]

@@ -162,6 +162,25 @@ def test_a_build_that_sigterm_ends_anywhere_is_whole_at_once(
     assert number > 40
 
 
+def test_a_build_that_cannot_be_ended_waits_for_the_next_command(
+    out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(shutil.copytree(out, tmp_path / "built"), NEW)
+    replace, moved = os.replace, list[str]()
+
+    def third(source: str, target: str) -> None:  # of the journal and the files, which begin to move after it
+        moved.append(target)
+        if len(moved) == 3:
+            raise OSError(28, "No space left on device", str(target))
+        replace(source, target)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "replace", third)
+        with pytest.raises(ArtifactError, match=r"waits for its end: .*: No space left"):
+            write(out, NEW)
+    assert finish(out) and tree(out) == tree(tmp_path / "built")
+
+
 def test_a_journal_from_elsewhere_moves_and_removes_nothing(out: Path) -> None:
     before = tree(out)
     (out / STAGING / "new/one").mkdir(parents=True)

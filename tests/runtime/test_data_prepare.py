@@ -185,6 +185,9 @@ def test_overlong_samples_are_dropped_cut_or_refused_as_the_recipe_says(folder: 
     assert (cut.kept, cut.overlong.count, cut.truncated, cut.longest) == (2, 1, 1, 96)
     assert "no target is left" in cut.overlong.first[0].reason
     assert max(len(piece) for batch in run.batches() for piece in pieces(batch)) == 96
+    whole = prepared(folder, train=(name,), max_length=1000, rows=1, batch=1, epochs=1)
+    assert run.samples[0].tokens.tolist() == whole.samples[0].tokens[:96].tolist()
+    assert run.samples[0].targets.tolist() == whole.samples[0].targets[:96].tolist()
     with pytest.raises(UserError, match=r"long.jsonl:1 has \d+ tokens, and data.max_length is 96"):
         prepared(folder, train=(name,), overlong="error")
 
