@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from runtime.families.base import Architecture, Family, Site, Spec
+from runtime.families.base import Architecture, Family, LoraTarget, Spec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,7 +77,7 @@ class Projection:
 
     Attributes:
         name: of the Hugging Face module, e.g. "layers.0.self_attn.k_proj".
-        slot: index into the slots of the adapter's site.
+        slot: index into the projections of the adapter's target.
         start: of its block of the rank axis, which is its own, or which it shares.
         rank: length of that block.
         scale: what its B @ A is multiplied by, in Tunix and in Hugging Face alike.
@@ -99,13 +99,13 @@ class Adapter:
     """The LoRA pair of one weight.
 
     Attributes:
-        site: the weight.
-        projections: those that are trained, in the order of the site's slots.
+        target: the weight.
+        projections: those that are trained, in the order of the target's.
         a_shape, b_shape: [*contracted, rank] and [rank, *rest of the weight].
         a_spec, b_spec: their shardings, following the weight's.
     """
 
-    site: Site
+    target: LoraTarget
     projections: tuple[Projection, ...]
     a_shape: tuple[int, ...]
     b_shape: tuple[int, ...]
@@ -114,16 +114,16 @@ class Adapter:
 
     @property
     def a_path(self) -> str:
-        return f"{self.site.weight}_lora_a"
+        return f"{self.target.weight}_lora_a"
 
     @property
     def b_path(self) -> str:
-        return f"{self.site.weight}_lora_b"
+        return f"{self.target.weight}_lora_b"
 
     @property
     def module(self) -> str:
         """Path of the Tunix module: what a Qwix rule matches, with dots for slashes."""
-        return self.site.weight.rpartition(".")[0]
+        return self.target.weight.rpartition(".")[0]
 
     @property
     def rank(self) -> int:
@@ -143,12 +143,14 @@ class Adapter:
     @property
     def masked(self) -> bool:
         """Whether part of B must be held at zero."""
-        return self.site.fused and (len(self.blocks) > 1 or len(self.projections) < len(self.site.slots))
+        return self.target.fused and (
+            len(self.blocks) > 1 or len(self.projections) < len(self.target.projections)
+        )
 
     @property
     def trained_size(self) -> int:
         """Trained numbers, without those of B that are held at zero."""
-        slots = len(self.site.slots) if self.site.fused else 1
+        slots = len(self.target.projections) if self.target.fused else 1
         slot_size = math.prod(self.b_shape[1:]) // slots
         return math.prod(self.a_shape) + sum(p.rank for p in self.projections) * slot_size
 
@@ -162,13 +164,13 @@ class Adapter:
         flat = a.reshape(-1, self.rank)
         out = {}
         for part in self.projections:
-            rows = b[part.block, part.slot] if self.site.fused else b[part.block]
+            rows = b[part.block, part.slot] if self.target.fused else b[part.block]
             out[part.name] = flat[:, part.block].T, rows.reshape(rows.shape[0], -1).T
         return out
 
     def shapes(self, part: Projection) -> tuple[tuple[int, int], tuple[int, int]]:
         """Of A [rank, in] and B [out, rank] of a trained projection, as `split` gives them."""
-        rest = self.b_shape[2:] if self.site.fused else self.b_shape[1:]
+        rest = self.b_shape[2:] if self.target.fused else self.b_shape[1:]
         return (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
 
     def join(self, parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -190,7 +192,7 @@ class Adapter:
             if self.shared and number and not np.array_equal(a[:, part.block], low.T):
                 raise ValueError(f"{self.projections[0].name} and {part.name} have different A")
             a[:, part.block] = low.T
-            place = b[part.block, part.slot] if self.site.fused else b[part.block]
+            place = b[part.block, part.slot] if self.target.fused else b[part.block]
             place[...] = high.T.reshape(place.shape)
         return a.reshape(self.a_shape), b
 
@@ -254,23 +256,23 @@ def build_adapters(
     """
     parameters = {p.path: p for p in family.parameters(architecture)}
     out = []
-    for site in family.sites(architecture):
-        if lora.layers is not None and site.layer not in lora.layers:
+    for target in family.lora_targets(architecture):
+        if lora.layers is not None and target.layer not in lora.layers:
             continue
-        projections = _projections(site, lora)
+        projections = _projections(target, lora)
         if not projections:
             continue
-        weight = parameters[site.weight]
-        spec = (specs or {}).get(site.weight, weight.spec)
+        weight = parameters[target.weight]
+        spec = (specs or {}).get(target.weight, weight.spec)
         rank = projections[-1].start + projections[-1].rank
-        rest = [axis for axis in range(len(weight.shape)) if axis not in site.contract]
+        rest = [axis for axis in range(len(weight.shape)) if axis not in target.contract]
         out.append(
             Adapter(
-                site=site,
+                target=target,
                 projections=projections,
-                a_shape=(*(weight.shape[i] for i in site.contract), rank),
+                a_shape=(*(weight.shape[i] for i in target.contract), rank),
                 b_shape=(rank, *(weight.shape[i] for i in rest)),
-                a_spec=(*(spec[i] for i in site.contract), None),
+                a_spec=(*(spec[i] for i in target.contract), None),
                 b_spec=(None, *(spec[i] for i in rest)),
             )
         )
@@ -332,11 +334,10 @@ def _any_matches(targets: Iterable[str], module: str) -> bool:
     return any(matches(target, module) for target in targets)
 
 
-def _projections(site: Site, lora: LoraSettings) -> tuple[Projection, ...]:
+def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ...]:
     """The trained projections of a weight, each with its block of the rank axis."""
     out: list[Projection] = []
-    for i, slot in enumerate(site.slots):
-        name = f"layers.{site.layer}.{slot}"
+    for i, name in enumerate(target.modules):
         if not _any_matches(lora.targets, name):
             continue
         start = 0 if lora.kv == "shared" or not out else out[-1].start + out[-1].rank

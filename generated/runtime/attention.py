@@ -18,7 +18,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as kernels
 from jax.interpreters import pxla
 from jax.sharding import Mesh, PartitionSpec
 
-from runtime.specs import row_axes
+from runtime.partition_rules import row_axes
 
 BLOCKS = (512, 256, 128)
 """Tokens of a block. 512 is the largest that compiles for v5p at head sizes of 256 and 512, with its 16 MiB

@@ -21,7 +21,7 @@ from runtime.contradictions import config_keys, layer_of
 from runtime.errors import UserError
 from runtime.families import Architecture, Family, UnsupportedCheckpoint, family_of
 from runtime.families.base import Source, text_config
-from runtime.safetensors_reader import DTYPES, FLOATING, KIND, Header, Tensor, check_kind, read_header
+from runtime.safetensors_files import DTYPES, FLOATING, KIND, Header, Tensor, check_kind, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -36,7 +36,7 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5
 
 
 @dataclass(frozen=True)
-class BaseCheckpoint:
+class HFCheckpoint:
     """A checkpoint of a known family, opened for reading.
 
     Attributes:
@@ -61,7 +61,7 @@ class BaseCheckpoint:
     side_files: tuple[str, ...]
 
     @classmethod
-    def open(cls, directory: Path | str) -> BaseCheckpoint:
+    def open(cls, directory: Path | str) -> HFCheckpoint:
         """Reads config.json, the index and every file's header.
 
         Args:

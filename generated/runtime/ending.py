@@ -78,7 +78,7 @@ def _joined(hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, Alon
 
 def farewell(signum: int, directory: str) -> str:
     """What to say of a run that a signal ends, and of what it leaves."""
-    from runtime.trained import saved_steps
+    from runtime.adapter_reader import saved_steps
 
     try:
         steps = saved_steps(directory)

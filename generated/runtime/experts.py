@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.interpreters import pxla
 from jax.sharding import Mesh, PartitionSpec
 
-from runtime.specs import row_axes
+from runtime.partition_rules import row_axes
 
 SPLIT = "tp"
 """The mesh axis that features of an expert are split over."""

@@ -24,8 +24,6 @@ from runtime.settings import ModelSettings
 
 UNTIED_HEAD = "BTD,DV->BTV"
 """The einsum of an output head with a weight of its own, by which Tunix's module is told from others."""
-CAPPED_IN_PRODUCT_DTYPE = ("gemma2",)
-"""Families whose soft-cap Tunix applies to the logits in the product's dtype; Gemma 4's is in float32."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +143,7 @@ class Forward:
             tied=own is None,
             dtype=getattr(holder, "dtype", getattr(config, "dtype", None)),
             softcap=softcap,
-            cap_dtype=None if self.family.name in CAPPED_IN_PRODUCT_DTYPE else jnp.float32,
+            cap_dtype=jnp.float32 if self.family.caps_in_float32 else None,
         )
 
     def _mask(self, segment_ids: jax.Array) -> jax.Array | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import Spoiled, UserError
 from runtime.families.base import Parameter, Source
 
@@ -56,7 +56,7 @@ class TrainedWeights:
     no_op = False
     """Whether nothing was trained: never known without comparing every tensor."""
 
-    def changes(self, base: BaseCheckpoint) -> dict[str, Replacement]:
+    def changes(self, base: HFCheckpoint) -> dict[str, Replacement]:
         """The trained value of each of the base's tensors, by its full name."""
         return {
             source.full_name(base.prefix): Replacement(
@@ -77,7 +77,7 @@ def hugging_face(array: np.ndarray, source: Source) -> np.ndarray:
 
 
 def load_weights(
-    directory: str, step: int, item: str, record: Mapping[str, Any], lock: bytes, base: BaseCheckpoint
+    directory: str, step: int, item: str, record: Mapping[str, Any], lock: bytes, base: HFCheckpoint
 ) -> TrainedWeights:
     """The parameters of a step whose files are whole.
 

@@ -21,7 +21,7 @@ def initial_a(adapter: Adapter, settings: LoraSettings, seed: int) -> np.ndarray
     bound = np.sqrt((1.0 if settings.init == "peft" else 6.0) / fan_in)
     blocks = []
     for part in adapter.blocks:
-        name = adapter.site.weight if adapter.shared else part.name
+        name = adapter.target.weight if adapter.shared else part.name
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, path_hash(name)])))
         values = random.random((*adapter.a_shape[:-1], part.rank), dtype=np.float32)
         blocks.append((values * 2.0 - 1.0) * np.float32(bound))

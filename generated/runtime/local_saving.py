@@ -28,12 +28,12 @@ from etils import epath
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from runtime.adapter_reader import ITEM, step_folders
 from runtime.elastic import Kept
 from runtime.errors import UserError
 from runtime.resuming import CHECK, DATA, OPTIMIZER, Found, digest, examine
 from runtime.saving import cause, first_line, summed
 from runtime.settings import LocalCheckpointSettings
-from runtime.trained import ITEM, step_folders
 
 KEEP = 2
 """Newest steps that are kept: one may be in the middle of being written when the machine goes."""

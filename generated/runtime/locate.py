@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.addresses import failed, is_address
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.settings import ModelSettings
 
@@ -47,14 +47,14 @@ def locate_model(model: ModelSettings, override: Path | str | None = None) -> Pa
     return _download(model.id, model.revision)
 
 
-def open_base(model: ModelSettings, override: Path | str | None = None) -> BaseCheckpoint:
+def open_base(model: ModelSettings, override: Path | str | None = None) -> HFCheckpoint:
     """The checkpoint of a model, for merging: as `locate_model`, but an address is read where it is.
 
     Raises:
         UserError: when there is none, it cannot be downloaded, or it is no checkpoint.
     """
     given = str(override) if override is not None else model.id
-    return BaseCheckpoint.open(given if is_address(given) else locate_model(model, override))
+    return HFCheckpoint.open(given if is_address(given) else locate_model(model, override))
 
 
 def _download(repository: str, revision: str | None) -> Path:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.adapter_reader import TrainedAdapters
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.export.arithmetic import Change, changed_blocks
 from runtime.full import TrainedWeights
+from runtime.partition_rules import data_parallel
 from runtime.settings import MeshSettings, ModelSettings
-from runtime.specs import data_parallel
-from runtime.trained import TrainedAdapters
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -97,7 +97,7 @@ class Comparison:
         return RULE_TOLERANCE * max(1.0, self.largest) + FLIPPED * self.rounding
 
 
-def logits_bytes(base: BaseCheckpoint, trained: TrainedAdapters | TrainedWeights) -> int:
+def logits_bytes(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> int:
     """Memory that comparing logits takes on a CPU, in bytes.
 
     Models are in memory one at a time, in float32: 4 bytes for each element of Tunix's arrays and of the
@@ -115,9 +115,9 @@ def logits_bytes(base: BaseCheckpoint, trained: TrainedAdapters | TrainedWeights
 
 
 def compare(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     trained: TrainedAdapters | TrainedWeights,
-    merged: BaseCheckpoint,
+    merged: HFCheckpoint,
     model: ModelSettings,
     dtype: str,
     mesh: Mesh,
@@ -134,7 +134,7 @@ def compare(
     rules = [(rule["match"], tuple(rule["spec"])) for rule in _section(trained.record, "sharding")["rules"]]
     rows = token_rows(base.architecture.vocab_size, data_parallel(mesh.shape))
 
-    def plain(checkpoint: BaseCheckpoint) -> np.ndarray:
+    def plain(checkpoint: HFCheckpoint) -> np.ndarray:
         out = logits(build(checkpoint, settings, None, mesh, rules), rows, mesh)
         gc.collect()  # a model's modules refer to each other, and hold its arrays
         return out
@@ -253,7 +253,7 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
         if isinstance(node, nnx.LoRAParam)
     }
     for adapter in built.adapters:
-        a, b = trained.arrays[adapter.site.weight]
+        a, b = trained.arrays[adapter.target.weight]
         for path, value, spec in ((adapter.a_path, a, adapter.a_spec), (adapter.b_path, b, adapter.b_spec)):
             variable = variables.pop(path)
             array = value.astype(variable.get_raw_value().dtype)
@@ -282,7 +282,7 @@ def set_weights(built: Built, trained: TrainedWeights, mesh: Mesh) -> None:
 
 
 @dataclass(frozen=True)
-class InMemory(BaseCheckpoint):
+class InMemory(HFCheckpoint):
     """A checkpoint whose weights are changed as they are read, as a merge to `dtype` changes them."""
 
     changes: Mapping[str, Change] | None = None
@@ -296,9 +296,9 @@ class InMemory(BaseCheckpoint):
         return np.concatenate(list(changed_blocks(weight, change, np.dtype(self.dtype))))
 
 
-def in_memory(base: BaseCheckpoint, changes: Mapping[str, Change], dtype: str) -> InMemory:
+def in_memory(base: HFCheckpoint, changes: Mapping[str, Change], dtype: str) -> InMemory:
     """`base` with changes, by the tensors' full names, made in memory."""
-    values = {field.name: getattr(base, field.name) for field in fields(BaseCheckpoint)}
+    values = {field.name: getattr(base, field.name) for field in fields(HFCheckpoint)}
     return InMemory(**values, changes=changes, dtype=dtype)
 
 

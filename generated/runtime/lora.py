@@ -124,10 +124,10 @@ class AdapterProvider(qwix.QuantizationProvider):
     ) -> jax.Array:
         """The product with the adapter's delta; the letters are those of an einsum."""
         self.used.add(adapter.module)
-        name = adapter.site.weight.rpartition(".")[2]
+        name = adapter.target.weight.rpartition(".")[2]
         a = getattr(module, f"{name}_lora_a").value
         b = getattr(module, f"{name}_lora_b").value
-        contracted = "".join(w_axes[i] for i in adapter.site.contract)
+        contracted = "".join(w_axes[i] for i in adapter.target.contract)
         rest = "".join(axis for axis in w_axes if axis not in contracted)
         hidden = "".join(axis for axis in x_axes if axis not in contracted)
         x = x.astype(a.dtype)
@@ -250,7 +250,7 @@ def attach(
                 f"Tunix's model has no module {adapter.module}",
                 "install what requirements.txt says: it pins the Tunix that this was written for",
             )
-        name = adapter.site.weight.rpartition(".")[2]
+        name = adapter.target.weight.rpartition(".")[2]
         for suffix, shape, spec in (
             ("a", adapter.a_shape, adapter.a_spec),
             ("b", adapter.b_shape, adapter.b_spec),
@@ -262,7 +262,7 @@ def attach(
 
 def trained_mask(adapter: Adapter) -> np.ndarray:
     """1 where B is trained, 0 where it stays zero: [rank, slots, 1, ...]."""
-    mask = np.zeros((adapter.rank, len(adapter.site.slots)), np.float32)
+    mask = np.zeros((adapter.rank, len(adapter.target.projections)), np.float32)
     for part in adapter.projections:
         mask[part.block, part.slot] = 1.0
     return mask.reshape(*mask.shape, *(1 for _ in adapter.b_shape[2:]))

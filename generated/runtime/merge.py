@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from runtime import run_facts
+from runtime.adapter_reader import LATEST, TrainedAdapters, load_trained, step_losses
 from runtime.addresses import check_uploads
 from runtime.errors import UserError, guarded, say
-from runtime.export.estimate import estimated_seconds
 from runtime.export.folder import output_folder
 from runtime.export.job import Job, adapter_bytes, merge, needed
 from runtime.export.plan import plan_merge
 from runtime.export.quantized import quantization
 from runtime.export.record import MergeSettings, identity
+from runtime.export.writer import estimated_seconds
 from runtime.interrupts import Interrupted, Interrupts
 from runtime.locate import open_base
 from runtime.progress import duration, readable_size
 from runtime.settings import ModelSettings
 from runtime.staging import staged
-from runtime.trained import LATEST, TrainedAdapters, load_trained, step_losses
 
 GOES_ON = "the same command goes on after the files that are whole"
 STOPPING = (signal.SIGINT,)

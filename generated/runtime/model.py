@@ -15,15 +15,15 @@ from jax.sharding import Mesh
 
 from runtime import quantize, remat, sharding
 from runtime.adapters import Adapter, LoraSettings, build_adapters
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.families import Architecture, Family
 from runtime.families.base import Parameter, Spec
 from runtime.forward import Forward
 from runtime.initial import initial_a
 from runtime.lora import AdapterProvider, attach
+from runtime.partition_rules import Rule, resolve_specs
 from runtime.settings import ModelSettings
-from runtime.specs import Rule, resolve_specs
 
 
 class Frozen(nnx.Variable[Any]):
@@ -115,7 +115,7 @@ def abstract_model(
 
 
 def build(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     settings: ModelSettings,
     lora: LoraSettings | None,
     mesh: Mesh,
@@ -243,7 +243,7 @@ def rematerialise(model: nnx.Module, policy: str) -> None:
                 object.__setattr__(holder, "remat_config", wanted)  # Llama 3's config is frozen
 
 
-def _place(base: BaseCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype) -> jax.Array:
+def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype) -> jax.Array:
     """One parameter, each shard of it read from the checkpoint's file, cast and placed by itself.
 
     In host memory there is one shard at a time, and the part of the file that it is being copied from.
@@ -264,7 +264,7 @@ def _place(base: BaseCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dty
 
 
 def _read(
-    base: BaseCheckpoint, parameter: Parameter, bounds: Sequence[tuple[int, int]], dtype: np.dtype
+    base: HFCheckpoint, parameter: Parameter, bounds: Sequence[tuple[int, int]], dtype: np.dtype
 ) -> np.ndarray:
     """A part of a parameter.
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapter_reader import Delta
 from runtime.adapters import LoraSettings, Value, means
-from runtime.checkpoint import BaseCheckpoint
-from runtime.safetensors_writer import Writable, write_arrays
+from runtime.checkpoint import HFCheckpoint
+from runtime.safetensors_files import Writable, write_arrays
 from runtime.settings import ModelSettings
-from runtime.trained import Delta
 
 WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -24,8 +24,8 @@ RENAMED = {"language_model.model.": "model.language_model."}
 """Prefixes of older checkpoints, and the modules that transformers 5 loads them into."""
 
 
-def adapter_arrays(
-    base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+def _adapter_arrays(
+    base: HFCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
 ) -> list[tuple[str, np.ndarray]]:
     """The tensors of adapter_model.safetensors, by PEFT's names.
 
@@ -48,7 +48,7 @@ def adapter_arrays(
     ]
 
 
-def keys_as_values(base: BaseCheckpoint, modules: Iterable[str]) -> list[tuple[str, str]]:
+def keys_as_values(base: HFCheckpoint, modules: Iterable[str]) -> list[tuple[str, str]]:
     """The k_proj among the modules that have no v_proj beside them, and what that would be called."""
     pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
     return [(keys, values) for keys, values in pairs if not base.has(f"{base.prefix}{values}.weight")]
@@ -63,10 +63,10 @@ def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
 
 
 def write_weights(
-    file: Writable, base: BaseCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+    file: Writable, base: HFCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
 ) -> None:
     """Writes adapter_model.safetensors."""
-    write_arrays(file, adapter_arrays(base, settings, deltas), {"format": "pt"})
+    write_arrays(file, _adapter_arrays(base, settings, deltas), {"format": "pt"})
 
 
 def config_bytes(config: Mapping[str, Any]) -> bytes:
@@ -75,14 +75,14 @@ def config_bytes(config: Mapping[str, Any]) -> bytes:
 
 
 def adapter_config(
-    base: BaseCheckpoint, model: ModelSettings, settings: LoraSettings, modules: Iterable[str]
+    base: HFCheckpoint, model: ModelSettings, settings: LoraSettings, modules: Iterable[str]
 ) -> dict[str, Any]:
     """adapter_config.json for adapters on `modules`, and on nothing else that the model has."""
     prefix = module_prefix(base)
     modules = list(modules)
     alphas = {prefix + name: plain(settings.alpha_of(name)) for name in modules}
     ranks = {prefix + name: settings.rank_of(name) for name in modules}
-    targets, layers = select_modules({prefix + name for name in modules}, module_names(base), prefix)
+    targets, layers = select_modules({prefix + name for name in modules}, _module_names(base), prefix)
     alpha_pattern = {key: plain(value) for key, value in settings.alpha_pattern.items()}
     return {
         "alpha_pattern": peft_pattern(alpha_pattern, alphas, plain(settings.alpha)),
@@ -134,12 +134,12 @@ def plain(value: float) -> float:
     return int(value) if value == int(value) else value
 
 
-def module_prefix(base: BaseCheckpoint) -> str:
+def module_prefix(base: HFCheckpoint) -> str:
     """What stands before a text module's name in transformers' model."""
     return RENAMED.get(base.prefix, base.prefix)
 
 
-def module_names(base: BaseCheckpoint) -> set[str]:
+def _module_names(base: HFCheckpoint) -> set[str]:
     """Names of all modules of transformers' model, as far as the checkpoint's tensors tell them."""
     out: set[str] = set()
     for name in base.tensors:

@@ -3,35 +3,38 @@
 The artifact's recipe says which adapters the run trains; the PEFT adapter must be just those, with the same
 ranks and alphas. Its A and B then lie in Tunix's arrays as if train.py had saved them, beside the record of
 the recipe. There is no optimizer's state, nor a place in the data: the step's metadata says whence it came
-(`resuming.IMPORTED`), and training begins with a new optimizer.
+(`resuming.IMPORTED`), and training begins with a new optimizer. An adapter that is more than A and B beside
+the base's weights, by its adapter_config.json or its tensors, is refused with the way out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runtime.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern
-from runtime.checkpoint import BaseCheckpoint
+from runtime.adapter_reader import MATCH_SECONDS, absolute, recorded_lora, step_folders
+from runtime.adapters import Adapter, LoraSettings, Value, build_adapters, by_pattern, means
+from runtime.checkpoint import HFCheckpoint
+from runtime.checkpoint_files import Files, files_of
 from runtime.errors import UserError
 from runtime.limit import TooLong, limit
-from runtime.peft_adapter import LAYER, PeftAdapter, open_adapter, without_copies
-from runtime.peft_config import AGAIN, CONFIG, MERGE, PeftConfig
-from runtime.peft_export import plain
+from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, WRAPPER, keys_as_values, plain
 from runtime.record import LOCK, read_record, write_record
-from runtime.trained import MATCH_SECONDS, absolute, recorded_lora, step_folders
+from runtime.safetensors_files import DTYPES, Tensor, read_header
 
 _BUILD = "build the recipe with {}, and import the adapter into that artifact"
 
 
-def import_adapter(adapter: Path | str, base: BaseCheckpoint, artifact: Path, directory: Path | str) -> int:
+def import_adapter(adapter: Path | str, base: HFCheckpoint, artifact: Path, directory: Path | str) -> int:
     """Writes a PEFT adapter as step 0 of a run, and prints what came of it.
 
     Args:
@@ -72,8 +75,8 @@ def import_adapter(adapter: Path | str, base: BaseCheckpoint, artifact: Path, di
     check_modules(found, adapters, base, settings)
     check_scales(found, adapters, settings)
     check_shapes(found, adapters)
-    arrays, change = join(found, adapters, np.dtype(settings.dtype))
-    for note in notes(found, settings, record, base, change):
+    arrays, change = _join(found, adapters, np.dtype(settings.dtype))
+    for note in _notes(found, settings, record, base, change):
         print(f"note: {note}")
 
     from runtime.saving import Checkpoints
@@ -97,7 +100,7 @@ def import_adapter(adapter: Path | str, base: BaseCheckpoint, artifact: Path, di
 
 
 def check_modules(
-    found: PeftAdapter, adapters: Sequence[Adapter], base: BaseCheckpoint, settings: LoraSettings
+    found: PeftAdapter, adapters: Sequence[Adapter], base: HFCheckpoint, settings: LoraSettings
 ) -> None:
     """Checks that the adapter has the modules that the recipe trains, and no others.
 
@@ -105,9 +108,7 @@ def check_modules(
         UserError: naming one that is on one side alone, and the lines of a recipe that trains the adapter's.
     """
     layers = base.architecture.num_layers
-    known = {
-        f"layers.{site.layer}.{slot}" for site in base.family.sites(base.architecture) for slot in site.slots
-    }
+    known = {module for target in base.family.lora_targets(base.architecture) for module in target.modules}
     for module in found.tensors:
         layer = LAYER.fullmatch(module)
         if layer and int(layer[1]) >= layers:
@@ -149,7 +150,8 @@ def check_scales(found: PeftAdapter, adapters: Sequence[Adapter], settings: Lora
             alphas = {module: config.alpha_of(found.full_names[module]) for module in modules}
     except TooLong:
         raise UserError(
-            f"{found.files.path(CONFIG)}: its patterns have not been matched within {MATCH_SECONDS:g} s",
+            f"{found.files.path(ADAPTER_CONFIG)}: its patterns have not been matched within "
+            f"{MATCH_SECONDS:g} s",
             AGAIN,
         ) from None
     for module, rank in ranks.items():
@@ -157,7 +159,7 @@ def check_scales(found: PeftAdapter, adapters: Sequence[Adapter], settings: Lora
         if stored != (rank,):
             raise UserError(
                 f"{found.path}: A of {module} has shape {list(found.tensors[module][0].shape)}; "
-                f"{CONFIG} gives it rank {rank}",
+                f"{ADAPTER_CONFIG} gives it rank {rank}",
                 "both files must be of one adapter, saved whole (with ZeRO-3 or FSDP: gathered first)",
             )
     parts: list[str] = []
@@ -191,7 +193,7 @@ def check_shapes(found: PeftAdapter, adapters: Sequence[Adapter]) -> None:
                     )
 
 
-def join(
+def _join(
     found: PeftAdapter, adapters: Sequence[Adapter], dtype: np.dtype
 ) -> tuple[dict[str, np.ndarray], tuple[float, str]]:
     """The arrays of each adapter by their paths in Tunix's model.
@@ -230,11 +232,11 @@ def join(
     return arrays, largest
 
 
-def notes(
+def _notes(
     found: PeftAdapter,
     settings: LoraSettings,
     record: Mapping[str, Any],
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     change: tuple[float, str],
 ) -> Iterable[str]:
     """What the user should know of an import that is no error."""
@@ -285,7 +287,7 @@ def _compare(
     lines.append(f"lora.{what}_pattern: {_yaml({key: plain(value) for key, value in pattern.items()})}")
 
 
-def _targets(present: Collection[str], base: BaseCheckpoint, settings: LoraSettings) -> list[str]:
+def _targets(present: Collection[str], base: HFCheckpoint, settings: LoraSettings) -> list[str]:
     """The lines of a recipe that trains the given modules and no others."""
     names = sorted({module.rpartition(".")[2] for module in present})
     layers = sorted({int(module.split(".")[1]) for module in present})
@@ -311,3 +313,324 @@ def _yaml(value: Any) -> str:
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.]*", value):
         return value
     return json.dumps(value)
+
+
+MERGE = "merge it into its base with PEFT's merge_and_unload, and begin a run from the merged model"
+AGAIN = "download or save the adapter again"
+
+REFUSED: Mapping[str, tuple[str, str]] = {
+    "use_dora": ("DoRA's magnitudes have no place in LoRA's A and B", MERGE),
+    "modules_to_save": (
+        "whole modules were trained beside the adapters",
+        "train an adapter without modules_to_save; or " + MERGE,
+    ),
+    "lora_bias": ("B has biases", MERGE),
+    "fan_in_fan_out": (
+        "its weights are stored as [in, out], which no model that is trained here does",
+        "see that the adapter is one of this base",
+    ),
+    "trainable_token_indices": ("rows of the embedding were trained beside the adapters", MERGE),
+    "layer_replication": ("its model has layers of the base more than once", MERGE),
+    "target_parameters": (
+        "parameters that are no linear layers (experts) carry adapters",
+        "train an adapter on target_modules alone; or " + MERGE,
+    ),
+    "alora_invocation_tokens": (
+        "activated LoRA applies to the tokens after its invocation alone",
+        "train an adapter without alora_invocation_tokens",
+    ),
+    "megatron_config": ("its layers are Megatron's", "save it for transformers' model of the base"),
+    "use_qalora": ("QALoRA's A takes pooled inputs", MERGE),
+    "use_bdlora": ("BD-LoRA's A and B are block-diagonal", MERGE),
+    "arrow_config": ("Arrow routes between several adapters", "import one adapter that is LoRA alone"),
+    "kasa_config": ("KaSA changes the base's weights", MERGE),
+    "monteclora_config": ("MonteCLoRA samples beside A and B", MERGE),
+}
+"""Keys that mean something other than LoRA's A and B when they are set, the reason, and the way out."""
+
+PASSIVE = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version"),
+        *("revision", "runtime_config", "task_type"),
+        # The tensors of the file tell which modules are adapted.
+        *("exclude_modules", "layers_pattern", "layers_to_transform", "target_modules"),
+        # How it was trained, or initialised: init_lora_weights tells which of these count.
+        *("corda_config", "ensure_weight_tying", "eva_config", "loftq_config", "lora_dropout"),
+        *("lora_ga_config", "megatron_core", "qalora_group_size", "velora_config"),
+        *("alpha_pattern", "bias", "init_lora_weights", "lora_alpha", "r", "rank_pattern", "use_rslora"),
+    }
+)
+"""Keys that are read here, or that do not bear on what A and B mean."""
+
+KEEP_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Values of init_lora_weights that leave the base's weights as they are."""
+CONVERT = (
+    "save it converted, with PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=FOLDER of "
+    "the untrained adapter); or " + MERGE
+)
+INITS: Mapping[str, tuple[str, str]] = {
+    **{
+        name: ("it changed the base's weights too, so that A and B do not belong to the base", CONVERT)
+        for name in ("pissa", "olora", "corda")
+    },
+    "lora_ga": ("it changed the base's weights too, so that A and B do not belong to the base", MERGE),
+    "loftq": ("A and B make good what its own quantised base had lost", MERGE),
+    "mica": ("B is frozen while A is trained, and train.py trains both", MERGE),
+}
+"""Other ones by what they begin with: the reason, and the way out."""
+
+
+@dataclass(frozen=True)
+class PeftConfig:
+    """What an adapter_config.json says; modules go by the names of transformers' model.
+
+    Attributes:
+        rank, alpha: where no pattern says otherwise.
+        base, revision: of the model that it was trained on, None when it says nothing.
+    """
+
+    rank: int
+    alpha: float
+    rslora: bool
+    rank_pattern: Mapping[str, int]
+    alpha_pattern: Mapping[str, float]
+    dropout: float
+    base: str | None
+    revision: str | None
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a module ("model.layers.7.self_attn.q_proj")."""
+        return next((v for key, v in self.rank_pattern.items() if means(key, module)), self.rank)
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of a module."""
+        return next((v for key, v in self.alpha_pattern.items() if means(key, module)), self.alpha)
+
+
+def _parse_config(content: bytes, path: str) -> PeftConfig:
+    """Reads an adapter_config.json.
+
+    Args:
+        path: as messages call it.
+
+    Raises:
+        UserError: when it is none, or the adapter is more than A and B beside the base's weights.
+    """
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not JSON ({error})", AGAIN) from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{path}: not a JSON object", AGAIN)
+    _check_kind(fields, path)
+    _check_init(fields.get("init_lora_weights", True), path)
+    return PeftConfig(
+        rank=_rank(fields.get("r", 8), "r", path),
+        alpha=_number(fields.get("lora_alpha", 8), "lora_alpha", path),
+        rslora=bool(fields.get("use_rslora")),
+        rank_pattern={
+            key: _rank(value, f"rank_pattern.{key}", path)
+            for key, value in _mapping(fields, "rank_pattern", path).items()
+        },
+        alpha_pattern={
+            key: _number(value, f"alpha_pattern.{key}", path)
+            for key, value in _mapping(fields, "alpha_pattern", path).items()
+        },
+        dropout=_number(fields.get("lora_dropout", 0.0), "lora_dropout", path),
+        base=fields.get("base_model_name_or_path") or None,
+        revision=fields.get("revision") or None,
+    )
+
+
+def _check_kind(fields: Mapping[str, Any], path: str) -> None:
+    kind = fields.get("peft_type")
+    if kind != "LORA":
+        raise UserError(
+            f"{path}: peft_type is {json.dumps(kind)}, not LORA",
+            "train.py goes on with LoRA adapters alone" if kind is None else MERGE,
+        )
+    bias = fields.get("bias", "none")
+    if bias != "none":
+        raise UserError(
+            f"{path}: bias is {json.dumps(bias)}: biases of the base were trained beside the adapters", MERGE
+        )
+    for key, value in fields.items():
+        if not value:
+            continue
+        if key in REFUSED:
+            reason, help = REFUSED[key]
+            raise UserError(f"{path}: {key} is set: {reason}", help)
+        if key not in PASSIVE:
+            raise UserError(
+                f"{path}: {key} is set, and is not among what peft 0.21 writes",
+                f"if it does not change what A and B mean, remove {key} from {ADAPTER_CONFIG}",
+            )
+
+
+def _check_init(init: Any, path: str) -> None:
+    if any(init is known or (isinstance(known, str) and init == known) for known in KEEP_BASE):
+        return
+    name = str(init).lower()
+    reason, help = next(
+        (why for kind, why in INITS.items() if name.startswith(kind)),
+        ("it is not known whether it changed the base's weights", MERGE),
+    )
+    raise UserError(f"{path}: init_lora_weights is {json.dumps(init)}: {reason}", help)
+
+
+def _mapping(fields: Mapping[str, Any], key: str, path: str) -> dict[str, Any]:
+    value = fields.get(key) or {}
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not an object", AGAIN)
+    return value
+
+
+def _rank(value: Any, key: str, path: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a rank", AGAIN)
+    return value
+
+
+def _number(value: Any, key: str, path: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UserError(f"{path}: {key} is {json.dumps(value)}, not a number", AGAIN)
+    return float(value)
+
+
+PICKLED = "adapter_model.bin"
+PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+"""What stands before the decoder layers of transformers' models, of today and of 2025."""
+READ = ("F16", "BF16", "F32")
+"""Element types of an adapter."""
+_LORA = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])(?:\.[^.]+)?\.weight")
+LAYER = re.compile(r"layers\.(\d{1,9})\..+")
+_ELSE: Mapping[str, tuple[str, str]] = {
+    r"\.lora_embedding_[AB]": ("an adapter on an embedding", MERGE),
+    r"\.lora_magnitude_vector": ("a magnitude of DoRA", MERGE),
+    r"\.lora_[AB](\.[^.]+)?\.bias$": ("a bias of an adapter (lora_bias)", MERGE),
+    r"\.modules_to_save\.|\.original_module\.": ("a module that was trained whole", MERGE),
+    r"\.(embed_tokens|lm_head)\.(base_layer\.)?weight$": (
+        "the base's own embedding",
+        "save the adapter with save_embedding_layers=False, unless the embedding was trained or resized",
+    ),
+}
+"""Other tensors of an adapter by their names: what they are, and the way out."""
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter that was read; modules go by their names within the decoder ("layers.0.self_attn.q_proj").
+
+    Attributes:
+        path: of its weights, as messages call it.
+        config: what its adapter_config.json says.
+        full_names: of the modules, in transformers' model.
+        tensors: where A and B lie in the file.
+        files: its folder.
+        sha256: of both files, in hexadecimal digits.
+    """
+
+    path: str
+    config: PeftConfig
+    full_names: Mapping[str, str]
+    tensors: Mapping[str, tuple[Tensor, Tensor]]
+    files: Files
+    sha256: Mapping[str, str]
+
+    def read(self, tensor: Tensor) -> np.ndarray:
+        """A or B, as the file has it."""
+        data = self.files.view(tensor.file, tensor.start, tensor.end)
+        return np.frombuffer(data, DTYPES[tensor.dtype]).reshape(tensor.shape)
+
+
+def open_adapter(address: Path | str) -> PeftAdapter:
+    """Reads an adapter's configuration, and which tensors it has.
+
+    Raises:
+        UserError: when it is not an adapter, or has more than A and B of decoder layers' projections.
+    """
+    files = files_of(address)
+    if ADAPTER_CONFIG not in files.sizes:
+        raise UserError(
+            f"{files.name}: no {ADAPTER_CONFIG}" if files.exists else f"{files.name}: no such folder",
+            "give the folder that PEFT's save_pretrained wrote (of a Trainer, one of its checkpoint-N)",
+        )
+    content = files.read(ADAPTER_CONFIG)
+    config = _parse_config(content, files.path(ADAPTER_CONFIG))
+    if WEIGHTS not in files.sizes:
+        if PICKLED in files.sizes:
+            raise UserError(
+                f"{files.path(PICKLED)}: a pickle, which runs what code it likes when it is read",
+                "load it with PEFT where you trust it, and save it again: save_pretrained writes safetensors",
+            )
+        raise UserError(f"{files.name}: no {WEIGHTS}", AGAIN)
+    header = read_header(files, WEIGHTS)
+    path = files.path(WEIGHTS)
+    full_names: dict[str, str] = {}
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in header.tensors.items():
+        full, which = _parse_name(name, path)
+        module = _decoder_module(full)
+        if module is None:
+            raise UserError(
+                f"{path}: {full} carries an adapter, and is no part of a decoder layer",
+                "train.py trains the text decoder's projections alone; train an adapter whose target_modules "
+                "are those, or " + MERGE,
+            )
+        if full_names.setdefault(module, full) != full or which in pairs.setdefault(module, {}):
+            raise UserError(f"{path}: {module} has more than one {which}", "save one adapter, by itself")
+        if tensor.dtype not in READ:
+            raise UserError(
+                f"{path}: {name} has type {tensor.dtype}", "save it in float32, bfloat16 or float16"
+            )
+        pairs[module][which] = tensor
+    for module, pair in pairs.items():
+        missing = {"A", "B"} - pair.keys()
+        if missing:
+            raise UserError(f"{path}: {module} has no {missing.pop()}", AGAIN)
+    if not pairs:
+        raise UserError(f"{path}: holds no adapter", AGAIN)
+    digests = {
+        ADAPTER_CONFIG: hashlib.sha256(content).hexdigest(),
+        WEIGHTS: hashlib.sha256(files.view(WEIGHTS, 0, header.size)).hexdigest(),
+    }
+    tensors = {module: (pair["A"], pair["B"]) for module, pair in pairs.items()}
+    return PeftAdapter(path, config, full_names, tensors, files, digests)
+
+
+def without_copies(found: PeftAdapter, base: HFCheckpoint) -> PeftAdapter:
+    """The adapter without what our export writes twice for vLLM: k_proj's A and B under v_proj's name.
+
+    Only where the base has no such v_proj, and where they are the same: anything else stays, to be refused.
+    """
+    copies = {
+        values
+        for keys, values in keys_as_values(base, found.tensors)
+        if values in found.tensors
+        and all(
+            np.array_equal(found.read(ours), found.read(copy))
+            for ours, copy in zip(found.tensors[keys], found.tensors[values], strict=True)
+        )
+    }
+    return replace(found, tensors={name: pair for name, pair in found.tensors.items() if name not in copies})
+
+
+def _parse_name(name: str, path: str) -> tuple[str, str]:
+    """The module of a tensor in transformers' model, and which of A and B it is."""
+    match = _LORA.fullmatch(name)
+    if match is None or not name.startswith(WRAPPER):
+        what, help = next(
+            (why for pattern, why in _ELSE.items() if re.search(pattern, name)),
+            ("not a name of A or B", "save the adapter with PEFT's save_pretrained"),
+        )
+        raise UserError(f"{path}: holds {name}: {what}", help)
+    return match["module"].removeprefix(WRAPPER), match["which"]
+
+
+def _decoder_module(full: str) -> str | None:
+    """A module's name within the decoder, None when it lies elsewhere."""
+    for prefix in PREFIXES:
+        rest = full.removeprefix(prefix)
+        if full.startswith(prefix) and LAYER.fullmatch(rest):
+            return rest
+    return None

@@ -28,10 +28,36 @@ has it of some model."""
 
 
 class Answers(NamedTuple):
-    """Log-probabilities of the answers of P pairs, float32[P] each, and the lengths of the chosen ones."""
+    """Log-probabilities of the answers of P pairs, or their lengths, [P] each."""
 
     chosen: jax.Array
     rejected: jax.Array
+
+
+class Pairs(NamedTuple):
+    """A micro-batch of P pairs, and what the model says of it.
+
+    Attributes:
+        inputs: its 2 P rows.
+        targets: bool[2 P, T], the tokens of the answers.
+        logps: float32[2 P, T], of the next token.
+        answers: the sums of logps over the targets.
+        lengths: of the answers.
+        real: bool[P], False where a pair fills the micro-batch up.
+        norm: float32[], what the sum over the pairs is divided by.
+    """
+
+    inputs: Batch
+    targets: jax.Array
+    logps: jax.Array
+    answers: Answers
+    lengths: Answers
+    real: jax.Array
+    norm: jax.Array
+
+    def mean(self, values: jax.Array) -> jax.Array:
+        """Of float32[P], one a pair."""
+        return jnp.where(self.real, values, 0.0).sum() / self.norm
 
 
 def preference_loss(
@@ -51,7 +77,7 @@ def preference_loss(
         policy: the model that is trained.
         reference: the model without adapters, which DPO alone asks.
         inputs: B = 2 P rows; norm is the pairs of the step's micro-batches on average.
-        objective: "dpo" or "orpo".
+        objective: a key of LOSSES.
         beta: of DPO's loss, or the weight of ORPO's odds ratio.
         label_smoothing: of DPO's loss.
     """
@@ -59,27 +85,46 @@ def preference_loss(
     rows = [inputs[name] for name in names]
     targets = _predicted(inputs["loss_mask"], inputs["segment_ids"])
     logps = policy(*rows)
-    answers = _answers(logps, targets)
     lengths = _split(targets.sum(-1))
-    real = (lengths.chosen > 0) & (lengths.rejected > 0)
-    norm = jnp.where(inputs["norm"] > 0, inputs["norm"], 1.0)
+    pairs = Pairs(
+        inputs,
+        targets,
+        logps,
+        _answers(logps, targets),
+        lengths,
+        real=(lengths.chosen > 0) & (lengths.rejected > 0),
+        norm=jnp.where(inputs["norm"] > 0, inputs["norm"], 1.0),
+    )
 
-    def mean(values: jax.Array) -> jax.Array:
-        return jnp.where(real, values, 0.0).sum() / norm
+    def before() -> Answers:
+        return _answers(jax.lax.stop_gradient(reference(*rows)), targets)
 
-    if objective == "dpo":
-        before = _answers(jax.lax.stop_gradient(reference(*rows)), targets)
-        losses, aux = _tunix("dpo", answers, before, beta, label_smoothing)
-        loss = mean(losses)
-    else:
-        average = Answers(*(sums / jnp.maximum(n, 1) for sums, n in zip(answers, lengths, strict=True)))
-        _, aux = _tunix("orpo", average, None, beta, 0.0)
-        # As in TRL: the chosen text, prompt included, is learnt; the mean is over the micro-batch's tokens.
-        text = _chosen(_predicted(inputs["segment_ids"] > 0, inputs["segment_ids"])) & real[:, None]
-        nll = -jnp.where(text, _chosen(logps), 0.0).sum() / jnp.maximum(text.sum(), 1)
-        loss = nll * real.sum() / norm + beta * mean(aux["or_loss"])
-    metrics = {name: mean(aux[name.replace("_", "/")]) for name in METRICS}
-    return loss, metrics
+    loss, aux = LOSSES[objective](pairs, before, beta, label_smoothing)
+    return loss, {name: pairs.mean(aux[name.replace("_", "/")]) for name in METRICS}
+
+
+def _dpo(
+    pairs: Pairs, reference: Callable[[], Answers], beta: float, label_smoothing: float
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    losses, aux = _tunix("dpo", pairs.answers, reference(), beta, label_smoothing)
+    return pairs.mean(losses), aux
+
+
+def _orpo(
+    pairs: Pairs, _: Callable[[], Answers], beta: float, __: float
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    sums_and_lengths = zip(pairs.answers, pairs.lengths, strict=True)
+    average = Answers(*(sums / jnp.maximum(n, 1) for sums, n in sums_and_lengths))
+    _, aux = _tunix("orpo", average, None, beta, 0.0)
+    # As in TRL: the chosen text, prompt included, is learnt; the mean is over the micro-batch's tokens.
+    segment_ids = pairs.inputs["segment_ids"]
+    text = _chosen(_predicted(segment_ids > 0, segment_ids)) & pairs.real[:, None]
+    nll = -jnp.where(text, _chosen(pairs.logps), 0.0).sum() / jnp.maximum(text.sum(), 1)
+    return nll * pairs.real.sum() / pairs.norm + beta * pairs.mean(aux["or_loss"]), aux
+
+
+LOSSES = {"dpo": _dpo, "orpo": _orpo}
+"""By objective: the loss of a micro-batch, float32[], and Tunix's metrics of each pair, float32[P]."""
 
 
 def _predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:

@@ -76,9 +76,9 @@ def layouts(
     """
     by_path = {parameter.path: parameter for parameter in parameters}
     out = {}
-    for site in family.sites(architecture):
-        parameter = by_path[site.weight]
-        out[site.weight] = layout(parameter.shape, parameter.spec, site.contract, kind, axes)
+    for target in family.lora_targets(architecture):
+        parameter = by_path[target.weight]
+        out[target.weight] = layout(parameter.shape, parameter.spec, target.contract, kind, axes)
     return out
 
 

@@ -50,7 +50,7 @@ def reach(parameters: Sequence[Parameter], adapters: Iterable[Adapter]) -> Reach
     sizes = {p.path: math.prod(p.shape) for p in parameters if p.sources}
     return Reach(
         reached=sum(
-            sizes[adapter.site.weight] * len(adapter.projections) // len(adapter.site.slots)
+            sizes[adapter.target.weight] * len(adapter.projections) // len(adapter.target.projections)
             for adapter in adapters
         ),
         total=sum(sizes.values()),

@@ -11,7 +11,8 @@ from typing import Any
 
 from runtime.addresses import path_of, reached, write_whole
 from runtime.errors import UserError
-from runtime.specs import data_parallel
+from runtime.objectives import OBJECTIVES
+from runtime.partition_rules import data_parallel
 
 LOCK = "recipe.lock.json"
 
@@ -129,13 +130,11 @@ def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]
     if not changed:
         return
     train = now.get("train", {})
-    cause = (
-        f"train.loss_normalization: {MICRO_BATCHES}"
-        if train.get("loss_normalization") == MICRO_BATCHES
-        else "train.objective: orpo"
-        if train.get("objective") == "orpo"
-        else None
-    )
+    objective, cause = OBJECTIVES.get(train.get("objective", "sft")), None
+    if train.get("loss_normalization") == MICRO_BATCHES:
+        cause = f"train.loss_normalization: {MICRO_BATCHES}"
+    elif objective is not None and objective.likelihood:
+        cause = f"train.objective: {train['objective']}"
     before, after = _rows(began), _rows(now)
     if cause is not None and before != after:
         raise UserError(

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.full import hugging_face
 from runtime.lora import path_of
 from runtime.loss import Batch
@@ -37,7 +37,7 @@ class Recorder:
     """
 
     def __init__(
-        self, built: Built, base: BaseCheckpoint, settings: ModelSettings, accumulation: int, recipe: str
+        self, built: Built, base: HFCheckpoint, settings: ModelSettings, accumulation: int, recipe: str
     ) -> None:
         self._built, self._base, self._accumulation = built, base, accumulation
         self._sum: dict[str, np.ndarray] = {}

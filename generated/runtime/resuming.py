@@ -16,9 +16,9 @@ from typing import Any
 from etils import epath
 
 from runtime import manifest
+from runtime.adapter_reader import ITEM, step_folders
 from runtime.addresses import path_of, reached
 from runtime.errors import UserError
-from runtime.trained import ITEM, step_folders
 
 OPTIMIZER = "optimizer_state"
 METADATA = "_CHECKPOINT_METADATA"

@@ -26,11 +26,11 @@ from flax import nnx
 from tunix.sft.checkpoint_manager import CheckpointManager
 
 from runtime import manifest
+from runtime.adapter_reader import ITEM, saved_steps, unfinished
 from runtime.addresses import failed, is_address, passing, path_of, reached, read_by_orbax
 from runtime.elastic import Kept
 from runtime.errors import PASSING, UserError
 from runtime.resuming import CHECK, DATA, IMPORTED, OPTIMIZER, digest
-from runtime.trained import ITEM, saved_steps, unfinished
 
 
 class Checkpoints(CheckpointManager):

@@ -25,7 +25,7 @@ from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, Mod
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
     from runtime.data.prepare import PreparedData
     from runtime.local_saving import LocalCheckpoints
     from runtime.metrics import Metrics, Nowhere
@@ -83,7 +83,7 @@ class Session:
     arguments: Paths
     directory: str
     mesh: Mesh
-    base: BaseCheckpoint
+    base: HFCheckpoint
     found: Found
     prepared: PreparedData
     interrupts: Interrupts
@@ -236,7 +236,7 @@ def begin(
 
     from runtime import mesh as meshes
     from runtime import resuming
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
     from runtime.data.prepare import prepare
     from runtime.data.tokenizer import load_tokenizer
     from runtime.locate import locate_model
@@ -252,7 +252,7 @@ def begin(
         # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
         jax.config.update("jax_default_matmul_precision", "highest")
     base_folder = locate_model(settings.model, arguments.model)
-    base = BaseCheckpoint.open(base_folder)
+    base = HFCheckpoint.open(base_folder)
     base.verify()
     found = resuming.Found(
         **hosts.agree(
@@ -315,8 +315,8 @@ def check_directory(directory: str, artifact: Path, resume: bool) -> None:
     """Refuses to mix runs in one checkpoint directory."""
     from etils import epath
 
+    from runtime.adapter_reader import step_folders
     from runtime.record import LOCK, check_record
-    from runtime.trained import step_folders
 
     steps = step_folders(directory)
     if steps and not resume:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runtime.specs import data_parallel
+from runtime.partition_rules import data_parallel
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class TrainSettings:
     """The `train` section of a recipe, without its optimizer, which the generated script builds.
 
     Attributes:
-        objective: "sft", or "dpo" and "orpo" on preferences.
+        objective: a key of `runtime.objectives.OBJECTIVES`.
         beta: of DPO's loss, or the weight of ORPO's odds ratio.
         label_smoothing: of DPO's loss: the share of preferences that are taken to be mistaken.
         epochs: passes over the data; None when `steps` is given.

@@ -20,7 +20,7 @@ import numpy as np
 from jax.interpreters import pxla
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from runtime.specs import data_parallel, divisible, row_axes
+from runtime.partition_rules import data_parallel, divisible, row_axes
 
 
 def constrain(x: jax.Array, spec: Sequence[str | None], eager: bool = False) -> jax.Array:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from runtime import manifest
+from runtime.adapter_reader import ITEM, LOCK, METRICS, choose_step, step_folders
 from runtime.addresses import failed, open_address, read_by_orbax
 from runtime.errors import UserError
-from runtime.trained import ITEM, LOCK, METRICS, choose_step, step_folders
 
 
 @contextmanager

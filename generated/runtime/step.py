@@ -20,6 +20,7 @@ from runtime import sharding
 from runtime.lora import mask_gradients
 from runtime.loss import Batch, Computed, batch_loss, token_logps
 from runtime.model import Built
+from runtime.objectives import OBJECTIVES
 from runtime.preference import Logps, preference_loss
 from runtime.run_report import Named
 from runtime.settings import TrainSettings
@@ -57,7 +58,7 @@ def objective_loss(
     Returns:
         float32[], and what the objective has to say beside.
     """
-    if settings.objective != "sft":
+    if OBJECTIVES[settings.objective].pairs:
         how = (settings.objective, settings.beta, settings.label_smoothing)
         return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, *how)
     names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")

@@ -14,9 +14,9 @@ from runtime.ending import attended
 from runtime.hosts import Alone, Crew
 from runtime.interrupts import Interrupts
 from runtime.maintenance import watching
+from runtime.partition_rules import Rule
 from runtime.session import Session, Settings, begin, checkpoint_directory
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
-from runtime.specs import Rule
 
 if TYPE_CHECKING:
     import optax

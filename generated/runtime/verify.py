@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.adapter_reader import TrainedAdapters
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.export.merged_files import UNUSABLE, check_files
 from runtime.export.sampling import Sampled, check_tensors
@@ -21,11 +22,10 @@ from runtime.logits import SPACING, Comparison, compare, logits_bytes, start_mes
 from runtime.memory import available_memory
 from runtime.progress import readable_size
 from runtime.settings import ModelSettings
-from runtime.trained import TrainedAdapters
 
 
 def verify_merge(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     trained: TrainedAdapters | TrainedWeights,
     folder: Path,
     model: ModelSettings,
@@ -73,7 +73,7 @@ def verify_merge(
         print(f"note: logits are not compared: {reason}")
         print(f"verified: {hashed.files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
         return 0
-    merged = BaseCheckpoint.open(folder)
+    merged = HFCheckpoint.open(folder)
     merged.verify()
     found = compare(base, trained, merged, model, dtype, mesh)
     tolerances = {"rule_tolerance": found.rule_tolerance, "files_tolerance": found.files_tolerance}

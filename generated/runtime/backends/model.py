@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from runtime.adapters import LoraSettings, build_adapters
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.initial import initial_adapters
-from runtime.peft_adapter import open_adapter, without_copies
 from runtime.peft_export import WRAPPER, adapter_config, module_prefix
-from runtime.peft_import import check_modules, check_scales, check_shapes
+from runtime.peft_import import check_modules, check_scales, check_shapes, open_adapter, without_copies
 from runtime.settings import ModelSettings
 
 Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -29,7 +28,7 @@ ADAPTER = "default"
 
 
 def load_model(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     settings: ModelSettings,
     *,
     dtype: str | None = None,
@@ -75,12 +74,12 @@ def load_model(
         ) from error
 
 
-def attention_of(base: BaseCheckpoint) -> str:
+def attention_of(base: HFCheckpoint) -> str:
     """transformers' attn_implementation: "sdpa", or "eager" for scores that are soft-capped (Gemma 2)."""
-    return "eager" if base.family.name == "gemma2" else "sdpa"
+    return "eager" if base.family.caps_scores else "sdpa"
 
 
-def attach(model: Any, base: BaseCheckpoint, settings: ModelSettings, lora: LoraSettings) -> Any:
+def attach(model: Any, base: HFCheckpoint, settings: ModelSettings, lora: LoraSettings) -> Any:
     """The model with the recipe's adapters on it and all else frozen: a peft.PeftModelForCausalLM.
 
     Adapters have lora.dtype, whatever the base's. A and B hold PEFT's own first values until `set_adapters`.
@@ -101,14 +100,14 @@ def attach(model: Any, base: BaseCheckpoint, settings: ModelSettings, lora: Lora
     return peft_model
 
 
-def projections(base: BaseCheckpoint, lora: LoraSettings) -> list[str]:
+def projections(base: HFCheckpoint, lora: LoraSettings) -> list[str]:
     """The modules that carry adapters, by their names within the decoder."""
     adapters = build_adapters(base.family, base.architecture, lora)
     return [part.name for adapter in adapters for part in adapter.projections]
 
 
 def start(
-    base: BaseCheckpoint, lora: LoraSettings, seed: int, adapter: Path | None = None
+    base: HFCheckpoint, lora: LoraSettings, seed: int, adapter: Path | None = None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The values that the adapters begin with, in float32: those of train.py, or a PEFT adapter's.
 
@@ -137,7 +136,7 @@ def start(
     return out
 
 
-def set_adapters(model: Any, base: BaseCheckpoint, values: Pairs) -> None:
+def set_adapters(model: Any, base: HFCheckpoint, values: Pairs) -> None:
     """Puts values into the adapters of a model of `attach`, in place; not on the device `meta`."""
     import torch
 
@@ -148,7 +147,7 @@ def set_adapters(model: Any, base: BaseCheckpoint, values: Pairs) -> None:
             parameter.copy_(torch.from_numpy(np.array(value, np.float32)))
 
 
-def adapter_parameters(model: Any, base: BaseCheckpoint) -> dict[str, Any]:
+def adapter_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
     """The parameters of the adapters, by "layers.0.self_attn.q_proj.lora_A" and "....lora_B".
 
     Args:
@@ -164,7 +163,7 @@ def adapter_parameters(model: Any, base: BaseCheckpoint) -> dict[str, Any]:
     return out
 
 
-def full_parameters(model: Any, base: BaseCheckpoint) -> dict[str, Any]:
+def full_parameters(model: Any, base: HFCheckpoint) -> dict[str, Any]:
     """What full fine-tuning trains, as train.py does, by the tensors' names in the checkpoint.
 
     Freezes everything else (towers of other modalities).
@@ -183,7 +182,7 @@ def full_parameters(model: Any, base: BaseCheckpoint) -> dict[str, Any]:
     return out
 
 
-def trained_parameters(model: Any, base: BaseCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
+def trained_parameters(model: Any, base: HFCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
     """The parameters that a run trains, by the names that a trace has for them."""
     return full_parameters(model, base) if lora is None else adapter_parameters(model, base)
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from runtime.adapter_reader import Delta
 from runtime.adapters import LoraSettings
 from runtime.backends.model import Pairs
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
-from runtime.safetensors_writer import write_arrays
+from runtime.safetensors_files import write_arrays
 from runtime.settings import ModelSettings
-from runtime.trained import Delta
 
 ADAPTER = "adapter"
 """Folder of the trained adapter, below --output."""
@@ -26,7 +26,7 @@ MODEL = "model"
 
 
 def save_adapter(
-    folder: Path, base: BaseCheckpoint, model: ModelSettings, lora: LoraSettings, values: Pairs
+    folder: Path, base: HFCheckpoint, model: ModelSettings, lora: LoraSettings, values: Pairs
 ) -> None:
     """Writes adapter_config.json and adapter_model.safetensors as merge.py does.
 
@@ -47,7 +47,7 @@ def save_adapter(
     _replace(folder, write)
 
 
-def save_model(folder: Path, base: BaseCheckpoint, values: Mapping[str, np.ndarray]) -> None:
+def save_model(folder: Path, base: HFCheckpoint, values: Mapping[str, np.ndarray]) -> None:
     """Writes a checkpoint of all weights: the base's files with the trained tensors in place of theirs.
 
     Args:

@@ -18,7 +18,7 @@ from runtime.data.epochs import Epochs
 from runtime.data.masking import NO_SYSTEM, check_loss_on
 from runtime.data.report import DataReport, SplitReport
 from runtime.data.samples import Samples
-from runtime.data.splits import Split, open_split, splits
+from runtime.data.sources import Split, open_split, splits
 from runtime.data.tokenising import tokenise
 from runtime.data.tokenizer import chat_template
 from runtime.errors import UserError

@@ -13,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from runtime.adapter_reader import Delta
 from runtime.full import Replacement
-from runtime.trained import Delta
 
 Change = Delta | Replacement
 """What training did to a tensor."""

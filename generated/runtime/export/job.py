@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint import CONFIG, INDEX, BaseCheckpoint
+from runtime.adapter_reader import LOCK, Delta, TrainedAdapters
+from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
 from runtime.errors import Spoiled, UserError
 from runtime.export.card import adapter_card, model_card
 from runtime.export.folder import OutputFolder, refused
@@ -32,9 +33,8 @@ from runtime.peft_export import (
 )
 from runtime.progress import readable_size
 from runtime.reach import Reach, reach
-from runtime.safetensors_reader import DTYPES
+from runtime.safetensors_files import DTYPES
 from runtime.settings import ModelSettings
-from runtime.trained import LOCK, Delta, TrainedAdapters
 
 CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"
@@ -62,7 +62,7 @@ class Job:
         losses: of the step, as the run logged them.
     """
 
-    base: BaseCheckpoint
+    base: HFCheckpoint
     model: ModelSettings
     trained: Trained
     settings: MergeSettings
@@ -201,7 +201,7 @@ def _reach(job: Job) -> Reach | None:
     return reach(job.base.family.parameters(job.base.architecture), job.trained.adapters)
 
 
-def _base_card(base: BaseCheckpoint) -> str | None:
+def _base_card(base: HFCheckpoint) -> str | None:
     if CARD not in base.side_files:
         return None
     return base.side_file(CARD).decode("utf-8", "replace")

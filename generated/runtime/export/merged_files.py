@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.checkpoint import DTYPES, INDEX, BaseCheckpoint
+from runtime.checkpoint import DTYPES, INDEX, HFCheckpoint
 from runtime.errors import UNREADABLE, UserError
 from runtime.in_order import in_order
 from runtime.progress import Progress
@@ -168,7 +168,7 @@ class MergedFiles:
         return raw.view(DTYPES[self.dtypes[name]])
 
 
-def check_names(base: BaseCheckpoint, trained: set[str], merged: MergedFiles, dtype: str) -> None:
+def check_names(base: HFCheckpoint, trained: set[str], merged: MergedFiles, dtype: str) -> None:
     """Checks that the files hold the base's tensors, each once, and the scales of quantised ones.
 
     Args:

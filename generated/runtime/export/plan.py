@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.checkpoint import INDEX, SINGLE, BaseCheckpoint
+from runtime.checkpoint import INDEX, SINGLE, HFCheckpoint
 from runtime.errors import UserError
 from runtime.export.arithmetic import Change
 from runtime.export.quantized import Quantization
-from runtime.safetensors_reader import DTYPES
-from runtime.safetensors_writer import encode_header
+from runtime.safetensors_files import DTYPES, encode_header
 
 AS_BASE = "base"
 """The max_shard_size that keeps the base's own split into files."""
@@ -119,7 +118,7 @@ class Plan:
 
 
 def plan_merge(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     changes: Mapping[str, Change],
     dtype: str | None,
     max_shard_size: str = AS_BASE,
@@ -164,7 +163,7 @@ def plan_merge(
     return Plan(shards, _index(base, shards) if named else None, dict(recast))
 
 
-def check_changes(base: BaseCheckpoint, changes: Mapping[str, Change]) -> None:
+def check_changes(base: HFCheckpoint, changes: Mapping[str, Change]) -> None:
     """Checks that each change has its tensor in the base.
 
     Raises:
@@ -228,7 +227,7 @@ def _packed(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:
     yield group
 
 
-def _shard(base: BaseCheckpoint, file: str, pieces: list[Piece]) -> Shard:
+def _shard(base: HFCheckpoint, file: str, pieces: list[Piece]) -> Shard:
     """A file; with the base's own header where it holds what the base's file of that name holds."""
     entries = {output.name: output for piece in pieces for output in piece.outputs}
     own = base.headers.get(file)
@@ -241,7 +240,7 @@ def _shard(base: BaseCheckpoint, file: str, pieces: list[Piece]) -> Shard:
     return Shard(file, encode_header(header, metadata), tuple(pieces))
 
 
-def _index(base: BaseCheckpoint, shards: tuple[Shard, ...]) -> bytes:
+def _index(base: HFCheckpoint, shards: tuple[Shard, ...]) -> bytes:
     """The index of the shards; the base's own bytes where nothing in it changes."""
     weight_map = {
         output.name: shard.file for shard in shards for piece in shard.pieces for output in piece.outputs
@@ -255,7 +254,7 @@ def _index(base: BaseCheckpoint, shards: tuple[Shard, ...]) -> bytes:
     return (json.dumps(index, indent=2) + "\n").encode()
 
 
-def _check_complete(base: BaseCheckpoint, changes: Mapping[str, Change], shards: Iterable[Shard]) -> None:
+def _check_complete(base: HFCheckpoint, changes: Mapping[str, Change], shards: Iterable[Shard]) -> None:
     """Asserts that every tensor is written once and every change is used once."""
     pieces = [piece for shard in shards for piece in shard.pieces]
     written = Counter(output.name for piece in pieces for output in piece.outputs)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from runtime.checkpoint import HEAD, BaseCheckpoint
+from runtime.checkpoint import HEAD, HFCheckpoint
 from runtime.export.arithmetic import host
 
 LINEAR = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
@@ -35,7 +35,7 @@ class Quantization(Protocol):
     def name(self) -> str:
         """As a recipe has it: "fp8" or "int8"."""
 
-    def applies(self, base: BaseCheckpoint, name: str) -> bool:
+    def applies(self, base: HFCheckpoint, name: str) -> bool:
         """Whether a tensor of the base, by its full name, is quantised."""
 
     def outputs(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -51,7 +51,7 @@ class Quantization(Protocol):
             The bytes of `outputs`: a block of the weight for each block, then the scales of all rows.
         """
 
-    def config(self, base: BaseCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
+    def config(self, base: HFCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
         """The `quantization_config` of config.json.
 
         Args:
@@ -77,7 +77,7 @@ class PerChannel:
     kind: str
     format: str
 
-    def applies(self, base: BaseCheckpoint, name: str) -> bool:
+    def applies(self, base: HFCheckpoint, name: str) -> bool:
         suffix = name.removeprefix(base.prefix)
         return name.startswith(base.prefix) and LINEAR.fullmatch(suffix) is not None
 
@@ -97,7 +97,7 @@ class PerChannel:
             yield np.asarray(values).view(self.dtype)
         yield np.concatenate(scales)
 
-    def config(self, base: BaseCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
+    def config(self, base: HFCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
         both = {"num_bits": 8, "type": self.kind, "symmetric": True}
         group = {
             "targets": ["Linear"],
@@ -115,7 +115,7 @@ class PerChannel:
         }
 
 
-def ignored(base: BaseCheckpoint, quantised: Collection[str]) -> list[str]:
+def ignored(base: HFCheckpoint, quantised: Collection[str]) -> list[str]:
     """Patterns of the modules that are not quantised though loaders may take them for linear layers.
 
     Each is one module's name, or that of a part of the model, wherever it stands: transformers, vLLM and

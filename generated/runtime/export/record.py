@@ -10,12 +10,12 @@ from typing import Any
 from etils import epath
 
 from runtime import manifest
-from runtime.checkpoint import CONFIG, BaseCheckpoint
+from runtime.adapter_reader import ITEM, TrainedAdapters
+from runtime.checkpoint import CONFIG, HFCheckpoint
 from runtime.export.journal import Files
 from runtime.export.plan import Plan
 from runtime.full import TrainedWeights
 from runtime.settings import ModelSettings
-from runtime.trained import ITEM, TrainedAdapters
 
 VERSION = 1
 """Of merge.json."""
@@ -44,9 +44,7 @@ class MergeSettings:
     chat_template: str | None = None
 
 
-def identity(
-    base: BaseCheckpoint, directory: str, trained: Trained, settings: MergeSettings
-) -> dict[str, Any]:
+def identity(base: HFCheckpoint, directory: str, trained: Trained, settings: MergeSettings) -> dict[str, Any]:
     """Whatever the output depends on, by what a message calls it.
 
     Args:
@@ -65,7 +63,7 @@ def identity(
     }
 
 
-def base_digest(base: BaseCheckpoint) -> str:
+def base_digest(base: HFCheckpoint) -> str:
     """SHA-256 of config.json, of every file's name, size and header, and of a little of the weights.
 
     Two models of one architecture differ in nothing but their weights.
@@ -97,7 +95,7 @@ def checkpoint_digest(directory: str, trained: Trained) -> str | None:
 
 def merge_record(
     identified: Mapping[str, Any],
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     model: ModelSettings,
     trained: Trained,
     settings: MergeSettings,

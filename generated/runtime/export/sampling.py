@@ -1,24 +1,32 @@
-"""Compares a merged folder's tensors, by samples of their rows, with a computation of their own."""
+"""Compares a merged folder's tensors, by samples of their rows, with a computation of their own.
+
+What each trained tensor has to be is looked up in the run's own arrays, element by element, in float64.
+Nothing of the merge is used for it: neither its arithmetic, nor its way from Tunix's arrays to Hugging Face's
+matrices. Each element of a merged tensor is looked up in Tunix's array by its index, as the base is loaded;
+what training added to it is the product of the run's arrays over their whole rank axis.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
-from runtime.checkpoint import DTYPES, BaseCheckpoint
+from runtime.adapter_reader import TrainedAdapters
+from runtime.adapters import Adapter, LoraSettings
+from runtime.checkpoint import DTYPES, HFCheckpoint
 from runtime.contradictions import layer_of
 from runtime.errors import UserError
-from runtime.export.expected import Expected, expectations
 from runtime.export.merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Rows, check_names, runs
+from runtime.families.base import Parameter, Source
 from runtime.full import TrainedWeights
 from runtime.progress import Progress
-from runtime.trained import TrainedAdapters
 
 WHOLE = 1 << 21
 """Elements of a tensor that is compared whole; of a larger one rows are."""
@@ -67,7 +75,7 @@ class Sampled:
 
 
 def check_tensors(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     trained: TrainedAdapters | TrainedWeights,
     folder: Path,
     dtype: str,
@@ -97,7 +105,7 @@ def check_tensors(
     Raises:
         UserError: naming the first tensor that is not as it should be.
     """
-    expected = expectations(base, trained)
+    expected = _expectations(base, trained)
     merged = MergedFiles(folder)
     check_names(base, set(expected), merged, dtype)
     random = np.random.default_rng(seed)
@@ -119,9 +127,7 @@ def check_tensors(
     return result
 
 
-def choose(
-    names: list[str], base: BaseCheckpoint, count: int | None, random: np.random.Generator
-) -> set[str]:
+def choose(names: list[str], base: HFCheckpoint, count: int | None, random: np.random.Generator) -> set[str]:
     """The first and the last of each kind of tensor, and others up to a number; all of them for None.
 
     Two tensors are of one kind when their names differ in numbers alone and their layers are of one type.
@@ -163,7 +169,7 @@ def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[
     return [rows[start : start + step] for start in range(0, len(rows), step)]
 
 
-def base_rows(base: BaseCheckpoint, name: str, rows: Rows) -> np.ndarray:
+def _base_rows(base: HFCheckpoint, name: str, rows: Rows) -> np.ndarray:
     """Rows of a tensor of the base, in its own type: [rows, elements of a row]."""
     tensor = base.tensors[name]
     dtype, width = DTYPES[tensor.dtype], math.prod(tensor.shape[1:])
@@ -175,9 +181,9 @@ def base_rows(base: BaseCheckpoint, name: str, rows: Rows) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _check_bytes(base: BaseCheckpoint, merged: MergedFiles, name: str, random: np.random.Generator) -> None:
+def _check_bytes(base: HFCheckpoint, merged: MergedFiles, name: str, random: np.random.Generator) -> None:
     for rows in sampled_blocks(merged.shapes[name], random):
-        if merged.rows(name, rows).tobytes() != base_rows(base, name, rows).tobytes():
+        if merged.rows(name, rows).tobytes() != _base_rows(base, name, rows).tobytes():
             raise UserError(
                 f"{merged.path(name)}: {name} was not trained, and does not have the base's bytes", UNUSABLE
             )
@@ -185,7 +191,7 @@ def _check_bytes(base: BaseCheckpoint, merged: MergedFiles, name: str, random: n
 
 
 def _check_values(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     merged: MergedFiles,
     name: str,
     expected: Expected | None,
@@ -195,7 +201,7 @@ def _check_values(
     """Compares one tensor with its float64 value, the base's where nothing is expected of training; gives
     `result` with it."""
     for rows in sampled_blocks(merged.shapes[name], random):
-        weight = base_rows(base, name, rows).astype(np.float64)
+        weight = _base_rows(base, name, rows).astype(np.float64)
         exact, slack = (weight, 0.0) if expected is None else expected.value(rows, weight)
         stored = merged.rows(name, rows)
         if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
@@ -204,11 +210,11 @@ def _check_values(
             scale = _scales(merged, name, rows)
             found = stored.astype(np.float64) * scale
             integers = stored.dtype == np.int8
-            unit = scale * (np.ones_like(exact) if integers else last_place(exact / scale, stored.dtype))
+            unit = scale * (np.ones_like(exact) if integers else _last_place(exact / scale, stored.dtype))
             # The encoder divides by the scale in float32 first, which may lead to the other neighbour.
             allowed = unit * (0.5 + 2.0**-8) + slack + np.abs(exact) * 2.0**-20
         else:
-            found, unit = stored.astype(np.float64), last_place(exact, stored.dtype)
+            found, unit = stored.astype(np.float64), _last_place(exact, stored.dtype)
             allowed = unit / 2 + slack
         error = np.abs(found - exact)
         wrong = ~(error <= allowed)
@@ -234,7 +240,7 @@ def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
     return scales if len(scales) == 1 else scales[rows]
 
 
-def last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+def _last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """The distance between neighbouring numbers of a type, at some float64 values."""
     info = ml_dtypes.finfo(dtype)
     exponent = np.where(values == 0, info.minexp, np.frexp(values)[1] - 1)
@@ -269,3 +275,121 @@ def _wrong(
         if np.linalg.norm(held - share * change) < 0.2 * np.linalg.norm(change):
             message += f"; it holds {round(share, 2) + 0.0:.2f} times the trained change"
     return UserError(message, UNUSABLE)
+
+
+SINGLE_ROUNDING = 2.0**-24
+"""Largest relative error of one operation in float32."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What training made of a tensor.
+
+    Attributes:
+        value: (rows, the base's rows) -> the float64 value, and how far float32 arithmetic may be from it;
+            all of [rows, elements of a row].
+        change: rows -> what training added to them, None where it replaced them.
+    """
+
+    value: Callable[[Rows, np.ndarray], tuple[np.ndarray, np.ndarray | float]]
+    change: Callable[[Rows], np.ndarray] | None = None
+
+
+def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
+    """What training made of each tensor that it changed, by its full name, in the order of parameters."""
+    out: dict[str, Expected] = {}
+    if isinstance(trained, TrainedWeights):
+        for parameter in trained.parameters:
+            for index, source in enumerate(parameter.sources):
+                out[source.full_name(base.prefix)] = _replaced(trained, parameter, index)
+        return out
+    parameters = {p.path: p for p in base.family.parameters(base.architecture)}
+    for adapter in trained.adapters:
+        for part in adapter.projections:
+            source = parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
+            product = Product(adapter, source, part.slot, trained)
+            out[source.full_name(base.prefix)] = Expected(product.value, product.change)
+    return out
+
+
+def _places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Where elements of a Hugging Face tensor are in Tunix's array: an index for each of its axes.
+
+    Args:
+        elements: their numbers in the order of the tensor's bytes.
+    """
+    along = np.unravel_index(elements, source.reshape)
+    return tuple(along[axis] for axis in source.transpose)
+
+
+class Product:
+    """What LoRA adds to one Hugging Face tensor.
+
+    Args:
+        adapter: of the weight in Tunix.
+        source: the tensor.
+        slot: its place on the first axis of a fused weight.
+        trained: the run's arrays.
+    """
+
+    def __init__(self, adapter: Adapter, source: Source, slot: int, trained: TrainedAdapters) -> None:
+        self.source = source
+        self.a, self.b = trained.arrays[adapter.target.weight]  # [*contracted, rank], [rank, *rest]
+        if adapter.target.fused:
+            self.b = self.b[:, slot]
+        self.scale = _rank_scales(adapter, trained.settings)
+        # The axes of the tensor's own part of the weight, of which a fused one has one more.
+        shift = int(adapter.target.fused)
+        self.contracted = [axis - shift for axis in adapter.target.contract]
+        self.rest = [axis for axis in range(len(source.transpose)) if axis not in self.contracted]
+
+    def factors(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """A's and B's part in some rows: float64 [rank, elements of a row], [rows, rank], B scaled."""
+        columns = self.source.shape[1]
+        across = _places(self.source, rows[0] * columns + np.arange(columns))
+        down = _places(self.source, rows * columns)
+        if any(np.ptp(down[axis]) for axis in self.contracted) or any(np.ptp(across[a]) for a in self.rest):
+            raise AssertionError(f"{self.source.name}: a row is not one output feature")
+        low = self.a[tuple(across[axis] for axis in self.contracted)]
+        high = np.moveaxis(self.b, 0, -1)[tuple(down[axis] for axis in self.rest)]
+        return low.T.astype(np.float64), high.astype(np.float64) * self.scale
+
+    def change(self, rows: Rows) -> np.ndarray:
+        """What is added to some rows."""
+        low, high = self.factors(rows)
+        return high @ low
+
+    def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See Expected.value."""
+        low, high = self.factors(rows)
+        # By Cauchy and Schwarz, no sum of the products' sizes is larger than the product of the lengths.
+        bound = np.linalg.norm(high, axis=1)[:, None] * np.linalg.norm(low, axis=0)
+        bound += np.abs(weight)
+        bound *= (len(low) + 4) * SINGLE_ROUNDING
+        bound += float(np.finfo(np.float32).tiny)
+        out = high @ low
+        out += weight
+        return out, bound
+
+
+def _rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
+    """What each entry of an adapter's rank axis is multiplied by: alpha / rank of the projection that it
+    belongs to, or alpha / sqrt(rank) with rsLoRA. float64[rank]."""
+    out = np.zeros(adapter.rank)
+    for part in adapter.projections:
+        rank = settings.rank_of(part.name)
+        out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
+    return out
+
+
+def _replaced(trained: TrainedWeights, parameter: Parameter, index: int) -> Expected:
+    source = parameter.sources[index]
+
+    def value(rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, float]:
+        array = trained.read(parameter.path)
+        if len(parameter.sources) > 1:
+            array = array[index]
+        width = math.prod(source.shape[1:])
+        return array[_places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
+
+    return Expected(value)

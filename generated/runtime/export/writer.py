@@ -12,6 +12,7 @@ import math
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.contradictions import AGAIN
 from runtime.errors import Spoiled
 from runtime.export.arithmetic import changer, is_finite, row_blocks
@@ -31,8 +32,7 @@ from runtime.full import Replacement
 from runtime.in_order import in_order
 from runtime.interrupts import held
 from runtime.progress import Progress
-from runtime.safetensors_reader import DTYPES
-from runtime.safetensors_writer import prefix, raw
+from runtime.safetensors_files import DTYPES, prefix, raw
 
 COPY_BYTES = 1 << 23
 """Of a tensor that stays as it is, at a time."""
@@ -49,7 +49,7 @@ Chunk = memoryview | np.ndarray
 
 def write_shards(
     plan: Plan,
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     journal: Journal,
     quantization: Quantization | None = None,
     sums: BaseSums | None = None,
@@ -77,7 +77,7 @@ def write_shards(
                 continue
             with journal.folder.create(shard.file) as file, Sink(file) as sink:
                 sink.write(prefix(shard.header))
-                for chunk in shard_chunks(shard, base, pool, quantization, feed):
+                for chunk in _shard_chunks(shard, base, pool, quantization, feed):
                     sink.write(chunk)
                     progress.advance(len(chunk) if isinstance(chunk, memoryview) else chunk.nbytes)
             if sink.size != shard.size:
@@ -86,9 +86,9 @@ def write_shards(
         feed.end()
 
 
-def shard_chunks(
+def _shard_chunks(
     shard: Shard,
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     pool: ThreadPoolExecutor,
     quantization: Quantization | None = None,
     feed: _Feed | None = None,
@@ -116,7 +116,7 @@ def shard_chunks(
         base.release(name, forget)
 
 
-def _jobs(piece: Piece, base: BaseCheckpoint) -> Iterator[Callable[[], Chunk]]:
+def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
     """What makes each block of a piece: the base's bytes as they are, or rows of a tensor that changes."""
     tensor = base.tensors[piece.name]
     size = tensor.end - tensor.start
@@ -155,7 +155,7 @@ def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], 
     return lambda base, rows: base(rows).astype(target)
 
 
-def _copied(name: str, base: BaseCheckpoint, start: int, end: int) -> memoryview:
+def _copied(name: str, base: HFCheckpoint, start: int, end: int) -> memoryview:
     """Bytes of a tensor that stays as it is.
 
     Raises:
@@ -170,7 +170,7 @@ def _copied(name: str, base: BaseCheckpoint, start: int, end: int) -> memoryview
     return data
 
 
-def _damaged(name: str, base: BaseCheckpoint) -> Spoiled:
+def _damaged(name: str, base: HFCheckpoint) -> Spoiled:
     return Spoiled(f"{base.name}/{base.tensors[name].file}: {name} holds values that are not finite", AGAIN)
 
 
@@ -273,7 +273,7 @@ def _flusher(file: IO[bytes]) -> Callable[[tuple[int, int]], None]:
 class _Feed:
     """Gives the base's bytes, in the order of its files, to what compares them with known hashes."""
 
-    def __init__(self, base: BaseCheckpoint, sums: BaseSums | None) -> None:
+    def __init__(self, base: HFCheckpoint, sums: BaseSums | None) -> None:
         self._base = base
         self._sums = sums
         self._file: str | None = None
@@ -305,3 +305,42 @@ class _Feed:
         if self._sums is not None and self._file is not None:
             self._sums.finish_file(self._file, self._base.headers[self._file].size)
         self._file = None
+
+
+PACE_SECONDS = 1.5
+"""That each kind of work is measured for."""
+
+
+def estimated_seconds(plan: Plan, base: HFCheckpoint, quantization: Quantization | None) -> float:
+    """Seconds of reading, arithmetic and hashing at this machine's pace; the output's disk is not counted.
+
+    The largest tensor of each kind is worked on for up to `PACE_SECONDS`.
+    """
+    total = 0.0
+    for kind in (True, False):
+        pieces = [piece for piece in plan.pieces if piece.copied is kind and piece.size]
+        if pieces:
+            pace = _pace(max(pieces, key=lambda piece: piece.size), base, quantization)
+            total += sum(piece.size for piece in pieces) / pace
+    return total
+
+
+def _pace(piece: Piece, base: HFCheckpoint, quantization: Quantization | None) -> float:
+    """Bytes of output a second."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        next(_hashed(piece, base, pool, quantization))  # compiles, and opens the file
+        done, started = 0, time.perf_counter()
+        for size in _hashed(piece, base, pool, quantization):
+            done += size
+            if time.perf_counter() - started > PACE_SECONDS:
+                break
+        return done / max(time.perf_counter() - started, 1e-6)
+
+
+def _hashed(
+    piece: Piece, base: HFCheckpoint, pool: ThreadPoolExecutor, quantization: Quantization | None
+) -> Iterator[int]:
+    digest = hashlib.sha256()
+    for chunk in _shard_chunks(Shard("", b"", (piece,)), base, pool, quantization):
+        digest.update(chunk if isinstance(chunk, memoryview) else raw(chunk))
+        yield chunk.nbytes

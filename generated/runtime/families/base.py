@@ -114,25 +114,30 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Site:
+class LoraTarget:
     """A weight that can carry LoRA: one Hugging Face projection, or several fused into one array.
 
     Attributes:
         layer: index of the decoder layer.
         weight: the parameter's path.
         contract: the axes of the weight that are summed with the input.
-        slots: module names of the Hugging Face projections ("self_attn.k_proj", ...); when there
+        projections: module names of the Hugging Face projections ("self_attn.k_proj", ...); when there
             are several, they lie along the weight's first axis in this order.
     """
 
     layer: int
     weight: str
     contract: tuple[int, ...]
-    slots: tuple[str, ...]
+    projections: tuple[str, ...]
 
     @property
     def fused(self) -> bool:
-        return len(self.slots) > 1
+        return len(self.projections) > 1
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The projections' names within the decoder: "layers.7.self_attn.k_proj"."""
+        return tuple(f"layers.{self.layer}.{projection}" for projection in self.projections)
 
 
 class Family(ABC):
@@ -148,6 +153,10 @@ class Family(ABC):
     """Whether runtime.attention_blocks has this family's attention with the splash kernel."""
     turn_markers: tuple[str, str]
     """The strings that open and close a turn in the family's chat template."""
+    caps_in_float32: bool = True
+    """Whether Tunix applies a soft-cap to the logits in float32, rather than in the product's dtype."""
+    caps_scores: bool = False
+    """Whether attention soft-caps its scores, for which transformers has eager attention alone."""
 
     @abstractmethod
     def architecture(self, config: Mapping[str, Any]) -> Architecture:
@@ -162,7 +171,7 @@ class Family(ABC):
         """Every array of the Tunix model, in layer order, with Tunix's default shardings."""
 
     @abstractmethod
-    def sites(self, architecture: Architecture) -> list[Site]:
+    def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         """Every weight that can carry LoRA."""
 
     @abstractmethod
@@ -316,9 +325,9 @@ def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Paramete
     ]
 
 
-def mlp_sites(layer: int) -> list[Site]:
-    """The feed-forward block's weights as LoRA sites."""
+def mlp_lora_targets(layer: int) -> list[LoraTarget]:
+    """The feed-forward block's weights as LoRA targets."""
     return [
-        Site(layer, f"layers.{layer}.mlp.{name}.kernel", (0,), (f"mlp.{name}",))
+        LoraTarget(layer, f"layers.{layer}.mlp.{name}.kernel", (0,), (f"mlp.{name}",))
         for name in ("gate_proj", "up_proj", "down_proj")
     ]

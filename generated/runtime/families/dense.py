@@ -14,16 +14,16 @@ from runtime.families.base import (
     SLIDING,
     Architecture,
     Family,
+    LoraTarget,
     Parameter,
-    Site,
     Source,
     Spec,
     UnsupportedCheckpoint,
     built_in,
     integer,
     linear,
+    mlp_lora_targets,
     mlp_parameters,
-    mlp_sites,
     number,
     output_projection,
     plain,
@@ -147,13 +147,13 @@ class DenseFamily(Family):
             out.append(Parameter("lm_head.w", (d, a.vocab_size), ("fsdp", "tp"), (head,)))
         return out
 
-    def sites(self, architecture: Architecture) -> list[Site]:
+    def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         out = []
         for i in range(architecture.num_layers):
             for name, contract in (("q", (0,)), ("k", (0,)), ("v", (0,)), ("o", (0, 1))):
                 weight = f"layers.{i}.attn.{name}_proj.w"
-                out.append(Site(i, weight, contract, (f"self_attn.{name}_proj",)))
-            out += mlp_sites(i)
+                out.append(LoraTarget(i, weight, contract, (f"self_attn.{name}_proj",)))
+            out += mlp_lora_targets(i)
         return out
 
     def tunix_config(self, config_class: Any, architecture: DenseArchitecture, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the Gemma families share: names and layouts of Tunix's arrays, and the sites of fused projections."""
+"""What the Gemma families share: names and layouts of arrays, and LoRA's targets of fused projections."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from runtime.families.base import (
     FULL,
     SLIDING,
     Architecture,
+    LoraTarget,
     Parameter,
-    Site,
     Source,
     UnsupportedCheckpoint,
-    mlp_sites,
+    mlp_lora_targets,
     output_projection,
     plain,
     projection,
@@ -92,17 +92,17 @@ def fused_attention(a: Architecture, layer: str) -> list[Parameter]:
     return [*fused, output(layer, n, h, d)]
 
 
-def fused_sites(architecture: Architecture) -> list[Site]:
-    """The sites of such layers."""
+def fused_lora_targets(architecture: Architecture) -> list[LoraTarget]:
+    """The LoRA targets of such layers."""
     out = []
     for i in range(architecture.num_layers):
         attn = f"layers.{i}.attn"
         q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
         if architecture.num_heads == architecture.num_kv_heads:
-            out.append(Site(i, f"{attn}.qkv_einsum.w", (2,), (q, k, v)))
+            out.append(LoraTarget(i, f"{attn}.qkv_einsum.w", (2,), (q, k, v)))
         else:
-            out.append(Site(i, f"{attn}.q_einsum.w", (1,), (q,)))
-            out.append(Site(i, f"{attn}.kv_einsum.w", (2,), (k, v)))
-        out.append(Site(i, f"{attn}.attn_vec_einsum.w", (0, 1), (o,)))
-        out += mlp_sites(i)
+            out.append(LoraTarget(i, f"{attn}.q_einsum.w", (1,), (q,)))
+            out.append(LoraTarget(i, f"{attn}.kv_einsum.w", (2,), (k, v)))
+        out.append(LoraTarget(i, f"{attn}.attn_vec_einsum.w", (0, 1), (o,)))
+        out += mlp_lora_targets(i)
     return out

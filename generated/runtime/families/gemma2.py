@@ -18,8 +18,8 @@ from runtime.families.base import (
     SLIDING,
     Architecture,
     Family,
+    LoraTarget,
     Parameter,
-    Site,
     built_in,
     in_dtype,
     integer,
@@ -30,7 +30,7 @@ from runtime.families.base import (
     softcap,
     text_config,
 )
-from runtime.families.gemma import embedding, fused_attention, fused_sites, layer_types, norm
+from runtime.families.gemma import embedding, fused_attention, fused_lora_targets, layer_types, norm
 
 MODEL = "Tunix's Gemma 2"
 TUNIX_THETA = 10_000
@@ -65,6 +65,8 @@ class Gemma2Architecture(Architecture):
 class Gemma2(Family):
     name = "gemma2"
     model_types = ("gemma2",)
+    caps_in_float32 = False
+    caps_scores = True
     prefixes = ("model.",)
     flash_attention = True
     turn_markers = ("<start_of_turn>", "<end_of_turn>")
@@ -106,8 +108,8 @@ class Gemma2(Family):
         out.append(norm("final_norm", "norm", d))
         return out
 
-    def sites(self, architecture: Architecture) -> list[Site]:
-        return fused_sites(architecture)
+    def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
+        return fused_lora_targets(architecture)
 
     def tunix_module(self) -> Any:
         from tunix.models.gemma import model

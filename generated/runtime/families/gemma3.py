@@ -11,8 +11,8 @@ from runtime.families.base import (
     SLIDING,
     Architecture,
     Family,
+    LoraTarget,
     Parameter,
-    Site,
     UnsupportedCheckpoint,
     built_in,
     integer,
@@ -22,7 +22,7 @@ from runtime.families.base import (
     section,
     text_config,
 )
-from runtime.families.gemma import NORMS, embedding, fused_attention, fused_sites, norm
+from runtime.families.gemma import NORMS, embedding, fused_attention, fused_lora_targets, norm
 
 PERIOD = 6
 """Tunix repeats five sliding layers and one full layer."""
@@ -112,8 +112,8 @@ class Gemma3(Family):
         out.append(norm("final_norm", "norm", d))
         return out
 
-    def sites(self, architecture: Architecture) -> list[Site]:
-        return fused_sites(architecture)
+    def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
+        return fused_lora_targets(architecture)
 
     def tunix_module(self) -> Any:
         from tunix.models.gemma3 import model

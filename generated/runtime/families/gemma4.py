@@ -16,15 +16,15 @@ from runtime.families.base import (
     SLIDING,
     Architecture,
     Family,
+    LoraTarget,
     Parameter,
-    Site,
     Source,
     UnsupportedCheckpoint,
     built_in,
     integer,
     linear,
+    mlp_lora_targets,
     mlp_parameters,
-    mlp_sites,
     number,
     plain,
     projection,
@@ -174,20 +174,20 @@ class Gemma4(Family):
         out.append(norm("final_norm", "norm", d))
         return out
 
-    def sites(self, architecture: Architecture) -> list[Site]:
+    def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
         assert isinstance(architecture, Gemma4Architecture)
         out = []
         for i in range(architecture.num_layers):
             attn = f"layers.{i}.attn"
             q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
-            out.append(Site(i, f"{attn}.q_einsum.w", (1,), (q,)))
+            out.append(LoraTarget(i, f"{attn}.q_einsum.w", (1,), (q,)))
             if not architecture.shares_kv(i):
                 if architecture.k_eq_v and architecture.is_global(i):
-                    out.append(Site(i, f"{attn}.k_einsum.w", (1,), (k,)))
+                    out.append(LoraTarget(i, f"{attn}.k_einsum.w", (1,), (k,)))
                 else:
-                    out.append(Site(i, f"{attn}.kv_einsum.w", (2,), (k, v)))
-            out.append(Site(i, f"{attn}.attn_vec_einsum.w", (0, 1), (o,)))
-            out += mlp_sites(i)
+                    out.append(LoraTarget(i, f"{attn}.kv_einsum.w", (2,), (k, v)))
+            out.append(LoraTarget(i, f"{attn}.attn_vec_einsum.w", (0, 1), (o,)))
+            out += mlp_lora_targets(i)
         return out
 
     def tunix_module(self) -> Any:

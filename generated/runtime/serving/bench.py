@@ -6,33 +6,39 @@ A failed point is written with its reason, and measured again by the next run.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import re
 import secrets
 import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from runtime.errors import UserError, guarded, report
 from runtime.progress import duration
-from runtime.serving import bench_outcome, bench_report
-from runtime.serving.bench_guards import Interrupted, alone, signals
-from runtime.serving.bench_machine import Machine, look
+from runtime.serving import bench_report
 from runtime.serving.bench_points import (
     Point,
     as_json,
+    lacking,
+    parse_rate,
     read_record,
     set_aside,
     whole,
     write_whole,
 )
-from runtime.serving.bench_published import Published
-from runtime.serving.bench_report import Price
+from runtime.serving.bench_report import Price, Published
 from runtime.serving.bench_runner import Processes, Runner, TimedOut, new_folder
-from runtime.serving.bench_server import Server, ask, recipe_settings
-from runtime.serving.bench_sweep import Sweep, parsed
+from runtime.serving.bench_server import Machine, Server, ask, look, recipe_settings
 from runtime.serving.client import Client, ServerError
 
 CLIENT = (
@@ -172,7 +178,7 @@ def _measured(sweep: Sweep, runner: Runner, point: Point, limit: int | None) -> 
         limit: tokens that the server takes, prompt and answer together; None where nobody knows.
     """
     tokens = point.input_length + sweep.output_length
-    full = limit is not None and tokens > limit - bench_outcome.SPARE
+    full = limit is not None and tokens > limit - SPARE
     seed = sweep.seed if sweep.seed is not None else secrets.randbelow(2**32)
     folder, log = new_folder(), sweep.results / f"{point.name}.log"
     seconds = 60 * sweep.minutes
@@ -182,8 +188,8 @@ def _measured(sweep: Sweep, runner: Runner, point: Point, limit: int | None) -> 
     started = time.time()
     try:
         status = runner.run(folder, _words(sweep, point, folder, seed), log, seconds)
-        result = bench_outcome.parsed(runner.read(folder, RESULT))
-        failure = bench_outcome.failure(status, result, log, sweep.prompts, sweep.output_length, full)
+        result = _result(runner.read(folder, RESULT))
+        failure = _failure(status, result, log, sweep.prompts, sweep.output_length, full)
     except TimedOut:
         failure = f"no end within {seconds / 60:.3g} minutes"
     except OSError as error:
@@ -198,7 +204,7 @@ def _measured(sweep: Sweep, runner: Runner, point: Point, limit: int | None) -> 
         "seed": seed,
         "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "failure": failure,
-        "note": bench_outcome.note(result, sweep.prompts, point.input_length) if failure is None else None,
+        "note": _note(result, sweep.prompts, point.input_length) if failure is None else None,
         "result": result,
     }
 
@@ -275,6 +281,310 @@ def _dead(client: Client) -> str | None:
 
 def _path(sweep: Sweep, point: Point) -> Path:
     return sweep.results / f"{point.name}.json"
+
+
+POINT_MINUTES = 30.0
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured, where, and what stands beside the figures.
+
+    Attributes:
+        url: of the server.
+        model: the name that it serves it by.
+        tokenizer: of the model: a folder or an id, as vLLM's client sees it.
+        points: in their order.
+        output_length: of each answer, in tokens.
+        prompts: requests of each point.
+        results: folder of the results.
+        max_model_len: of the recipe, where the server does not tell; None for no limit.
+        lock: the artifact's recipe.lock.json.
+        accelerator, chips: that the recipe serves on, "v6e-8" and 8; "" and 0 where nothing is known.
+        machine: what the user says that the server runs on; "" for nothing.
+        price: of an hour of the accelerator.
+        own_price: of an hour of whatever is measured, in US$, as the user says; None for nothing.
+        published: figures of others on the same accelerator.
+        minutes: that a point may take beyond the time in which its requests are sent.
+        seed: of the random prompts; None draws one for each point, since a server with prefix caching knows
+            prompts that it has seen.
+    """
+
+    url: str
+    model: str
+    tokenizer: str
+    points: tuple[Point, ...]
+    output_length: int
+    prompts: int
+    results: Path
+    max_model_len: int | None = None
+    lock: Path | None = None
+    accelerator: str = ""
+    chips: int = 0
+    machine: str = ""
+    price: Price | None = None
+    own_price: float | None = None
+    published: Published = field(default_factory=Published)
+    minutes: float = POINT_MINUTES
+    seed: int | None = None
+
+
+def parsed(argv: Sequence[str] | None) -> tuple[Sweep, str | None]:
+    """The sweep, and compose.yaml of the server's container, None where vLLM is on PATH.
+
+    Args:
+        argv: without the program's name; None takes the process's.
+    """
+    arguments = _parser().parse_args(argv)
+    return _sweep(arguments), arguments.compose
+
+
+def _sweep(arguments: argparse.Namespace) -> Sweep:
+    points = [Point(n, rate) for n in arguments.input_lengths for rate in arguments.request_rates]
+    price = None
+    if arguments.accelerator_usd_per_hour is not None:
+        price = Price(arguments.accelerator_usd_per_hour, arguments.price_source)
+    return Sweep(
+        url=arguments.url,
+        model=arguments.model,
+        tokenizer=arguments.tokenizer,
+        points=tuple(dict.fromkeys(points)),
+        output_length=arguments.output_length,
+        prompts=arguments.prompts,
+        results=arguments.results,
+        max_model_len=arguments.max_model_len,
+        lock=arguments.lock,
+        accelerator=arguments.accelerator,
+        chips=arguments.chips,
+        machine=arguments.machine,
+        price=price,
+        own_price=arguments.usd_per_hour,
+        published=bench_report.published(arguments.published_source, arguments.published),
+        minutes=arguments.timeout,
+        seed=arguments.seed,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bench",
+        description="Measures a server with `vllm bench serve`. An interrupted run goes on where it stopped. "
+        "A key, if the server wants one, is read from VLLM_API_KEY.",
+    )
+    add = parser.add_argument
+    add("--url", required=True, help="of the server: http://HOST:PORT")
+    add("--model", required=True, metavar="NAME", help="that the server serves the model by")
+    add("--tokenizer", required=True, metavar="DIR", help="of the model, as vLLM's client sees it")
+    add("--compose", metavar="FILE", help="compose.yaml whose container vLLM is in; without it, on PATH")
+    add("--results", required=True, type=Path, metavar="DIR", help="folder of the results")
+    add("--input-lengths", required=True, type=_counts, metavar="N,...", help="tokens of a prompt")
+    add("--output-length", required=True, type=_count, metavar="N", help="tokens of an answer")
+    add("--request-rates", required=True, type=_rates, metavar="R,...", help="requests/s; inf: all at once")
+    add("--prompts", required=True, type=_count, metavar="N", help="requests of each point")
+    add("--max-model-len", type=_count, metavar="N", help="tokens, where the server does not tell")
+    add("--lock", type=Path, metavar="FILE", help="the artifact's recipe.lock.json")
+    add("--accelerator", default="", metavar="NAME", help="that the recipe serves on")
+    add("--chips", type=_count, default=0, metavar="N", help="of that accelerator")
+    add("--accelerator-usd-per-hour", type=_amount, metavar="X", help="its price")
+    add("--price-source", default="", metavar="TEXT", help="where that price is from")
+    add("--machine", default="", metavar="NAME", help="what the server runs on, where that cannot be seen")
+    add("--usd-per-hour", type=_amount, metavar="X", help="price of what the server runs on")
+    add("--published-source", default="", metavar="TEXT", help="where published figures are from")
+    add(
+        "--published",
+        action="append",
+        nargs="+",
+        default=[],
+        type=bench_report.published_word,
+        metavar="KEY=NUMBER",
+        help="a published figure to stand beside these",
+    )
+    add("--timeout", type=_amount, default=POINT_MINUTES, metavar="MINUTES", help="of a point (%(default)g)")
+    add("--seed", type=int, metavar="N", help="of the prompts; by default new ones at every point")
+    return parser
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _amount(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _rates(text: str) -> list[str]:
+    try:
+        return [parse_rate(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+KILLED = 137
+"""The exit status of a process in a container that got SIGKILL."""
+
+REASON_LENGTH = 200
+CUT = 0.02
+"""Share by which prompts may be longer or shorter than asked before a note says so."""
+
+SPARE = 8
+"""Tokens by which vLLM's random prompts come out longer than asked, at most, as far as was seen."""
+
+
+def _result(data: bytes | None) -> dict[str, Any] | None:
+    """The JSON that vLLM wrote; None where it wrote none, or a part."""
+    try:
+        result = json.loads(data or b"", parse_constant=lambda name: None)
+    except (ValueError, RecursionError):
+        return None
+    return result if isinstance(result, dict) else None
+
+
+def _failure(
+    status: int,
+    result: dict[str, Any] | None,
+    log: Path,
+    prompts: int,
+    output_length: int,
+    full: bool = False,
+) -> str | None:
+    """Why a measurement does not count; None where it does.
+
+    Args:
+        status: the exit status.
+        result: what vLLM wrote.
+        log: its output.
+        prompts, output_length: requests and tokens of each answer that were asked for.
+        full: whether prompt and answer together are about as long as the server takes.
+    """
+    if status == KILLED:
+        return "vllm bench serve was killed: its container ended, or the machine ran out of memory"
+    if status != 0:
+        said = _last_words(log)
+        how = f"was ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
+        return f"vllm bench serve {how}{': ' if said else ''}{said}"
+    if result is None:
+        return "vllm bench serve ended without a whole result"
+    missing = lacking(result)
+    if missing is not None:
+        return f"vllm bench serve ended without a number for {missing}"
+    if result["failed"] or result["completed"] != prompts:
+        said = _request_error(log)
+        count = prompts - result["completed"]
+        return f"{count} of {prompts} requests failed{': ' if said else ''}{said}"
+    wanted, got = prompts * output_length, result["total_output_tokens"]
+    if got < wanted:
+        # A stream that ends early counts as a completed request for vLLM's client.
+        why = "; prompts come out some tokens longer, and the server takes no more" if full else ""
+        return f"answers ended early: {got:,} of {wanted:,} tokens came{why}"
+    return None
+
+
+def _note(result: dict[str, Any] | None, prompts: int, input_length: int) -> str | None:
+    """What to know of a measurement that counts."""
+    if result is None:
+        return None
+    mean = result["total_input_tokens"] / prompts
+    if abs(mean / input_length - 1) > CUT and abs(mean - input_length) > 2:
+        return f"its prompts had {mean:,.0f} tokens on average"
+    return None
+
+
+def _request_error(log: Path) -> str:
+    """The first failed request's error, of which vLLM prints up to ten; "" where there is none."""
+    match = re.search(r"^Error 0: (.*?)(?=^Error 1: |^tip: |^=+ |\Z)", _text(log), re.DOTALL | re.MULTILINE)
+    return _last_line(match[1]) if match else ""
+
+
+def _last_words(log: Path) -> str:
+    """The error in which a log ends, or else its last line."""
+    text = _text(log)
+    errors = re.findall(r"^[\w.]*(?:Error|Exception|Interrupt)\b.*", text, re.MULTILINE)
+    return _last_line(errors[-1] if errors else text)
+
+
+def _text(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 200_000))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    line = "".join(c if c.isprintable() else " " for c in lines[-1]) if lines else ""
+    return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
+
+
+class Interrupted(Exception):
+    """Ctrl-C, or a signal that asks to end.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Keeps a second benchmark out of a folder of results, and makes the folder.
+
+    Raises:
+        UserError: there is another one, or no such folder can be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot hold results: {error.strerror}", "give another folder with --results"
+        ) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        raise UserError(
+            f"another benchmark is writing to {folder}",
+            "wait for its end, or give another folder with --results",
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[None]:
+    """Within the block, signals that ask to end raise Interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number)
+
+    asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    # A signal that is ignored, such as nohup's, stays so.
+    before = {n: signal.signal(n, interrupt) for n in asked if signal.getsignal(n) != signal.SIG_IGN}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

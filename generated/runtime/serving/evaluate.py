@@ -17,11 +17,21 @@ from pathlib import Path
 
 from runtime.errors import UserError, guarded
 from runtime.serving.client import Client
-from runtime.serving.evaluate_answers import Answers, Settings, ask, recorded
-from runtime.serving.evaluate_judge import judge
+from runtime.serving.evaluate_answers import (
+    BASE,
+    TITLES,
+    TUNED,
+    Answers,
+    Settings,
+    Side,
+    ask,
+    open_side,
+    recorded,
+    recorded_side,
+    served_model,
+)
 from runtime.serving.evaluate_prompts import Prompt, read
-from runtime.serving.evaluate_sides import BASE, TITLES, TUNED, Side, open_side, recorded_side, served_model
-from runtime.serving.evaluate_summary import Found, markdown, summary
+from runtime.serving.evaluate_summary import Found, judge, markdown, summary
 from runtime.serving.evaluate_tasks import MODELS, Outcome, TaskSettings, find_program, run_task
 from runtime.serving.evaluate_tasks import recorded as recorded_task
 

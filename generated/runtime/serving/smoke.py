@@ -10,20 +10,19 @@ import argparse
 import json
 import math
 import os
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from runtime.errors import UserError, report
+from runtime.progress import duration
 from runtime.serving import smoke_checks
 from runtime.serving.answers import Model
-from runtime.serving.client import KEY_VARIABLE, Client, ServerError
-from runtime.serving.difference import differs
-from runtime.serving.findings import Finding, Findings, Stopped
-from runtime.serving.merged import RECORD, merged
-from runtime.serving.waiting import Waited, wait
+from runtime.serving.client import KEY_VARIABLE, NO_HOST, REFUSED, Client, ServerError
+from runtime.serving.findings import Failed, Finding, Findings, Stopped
 
 BASE_KEY_VARIABLE = "VLLM_BASE_API_KEY"
 
@@ -127,7 +126,7 @@ def _difference(tuned: Model, arguments: argparse.Namespace) -> Finding:
                 notes=("to compare, serve the base at another address and give it: --base-url URL",),
                 made=False,
             )
-        return differs(tuned, Model(tuned.client, arguments.base), prompts, "adapter", CAUSES)
+        return smoke_checks.differs(tuned, Model(tuned.client, arguments.base), prompts, "adapter", CAUSES)
     other = Client(arguments.base_url, os.environ.get(BASE_KEY_VARIABLE, ""), arguments.timeout)
     try:
         base = Model(other, smoke_checks.base_model(other))
@@ -143,7 +142,7 @@ def _difference(tuned: Model, arguments: argparse.Namespace) -> Finding:
             "give the address of a server of the base model",
         )
     what, causes = ("merge", MERGE_CAUSES) if arguments.base is None else ("adapter", CAUSES)
-    return differs(tuned, base, prompts, what, causes)
+    return smoke_checks.differs(tuned, base, prompts, what, causes)
 
 
 def _write(
@@ -199,6 +198,187 @@ def _time(text: str) -> float:
     if not 0 <= value < math.inf:
         raise ValueError(text)
     return value
+
+
+PAUSES = (0.2, 0.5, 1.0, 2.0)
+"""Seconds between questions; the last again and again."""
+
+ANSWER_SECONDS = 10.0
+"""That one question may take."""
+
+HOPELESS = (400, 401, 403, 404)
+"""Statuses of /health that waiting does not change: something else than vLLM answers."""
+
+Say = Callable[[float, str], None]
+"""Is told, at every question, the seconds so far and what is being waited for."""
+
+
+def wait(
+    client: Client,
+    minutes: float,
+    say: Say,
+    died: Callable[[], str | None] = lambda: None,
+    pauses: tuple[float, ...] = PAUSES,
+) -> float:
+    """Asks /health until it answers.
+
+    Args:
+        minutes: at most.
+        died: is asked between questions; a sentence from it ("the server ended with 1") ends the waiting.
+
+    Returns:
+        The seconds that it took.
+
+    Raises:
+        UserError: not within `minutes`, or it cannot come: the process died, the host is unknown, the server
+            answered and then no longer listens.
+    """
+    started = time.monotonic()
+    asking = client.within(ANSWER_SECONDS)
+    answered = False
+    number = 0
+    while True:
+        try:
+            asking.text("/health")
+            return time.monotonic() - started
+        except ServerError as error:
+            last = error
+        reason = died()
+        if reason is not None:
+            raise UserError(reason, "look at its log")
+        if last.kind == REFUSED and answered:
+            raise UserError(
+                f"the server at {client.url} answered and is gone now: nothing listens there any longer",
+                "look at its log: docker compose logs vllm",
+            )
+        if last.kind == NO_HOST or last.status in HOPELESS:
+            raise last
+        answered = answered or last.kind != REFUSED
+        seconds = time.monotonic() - started
+        if seconds >= minutes * 60:
+            raise _given_up(client, minutes, last, answered)
+        say(seconds, _waited_for(last))
+        pause = pauses[min(number, len(pauses) - 1)]
+        time.sleep(min(pause, max(0.0, minutes * 60 - seconds)))
+        number += 1
+
+
+def _given_up(client: Client, minutes: float, last: ServerError, answered: bool) -> UserError:
+    if not answered:
+        return UserError(
+            f"nothing listens at {client.url} after {minutes:g} min",
+            "is the server started, and does it still load? docker compose ps; docker compose logs vllm",
+        )
+    return UserError(
+        f"the server is not ready after {minutes:g} min: {last.message}",
+        "look at its log: docker compose logs vllm",
+    )
+
+
+def _waited_for(error: ServerError) -> str:
+    if error.kind == REFUSED:
+        return "nothing listens yet (loading and compiling, or not started: docker compose logs vllm)"
+    if error.status == 503:
+        return "the server listens, and its engine is not ready (503)"
+    return error.message
+
+
+class Waited:
+    """Tells of waiting on one line that is rewritten on a terminal, elsewhere in a line now and then.
+
+    Args:
+        interval: seconds between lines where the stream is no terminal.
+    """
+
+    def __init__(self, stream: TextIO | None = None, interval: float = 30.0) -> None:
+        self.stream = stream or sys.stderr
+        self.terminal = self.stream.isatty()
+        self.interval = interval
+        self.next = 0.0
+        self.reason = ""
+        self.width = 0
+
+    def __call__(self, seconds: float, reason: str) -> None:
+        line = f"waiting for the server, {duration(seconds)}: {reason}"
+        if self.terminal:
+            # A line that wraps could not be rewritten.
+            line = line[: shutil.get_terminal_size().columns - 1]
+            self.stream.write("\r" + line.ljust(self.width))
+            self.width = len(line)
+        elif seconds >= self.next or reason != self.reason:
+            self.stream.write(line + "\n")
+            self.next = seconds + self.interval
+        self.reason = reason
+        self.stream.flush()
+
+    def end(self) -> None:
+        """Takes the line away."""
+        if self.terminal and self.width:
+            self.stream.write("\r" + " " * self.width + "\r")
+            self.stream.flush()
+            self.width = 0
+
+
+RECORD = "merge.json"
+
+
+def merged(folder: Path, name: str) -> Finding:
+    """What was merged into the weights in `folder`.
+
+    Args:
+        name: of the recipe that is served.
+
+    Raises:
+        Failed: nothing was merged, or merge.json is not what merge.py writes.
+    """
+    path = folder / RECORD
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return Finding(f"{path} is not there: nothing is known of the weights", made=False)
+    except OSError as error:
+        return Finding(f"{path} is not readable: {error.strerror}", made=False)
+    except (ValueError, RecursionError):
+        raise _wrong(path) from None
+    try:
+        tensors, step, recipe = record["tensors"], record["checkpoint"]["step"], record["recipe"]["name"]
+        changed, kept = int(tensors["merged"]), int(tensors["kept"])
+        described = _described(record["lora"])
+        same = _same_files(record)
+        scale = record["lora"] is None or record["lora"]["alpha"]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _wrong(path) from None
+    if not changed:
+        raise Failed(f"{path}: no tensor was merged, so the weights are the base's", "merge again: merge.py")
+    if not scale:
+        raise Failed(f"{path}: lora.alpha is 0, so the weights are the base's", "train with an alpha above 0")
+    if same:
+        raise Failed(
+            f"{path}: the files of the weights are the base's, byte for byte",
+            "was the right checkpoint merged? an untrained adapter changes nothing",
+        )
+    warnings = []
+    if recipe is not None and recipe != name:
+        warnings.append(f"the weights were merged for the recipe `{recipe}`, and `{name}` is served")
+    text = f"step {step}'s {described} merged into {changed} tensors, {kept} kept (merge.json)"
+    return Finding(text, warnings=tuple(warnings), figures={"merged": changed, "kept": kept, "step": step})
+
+
+def _described(lora: dict[str, Any] | None) -> str:
+    return "weights" if lora is None else f"adapters (rank {lora['rank']}, alpha {lora['alpha']:g})"
+
+
+def _same_files(record: dict[str, Any]) -> bool:
+    """Whether every file of the base's weights is there unchanged; False where hashes are not known."""
+    base, files = record["base"]["files"], record["files"]
+    return bool(base) and all(
+        "sha256" in known and files.get(file, {}).get("sha256") == known["sha256"]
+        for file, known in base.items()
+    )
+
+
+def _wrong(path: Path) -> Failed:
+    return Failed(f"{path} is not what merge.py writes", "merge again, or take the file away")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from runtime.adapter_reader import ITEM
 from runtime.elastic import after_step, between_steps
 from runtime.errors import UserError
 from runtime.resuming import CHECK, DATA, OPTIMIZER, digest
 from runtime.saving import begin_save, first_line, manager, not_written
 from runtime.step import Live
-from runtime.trained import ITEM
 
 
 class Checkpoints:

@@ -3,39 +3,52 @@
 The torch module is on the device `meta`: it holds no weights, only what is computed. Its weights are two
 dicts: what is trained, and the base. `HfModel.hidden` puts them in and runs the module under torchax.
 Only the text model is built, whatever other towers the checkpoint has.
+
+Around its layers come recomputation and how activations lie, since transformers' own gradient checkpointing
+does nothing under jax.
+Dropout in PEFT's layers drops what train.py's adapters do (runtime.lora). Attention is computed by jax,
+within segments, causal, with a window or without: transformers hands each layer's queries, keys and values
+to a function that its config names, and every other argument of the model's call along with them:
+`segment_ids`, from which the mask is made here. So packed rows, padding and sliding windows mean what they
+mean in train.py, and no [T, T] mask is an argument of the layers. Stock scaled_dot_product_attention gives
+NaN where all that a query may see is padding.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 import torchax
+from jax import ad_checkpoint
 from jax.sharding import Mesh
 from torchax.ops.mappings import t2j_dtype
+from transformers import AttentionInterface
 
 from runtime import sharding
 from runtime.adapters import Adapter, LoraSettings, build_adapters
-from runtime.backends.torchax import layers
-from runtime.backends.torchax.attention import register
-from runtime.backends.torchax.dropout import drawing, replace_dropout
+from runtime.attention import attend_within
 from runtime.backends.torchax.placement import adapter_specs, tensor_specs
 from runtime.backends.torchax.quantized import replace_linears, shapes, spread, tensor_layouts
-from runtime.checkpoint import HEAD, BaseCheckpoint
+from runtime.checkpoint import HEAD, HFCheckpoint
 from runtime.errors import UserError
 from runtime.families import Architecture, Family, family_of
 from runtime.families.base import Spec, text_config
-from runtime.forward import Head
+from runtime.forward import Head, attention_mask
+from runtime.lora import dropped
+from runtime.partition_rules import Rule, divisible
 from runtime.quantize import Layout, quantize
+from runtime.remat import ATTENTION, POLICIES
 from runtime.settings import ModelSettings
-from runtime.specs import Rule, divisible
 
 PREFIX = "model."
 """Of the decoder's weights in the module."""
@@ -101,7 +114,7 @@ class HfModel:
             if name.startswith(PREFIX)
         }
         inputs = env.j2t_iso({"input_ids": tokens, "position_ids": positions, "segment_ids": segment_ids})
-        with self._adapters(bool(trained)), drawing(decoder, salts), env, torch.no_grad():
+        with self._adapters(bool(trained)), _drawing(decoder, salts), env, torch.no_grad():
             out = torch.func.functional_call(decoder, own, (), {**inputs, "use_cache": False})
             return env.t2j_iso(env.v2t_iso(out.last_hidden_state))
 
@@ -158,7 +171,7 @@ def abstract_model(
     if lora is not None:
         _attach(module, adapters, lora)
     module.tie_weights()  # type: ignore[operator]
-    layers.wrap(module.model, settings.remat)  # type: ignore[arg-type]
+    _wrap(module.model, settings.remat)  # type: ignore[arg-type]
 
     def placed(name: str, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
         spec = specs.get(tensor_name(name), (None,) * len(shape))
@@ -186,7 +199,7 @@ def abstract_model(
     )
 
 
-def load_base(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
+def load_base(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
     """The base's arrays on their devices, by the module's names.
 
     Each shard is read from the checkpoint's file, cast and placed by itself; what is stored quantised takes
@@ -208,7 +221,7 @@ def load_base(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
     return out
 
 
-def load_trained(model: HfModel, checkpoint: BaseCheckpoint) -> Arrays:
+def load_trained(model: HfModel, checkpoint: HFCheckpoint) -> Arrays:
     """What full fine-tuning begins with; as `load_base`."""
     return {name: _load(name, wanted, checkpoint) for name, wanted in model.trained.items()}
 
@@ -231,14 +244,14 @@ def tensor_name(name: str) -> str:
     return name.replace(BASE_LAYER, "").removeprefix(PREFIX)
 
 
-def checkpoint_name(name: str, checkpoint: BaseCheckpoint) -> str:
+def checkpoint_name(name: str, checkpoint: HFCheckpoint) -> str:
     """A tensor's full name in a checkpoint, from the module's."""
     if name == HEAD:
         return HEAD
     return checkpoint.prefix + tensor_name(name)
 
 
-def _load(name: str, wanted: jax.ShapeDtypeStruct, checkpoint: BaseCheckpoint) -> jax.Array:
+def _load(name: str, wanted: jax.ShapeDtypeStruct, checkpoint: HFCheckpoint) -> jax.Array:
     full = checkpoint_name(name, checkpoint)
     array = _place(wanted, checkpoint.read(full))
     checkpoint.release(full)
@@ -269,7 +282,7 @@ def _module(config: Mapping[str, Any], settings: ModelSettings) -> torch.nn.Modu
         made.tie_word_embeddings = config["tie_word_embeddings"]
     with init_empty_weights(), _quiet():
         module = transformers.AutoModelForCausalLM.from_config(
-            made, dtype=getattr(torch, settings.dtype), attn_implementation=register(settings.attention)
+            made, dtype=getattr(torch, settings.dtype), attn_implementation=_register(settings.attention)
         )
     return module.requires_grad_(False)
 
@@ -291,7 +304,7 @@ def _attach(module: torch.nn.Module, adapters: Sequence[Adapter], lora: LoraSett
     )
     with _quiet():
         peft.inject_adapter_in_model(settings, module, low_cpu_mem_usage=True)
-    replace_dropout(module, PREFIX)
+    _replace_dropout(module, PREFIX)
 
 
 def _trained(
@@ -329,3 +342,198 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+ROWS = ("fsdp", None, "tp")
+"""The sharding of hidden states [B, T, D], Tunix's own. Left to itself, XLA fills the step with all-to-alls;
+with whole features, each device of tp computes all of the norms and of the adapters' A."""
+
+
+def _wrap(decoder: torch.nn.Module, remat: str) -> None:
+    """Wraps every layer of a decoder (`model.model` of a causal LM), and its rotary embedding.
+
+    Args:
+        remat: the recipe's policy; "none" keeps every activation. "block" is "decoder" here.
+    """
+    for layer in decoder.layers:  # type: ignore[union-attr]
+        layer.forward = _layer(layer.forward, remat)
+    rotary = decoder.rotary_emb
+    rotary.forward = _exactly(rotary.forward)  # type: ignore[union-attr]
+
+
+def _layer(forward: Callable[..., Any], remat: str) -> Callable[..., Any]:
+    def run(hidden: Any, *args: Any, **kwargs: Any) -> Any:
+        env = torchax.default_env()
+        shared = kwargs.get("shared_kv_states")
+
+        def body(hidden: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
+            # What a layer adds for later ones (Gemma 4's keys and values) has to leave as a result.
+            held = UserDict(shared or {})
+            more = kwargs if shared is None else {**kwargs, "shared_kv_states": held}
+            out = forward(env.j2t_iso(hidden), *args, **more)
+            added = {name: pair for name, pair in held.items() if shared.get(name) is not pair}  # type: ignore[union-attr]
+            return env.t2j_iso(env.v2t_iso((out, added)))
+
+        computed = body if remat == "none" else jax.checkpoint(body, policy=POLICIES[remat])
+        placed = sharding.constrain(env.t2j_iso(env.v2t_iso(hidden)), ROWS)
+        out, added = computed(placed)
+        if shared is not None:
+            shared.update(env.j2t_iso(added))
+        return env.j2t_iso(sharding.constrain(out, ROWS))
+
+    return run
+
+
+def _exactly(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Rotary angles in float32 in earnest: a TPU multiplies float32 in bfloat16 unless it is told otherwise,
+    and position 257 is none of bfloat16's numbers."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return forward(*args, **kwargs)
+
+    return run
+
+
+class RowDropout(torch.nn.Module):
+    """In place of torch's dropout before a projection's A.
+
+    Args:
+        projection: "layers.0.self_attn.q_proj".
+        rate: probability that an element is dropped.
+
+    Attributes:
+        salts: uint32[B] of the rows that are traced, None for no dropout.
+    """
+
+    def __init__(self, projection: str, rate: float) -> None:
+        super().__init__()
+        self.salts: jax.Array | None = None
+        self._projection, self._rate = projection, rate
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [B, T, D] with elements dropped."""
+        if self.salts is None:
+            return x
+        env = torchax.default_env()
+        out = dropped(env.t2j_iso(env.v2t_iso(x)), self.salts, self._projection, self._rate)
+        return env.j2t_iso(out)
+
+
+def _replace_dropout(module: torch.nn.Module, prefix: str) -> None:
+    """Gives every adapted projection its own dropout.
+
+    Args:
+        module: with PEFT's layers.
+        prefix: of the projections' names in it.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for name, layer in module.named_modules():
+        if isinstance(layer, LoraLayer):
+            for adapter, dropout in layer.lora_dropout.items():
+                if isinstance(dropout, torch.nn.Dropout):
+                    layer.lora_dropout[adapter] = RowDropout(name.removeprefix(prefix), dropout.p)
+
+
+@contextmanager
+def _drawing(module: torch.nn.Module, salts: jax.Array | None) -> Iterator[None]:
+    """Dropout by the rows' salts while a module is traced."""
+    places = [part for part in module.modules() if isinstance(part, RowDropout)]
+    for place in places:
+        place.salts = salts
+    try:
+        yield
+    finally:
+        for place in places:
+            place.salts = None
+
+
+class _Scores(NamedTuple):
+    """What a layer's scores are: their factor, how many tokens a token sees, and the cap; None for none."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+def _register(attention: str) -> str:
+    """Makes a recipe's attention known to transformers.
+
+    Args:
+        attention: "dot" or "splash".
+
+    Returns:
+        What to give as attn_implementation. transformers makes no mask for a name that it has none for.
+    """
+    kernel = _dot if attention == "dot" else _splash
+
+    def attend(
+        module: torch.nn.Module,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any,
+        *,
+        segment_ids: Any,
+        scaling: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        **_: Any,
+    ) -> tuple[Any, None]:
+        """[B, T, N, H] from query [B, N, T, H] and key, value [B, K, T, H]."""
+        q, k, v, segments = _arrays(query, key, value, segment_ids)
+        out = kernel(q, k, v, segments, _Scores(scaling, sliding_window, softcap))
+        return torchax.default_env().j2t_iso(out), None
+
+    name = f"recipec_{attention}"
+    AttentionInterface.register(name, attend)
+    return name
+
+
+def _dot(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores) -> jax.Array:
+    """[B, T, N, H] from q [B, T, N, H] and k, v [B, T, K, H]; scores and sums in float32."""
+    mask = _visible(segments, how.window)
+    if how.softcap is None:
+        out = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], scale=how.scale)
+    else:
+        out = _soft_capped(q, k, v, mask, how.scale, how.softcap)
+    return ad_checkpoint.checkpoint_name(out, ATTENTION)
+
+
+def _splash(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, how: _Scores) -> jax.Array:
+    """As `_dot`, by the TPU's kernel, which names what it keeps itself."""
+    return attend_within(segments)(q * how.scale, k, v, how.window, how.softcap)
+
+
+def _visible(segment_ids: jax.Array, window: int | None) -> jax.Array:
+    """What each token may attend to: bool[B, T, T], indexed by row, query and key.
+
+    Args:
+        segment_ids: int32[B, T], 0 for padding.
+        window: how many tokens a token sees, itself included; None for all before it.
+    """
+    mask = attention_mask(segment_ids)
+    if window is None:
+        return mask
+    at = jnp.arange(segment_ids.shape[1])
+    return mask & (at[:, None] - at[None, :] < window)
+
+
+def _soft_capped(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, scale: float, softcap: float
+) -> jax.Array:
+    """Gemma 2's: scores become tanh(s / softcap) * softcap before the mask."""
+    rows, length, heads, size = q.shape
+    grouped = q.reshape(rows, length, k.shape[2], heads // k.shape[2], size)
+    scores = jnp.einsum("BTKGH,BSKH->BKGTS", grouped, k, preferred_element_type=jnp.float32) * scale
+    scores = jnp.where(mask[:, None, None], jnp.tanh(scores / softcap) * softcap, -0.7 * 3.4e38)
+    weights = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
+    return jnp.einsum("BKGTS,BSKH->BTKGH", weights, v).reshape(rows, length, heads, size)
+
+
+def _arrays(query: Any, key: Any, value: Any, segment_ids: Any) -> tuple[jax.Array, ...]:
+    env = torchax.default_env()
+    q, k, v, segments = env.t2j_iso(env.v2t_iso((query, key, value, segment_ids)))
+    split = ("fsdp", None, "tp", None)
+    return (*(sharding.constrain(x.swapaxes(1, 2), split) for x in (q, k, v)), segments)

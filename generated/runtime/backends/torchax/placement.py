@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from runtime.families import Architecture, Family
 from runtime.families.base import Parameter, Source, Spec
-from runtime.specs import Rule, divisible, resolve_specs
+from runtime.partition_rules import Rule, divisible, resolve_specs
 
 
 def tensor_specs(

@@ -21,8 +21,8 @@ from runtime import sharding
 from runtime.backends.torchax.placement import merged, tensor_specs
 from runtime.families import Architecture, Family
 from runtime.families.base import Source
+from runtime.partition_rules import Rule, resolve_specs
 from runtime.quantize import Layout, dequantize, layouts
-from runtime.specs import Rule, resolve_specs
 
 CODES, SCALES = "codes", "scales"
 """A quantised projection's buffers, in the place of its weight."""

@@ -15,15 +15,15 @@ from runtime.errors import UserError
 from runtime.hosts import Alone, Crew
 from runtime.interrupts import Interrupts
 from runtime.maintenance import watching
+from runtime.partition_rules import Rule
 from runtime.session import Session, Settings, begin, checkpoint_directory
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
-from runtime.specs import Rule
 
 if TYPE_CHECKING:
     import optax
 
     from runtime.backends.torchax.model import Arrays
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
 
 SUFFIX = "-torchax"
 """Of the directory of checkpoints, so that it is not train.py's."""
@@ -146,7 +146,7 @@ def _run(
 
 def _saved(
     output: Path,
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     settings: ModelSettings,
     lora: LoraSettings | None,
     trained: Arrays,
@@ -164,7 +164,7 @@ def _saved(
     return values
 
 
-def _named(arrays: Mapping[str, Any], base: BaseCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
+def _named(arrays: Mapping[str, Any], base: HFCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
     """Arrays of what is trained by a trace's names: without LoRA, those of the checkpoint's tensors."""
     from runtime.backends.torchax.model import checkpoint_name
 

@@ -8,10 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.backends.trl.layout import DATA, LAST
 from runtime.errors import UserError
 from runtime.interrupts import name_of
 from runtime.record import LOCK, check_record, write_record
+
+TRAINED = "trained.safetensors"
+"""The trained parameters, where FSDP does not write shards."""
+DATA = "data.json"
+"""Where the data is."""
+LAST = "trainer_state.json"
+"""The Trainer's own, which it writes last."""
 
 
 def checkpoints(directory: Path) -> dict[int, Path]:

@@ -25,11 +25,8 @@ float32[], and what the objective has to say beside: numbers that sum up as the 
 
 def objective_of(train: TrainSettings) -> Objective:
     """The loss of a recipe's train.objective."""
-    if train.objective == "sft":
-        return lambda model, _, piece: (_likelihood(_log_probs(model, piece), piece), {})
-    if train.objective == "dpo":
-        return lambda model, own, piece: _dpo(model, own, piece, train.beta, train.label_smoothing)
-    return lambda model, _, piece: _orpo(model, piece, train.beta)
+    loss = LOSSES[train.objective]
+    return lambda model, own, piece: loss(model, own, piece, train)
 
 
 def _log_probs(model: Any, piece: Mapping[str, Any]) -> torch.Tensor:
@@ -44,20 +41,24 @@ def _likelihood(log_probs: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tens
     return -(log_probs * piece["weights"][:, None]).sum()
 
 
+def _sft(model: Any, _: Any, piece: Mapping[str, Any], __: TrainSettings) -> tuple[torch.Tensor, Tensors]:
+    return _likelihood(_log_probs(model, piece), piece), {}
+
+
 def _dpo(
-    model: Any, own: Any, piece: Mapping[str, Any], beta: float, label_smoothing: float
+    model: Any, own: Any, piece: Mapping[str, Any], train: TrainSettings
 ) -> tuple[torch.Tensor, Tensors]:
     """Rafailov et al. 2023, eq. 7, and conservative DPO's label smoothing (Mitchell 2023)."""
     with torch.no_grad(), own.disable_adapter():
         reference = _log_probs(own, piece).sum(1)
     answers = _log_probs(model, piece).sum(1)
-    rewards = beta * (answers - reference)
+    rewards, label_smoothing = train.beta * (answers - reference), train.label_smoothing
     margin = rewards[0::2] - rewards[1::2]
     losses = -(1 - label_smoothing) * logsigmoid(margin) - label_smoothing * logsigmoid(-margin)
     return _weighed(losses, piece), _metrics(rewards, piece)
 
 
-def _orpo(model: Any, piece: Mapping[str, Any], beta: float) -> tuple[torch.Tensor, Tensors]:
+def _orpo(model: Any, _: Any, piece: Mapping[str, Any], train: TrainSettings) -> tuple[torch.Tensor, Tensors]:
     """Hong et al. 2024, eq. 6 and 7, as TRL has it: the likelihood is that of the chosen texts, prompts
     included, and an answer's probability the mean over its tokens."""
     log_probs = _log_probs(model, piece)
@@ -66,8 +67,12 @@ def _orpo(model: Any, piece: Mapping[str, Any], beta: float) -> tuple[torch.Tens
     average = sums / of_answers.sum(1).clamp(min=1)
     odds = average - torch.log1p(-average.exp())
     losses = -logsigmoid(odds[0::2] - odds[1::2])
-    loss = _likelihood(log_probs, piece) + beta * _weighed(losses, piece)
-    return loss, _metrics(beta * average, piece)
+    loss = _likelihood(log_probs, piece) + train.beta * _weighed(losses, piece)
+    return loss, _metrics(train.beta * average, piece)
+
+
+LOSSES = {"sft": _sft, "dpo": _dpo, "orpo": _orpo}
+"""By objective: what `objective_of` hands a piece to, with the recipe's `train`."""
 
 
 def _weighed(values: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:

@@ -16,6 +16,7 @@ import numpy as np
 from runtime.backends.model import labels
 from runtime.data.batches import Batch
 from runtime.data.prepare import PreparedData
+from runtime.objectives import OBJECTIVES
 
 
 class Pieces:
@@ -25,7 +26,7 @@ class Pieces:
         prepared: the data, in the micro-batches of train.py.
         rows: of a piece, or pairs of them: micro_batch_size.
         process, processes: which of how many this is.
-        objective: "sft", "dpo" or "orpo", whose weights the pieces have.
+        objective: a key of OBJECTIVES, whose weights the pieces have.
 
     Attributes:
         per_step: pieces of an optimizer step on each process.
@@ -92,10 +93,11 @@ class Pieces:
             "tokens": np.asarray(np.count_nonzero(own["segment_ids"])),
             "targets": np.asarray(np.count_nonzero(answers)),
         }
-        if self._objective == "sft":
+        objective = OBJECTIVES[self._objective]
+        if not objective.pairs:
             return cut | {"weights": own["weights"]}
         cut["pair_weights"] = own["pair_weights"]
-        if self._objective == "orpo":
+        if objective.likelihood:
             cut |= {"weights": own["weights"], "answers": answers}
         return cut
 
@@ -115,10 +117,10 @@ def _weighed(batch: Batch, of: int, objective: str) -> Batch:
     rows = {name: batch[name] for name in ("tokens", "positions", "segment_ids", "loss_mask")}
     weights = np.full(len(batch["tokens"]), 0.0 if batch["norm"] == 0 else 1.0 / batch["norm"] / of)
     rows["scored"] = batch["loss_mask"]
-    if objective != "sft":
+    if OBJECTIVES[objective].pairs:
         answered = _targets(batch, batch["loss_mask"]).any(1).reshape(-1, 2).all(1)
         rows["pair_weights"] = (weights * np.repeat(answered, 2)).astype(np.float32)
-        if objective == "orpo":
+        if OBJECTIVES[objective].likelihood:
             chosen = np.arange(len(weights)) % 2 == 0
             text = (batch["segment_ids"] > 0) & (chosen & np.repeat(answered, 2))[:, None]
             rows["scored"] = np.where(chosen[:, None], text, batch["loss_mask"])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from accelerate import PartialState
 
     from runtime.backends.report import Report
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
     from runtime.data.prepare import PreparedData
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
@@ -141,13 +141,13 @@ def _run(job: _Job) -> int:
     from runtime.backends.trl.pieces import Pieces
     from runtime.backends.trl.start import settings_of, trainable_model
     from runtime.backends.trl.trainer import RecipeTrainer, arrays
-    from runtime.checkpoint import BaseCheckpoint
+    from runtime.checkpoint import HFCheckpoint
     from runtime.locate import locate_model
 
     cpu = os.environ.get("ACCELERATE_USE_CPU") == "true" or not torch.accelerator.is_available()
     place = PartialState(cpu=cpu)
     with place.local_main_process_first():
-        base = BaseCheckpoint.open(locate_model(model, arguments.model))
+        base = HFCheckpoint.open(locate_model(model, arguments.model))
     base.verify()
     with place.local_main_process_first():
         tokenizer, prepared = _data(job, base, place.num_processes)
@@ -264,7 +264,7 @@ def _ending(job: _Job, report: Report | None, total: int, until: int) -> Iterato
             report.close()
 
 
-def _data(job: _Job, base: BaseCheckpoint, processes: int) -> tuple[Any, PreparedData]:
+def _data(job: _Job, base: HFCheckpoint, processes: int) -> tuple[Any, PreparedData]:
     """The tokenizer and the run's data."""
     from runtime.data.prepare import prepare
     from runtime.data.tokenizer import load_tokenizer
@@ -289,7 +289,7 @@ def _data(job: _Job, base: BaseCheckpoint, processes: int) -> tuple[Any, Prepare
     )
 
 
-def _write(job: _Job, base: BaseCheckpoint, trace: Trace, ended: bool) -> None:
+def _write(job: _Job, base: HFCheckpoint, trace: Trace, ended: bool) -> None:
     """Writes what was trained, as the adapter or the model, and the trace.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.adapters import LoraSettings
 from runtime.backends.model import attach, full_parameters, load_model, set_adapters, start
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.peft_export import module_prefix
 from runtime.settings import CheckpointSettings, ModelSettings, TrainSettings
@@ -64,7 +64,7 @@ def settings_of(
 
 
 def trainable_model(
-    base: BaseCheckpoint,
+    base: HFCheckpoint,
     model: ModelSettings,
     lora: LoraSettings | None,
     seed: int,
@@ -96,16 +96,16 @@ def trainable_model(
     return made
 
 
-def _nf4(base: BaseCheckpoint, model: ModelSettings) -> Any:
+def _nf4(base: HFCheckpoint, model: ModelSettings) -> Any:
     """bitsandbytes' nf4 of the weights that train.py stores so: blocks of 64, scales not quantised again."""
     import torch
     from transformers import BitsAndBytesConfig
 
     prefix = module_prefix(base)
     quantised = {
-        f"{prefix}layers.{site.layer}.{slot}"
-        for site in base.family.sites(base.architecture)
-        for slot in site.slots
+        f"{prefix}{module}"
+        for target in base.family.lora_targets(base.architecture)
+        for module in target.modules
     }
     others = [
         name

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from runtime.backends.trl.layout import DATA, TRAINED
+from runtime.backends.trl.checkpoints import DATA, TRAINED
 from runtime.backends.trl.objectives import Objective
 from runtime.backends.trl.pieces import Pieces
 from runtime.data.batches import Batch

@@ -1,11 +1,15 @@
-"""Reads the headers of safetensors files: which tensors there are, and where their bytes lie."""
+"""safetensors files: their headers are read, and files are written tensor by tensor.
+
+A header says which tensors there are, and where their bytes lie. No file has to fit in memory.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -145,3 +149,55 @@ def check_kind(path: str, content: bytes) -> None:
     other = foreign(content[:KIND])
     if other is not None:
         raise UserError(f"{path}: is {other[0]}", other[1])
+
+
+CODES = {kind: code for code, kind in DTYPES.items()}
+"""Names of element types in a safetensors header."""
+
+
+class Writable(Protocol):
+    """What bytes are written to."""
+
+    def write(self, data: Any, /) -> object: ...
+
+
+def encode_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """The JSON of a header, padded to 8 bytes.
+
+    Args:
+        tensors: element type, shape and size in bytes of each tensor, in the order of their bytes.
+        metadata: of the file, {} for none.
+    """
+    fields: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name, (dtype, shape, size) in tensors.items():
+        fields[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
+        position += size
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def prefix(header: bytes) -> bytes:
+    """What a file begins with: the header's length and the header."""
+    return len(header).to_bytes(8, "little") + header
+
+
+def raw(array: np.ndarray) -> memoryview:
+    """An array's elements in C order, as bytes."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def write_arrays(
+    file: Writable, arrays: Iterable[tuple[str, np.ndarray]], metadata: Mapping[str, str]
+) -> None:
+    """Writes a small file of arrays, sorted by name."""
+    ordered = sorted(arrays, key=lambda item: item[0])
+    entries = {
+        name: (CODES[array.dtype], array.shape, math.prod(array.shape) * array.dtype.itemsize)
+        for name, array in ordered
+    }
+    file.write(prefix(encode_header(entries, metadata)))
+    for _, array in ordered:
+        file.write(raw(array))

@@ -18,7 +18,7 @@ import numpy as np
 from runtime import manifest
 from runtime.adapters import Adapter, LoraSettings, build_adapters, lora_settings
 from runtime.addresses import failed, is_address, open_address, passing, path_of, reached, read_by_orbax
-from runtime.checkpoint import BaseCheckpoint
+from runtime.checkpoint import HFCheckpoint
 from runtime.errors import UserError
 from runtime.full import TrainedWeights, leaf_path, load_weights
 from runtime.limit import TooLong, limit
@@ -73,7 +73,7 @@ class TrainedAdapters:
     adapters: tuple[Adapter, ...]
     arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
 
-    def changes(self, base: BaseCheckpoint) -> dict[str, Delta]:
+    def changes(self, base: HFCheckpoint) -> dict[str, Delta]:
         """What each of the base's tensors changes by, by its full name."""
         return {f"{base.prefix}{name}.weight": delta for name, delta in self.deltas().items()}
 
@@ -81,7 +81,7 @@ class TrainedAdapters:
         """The delta of each trained projection, by its module's name ("layers.0.self_attn.q_proj")."""
         out = {}
         for adapter in self.adapters:
-            a, b = self.arrays[adapter.site.weight]
+            a, b = self.arrays[adapter.target.weight]
             scale = {part.name: part.scale for part in adapter.projections}
             for name, (low, high) in adapter.split(a, b).items():
                 out[name] = Delta(low, high, scale[name])
@@ -93,7 +93,7 @@ class TrainedAdapters:
         return all(not delta.a.any() or not delta.b.any() for delta in self.deltas().values())
 
 
-def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> TrainedAdapters | TrainedWeights:
+def load_trained(directory: str | Path, which: str, base: HFCheckpoint) -> TrainedAdapters | TrainedWeights:
     """The adapters of a run's checkpoint, or all its weights where it had no LoRA.
 
     Args:
@@ -109,7 +109,7 @@ def load_trained(directory: str | Path, which: str, base: BaseCheckpoint) -> Tra
         return _load(directory, which, base)
 
 
-def _load(directory: str, which: str, base: BaseCheckpoint) -> TrainedAdapters | TrainedWeights:
+def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | TrainedWeights:
     record = read_record(directory)
     settings = recorded_lora(record, base)
     step = choose_step(directory, which)
@@ -142,12 +142,12 @@ def _load(directory: str, which: str, base: BaseCheckpoint) -> TrainedAdapters |
     for path in sorted(leaves):
         if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
             raise UserError(f"{where}: {path} holds values that are not finite", "take an earlier --step")
-    arrays = {a.site.weight: (leaves[a.a_path], leaves[a.b_path]) for a in adapters}
+    arrays = {a.target.weight: (leaves[a.a_path], leaves[a.b_path]) for a in adapters}
     lock = (path_of(directory) / LOCK).read_bytes()
     return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays)
 
 
-def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettings | None:
+def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings | None:
     """The LoRA settings of a run, None where it had none; checks that `base` is of the run's architecture.
 
     Raises:
@@ -177,7 +177,7 @@ def recorded_lora(record: Mapping[str, Any], base: BaseCheckpoint) -> LoraSettin
         raise UserError(f"the lora section of the run's record is not whole ({error})", _OTHER_RUN) from error
 
 
-def _recorded_adapters(base: BaseCheckpoint, settings: LoraSettings) -> list[Adapter]:
+def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapter]:
     """The layout of a run's adapters, as its record has it, which may hold anything.
 
     Raises:
