@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runtime.serving.bench_machine import GENERATIONS
 
 from compiler import hardware
 from compiler.emit import emit
@@ -15,6 +14,7 @@ from compiler.lower import lower
 from compiler.plan.hlo.costs import compiler_rates
 from compiler.plan.serve import program as serve_program
 from compiler.plan.serve.estimate import machine
+from runtime.serving.bench_server import GENERATIONS
 from spec.language.mesh import Mesh
 from spec.load import load
 from spec.validate import default_axes
