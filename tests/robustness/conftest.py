@@ -22,7 +22,8 @@ def server(root: Path) -> Iterator[Callable[[dict[str, Any]], Done]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        # The script's own folder too, which Python leaves out where PYTHONSAFEPATH is set.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(Path(__file__).parent)])},
     )
     assert process.stdin is not None and process.stdout is not None
     assert process.stdout.readline() == "ready\n"
