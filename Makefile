@@ -37,7 +37,7 @@ compiled: .venv/.dev
 	$(BIN)/python -m compileall -qq spec compiler runtime templates
 
 quickstart: .venv/.train
-	$(BIN)/python -m compiler.quickstart
+	$(BIN)/python -m recipec.compiler.rehearse.quickstart
 
 style: .venv/.dev
 	$(BIN)/ruff check .

@@ -8,11 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
 
-from compiler.errors import ArtifactError
-from compiler.wording import as_typed
-
-SOURCES = Path(__file__).resolve().parent.parent
-"""A clone, or the site-packages of what was installed."""
+from recipec import ROOT
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.wording import as_typed
 
 PACKAGES = ("jax", "tunix", "qwix", "orbax", "grain", "safetensors", "tokenizers", "transformers")
 """What the scripts import, and the miniature is written with."""
@@ -46,8 +44,8 @@ def install(*extras: str) -> str:
     python = quote(str(as_typed(Path(sys.executable))))
     if (prefix / "pipx_metadata.json").is_file():
         return f"pipx runpip {prefix.name} install 'recipec{listed}'"
-    if (SOURCES / "pyproject.toml").is_file():
-        return f"{python} -m pip install -e {quote(f'{as_typed(SOURCES)}{listed}')}"
+    if (ROOT / "pyproject.toml").is_file():
+        return f"{python} -m pip install -e {quote(f'{as_typed(ROOT)}{listed}')}"
     if (prefix / "uv-receipt.toml").is_file():
         return f"uv pip install --python {python} 'recipec{listed}'"
     return f"{python} -m pip install 'recipec{listed}'"

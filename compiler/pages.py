@@ -7,7 +7,7 @@ import functools
 import hashlib
 from typing import TYPE_CHECKING
 
-from compiler.render import FOLDER
+from recipec.compiler.emitters.render import FOLDER
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -81,7 +81,7 @@ def on_ctrl_c(kept: str | Callable[[], str] | None) -> None:
 
 def say(text: str) -> None:
     """Prints to stderr what has to be read."""
-    from spec.diagnostics import printable
+    from recipec.spec.diagnostics import printable
 
     print(printable(text), file=sys.stderr)
 
@@ -101,7 +101,7 @@ def tell(text: str) -> None:
 def result(text: str, end: str = "\n") -> None:
     """Prints to stdout what was asked for, without what could steer a terminal: recipes and names of files
     may hold anything."""
-    from spec.diagnostics import printable
+    from recipec.spec.diagnostics import printable
 
     print(printable(text), end=end)
 
@@ -168,7 +168,7 @@ def console(stream: Any = None, width: int | None = None) -> Console:
 
 
 def _begin() -> None:
-    from runtime import progress
+    from recipec.runtime import progress
 
     manner.__init__()  # type: ignore[misc]
     manner.started = time.monotonic()
@@ -210,7 +210,7 @@ def _flags() -> list[Any]:
 def _quiet(given: bool) -> None:
     if not given:
         return
-    from runtime import progress
+    from recipec.runtime import progress
 
     _refuse_both(manner.verbose)
     manner.quiet = True
@@ -236,7 +236,7 @@ class _Stderr(logging.Handler):
     """Library's and own lines with the time since the start; a terminal that is gone stops nothing."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from spec.diagnostics import printable
+        from recipec.spec.diagnostics import printable
 
         passed = time.monotonic() - manner.started
         for line in record.getMessage().splitlines():

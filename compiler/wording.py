@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.families.base import FULL, SLIDING
+from recipec.runtime.model.families.base import FULL, SLIDING
 
 
 def listing(items: Iterable[object], last: str = "and") -> str:

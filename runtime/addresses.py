@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import UserError
+from .errors import UserError
 
 CREDENTIALS = (
     "it takes credentials that may {} it; for gs://, `gcloud auth application-default login` or the "

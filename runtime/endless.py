@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from runtime.errors import UserError
+from .errors import UserError
 
 ENDLESS = "is no regular file, but a pipe, a device or the like"
 INTO_A_FILE = "write what comes out of it into a file, and name that"

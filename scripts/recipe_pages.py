@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 
-from compiler import catalog
-from compiler.plan.results import Memory
-from compiler.program import Program
-from compiler.wording import listing
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.results import Memory
+from recipec.compiler.wording import listing
 
 WIDTH = 110
 MARK = "# Estimates: "

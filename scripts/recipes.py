@@ -19,16 +19,16 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from compiler.errors import ArtifactError
-from compiler.lower import lower
-from compiler.plan import calibration, identity, store
-from compiler.plan.bound import bound, rows
-from compiler.plan.planner import plan
-from compiler.plan.results import Plan
-from compiler.plan.run import usd_per_hour
-from compiler.program import Program
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import calibration, identity, store
+from recipec.compiler.plan.bound import bound, rows
+from recipec.compiler.plan.planner import plan
+from recipec.compiler.plan.results import Plan
+from recipec.compiler.plan.run import usd_per_hour
+from recipec.spec.load import load
 from scripts.recipe_pages import MACHINES, METHODS, Planned, Record, head, page, with_head
-from spec.load import load
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "recipes"
@@ -157,7 +157,7 @@ def cell(model: str, machine: str, method: str, folder: Path) -> float | None:
     Args:
         folder: for the recipe that says so.
     """
-    from compiler.hardware import from_name
+    from recipec.compiler.lowering.hardware import from_name
 
     devices = from_name(machine).devices
     path = folder / "cell.yaml"

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from compiler.errors import ArtifactError
-from compiler.hardware import arranged, from_name
-from compiler.plan.planner import plan
-from compiler.program import Program
-from compiler.wording import flow
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.hardware import arranged, from_name
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.planner import plan
+from recipec.compiler.wording import flow
 from scripts.recipes import FOLDER, ROOT, key, planned, program
 from scripts.scale_pages import Record, Scaled, page
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.errors import ArtifactError
-from compiler.hardware import from_name
-from compiler.plan.results import Collective
-from compiler.plan.search import received
-from compiler.wording import mesh_axes
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.plan.results import Collective
+from recipec.compiler.plan.search import received
+from recipec.compiler.wording import mesh_axes
 from scripts.recipe_pages import Planned, span, table, thousands
 
 DCN_BYTES = {"v5p": 6.25e9, "v6e": 12.5e9}

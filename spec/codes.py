@@ -3,7 +3,7 @@
 A code's letter is its severity (E error, W warning, N note), its first two digits the group. A code
 never changes its meaning and is never used again for another.
 
-    python -m spec.codes > docs/diagnostics.md
+    python -m recipec.spec.codes > docs/diagnostics.md
 """
 
 from __future__ import annotations
@@ -1523,7 +1523,8 @@ def page() -> str:
         "# Diagnostics",
         "",
         "Every message of `recipe` carries one of these codes: E an error, W a warning, N a note. A code",
-        "keeps its meaning for good. This page is made from `spec/codes.py` by `python -m spec.codes`.",
+        "keeps its meaning for good. This page is made from `spec/codes.py` by "
+        "`python -m recipec.spec.codes`.",
     ]
     for group, title in GROUPS.items():
         codes = sorted((code for code in CODES if code[1:3] == group), key=lambda code: (code[1:], code[0]))

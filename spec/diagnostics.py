@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spec.codes import CODES, SEVERITIES
+from recipec.spec.codes import CODES, SEVERITIES
 
 WINDOW = 140
 """Columns of a source line that are shown; longer lines are cut around the caret."""

@@ -25,10 +25,10 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-from spec.core_schema import scalar
-from spec.diagnostics import Diagnostic, Span
-from spec.tree import Entry, Items, Mapping, Node, Place, Scalar
-from spec.yaml_errors import UNCLEAR, explain
+from recipec.spec.core_schema import scalar
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.tree import Entry, Items, Mapping, Node, Place, Scalar
+from recipec.spec.yaml_errors import UNCLEAR, explain
 
 MAX_DEPTH = 32
 

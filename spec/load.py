@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spec import document, overrides, secrets, versions
-from spec.diagnostics import Diagnostic, Span, has_errors, in_order
-from spec.sources import Origin, Sources, locate
-from spec.tree import Mapping, Scalar, merge, plain, walk
+from recipec.spec import document, overrides, secrets, versions
+from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order
+from recipec.spec.sources import Origin, Sources, locate
+from recipec.spec.tree import Mapping, Scalar, merge, plain, walk
 
 if TYPE_CHECKING:
-    from spec.language import Recipe
-    from spec.validate import Verdict
+    from recipec.spec.language import Recipe
+    from recipec.spec.validate import Verdict
 
 MAX_BYTES = 256 << 10
 """The largest file that is read, well above any recipe: reading it takes seconds."""
@@ -110,8 +110,8 @@ def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: li
         earlier: what is known already: no value is blamed twice, and of an incomplete tree nothing is
             said about what is missing.
     """
-    from spec.paths import join
-    from spec.validate import validate
+    from recipec.spec.paths import join
+    from recipec.spec.validate import validate
 
     verdict = validate(raw)
     incomplete = _incomplete(earlier)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spec import paths
-from spec.diagnostics import Diagnostic, Span
-from spec.document import Refused, read
-from spec.paths import Part
-from spec.tree import Entry, Items, Mapping, Node, Place, Scalar
+from recipec.spec import paths
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.document import Refused, read
+from recipec.spec.paths import Part
+from recipec.spec.tree import Entry, Items, Mapping, Node, Place, Scalar
 
 FILE = "--set"
 

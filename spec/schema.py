@@ -1,6 +1,6 @@
 """The language as a JSON Schema, for editors: docs/recipe.schema.json.
 
-    python -m spec.schema > docs/recipe.schema.json
+    python -m recipec.spec.schema > docs/recipe.schema.json
 
 Rules that span several keys, and everything that depends on the model or the machine, are for
 `recipe check`.
@@ -16,7 +16,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 def json_schema() -> dict[str, Any]:
     """The schema, as a plain dict in a fixed order."""
-    from spec.language import Recipe
+    from recipec.spec.language import Recipe
 
     made = Recipe.model_json_schema()
     sections = made["$defs"]

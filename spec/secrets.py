@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from spec import paths
-from spec.diagnostics import Diagnostic
-from spec.paths import Part
-from spec.tree import Mapping, Node, Scalar, walk
+from recipec.spec import paths
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import Part
+from recipec.spec.tree import Mapping, Node, Scalar, walk
 
 _REFERENCE = re.compile(r"\$\{(?:oc\.)?env:[^}]*\}?")
 

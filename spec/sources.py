@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from spec import paths
-from spec.diagnostics import Diagnostic, Span
-from spec.paths import Part
-from spec.tree import Items, Mapping, Node, Place, Scalar
+from recipec.spec import paths
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.paths import Part
+from recipec.spec.tree import Items, Mapping, Node, Place, Scalar
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spec.core_schema import Value
-from spec.diagnostics import Span
-from spec.paths import Part
+from recipec.spec.core_schema import Value
+from recipec.spec.diagnostics import Span
+from recipec.spec.paths import Part
 
 
 @dataclass(frozen=True)

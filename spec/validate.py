@@ -12,12 +12,12 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from spec import paths, versions, words
-from spec.core_schema import flow, scalar
-from spec.diagnostics import Diagnostic
-from spec.language import Recipe, Section
-from spec.paths import Part
-from spec.structure import choices_of, field_at, paths_of_keys, section_at, sections
+from recipec.spec import paths, versions, words
+from recipec.spec.core_schema import flow, scalar
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.language import Recipe, Section
+from recipec.spec.paths import Part
+from recipec.spec.structure import choices_of, field_at, paths_of_keys, section_at, sections
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spec.diagnostics import Diagnostic
-from spec.tree import Mapping, Scalar
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.tree import Mapping, Scalar
 
 VERSION = 1
 """The version of the language that this compiler reads, and the first there is."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.artifact_run import QUICK_TO_COMPILE
+from recipec.compiler.rehearse.artifact_run import QUICK_TO_COMPILE
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # What is tested are programs that run for a moment: XLA's and LLVM's optimisations of them would take most of

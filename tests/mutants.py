@@ -311,16 +311,16 @@ def copies(count: int) -> Iterator[Queue[Path]]:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         first = Path(folder) / "0"
         for name in filter(None, listed.stdout.split("\0")):
-            if (ROOT / name).is_file():
+            if (ROOT / name).exists():
                 (first / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, first / name)
+                shutil.copy2(ROOT / name, first / name, follow_symlinks=False)
         # By their content: a mutant may be of the length and the second of what it replaces.
         compiling = ["compileall", "-qq", "-j", "0", "--invalidation-mode", "checked-hash"]
         subprocess.run([sys.executable, "-m", *compiling, *PRODUCT], cwd=first, check=True)
         trees: Queue[Path] = Queue()
         trees.put(first)
         for number in range(1, count):
-            trees.put(shutil.copytree(first, Path(folder) / str(number)))
+            trees.put(shutil.copytree(first, Path(folder) / str(number), symlinks=True))
         yield trees
 
 

@@ -94,8 +94,11 @@ class Preloaded:
 
 @contextmanager
 def preloaded_scripts(folder: Path) -> Iterator[None]:
-    """Has compiler.pipeline start its scripts so, for runs in this folder, until the block ends."""
-    from compiler import artifact_run, pipeline  # and with it runtime/, which no script may find imported
+    """Has compiler.rehearse.pipeline start its scripts so, for runs in this folder, until the block ends."""
+    from recipec.compiler.rehearse import (  # and with it runtime/, which no script may find imported
+        artifact_run,
+        pipeline,
+    )
     from tests.conftest import IN_ONE_PIECE
 
     with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +112,7 @@ def preloaded_scripts(folder: Path) -> Iterator[None]:
 
 
 class Script:
-    """A script that runs, with as much of Popen as compiler.pipeline needs."""
+    """A script that runs, with as much of Popen as compiler.rehearse.pipeline needs."""
 
     def __init__(self, server: Preloaded, pid: int) -> None:
         self._server = server

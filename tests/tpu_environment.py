@@ -12,7 +12,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from compiler import pins
+from recipec.compiler.lowering import pins
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "libtpu"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.checks import (
+from recipec.compiler.checks import (
     data,
     evaluate,
     formats,
@@ -13,15 +13,15 @@ from compiler.checks import (
     paths,
     quantized,
     samples,
-    serve,
-    serve_flags,
-    serve_plan,
-    serve_weights,
     sharding,
     train,
 )
-from compiler.facts import Facts
-from spec.diagnostics import Diagnostic
+from recipec.compiler.checks.serve import flags as serve_flags
+from recipec.compiler.checks.serve import plan as serve_plan
+from recipec.compiler.checks.serve import server as serve
+from recipec.compiler.checks.serve import weights as serve_weights
+from recipec.compiler.lowering.facts import Facts
+from recipec.spec.diagnostics import Diagnostic
 
 CHECKS = (
     model.check,

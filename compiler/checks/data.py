@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from compiler import catalog
-from compiler.checks.formats import LOSS_ON, is_known
-from compiler.facts import Facts
-from compiler.families import FAMILIES
-from compiler.sources import escapes, is_dataset
-from compiler.steps import held_out
-from compiler.wording import plural
-from runtime.endless import ENDLESS, INTO_A_FILE, is_endless
-from spec.diagnostics import Diagnostic
+from recipec.compiler.checks.formats import LOSS_ON, is_known
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.sources import escapes, is_dataset
+from recipec.compiler.lowering.steps import held_out
+from recipec.compiler.wording import plural
+from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
+from recipec.spec.diagnostics import Diagnostic
 
 WASTEFUL = 1024
 """Padded rows at least this long are warned about when nothing is known of the samples' lengths."""

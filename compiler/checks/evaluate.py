@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from compiler import catalog, pins
-from compiler.facts import Facts
-from compiler.sources import asks_chats, escapes, leads_out
-from compiler.wording import line
-from runtime.serving.evaluate_prompts import parse
-from spec.diagnostics import Diagnostic
-from spec.paths import join
+from recipec.compiler.lowering import catalog, pins
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.sources import asks_chats, escapes, leads_out
+from recipec.compiler.wording import line
+from recipec.runtime.serving.evaluate_prompts import parse
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import join
 
 if TYPE_CHECKING:
     pass

@@ -8,14 +8,21 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from compiler.facts import Facts
-from compiler.sources import COMPRESSIBLE, ENDINGS, escapes, is_dataset, leads_out, names_nothing
-from compiler.wording import listing
-from runtime.data.formats import FIELDS, LOSS_ON
-from runtime.objectives import OBJECTIVES
-from spec import words
-from spec.diagnostics import Diagnostic
-from spec.paths import join
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.sources import (
+    COMPRESSIBLE,
+    ENDINGS,
+    escapes,
+    is_dataset,
+    leads_out,
+    names_nothing,
+)
+from recipec.compiler.wording import listing
+from recipec.runtime.data.formats import FIELDS, LOSS_ON
+from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.spec import words
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import join
 
 LARGEST_TRANSFORM = 2**20
 

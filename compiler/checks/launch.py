@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compiler.facts import Facts
-from compiler.launching import launchers, obstacle
-from compiler.wording import listing, plural
-from spec.diagnostics import Diagnostic
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.launching import launchers, obstacle
+from recipec.compiler.wording import listing, plural
+from recipec.spec.diagnostics import Diagnostic
 
 READ_BY = {
     "queued": ("tpu-vm", "skypilot"),

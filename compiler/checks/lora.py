@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from compiler.facts import Facts
-from compiler.wording import flow, in_layers, listing, plural, ranges
-from runtime.adapters import build_adapters, by_pattern, matches
-from runtime.reach import expert_layer, reach
-from spec import words
-from spec.diagnostics import Diagnostic
-from spec.paths import join
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.wording import flow, in_layers, listing, plural, ranges
+from recipec.runtime.model.adapters import build_adapters, by_pattern, matches
+from recipec.runtime.model.reach import expert_layer, reach
+from recipec.spec import words
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import join
 
 if TYPE_CHECKING:
-    from spec.language import Lora
+    from recipec.spec.language import Lora
 
 FUSED = {
     "qkv_einsum": ("q_proj", "k_proj", "v_proj"),

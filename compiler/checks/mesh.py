@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from compiler.facts import Facts
-from compiler.hardware import arranged, from_name, host_counts, known_names
-from compiler.sizes import BYTES, optimizer_bytes
-from compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
-from runtime.families import Architecture
-from spec.diagnostics import Diagnostic
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.hardware import arranged, from_name, host_counts, known_names
+from recipec.compiler.lowering.sizes import BYTES, optimizer_bytes
+from recipec.compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
+from recipec.runtime.model.families import Architecture
+from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from spec.language import Recipe
+    from recipec.spec.language import Recipe
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

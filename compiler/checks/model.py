@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler import catalog
-from compiler.facts import Facts
-from spec.diagnostics import Diagnostic
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.facts import Facts
+from recipec.spec.diagnostics import Diagnostic
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from compiler.facts import Facts
-from compiler.sources import IMPORTABLE, escapes, is_inline, leads_out, names_nothing
-from spec.diagnostics import UNSHOWN, Diagnostic
-from spec.paths import Part, join
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.sources import IMPORTABLE, escapes, is_inline, leads_out, names_nothing
+from recipec.spec.diagnostics import UNSHOWN, Diagnostic
+from recipec.spec.paths import Part, join
 
 if TYPE_CHECKING:
-    from spec.language import Recipe
+    from recipec.spec.language import Recipe
 
 ARTIFACT_FILES = (
     ".gitignore",

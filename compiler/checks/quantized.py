@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.facts import Facts
-from compiler.families import FAMILIES
-from compiler.serving.features import runs_jax_model
-from spec.diagnostics import Diagnostic
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.serving.features import runs_jax_model
+from recipec.spec.diagnostics import Diagnostic
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:

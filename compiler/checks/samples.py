@@ -9,19 +9,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compiler import catalog
-from compiler.checks.formats import is_known
-from compiler.facts import Facts
-from compiler.families import FAMILIES
-from compiler.first_rows import LOOKED_AT, first_rows
-from compiler.sources import COMPRESSIBLE, escapes, is_inline, leads_out
-from compiler.wording import listing
-from runtime.data.advice import LEFTOVER, LIKED
-from runtime.data.formats import KTO, AnyRow, PreferenceRow, answers, is_labelled, parse_preference, parse_row
-from runtime.data.messages import taught
-from runtime.data.values import Malformed
-from runtime.families import foreign_markers
-from spec.diagnostics import Diagnostic
+from recipec.compiler.checks.formats import is_known
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
+from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
+from recipec.compiler.wording import listing
+from recipec.runtime.data.advice import LEFTOVER, LIKED
+from recipec.runtime.data.formats import (
+    KTO,
+    AnyRow,
+    PreferenceRow,
+    answers,
+    is_labelled,
+    parse_preference,
+    parse_row,
+)
+from recipec.runtime.data.messages import taught
+from recipec.runtime.data.values import Malformed
+from recipec.runtime.model.families import foreign_markers
+from recipec.spec.diagnostics import Diagnostic
 
 LARGEST_TEMPLATE = 2**20
 

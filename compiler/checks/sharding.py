@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from compiler.facts import Facts
-from compiler.hardware import arranged
-from compiler.wording import divisors, flow, grouped, listing, split_layer
-from runtime.adapters import build_adapters
-from runtime.families.base import Spec
-from runtime.partition_rules import Indivisible, indivisible
-from spec.diagnostics import Diagnostic
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.hardware import arranged
+from recipec.compiler.wording import divisors, flow, grouped, listing, split_layer
+from recipec.runtime.model.adapters import build_adapters
+from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.partition_rules import Indivisible, indivisible
+from recipec.spec.diagnostics import Diagnostic
 
 NAMED = 3
 """Kinds of parameters that a message names; further ones are counted."""

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Iterator
 
-from compiler.facts import Facts
-from compiler.steps import ENOUGH_STEPS, warmup_steps
-from compiler.wording import flow, line, listing, plural
-from runtime.objectives import OBJECTIVES
-from runtime.partition_rules import DATA
-from spec.diagnostics import Diagnostic
-from spec.secrets import WANDB_KEY
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.steps import ENOUGH_STEPS, warmup_steps
+from recipec.compiler.wording import flow, line, listing, plural
+from recipec.runtime.model.partition_rules import DATA
+from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.secrets import WANDB_KEY
 
 HIGHEST_RATE = 1e-2
 """Above this peak, AdamW on adapters diverges in every published run."""

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from compiler import pins
-from compiler.emitters.data_files import template_file
-from compiler.emitters.settings import about, kind, lora_settings, model_settings
-from compiler.emitters.train import (
+from recipec.compiler.emitters.data_files import template_file
+from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, docstring, statement, string
+from recipec.compiler.emitters.render import render
+from recipec.compiler.emitters.settings import about, kind, lora_settings, model_settings
+from recipec.compiler.emitters.train import (
     data_settings,
     hyperparameter_constants,
     settings_classes,
     train_settings,
 )
-from compiler.families import FAMILIES
-from compiler.python_text import Call, Name, Value, assignment, docstring, statement, string
-from compiler.render import render
-from compiler.sizes import needs_master_weights
-from spec.diagnostics import Diagnostic
+from recipec.compiler.lowering import pins
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.sizes import needs_master_weights
+from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from compiler.pins import Pins
-    from compiler.program import Program
-    from spec.language import Recipe
+    from recipec.compiler.lowering.pins import Pins
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.language import Recipe
 
 
 def emit_baseline(program: Program) -> dict[str, str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.sources import is_inline
+from recipec.compiler.lowering.sources import is_inline
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 INLINE_FILE = "chat_template.jinja"
 """Where a template that stands in the recipe itself is written."""

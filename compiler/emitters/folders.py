@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.render import shell_word
-from compiler.serving.weights import Weights
+from recipec.compiler.emitters.render import shell_word
+from recipec.compiler.serving.weights import Weights
 
 
 def assignment(part: str, weights: Weights, name: str, argument: bool = False) -> list[str]:

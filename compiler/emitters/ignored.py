@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from compiler.artifact import IGNORE
-from compiler.emitters.baseline import checkpoint_folder
-from compiler.render import render
+from recipec.compiler.artifacts.artifact import IGNORE
+from recipec.compiler.emitters.baseline import checkpoint_folder
+from recipec.compiler.emitters.render import render
 
 if TYPE_CHECKING:
-    from compiler.backends import Backend
-    from compiler.program import Program
+    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.program import Program
 
 
 def emit_ignored(program: Program, files: Iterable[str], backends: Sequence[Backend] = ()) -> str:

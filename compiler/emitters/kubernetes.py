@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from compiler.render import render
-from compiler.serving.container import SHARED_MEMORY_GB, Container
+from recipec.compiler.emitters.render import render
+from recipec.compiler.serving.container import SHARED_MEMORY_GB, Container
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 DRAIN_SECONDS = 15
 """From the order to stop to SIGTERM: meanwhile the service forgets the pod, and no request is sent to it."""

@@ -10,17 +10,17 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from compiler.emitters.places import in_artifact, is_hub_id, places
-from compiler.hardware import generations
-from compiler.launching import bucket_of, launchers, machines
-from compiler.render import render, shell_word
-from compiler.serving.container import CLOUD_SDK_IMAGE
-from compiler.wording import listing, plural
+from recipec.compiler.emitters.places import in_artifact, is_hub_id, places
+from recipec.compiler.emitters.render import render, shell_word
+from recipec.compiler.lowering.hardware import generations
+from recipec.compiler.lowering.launching import bucket_of, launchers, machines
+from recipec.compiler.serving.container import CLOUD_SDK_IMAGE
+from recipec.compiler.wording import listing, plural
 
 if TYPE_CHECKING:
-    from compiler.hardware import Accelerator
-    from compiler.program import Program
-    from spec.language.launch import Launch
+    from recipec.compiler.lowering.hardware import Accelerator
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.language.launch import Launch
 
 VM_NAME = 60
 """The longest name of a VM (63 characters), less the number of a slice."""

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from compiler import __version__, pins
-from compiler import backends as other_backends
-from compiler.artifact import LOCK_VERSION, digest, runtime_digest
-from compiler.recorded import to_record
+from recipec.compiler import __version__
+from recipec.compiler.artifacts.artifact import LOCK_VERSION, digest, runtime_digest
+from recipec.compiler.emitters import backends as other_backends
+from recipec.compiler.lowering import pins
+from recipec.compiler.lowering.recorded import to_record
 
 if TYPE_CHECKING:
-    from compiler.backends import Backend
-    from compiler.program import Program
+    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.program import Program
 
 
 def compiler_name() -> str:

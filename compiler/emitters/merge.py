@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.emitters.data_files import template_file
-from compiler.emitters.settings import about, base_settings
-from compiler.python_text import Name, Value, assignment, docstring, string
-from compiler.render import render
+from recipec.compiler.emitters.data_files import template_file
+from recipec.compiler.emitters.python_text import Name, Value, assignment, docstring, string
+from recipec.compiler.emitters.render import render
+from recipec.compiler.emitters.settings import about, base_settings
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 
 def emit_merge(program: Program) -> str:

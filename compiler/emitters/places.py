@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from compiler.serving.weights import OWN_MODELS
+from recipec.compiler.serving.weights import OWN_MODELS
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 LARGE_MODEL = 30e9
 """Bytes of weights that a TPU VM's boot disk of 97 GB does not hold twice, beside the system."""

@@ -7,22 +7,22 @@ from pathlib import PurePosixPath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from compiler import pins
-from compiler.emitters.kubernetes import serving_name
-from compiler.emitters.launch import accelerator_type, launch_section, place_flags
-from compiler.emitters.lock import compiler_name
-from compiler.emitters.places import in_words, is_hub_id, places
-from compiler.emitters.settings import kind
-from compiler.render import code_span, render, shell_word
-from compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
-from compiler.wording import listing, mesh_axes, plural
+from recipec.compiler.emitters.kubernetes import serving_name
+from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
+from recipec.compiler.emitters.lock import compiler_name
+from recipec.compiler.emitters.places import in_words, is_hub_id, places
+from recipec.compiler.emitters.render import code_span, render, shell_word
+from recipec.compiler.emitters.settings import kind
+from recipec.compiler.lowering import pins
+from recipec.compiler.serving.container import SHUTDOWN_MARGIN_SECONDS, Container, container, own_address
+from recipec.compiler.wording import listing, mesh_axes, plural
 
 if TYPE_CHECKING:
-    from compiler.backends import Backend
-    from compiler.hardware import Accelerator
-    from compiler.program import Program
-    from compiler.serving.weights import Weights
-    from spec.language.launch import Launch
+    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.hardware import Accelerator
+    from recipec.compiler.lowering.program import Program
+    from recipec.compiler.serving.weights import Weights
+    from recipec.spec.language.launch import Launch
 
 
 def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler import pins
-from compiler.render import render
+from recipec.compiler.emitters.render import render
+from recipec.compiler.lowering import pins
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 
 def emit_requirements(program: Program) -> str:

@@ -9,16 +9,16 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from compiler import pins
-from compiler.emitters.folders import assignment
-from compiler.emitters.kubernetes import emit_kubernetes
-from compiler.render import render, shell_word, yaml_string
-from compiler.serving.container import Container, Volume, container, own_address
-from compiler.serving.weights import Weights
-from runtime.serving.hosts import is_loopback
+from recipec.compiler.emitters.folders import assignment
+from recipec.compiler.emitters.kubernetes import emit_kubernetes
+from recipec.compiler.emitters.render import render, shell_word, yaml_string
+from recipec.compiler.lowering import pins
+from recipec.compiler.serving.container import Container, Volume, container, own_address
+from recipec.compiler.serving.weights import Weights
+from recipec.runtime.serving.hosts import is_loopback
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 CONTAINER_PLACES = ("VLLM_XLA_CACHE_PATH", "HF_HOME")
 """Variables that say where the container's volumes are; a bare machine keeps the defaults."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler import catalog, pins
-from compiler.emitters.folders import assignment
-from compiler.render import render, shell_word
-from compiler.serving.bench import bench_flags
-from compiler.serving.container import MODEL, container
-from compiler.serving.weights import Weights, model_weights
-from compiler.sources import asks_chats
-from runtime.serving.evaluate_prompts import parse
+from recipec.compiler.emitters.folders import assignment
+from recipec.compiler.emitters.render import render, shell_word
+from recipec.compiler.lowering import catalog, pins
+from recipec.compiler.lowering.sources import asks_chats
+from recipec.compiler.serving.bench import bench_flags
+from recipec.compiler.serving.container import MODEL, container
+from recipec.compiler.serving.weights import Weights, model_weights
+from recipec.runtime.serving.evaluate_prompts import parse
 
 if TYPE_CHECKING:
-    from compiler.program import Program
-    from spec.language import Recipe
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.language import Recipe
 
 
 TAKEN = 3

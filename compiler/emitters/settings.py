@@ -6,11 +6,11 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from compiler.python_text import WIDTH, Call, Name, Value
+from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value
 
 if TYPE_CHECKING:
-    from compiler.program import Program
-    from runtime.adapters import LoraSettings
+    from recipec.compiler.lowering.program import Program
+    from recipec.runtime.model.adapters import LoraSettings
 
 LONG_RANGE = 8
 """Consecutive layers from which on they are written as a range."""

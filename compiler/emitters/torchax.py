@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from compiler import pins
-from compiler.emitters.settings import devices, kind
-from compiler.emitters.train import script
-from compiler.python_text import docstring
-from compiler.render import render
-from spec.diagnostics import Diagnostic
+from recipec.compiler.emitters.python_text import docstring
+from recipec.compiler.emitters.render import render
+from recipec.compiler.emitters.settings import devices, kind
+from recipec.compiler.emitters.train import script
+from recipec.compiler.lowering import pins
+from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from compiler.backends import Files
-    from compiler.pins import Pins
-    from compiler.program import Program
+    from recipec.compiler.emitters.backends import Files
+    from recipec.compiler.lowering.pins import Pins
+    from recipec.compiler.lowering.program import Program
 
 SCRIPT = "train_torchax.py"
 REQUIREMENTS = "requirements-torchax.txt"

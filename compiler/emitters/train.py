@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from compiler.emitters.data_files import template_file
-from compiler.emitters.settings import about, devices, kind, lora_settings, model_settings
-from compiler.python_text import Call, Name, Value, assignment, docstring, statement, string
-from compiler.render import render
-from compiler.sizes import needs_master_weights
-from runtime.objectives import OBJECTIVES
+from recipec.compiler.emitters.data_files import template_file
+from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, docstring, statement, string
+from recipec.compiler.emitters.render import render
+from recipec.compiler.emitters.settings import about, devices, kind, lora_settings, model_settings
+from recipec.compiler.lowering.sizes import needs_master_weights
+from recipec.runtime.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
-    from compiler.program import Program
-    from spec.language import DataSource, Optimizer
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.language import DataSource, Optimizer
 
 
 def emit_train(program: Program) -> str:
@@ -44,7 +44,7 @@ def script(program: Program) -> dict[str, Any]:
 
 
 def _run_arguments(program: Program) -> list[str]:
-    """The arguments of runtime.train.run, in its order."""
+    """The arguments of runtime.training.train.run, in its order."""
     names = ["ARTIFACT", "arguments", "model=MODEL", "mesh=MESH"]
     names += ["lora=LORA"] if program.lora is not None else []
     names += ["data=DATA", "train=TRAIN", "checkpoint=CHECKPOINT"]

@@ -7,16 +7,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from compiler.explain import explain as explained
-from compiler.explain import unknown_path
-from compiler.lower import Lowered, lower
-from compiler.lsp.process import Checked, Document, Fix, Position
-from compiler.wording import flow
-from spec.diagnostics import Diagnostic, Span
-from spec.document import LINE_BREAK, read
-from spec.load import MAX_BYTES, Loaded, display, extended, load
-from spec.paths import Part, join, split
-from spec.tree import Node, Place, Scalar, plain, walk
+from recipec.compiler.explain.explain import explain as explained
+from recipec.compiler.explain.explain import unknown_path
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lsp.process import Checked, Document, Fix, Position
+from recipec.compiler.wording import flow
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.document import LINE_BREAK, read
+from recipec.spec.load import MAX_BYTES, Loaded, display, extended, load
+from recipec.spec.paths import Part, join, split
+from recipec.spec.tree import Node, Place, Scalar, plain, walk
 
 _MEANT = re.compile(r"did you mean `([^`]+)`\?")
 _PASTED = re.compile(r"(?:without quotes: |put quotes around it: )?`([^`\n]+)`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import BinaryIO
 
-from compiler.terminal import say
+from recipec.compiler.terminal import say
 
 LARGEST = 1 << 26
 """Bytes of a message; a recipe has at most 256 KiB, though an editor may send any YAML file."""

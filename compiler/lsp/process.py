@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import Any
 
-from spec.diagnostics import Diagnostic, Span
+from recipec.spec.diagnostics import Diagnostic, Span
 
 Position = tuple[int, int]
 """Line and column, from 0; a column is a character."""
@@ -111,7 +111,7 @@ class Process:
 
 def _answer(name: str, arguments: tuple[object, ...]) -> object:
     """In the process: the compiler is imported there alone, which the server does not wait for."""
-    return getattr(importlib.import_module("compiler.lsp.checking"), name)(*arguments)
+    return getattr(importlib.import_module("recipec.compiler.lsp.checking"), name)(*arguments)
 
 
 def _end_with_server() -> None:

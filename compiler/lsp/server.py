@@ -13,10 +13,10 @@ from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
-from compiler import __version__
-from compiler.lsp.process import Checked, Document, Process
-from compiler.lsp.view import View, described
-from spec.document import LINE_BREAK
+from recipec.compiler import __version__
+from recipec.compiler.lsp.process import Checked, Document, Process
+from recipec.compiler.lsp.view import View, described
+from recipec.spec.document import LINE_BREAK
 
 PAUSE = 0.15
 """Seconds after a change in which a further one puts the check off."""

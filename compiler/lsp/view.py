@@ -10,9 +10,9 @@ from pathlib import Path
 from lsprotocol import types
 from pygls.workspace import PositionCodec
 
-from compiler.lsp.process import Checked, Fix, Position
-from spec.codes import CODES, anchor
-from spec.diagnostics import Diagnostic, Span
+from recipec.compiler.lsp.process import Checked, Fix, Position
+from recipec.spec.codes import CODES, anchor
+from recipec.spec.diagnostics import Diagnostic, Span
 
 SEVERITIES = {
     "error": types.DiagnosticSeverity.Error,

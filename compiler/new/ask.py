@@ -11,13 +11,13 @@ from typing import Any
 
 import typer
 
-from compiler import catalog
-from compiler.errors import ArtifactError
-from compiler.hardware import Accelerator, UnknownAccelerator, from_name
-from compiler.new.machines import TITLES, Fit, fit, machines
-from compiler.new.memory import Probe
-from compiler.new.source import PLACEHOLDER
-from compiler.terminal import console
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_name
+from recipec.compiler.new.machines import TITLES, Fit, fit, machines
+from recipec.compiler.new.memory import Probe
+from recipec.compiler.new.source import PLACEHOLDER
+from recipec.compiler.terminal import console
 
 NO_SERVER = "none"
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from compiler.hardware import Accelerator
-from compiler.new.memory import Need, Probe, fits, need
-from compiler.port.mesh import arrangements
-from compiler.wording import divisors
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.new.memory import Need, Probe, fits, need
+from recipec.compiler.port.mesh import arrangements
+from recipec.compiler.wording import divisors
 
 POLICIES = ("none", "save_attention", "decoder")
 """Of `remat.policy`, the fastest first."""

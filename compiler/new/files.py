@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from compiler.errors import ArtifactError
-from compiler.terminal import uninterrupted
-from compiler.writing import umask
+from recipec.compiler.artifacts.writing import umask
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.terminal import uninterrupted
 
 
 def refuse_existing(target: Path, help: str) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compiler import __version__
-from compiler.errors import ArtifactError
-from compiler.render import render
+from recipec.compiler import __version__
+from recipec.compiler.emitters.render import render
+from recipec.compiler.errors import ArtifactError
 
 WORKFLOW = Path(".github", "workflows", "recipes.yml")
 PRE_COMMIT = Path(".pre-commit-config.yaml")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.errors import ArtifactError
-from compiler.hardware import Accelerator, from_name, known_names
-from compiler.new.draft import drafts, smallest_need
-from compiler.new.memory import HEADROOM, Probe
-from compiler.new.text import gib
-from compiler.wording import listing
-from spec.diagnostics import Diagnostic
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.hardware import Accelerator, from_name, known_names
+from recipec.compiler.new.draft import drafts, smallest_need
+from recipec.compiler.new.memory import HEADROOM, Probe
+from recipec.compiler.new.text import gib
+from recipec.compiler.wording import listing
+from recipec.spec.diagnostics import Diagnostic
 
 CPU = "cpu-8"
 """Stands for all of them."""

@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from compiler.hardware import Accelerator
-from compiler.plan.bound import kept_bytes, rows, state_bytes
-from compiler.plan.shapes import Layer, Shapes, shapes
-from compiler.program import Program
-from compiler.sizes import BYTES
-from compiler.wording import split_layer
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.plan.bound import kept_bytes, rows, state_bytes
+from recipec.compiler.plan.shapes import Layer, Shapes, shapes
+from recipec.compiler.wording import split_layer
 
 KEPT: dict[str, float] = {"none": 2.3}
 """What a policy keeps, in multiples of what no step does without. Without recomputation, results of norms,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from compiler.new.draft import Draft, resized, shortest
-from compiler.new.memory import Probe
-from compiler.steps import ENOUGH_STEPS, Length
-from compiler.wording import divisors
+from recipec.compiler.lowering.steps import ENOUGH_STEPS, Length
+from recipec.compiler.new.draft import Draft, resized, shortest
+from recipec.compiler.new.memory import Probe
+from recipec.compiler.wording import divisors
 
 USUAL_EPOCHS, MOST_EPOCHS = 3, 5
 """Passes over the data: up to so many with the usual batch, and over little data."""

@@ -8,26 +8,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from compiler import catalog
-from compiler.errors import ArtifactError
-from compiler.hardware import Accelerator, UnknownAccelerator, from_name
-from compiler.lower import lower
-from compiler.new.draft import RANK, Draft, drafts
-from compiler.new.machines import refusal
-from compiler.new.memory import Probe
-from compiler.new.pace import Choice, paced
-from compiler.new.source import Source
-from compiler.new.text import Contents, write
-from compiler.port.mesh import concerns
-from compiler.program import Program
-from compiler.recipe_text import to_yaml
-from compiler.steps import Length, run_length
-from compiler.wording import divisors
-from runtime.families import UnsupportedCheckpoint
-from spec.diagnostics import Diagnostic
-from spec.language import VERSION
-from spec.language.lora import PROJECTIONS
-from spec.load import load
+from recipec.compiler.emitters.recipe_text import to_yaml
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_name
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.steps import Length, run_length
+from recipec.compiler.new.draft import RANK, Draft, drafts
+from recipec.compiler.new.machines import refusal
+from recipec.compiler.new.memory import Probe
+from recipec.compiler.new.pace import Choice, paced
+from recipec.compiler.new.source import Source
+from recipec.compiler.new.text import Contents, write
+from recipec.compiler.port.mesh import concerns
+from recipec.compiler.wording import divisors
+from recipec.runtime.model.families import UnsupportedCheckpoint
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.language import VERSION
+from recipec.spec.language.lora import PROJECTIONS
+from recipec.spec.load import load
 
 
 @dataclass(frozen=True)

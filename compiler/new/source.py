@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.first_rows import first_rows
-from compiler.steps import CHARACTERS_PER_TOKEN
-from compiler.wording import listing
-from runtime.data.advice import LIKED
-from runtime.data.formats import FIELDS, KTO, is_labelled
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.first_rows import first_rows
+from recipec.compiler.lowering.steps import CHARACTERS_PER_TOKEN
+from recipec.compiler.wording import listing
+from recipec.runtime.data.advice import LIKED
+from recipec.runtime.data.formats import FIELDS, KTO, is_labelled
 
 PLACEHOLDER = "data/train.jsonl"
 """What a recipe names whose data was not given, beside the recipe."""

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from compiler.catalog import is_directory, title
-from compiler.first_rows import LOOKED_AT
-from compiler.hardware import Accelerator
-from compiler.new.draft import RANK, Draft, dtype
-from compiler.new.memory import Probe
-from compiler.new.pace import EVERY, Pace
-from compiler.new.source import PLACEHOLDER, Source
-from compiler.port.ledger import Line
-from compiler.port.write import recipe_text
-from compiler.sizes import BYTES
-from compiler.wording import listing, plural, quantity, which_layers
-from runtime.families import Architecture
-from spec.language import VERSION
-from spec.language.lora import PROJECTIONS
+from recipec.compiler.lowering.catalog import is_directory, title
+from recipec.compiler.lowering.first_rows import LOOKED_AT
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.lowering.sizes import BYTES
+from recipec.compiler.new.draft import RANK, Draft, dtype
+from recipec.compiler.new.memory import Probe
+from recipec.compiler.new.pace import EVERY, Pace
+from recipec.compiler.new.source import PLACEHOLDER, Source
+from recipec.compiler.port.ledger import Line
+from recipec.compiler.port.write import recipe_text
+from recipec.compiler.wording import listing, plural, quantity, which_layers
+from recipec.runtime.model.families import Architecture
+from recipec.spec.language import VERSION
+from recipec.spec.language.lora import PROJECTIONS
 
 Lines = dict[str, Line]
 

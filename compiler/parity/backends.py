@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from compiler.backends import Backend, diagnosed
-from compiler.packages import missing_packages
-from compiler.wording import listing
-from spec.diagnostics import Diagnostic, in_order
-from spec.load import locate
+from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler.packages import missing_packages
+from recipec.compiler.wording import listing
+from recipec.spec.diagnostics import Diagnostic, in_order
+from recipec.spec.load import locate
 
 if TYPE_CHECKING:
-    from compiler.program import Program
-    from spec.load import Loaded
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.load import Loaded
 
 SCRIPTS = {
     Backend.TUNIX: "train.py",

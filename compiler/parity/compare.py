@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.trace import Trace
+from recipec.runtime.training.trace import Trace
 
 TOLERANCES: dict[str, dict[str, float]] = {
     "float32": {"initial": 1e-6, "gradients": 1e-5, "losses": 1e-4, "merged": 1e-5},

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.program import Program
-from runtime.backends.saving import save_adapter
-from runtime.checkpoint import HFCheckpoint
-from runtime.initial import initial_adapters
-from runtime.settings import ModelSettings
+from recipec.compiler.lowering.program import Program
+from recipec.runtime.backends.saving import save_adapter
+from recipec.runtime.model.initial import initial_adapters
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 
 PERTURBATION = 1e-7
 """Standard deviation of what A's entries, of some 0.1, are moved by: the order of float32's rounding."""

@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from compiler.miniature_recipe import NO_PART, Replacement, derive, replacements
-from compiler.program import Program
-from compiler.rehearse import RECIPE, TRAIN_FILE, copy_template, write_yaml
-from runtime.partition_rules import data_parallel
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.rehearse.miniature_recipe import NO_PART, Replacement, derive, replacements
+from recipec.compiler.rehearse.rehearse import RECIPE, TRAIN_FILE, copy_template, write_yaml
+from recipec.runtime.model.partition_rules import data_parallel
 
 LEARNING_RATE = 1e-3
 """Small enough that rounding does not grow from step to step in most models, and large enough that twenty
@@ -18,7 +18,7 @@ steps move every adapter by far more than the tolerance."""
 
 
 def write_recipe(program: Program, steps: int, work: Path) -> list[Replacement]:
-    """Writes recipe.yaml beside the miniature of `compiler.rehearse`, and returns what it replaces.
+    """Writes recipe.yaml beside the miniature of `compiler.rehearse.rehearse`, and returns what it replaces.
 
     Everything that makes a run what it is stays: packing, accumulation, the loss and what carries it,
     optimizer, clipping, schedule, adapters. The type becomes float32, in which equal means equal; dropout is

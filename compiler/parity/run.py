@@ -11,27 +11,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import write
-from compiler.artifact_run import claim, done_line, script_environment
-from compiler.backends import Backend, diagnosed, others
-from compiler.emit import emit
-from compiler.errors import ArtifactError
-from compiler.families import FAMILIES
-from compiler.lower import lower
-from compiler.packages import require_packages
-from compiler.parity.backends import SCRIPTS, Backends
-from compiler.parity.recipe import write_recipe
-from compiler.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
-from compiler.program import Program
-from compiler.rehearse import RECIPE, write_miniature
-from compiler.wording import mesh_axes
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.artifacts.artifact import write
+from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.packages import require_packages
+from recipec.compiler.parity.backends import SCRIPTS, Backends
+from recipec.compiler.parity.recipe import write_recipe
+from recipec.compiler.rehearse.artifact_run import claim, done_line, script_environment
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
+from recipec.compiler.rehearse.rehearse import RECIPE, write_miniature
+from recipec.compiler.wording import mesh_axes
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from compiler.parity.compare import Row, Subject
+    from recipec.compiler.parity.compare import Row, Subject
 
 STEPS = 20
 
@@ -64,7 +64,7 @@ class Parity:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        from compiler.parity.table import to_dict
+        from recipec.compiler.parity.table import to_dict
 
         return to_dict(self.rows, self.control, self.left_out) | {
             "ok": self.ok,
@@ -110,7 +110,7 @@ def parity(
     found.ok = pipeline.ok and bool(found.rows) and all(row.ok for row in found.rows)
     found.seconds = {result.step: result.seconds for result in pipeline.results}
     if found.rows:
-        from compiler.parity.table import print_rows
+        from recipec.compiler.parity.table import print_rows
 
         print_rows(
             console, f"parity of {program.name}, {steps} steps", found.rows, found.control, found.left_out
@@ -246,9 +246,9 @@ class Trained:
 
     def subject(self) -> Subject:
         """The run, to be compared."""
-        from compiler.parity.compare import Subject
-        from runtime.checkpoint import HFCheckpoint
-        from runtime.trace import read_trace
+        from recipec.compiler.parity.compare import Subject
+        from recipec.runtime.training.trace import read_trace
+        from recipec.runtime.weights.checkpoint import HFCheckpoint
 
         base = HFCheckpoint.open(self.merged)
         tensors = {name: functools.partial(base.read, name) for name in base.tensors}
@@ -264,7 +264,7 @@ class Trained:
 
 
 def _control(run: Trained, program: Program, work: Path) -> str:
-    from compiler.parity.control import PERTURBATION, write_perturbed
+    from recipec.compiler.parity.control import PERTURBATION, write_perturbed
 
     write_perturbed(work / "perturbed", program, work / "model")
     return f"{run.train('--adapter', str(work / 'perturbed'))}, from adapters moved by {PERTURBATION:.0e}"
@@ -279,8 +279,8 @@ def _merge(runs: Sequence[Trained]) -> str:
 def _compare(
     runs: Mapping[Backend, Trained], control: Trained | None, tolerances: Mapping[str, float], found: Parity
 ) -> str:
-    from compiler.parity.compare import TOLERANCES, compare
-    from runtime.errors import UserError
+    from recipec.compiler.parity.compare import TOLERANCES, compare
+    from recipec.runtime.errors import UserError
 
     limits = {**TOLERANCES["float32"], **tolerances}
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.parity.compare import CONTROL, Row
-from compiler.pipeline import say
+from recipec.compiler.parity.compare import CONTROL, Row
+from recipec.compiler.rehearse.pipeline import say
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compiler.parity.compare import Row, Subject, tolerances_of
-from compiler.parity.compare import compare as compare_runs
-from runtime.errors import UserError
-from runtime.trace import Trace, read_trace
+from recipec.compiler.parity.compare import Row, Subject, tolerances_of
+from recipec.compiler.parity.compare import compare as compare_runs
+from recipec.runtime.errors import UserError
+from recipec.runtime.training.trace import Trace, read_trace
 
 
 def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, list[Row]]:

@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import qwix
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from compiler.plan.depth import renumbered, shortened
-from compiler.plan.results import Compiled
-from compiler.program import Program
-from runtime.lora import path_of
-from runtime.model import abstract_model
-from runtime.objectives import OBJECTIVES
-from runtime.partition_rules import row_axes
-from runtime.quantize import Layout
-from runtime.sharding import named
-from runtime.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.depth import renumbered, shortened
+from recipec.compiler.plan.results import Compiled
+from recipec.runtime.model.loading import abstract_model
+from recipec.runtime.model.lora import path_of
+from recipec.runtime.model.partition_rules import row_axes
+from recipec.runtime.model.quantize import Layout
+from recipec.runtime.model.sharding import named
+from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
 
 SCHEDULED_STEPS = 1000
 """Of the learning rate's schedule. The run's own number is known with its data, and changes nothing here."""
@@ -39,7 +39,7 @@ class AbstractStep:
     """A step to lower.
 
     Attributes:
-        step: of runtime.step, the one that train.py runs, or another backend's.
+        step: of runtime.training.step, the one that train.py runs, or another backend's.
         arguments: of `step.jit()`: shapes with shardings.
         sizes: bytes of them on one device, by what they are.
     """
@@ -119,7 +119,7 @@ def placed_base(state: Any, quantized: Mapping[str, Layout], mesh: Mesh) -> Any:
     of its own.
 
     Args:
-        quantized: of `runtime.model.Built`.
+        quantized: of `runtime.model.loading.Built`.
     """
 
     def one(path: Any, leaf: Any, sharding: NamedSharding) -> Any:

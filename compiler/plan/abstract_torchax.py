@@ -7,13 +7,13 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from compiler.plan.abstract import SCHEDULED_STEPS, AbstractStep, abstract_batch, device_bytes
-from compiler.plan.depth import renumbered, shortened
-from compiler.plan.hf_config import hf_config
-from compiler.plan.results import Compiled
-from compiler.program import Program
-from runtime.backends.torchax.model import abstract_model
-from runtime.backends.torchax.step import Step
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.abstract import SCHEDULED_STEPS, AbstractStep, abstract_batch, device_bytes
+from recipec.compiler.plan.depth import renumbered, shortened
+from recipec.compiler.plan.hf_config import hf_config
+from recipec.compiler.plan.results import Compiled
+from recipec.runtime.backends.torchax.model import abstract_model
+from recipec.runtime.backends.torchax.step import Step
 
 
 def abstract_torchax_step(

@@ -10,15 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from compiler.catalog import is_directory
-from compiler.errors import ArtifactError
-from compiler.preview import TOKENIZER_FILES, data_settings
-from compiler.sources import is_inline
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.explain.preview import TOKENIZER_FILES, data_settings
+from recipec.compiler.lowering.catalog import is_directory
+from recipec.compiler.lowering.sources import is_inline
 
 if TYPE_CHECKING:
-    from runtime.families import Architecture, Family
-    from runtime.settings import DataSettings, ModelSettings
-    from spec.language import Recipe
+    from recipec.runtime.model.families import Architecture, Family
+    from recipec.runtime.settings import DataSettings, ModelSettings
+    from recipec.spec.language import Recipe
 
 DECISIVE = ("tokenizers", "transformers", "jinja2", "datasets", "pyarrow")
 """Packages that decide how rows are read, rendered and tokenised."""
@@ -96,7 +96,7 @@ def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand 
 
 def contents(found: AtHand) -> str:
     """Everything that decides what becomes of the data, as JSON: of files, what is in them."""
-    import runtime.data
+    from recipec.runtime import data as code
 
     data = found.data
     folders = [found.model_dir] + ([Path(found.model.tokenizer)] if found.model.tokenizer else [])
@@ -109,7 +109,7 @@ def contents(found: AtHand) -> str:
         "sources": [_digests(found.data_dir / path) for path in _paths(data)],
         "template": _digests(found.data_dir / str(template)) if a_file else None,
         "transform": _digests(Path(transform)) if transform else None,
-        "code": _digests(Path(runtime.data.__file__).parent, ["*.py"]),
+        "code": _digests(Path(code.__file__).parent, ["*.py"]),
         "packages": [_version(name) for name in DECISIVE],
     }
     return json.dumps(made_of, sort_keys=True)
@@ -138,7 +138,7 @@ def _tokenizer(
     program: Subject, given: Path | None, data_dir: Path
 ) -> tuple[Path, ModelSettings] | Unavailable:
     """The folder for runtime.data.load_tokenizer, and the settings."""
-    from runtime.settings import ModelSettings
+    from recipec.runtime.settings import ModelSettings
 
     model = program.recipe.model
     settings = ModelSettings(model.id, program.family.name, revision=model.revision)

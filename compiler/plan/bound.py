@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.plan.shapes import DOWN, OUTPUT, Layer, Shapes, shapes
-from compiler.program import Program
-from compiler.sizes import BYTES, optimizer_bytes
-from runtime.objectives import OBJECTIVES
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.sizes import BYTES, optimizer_bytes
+from recipec.compiler.plan.shapes import DOWN, OUTPUT, Layer, Shapes, shapes
+from recipec.runtime.training.objectives import OBJECTIVES
 
 FORWARD, BACKWARD = 2, 2
 """FLOPs for each weight and token: of the forward pass, and of the gradient of the activations. That of the

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from compiler.plan.units import gib
-from spec.diagnostics import Diagnostic
+from recipec.compiler.plan.units import gib
+from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from compiler.plan.results import Plan
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
+    from recipec.compiler.plan.results import Plan
 
 DIGITS = 15
 """Those that a float keeps of a decimal number."""

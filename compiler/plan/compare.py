@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.plan.results import Collective, Plan
-from compiler.plan.units import aligned, gib, groups, milliseconds, percent, traffic, wrapped
-from compiler.wording import mesh_axes
+from recipec.compiler.plan.results import Collective, Plan
+from recipec.compiler.plan.units import aligned, gib, groups, milliseconds, percent, traffic, wrapped
+from recipec.compiler.wording import mesh_axes
 
 PARTS = {
     "weights": "base weights",

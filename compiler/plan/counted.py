@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from compiler.errors import ArtifactError
-from compiler.packages import install, missing_packages
-from compiler.plan.at_hand import AtHand, Subject, Unavailable, contents, look
-from compiler.preview import PACKAGES
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.explain.preview import PACKAGES
+from recipec.compiler.packages import install, missing_packages
+from recipec.compiler.plan.at_hand import AtHand, Subject, Unavailable, contents, look
 
 if TYPE_CHECKING:
-    from spec.language import Train
+    from recipec.spec.language import Train
 
 QUICK_PACKAGES = ("numpy", "tokenizers", "huggingface_hub")
 """What counting takes without transformers, whose import takes seconds."""
@@ -94,7 +94,7 @@ def statistics(
         return found
 
     def load() -> Any:
-        from runtime.data.tokenizer import load_tokenizer
+        from recipec.runtime.data.tokenizer import load_tokenizer
 
         return load_tokenizer(found.model_dir, found.model, found.data, found.data_dir)
 
@@ -192,7 +192,7 @@ def _missing(packages: tuple[str, ...]) -> Unavailable | None:
 
 
 def _plans() -> Store:
-    from compiler.plan import store
+    from recipec.compiler.plan import store
 
     return store
 
@@ -212,9 +212,9 @@ def _counted(found: AtHand, load: Callable[[], Any], store: Store, key: str) -> 
 
 def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
     """Tokenises and packs as train.py does."""
-    from runtime.data.prepare import prepare
-    from runtime.errors import UserError
-    from runtime.settings import TrainSettings
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.errors import UserError
+    from recipec.runtime.settings import TrainSettings
 
     # Batches of one row: how many rows a batch has is no matter of the data.
     alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)

@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.program import Program
-from compiler.wording import split_layer
-from runtime.adapters import LoraSettings
-from runtime.families import Architecture
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.wording import split_layer
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.model.families import Architecture
 
 LEAST = 5
 """Layers of a stretch in the smallest compile, at least. With fewer, temporaries are largest in the loss and

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from compiler.plan import calibration
-from compiler.plan.bound import model_flops, rows
-from compiler.plan.depth import Depth, weighted
-from compiler.plan.results import Collective, Compiled, Estimate, Kernel, Memory, Temporary
-from compiler.program import Program
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.bound import model_flops, rows
+from recipec.compiler.plan.depth import Depth, weighted
+from recipec.compiler.plan.results import Collective, Compiled, Estimate, Kernel, Memory, Temporary
 
 SHARED_CODE = 300 * 2**20
 """Bytes of code that no whole compile was seen to have: Gemma 3 4B's 10 and 16 layers have 107 and 171 MiB,

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 
-from compiler.backends import Backend, diagnosed
-from compiler.hardware import Accelerator, arranged, from_topology, generations
-from compiler.lower import lower
-from compiler.plan.results import Estimate, Memory, Temporary
-from compiler.plan.units import gib, percent
-from compiler.program import Program
-from compiler.wording import divisors, flow, listing
-from spec.diagnostics import Diagnostic
-from spec.load import load
+from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler.lowering.hardware import Accelerator, arranged, from_topology, generations
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.results import Estimate, Memory, Temporary
+from recipec.compiler.plan.units import gib, percent
+from recipec.compiler.wording import divisors, flow, listing
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.load import load
 
 HEADROOM = 0.02
 """Share of the memory that has to stay free: the figures are the compiler's, and rounded."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.families import FAMILIES, model_type
-from runtime.families import Architecture
-from runtime.families.dense import DenseArchitecture
-from runtime.families.gemma2 import Gemma2Architecture
-from runtime.families.gemma3 import Gemma3Architecture
-from runtime.families.gemma4 import Gemma4Architecture
+from recipec.compiler.lowering.families import FAMILIES, model_type
+from recipec.runtime.model.families import Architecture
+from recipec.runtime.model.families.dense import DenseArchitecture
+from recipec.runtime.model.families.gemma2 import Gemma2Architecture
+from recipec.runtime.model.families.gemma3 import Gemma3Architecture
+from recipec.runtime.model.families.gemma4 import Gemma4Architecture
 
 
 def hf_config(architecture: Architecture) -> dict[str, Any]:

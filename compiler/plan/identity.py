@@ -8,11 +8,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from compiler.artifact import digest, runtime_digest
-from compiler.backends import Backend
-from compiler.plan import store
-from compiler.plan.job import Job
-from compiler.program import Program
+from recipec.compiler.artifacts.artifact import digest, runtime_digest
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import store
+from recipec.compiler.plan.job import Job
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "qwix", "google-tunix")
 """Those whose code becomes part of the compiled step, or compiles it."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from compiler.backends import Backend
+from recipec.compiler.emitters.backends import Backend
 
 
 @dataclass(frozen=True)

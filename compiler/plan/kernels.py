@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from compiler.plan.hlo.parse import Array, Module
-from compiler.plan.hlo.walk import executed
-from compiler.plan.results import Kernel
+from recipec.compiler.plan.hlo.parse import Array, Module
+from recipec.compiler.plan.hlo.walk import executed
+from recipec.compiler.plan.results import Kernel
 
 EFFICIENCY = 0.5
 """Share of the peak that splash attention is taken to reach. No measurement stands behind it, only this: for

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from compiler.backends import Backend
-from compiler.plan.results import Placement
-from compiler.program import Program
-from compiler.wording import split_layer
-from runtime.families.base import Spec
-from runtime.partition_rules import divisible
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.results import Placement
+from recipec.compiler.wording import split_layer
+from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.partition_rules import divisible
 
 SIZES = {"bfloat16": 2, "float32": 4}
 """Bytes of a number."""
@@ -43,7 +43,7 @@ def _tunix(program: Program) -> Iterator[Array]:
 
 def _torchax(program: Program) -> Iterator[Array]:
     """transformers' tensors, and PEFT's adapters on them."""
-    from runtime.backends.torchax.placement import adapter_specs, tensor_specs
+    from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
 
     axes = program.recipe.mesh.axes
     specs = tensor_specs(program.family, program.architecture, program.rules, axes)

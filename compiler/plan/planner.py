@@ -6,20 +6,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from compiler.backends import Backend
-from compiler.errors import ArtifactError
-from compiler.plan import calibration, identity
-from compiler.plan.at_hand import Unavailable
-from compiler.plan.counted import Statistics
-from compiler.plan.depth import Depth, depths, whole
-from compiler.plan.estimate import extrapolate
-from compiler.plan.job import Failed, Job
-from compiler.plan.placements import placements
-from compiler.plan.pool import Progress, compile_jobs
-from compiler.plan.results import Compiled, Estimate, Plan
-from compiler.plan.run import run_length
-from compiler.program import Program
-from compiler.wording import flow, listing
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import calibration, identity
+from recipec.compiler.plan.at_hand import Unavailable
+from recipec.compiler.plan.counted import Statistics
+from recipec.compiler.plan.depth import Depth, depths, whole
+from recipec.compiler.plan.estimate import extrapolate
+from recipec.compiler.plan.job import Failed, Job
+from recipec.compiler.plan.placements import placements
+from recipec.compiler.plan.pool import Progress, compile_jobs
+from recipec.compiler.plan.results import Compiled, Estimate, Plan
+from recipec.compiler.plan.run import run_length
+from recipec.compiler.wording import flow, listing
 
 SEARCHED = (
     "mesh.axes",

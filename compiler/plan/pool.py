@@ -19,16 +19,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
-from compiler.backends import Backend
-from compiler.errors import ArtifactError
-from compiler.packages import install, require_packages
-from compiler.plan import identity, store
-from compiler.plan.job import FAILED, JOB, Failed, Job
-from compiler.plan.results import COMPILED, Compiled
-from compiler.program import Program
-from compiler.wording import listing
+from recipec import ROOT
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.packages import install, require_packages
+from recipec.compiler.plan import identity, store
+from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
+from recipec.compiler.plan.results import COMPILED, Compiled
+from recipec.compiler.wording import listing
 
-WORKER = ("-P", "-m", "compiler.plan.worker")
+WORKER = ("-P", "-m", "recipec.compiler.plan.worker")
 """-P, since the folder that one is in may hold another `compiler`."""
 POLL_SECONDS = 0.1
 BASE_MEMORY, LAYER_MEMORY = 2.0e9, 0.15e9
@@ -251,11 +252,10 @@ def read_result(status: int, line: str, said: Sequence[str]) -> Compiled | Faile
 
 def environment() -> dict[str, str]:
     """Of a process that compiles for a TPU on a machine that has none."""
-    here = str(Path(__file__).resolve().parent.parent.parent)
     inherited: Mapping[str, str] = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return {
         **inherited,
-        "PYTHONPATH": os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         # One lock file keeps processes from sharing a TPU, which none of these has.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from compiler.plan.at_hand import Unavailable
-from compiler.plan.counted import Statistics
-from compiler.plan.results import Estimate, RunLength
-from compiler.steps import run_length as from_lines
-from compiler.wording import plural
+from recipec.compiler.lowering.steps import run_length as from_lines
+from recipec.compiler.plan.at_hand import Unavailable
+from recipec.compiler.plan.counted import Statistics
+from recipec.compiler.plan.results import Estimate, RunLength
+from recipec.compiler.wording import plural
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 NOT_COUNTED = "Evaluation, checkpoints, start-up and compilation are not counted."
 

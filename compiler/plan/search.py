@@ -17,22 +17,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, get_args
 
-from compiler.backends import Backend
-from compiler.hardware import Accelerator, arranged
-from compiler.lower import Lowered, lower
-from compiler.plan import planner, pool
-from compiler.plan.bound import bound, rows
-from compiler.plan.depth import Depth, depths
-from compiler.plan.estimate import extrapolate
-from compiler.plan.job import Failed, Job
-from compiler.plan.pool import Progress
-from compiler.plan.results import Collective, Compiled, Estimate, Point, Search
-from compiler.plan.run import usd_per_hour
-from compiler.program import Program
-from compiler.wording import divisors, flow, plural
-from runtime.partition_rules import data_parallel
-from spec.language.mesh import Remat
-from spec.load import load
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.hardware import Accelerator, arranged
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import planner, pool
+from recipec.compiler.plan.bound import bound, rows
+from recipec.compiler.plan.depth import Depth, depths
+from recipec.compiler.plan.estimate import extrapolate
+from recipec.compiler.plan.job import Failed, Job
+from recipec.compiler.plan.pool import Progress
+from recipec.compiler.plan.results import Collective, Compiled, Estimate, Point, Search
+from recipec.compiler.plan.run import usd_per_hour
+from recipec.compiler.wording import divisors, flow, plural
+from recipec.runtime.model.partition_rules import data_parallel
+from recipec.spec.language.mesh import Remat
+from recipec.spec.load import load
 
 MOST = 24
 """Configurations that are compiled."""

@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from compiler.plan.fit import yaml_lines
-from compiler.plan.planner import settings
-from compiler.plan.results import Point, Search
-from compiler.plan.units import aligned, duration, wrapped
-from compiler.program import Program
-from compiler.wording import plural
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.fit import yaml_lines
+from recipec.compiler.plan.planner import settings
+from recipec.compiler.plan.results import Point, Search
+from recipec.compiler.plan.units import aligned, duration, wrapped
+from recipec.compiler.wording import plural
 
 STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
 REASONS = 6

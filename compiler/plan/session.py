@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.backends import Backend, diagnosed
-from compiler.plan import budget, fit
-from compiler.plan.counted import Statistics, statistics
-from compiler.plan.planner import estimate_of, plan
-from compiler.plan.pool import Progress
-from compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
-from compiler.plan.roofline.server import SERVING_PLAN, ServingPlan, plan_serving, promise
-from spec.diagnostics import Diagnostic, render_json
-from spec.load import locate
+from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler.plan import budget, fit
+from recipec.compiler.plan.counted import Statistics, statistics
+from recipec.compiler.plan.planner import estimate_of, plan
+from recipec.compiler.plan.pool import Progress
+from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search
+from recipec.compiler.plan.roofline.server import SERVING_PLAN, ServingPlan, plan_serving, promise
+from recipec.spec.diagnostics import Diagnostic, render_json
+from recipec.spec.load import locate
 
 if TYPE_CHECKING:
-    from compiler.program import Program
-    from spec.load import Loaded
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.load import Loaded
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | Non
         KeyboardInterrupt: what was compiled is in the cache.
         compiler.plan.search.Interrupted: the same within a search, with what was found.
     """
-    from compiler.plan.search import search
+    from recipec.compiler.plan.search import search
 
     counted = statistics(program, asked.model, asked.data_dir)
     made = plan(program, asked.sets, asked.exact, asked.effort, counted, progress, asked.backend)
@@ -117,8 +117,8 @@ def _fit(
         return []
 
     def fits(sets: tuple[str, ...]) -> Estimate | None:
-        from compiler.lower import lower
-        from spec.load import load
+        from recipec.compiler.lowering.lower import lower
+        from recipec.spec.load import load
 
         every = (*asked.sets, *sets)
         changed = lower(load(program.source, every), planning=True).program

@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from compiler.program import Program
-from compiler.wording import split_layer
-from runtime.families.base import FULL
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.wording import split_layer
+from recipec.runtime.model.families.base import FULL
 
 LOOKED_UP = ("embedder.input_embedding", "embedder.per_layer_input_embedding")
 """Embeddings, which are no matrix products; the first is the output head as well, where the model has no

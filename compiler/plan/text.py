@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compiler.plan import calibration
-from compiler.plan.compare import PARTS, mesh
-from compiler.plan.results import Estimate, Plan, RunLength
-from compiler.plan.units import (
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.compare import PARTS, mesh
+from recipec.compiler.plan.results import Estimate, Plan, RunLength
+from recipec.compiler.plan.units import (
     WIDTH,
     aligned,
     duration,
@@ -19,7 +19,7 @@ from compiler.plan.units import (
     traffic,
     wrapped,
 )
-from compiler.wording import listing, plural
+from recipec.compiler.wording import listing, plural
 
 COLLECTIVES, KERNELS, TEMPORARIES = 6, 4, 6
 """Rows that are shown of each."""

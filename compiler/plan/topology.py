@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from compiler.hardware import Accelerator, generations
+from recipec.compiler.lowering.hardware import Accelerator, generations
 
 
 def name(accelerator: Accelerator) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import wrap
 
-from compiler.plan.results import Collective
-from compiler.wording import listing
+from recipec.compiler.plan.results import Collective
+from recipec.compiler.wording import listing
 
 WIDTH = 100
 """Columns of what is printed."""

@@ -1,7 +1,7 @@
 """Compiles one job: the training step of a recipe's train.py, or of another backend's script, for its TPU,
 from shapes alone.
 
-    python -m compiler.plan.worker < JOB.json
+    python -m recipec.compiler.plan.worker < JOB.json
 
 A process of its own, for libtpu has to be told of the machine before jax is imported, a compile that is
 killed for memory must not take the command along, and what one compile leaves in memory no other needs.
@@ -18,13 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.backends import Backend
-from compiler.plan.job import FAILED, JOB, Failed, Job
-from compiler.plan.results import COMPILED, Compiled, OutOfMemory
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
+from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory
 
 if TYPE_CHECKING:
-    from compiler.plan.abstract import AbstractStep
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
+    from recipec.compiler.plan.abstract import AbstractStep
 
 
 def main() -> None:
@@ -37,15 +37,15 @@ def main() -> None:
 
 def compile_step(job: Job) -> Compiled | Failed:
     """Builds and compiles a job's step."""
-    from compiler.lower import lower
-    from runtime.errors import UserError
-    from spec.load import load
+    from recipec.compiler.lowering.lower import lower
+    from recipec.runtime.errors import UserError
+    from recipec.spec.load import load
 
     program = lower(load(job.recipe, job.sets), planning=True).program
     if program is None:
         return Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
     _configure(job, program)
-    from compiler.plan import topology
+    from recipec.compiler.plan import topology
 
     try:
         devices = topology.devices(program.accelerator)
@@ -66,14 +66,14 @@ def _configure(job: Job, program: Program) -> None:
     jax.config.update("jax_exec_time_optimization_effort", job.effort)
     jax.config.update("jax_memory_fitting_effort", job.effort)
     if program.recipe.model.dtype == "float32":
-        jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.train does
+        jax.config.update("jax_default_matmul_precision", "highest")  # as runtime.training.train does
 
 
 def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
-    from compiler.plan.hlo.refusal import parse_refusal
-    from runtime import mesh as meshes
+    from recipec.compiler.plan.hlo.refusal import parse_refusal
+    from recipec.runtime.model import mesh as meshes
 
     script = constants(program, job.backend)
     mesh = meshes.arrange(script["MESH"].axes, devices)
@@ -97,10 +97,10 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
 def _abstract(job: Job, program: Program, script: Mapping[str, Any], mesh: Any) -> AbstractStep:
     """The backend's step."""
     if job.backend is Backend.TORCHAX:
-        from compiler.plan.abstract_torchax import abstract_torchax_step
+        from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
 
         return abstract_torchax_step(program, job.layers, script, mesh)
-    from compiler.plan.abstract import abstract_step
+    from recipec.compiler.plan.abstract import abstract_step
 
     return abstract_step(program, job.layers, script, mesh)
 
@@ -110,7 +110,7 @@ def _refusal(lowered: Any, message: str) -> OutOfMemory | None:
     the program that it refused, whose text does."""
     import jax
 
-    from compiler.plan.hlo.refusal import dump_options, parse_refusal
+    from recipec.compiler.plan.hlo.refusal import dump_options, parse_refusal
 
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -122,11 +122,11 @@ def _refusal(lowered: Any, message: str) -> OutOfMemory | None:
 
 def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
     """What the compiler says of a program, and what its text shows."""
-    from compiler.plan.hlo.collectives import collectives
-    from compiler.plan.hlo.costs import compiler_rates, costs, seconds_taken_off
-    from compiler.plan.hlo.liveness import largest
-    from compiler.plan.hlo.parse import parse
-    from compiler.plan.kernels import kernels
+    from recipec.compiler.plan.hlo.collectives import collectives
+    from recipec.compiler.plan.hlo.costs import compiler_rates, costs, seconds_taken_off
+    from recipec.compiler.plan.hlo.liveness import largest
+    from recipec.compiler.plan.hlo.parse import parse
+    from recipec.compiler.plan.kernels import kernels
 
     accelerator = program.accelerator
     chip = accelerator.peak_flops_per_device, accelerator.bandwidth_per_device
@@ -156,7 +156,7 @@ def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
 
 def constants(program: Program, backend: Backend = Backend.TUNIX) -> Mapping[str, Any]:
     """What the recipe's generated train.py or train_torchax.py states, by running its text."""
-    from compiler.emitters.data_files import data_files
+    from recipec.compiler.emitters.data_files import data_files
 
     name, text = _script(program, backend)
     with tempfile.TemporaryDirectory() as folder:
@@ -172,10 +172,10 @@ def constants(program: Program, backend: Backend = Backend.TUNIX) -> Mapping[str
 def _script(program: Program, backend: Backend) -> tuple[str, str]:
     """A backend's script: its name, and its text."""
     if backend is Backend.TORCHAX:
-        from compiler.emitters.torchax import emit_script
+        from recipec.compiler.emitters.torchax import emit_script
 
         return "train_torchax", emit_script(program)
-    from compiler.emitters.train import emit_train
+    from recipec.compiler.emitters.train import emit_train
 
     return "train", emit_train(program)
 

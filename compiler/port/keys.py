@@ -15,10 +15,10 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from compiler.port.ledger import Ledger
-from compiler.port.source import MISSING, Source
-from compiler.wording import flow, listing
-from spec.validate import shown
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.source import MISSING, Source
+from recipec.compiler.wording import flow, listing
+from recipec.spec.validate import shown
 
 TRUE, FALSE = ("true", "yes", "on", "1", "t", "y"), ("false", "no", "off", "0", "f", "n")
 """Switches as text: YAML 1.1's words in quotes, and those of accelerate's files."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from compiler.port.source import MISSING, Source, Sources
-from spec.diagnostics import Diagnostic, Span
+from recipec.compiler.port.source import MISSING, Source, Sources
+from recipec.spec.diagnostics import Diagnostic, Span
 
 
 class Verdict(Enum):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from compiler.hardware import Accelerator
-from compiler.port.ledger import Finding, Ledger, Verdict
-from compiler.port.report import SEVERITY
-from compiler.wording import divisors, plural
-from spec.diagnostics import Diagnostic
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.port.ledger import Finding, Ledger, Verdict
+from recipec.compiler.port.report import SEVERITY
+from recipec.compiler.wording import divisors, plural
+from recipec.spec.diagnostics import Diagnostic
 
 ROWS, MICRO = "train.global_batch_size", "train.micro_batch_size"
 NONE = "E1111"

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from compiler.lower import lower
-from compiler.plan.results import Point, Search
-from compiler.port.ledger import Ledger, Verdict
-from compiler.port.mesh import MICRO, amend
-from compiler.port.port import Asked, Ported, finish, in_place
-from compiler.port.read import Tree, parse_yaml
-from compiler.program import Program
-from compiler.wording import plural
-from spec.diagnostics import Diagnostic
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.results import Point, Search
+from recipec.compiler.port.ledger import Ledger, Verdict
+from recipec.compiler.port.mesh import MICRO, amend
+from recipec.compiler.port.port import Asked, Ported, finish, in_place
+from recipec.compiler.port.read import Tree, parse_yaml
+from recipec.compiler.wording import plural
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.load import load
 
 MOST = 12
 """Configurations that are compiled."""

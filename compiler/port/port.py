@@ -12,25 +12,25 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 from typing import Any
 
-from compiler.hardware import Accelerator
-from compiler.lower import Lowered, lower
-from compiler.port import dialects, mesh
-from compiler.port.dialects import Module
-from compiler.port.keys import words
-from compiler.port.ledger import Finding, Ledger, Verdict, prefixes
-from compiler.port.mesh import amend
-from compiler.port.read import read
-from compiler.port.recognise import Recognised, recognise, say_unread
-from compiler.port.report import Row, counts, rows, summary
-from compiler.port.settle import Settled, older_beside, overridden, renamed, settle
-from compiler.port.source import Source, Sources
-from compiler.port.write import recipe_text
-from compiler.program import Program
-from compiler.sources import escapes
-from spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
-from spec.document import Refused
-from spec.language import VERSION
-from spec.load import display, load
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.sources import escapes
+from recipec.compiler.port import dialects, mesh
+from recipec.compiler.port.dialects import Module
+from recipec.compiler.port.keys import words
+from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
+from recipec.compiler.port.mesh import amend
+from recipec.compiler.port.read import read
+from recipec.compiler.port.recognise import Recognised, recognise, say_unread
+from recipec.compiler.port.report import Row, counts, rows, summary
+from recipec.compiler.port.settle import Settled, older_beside, overridden, renamed, settle
+from recipec.compiler.port.source import Source, Sources
+from recipec.compiler.port.write import recipe_text
+from recipec.spec.diagnostics import Diagnostic, Span, has_errors, in_order, render_json
+from recipec.spec.document import Refused
+from recipec.spec.language import VERSION
+from recipec.spec.load import display, load
 
 NEUTRAL = words("args config finetune full lora qlora recipe sft train training-args training-config")
 """Names of files that say nothing of the run; the folder's name is taken."""

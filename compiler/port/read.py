@@ -18,12 +18,12 @@ import yaml
 from yaml.events import AliasEvent
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from compiler.port.source import Source, join
-from spec.diagnostics import Diagnostic, Span
-from spec.document import MAX_DEPTH, Refused
-from spec.load import display, read_text
-from spec.secrets import Concealer, kind
-from spec.yaml_errors import explain
+from recipec.compiler.port.source import Source, join
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.document import MAX_DEPTH, Refused
+from recipec.spec.load import display, read_text
+from recipec.spec.secrets import Concealer, kind
+from recipec.spec.yaml_errors import explain
 
 MAX_BYTES = 1 << 20
 """The largest file that is read, well above any config: reading it takes seconds."""

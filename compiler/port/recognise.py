@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from compiler.port import dialects
-from compiler.port.dialects import Module
-from compiler.port.keys import tools, words
-from compiler.port.ledger import Ledger
-from compiler.port.source import Source, Sources
-from compiler.wording import listing
-from spec.diagnostics import Diagnostic, Span, has_errors
+from recipec.compiler.port import dialects
+from recipec.compiler.port.dialects import Module
+from recipec.compiler.port.keys import tools, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.source import Source, Sources
+from recipec.compiler.wording import listing
+from recipec.spec.diagnostics import Diagnostic, Span, has_errors
 
 NEARLY = 0.9
 """How like a mark a key must be to be taken for a slip."""

@@ -13,11 +13,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from compiler.port.ledger import Finding, Ledger, Verdict, prefixes
-from compiler.port.read import conceal
-from compiler.port.source import Source, Sources
-from spec.core_schema import flow
-from spec.diagnostics import printable
+from recipec.compiler.port.ledger import Finding, Ledger, Verdict, prefixes
+from recipec.compiler.port.read import conceal
+from recipec.compiler.port.source import Source, Sources
+from recipec.spec.core_schema import flow
+from recipec.spec.diagnostics import printable
 
 SEVERITY = (Verdict.UNUSED, Verdict.EXACT, Verdict.DEFAULTED, Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
 """Of several findings on one key, the last of these counts."""

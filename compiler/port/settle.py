@@ -8,12 +8,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.port.ledger import Ledger
-from compiler.port.read import JINJA_HELP, Tree, conceal, parse_yaml
-from compiler.port.source import MISSING, Source, Sources, join, parts
-from compiler.wording import flow
-from spec.diagnostics import Diagnostic, Span
-from spec.document import Refused
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.read import JINJA_HELP, Tree, conceal, parse_yaml
+from recipec.compiler.port.source import MISSING, Source, Sources, join, parts
+from recipec.compiler.wording import flow
+from recipec.spec.diagnostics import Diagnostic, Span
+from recipec.spec.document import Refused
 
 _ARGUMENT = re.compile(r"([A-Za-z_][\w.\[\]-]*)=(.*)")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spec.diagnostics import Span
+from recipec.spec.diagnostics import Span
 
 
 class _Missing:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compiler.port.ledger import Line
-from compiler.recipe_text import LINE, block
-from spec.diagnostics import printable
-from spec.language.base import Section
-from spec.paths import split
-from spec.schema import modeline
+from recipec.compiler.emitters.recipe_text import LINE, block
+from recipec.compiler.port.ledger import Line
+from recipec.spec.diagnostics import printable
+from recipec.spec.language.base import Section
+from recipec.spec.paths import split
+from recipec.spec.schema import modeline
 
 HEAD = modeline("recipe.schema.json")
 """The first line: by it editors find the schema, which `recipe port` writes beside the recipe."""
@@ -42,7 +42,7 @@ def recipe_text(lines: Mapping[str, Line], header: Sequence[str]) -> str:
         lines: values by their dotted paths.
         header: sentences for its top, each a paragraph of its own.
     """
-    from spec.language import Recipe
+    from recipec.spec.language import Recipe
 
     tree = _ordered(_tree(lines), Recipe)
     out = [HEAD, *(line for paragraph in header for line in _comment(paragraph, 0))]

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from compiler.report.chart import Chart, Curve, Mark, Table
-from compiler.report.kinds import KINDS, Kind
-from compiler.report.metrics import Series
-from compiler.report.numbers import significant
-from compiler.report.run import Run
-from compiler.report.thin import MOST, spread, thin, trailing_mean
-from compiler.wording import plural
+from recipec.compiler.report.chart import Chart, Curve, Mark, Table
+from recipec.compiler.report.kinds import KINDS, Kind
+from recipec.compiler.report.metrics import Series
+from recipec.compiler.report.numbers import significant
+from recipec.compiler.report.run import Run
+from recipec.compiler.report.thin import MOST, spread, thin, trailing_mean
+from recipec.compiler.wording import plural
 
 ROWS = 40
 """Steps in the table behind a plot, besides those that were evaluated."""

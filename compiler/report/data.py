@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from compiler.plan.page.numbers import number, percent
-from compiler.report.chart import Chart, Curve, Table
-from compiler.report.numbers import NOT_KNOWN
-from compiler.report.run import Run
-from compiler.wording import plural
+from recipec.compiler.plan.page.numbers import number, percent
+from recipec.compiler.report.chart import Chart, Curve, Table
+from recipec.compiler.report.numbers import NOT_KNOWN
+from recipec.compiler.report.run import Run
+from recipec.compiler.wording import plural
 
 SPLITS = {"train": "trained on", "eval": "evaluated on"}
 PERCENTILES = ("10", "50", "90", "99")
@@ -69,7 +69,7 @@ def _count(split: Mapping[str, Any], key: str) -> int:
 
 
 def _left_out(split: Mapping[str, Any]) -> str:
-    from runtime.data.report import KINDS
+    from recipec.runtime.data.report import KINDS
 
     parts = [f"{_count(split, key):,} {said}" for key, said in KINDS.items() if _count(split, key)]
     if _count(split, "removed"):
@@ -125,7 +125,7 @@ def _steps(columns: Sequence[tuple[Run, str, Mapping[str, Any]]]) -> list[tuple[
 
 def _problems(split: Mapping[str, Any]) -> list[str]:
     """The rows that are named, and how many more there are."""
-    from runtime.data.report import KINDS
+    from recipec.runtime.data.report import KINDS
 
     out = []
     for key, said in KINDS.items():

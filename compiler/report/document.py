@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.packages import install
-from compiler.pages import environment, script_hash
-from compiler.report import curves, data, headline, recipe, sweep_charts
-from compiler.report.chart import Chart, Table, as_json
-from compiler.report.outcome import Outcome
-from compiler.report.reality import Reality
-from compiler.report.run import Run
-from compiler.report.sweep import PARTS, Sweep, peak, percentile_rows
-from runtime.serving import bench_report
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.packages import install
+from recipec.compiler.pages import environment, script_hash
+from recipec.compiler.report import curves, data, headline, recipe, sweep_charts
+from recipec.compiler.report.chart import Chart, Table, as_json
+from recipec.compiler.report.outcome import Outcome
+from recipec.compiler.report.reality import Reality
+from recipec.compiler.report.run import Run
+from recipec.compiler.report.sweep import PARTS, Sweep, peak, percentile_rows
+from recipec.runtime.serving import bench_report
 
 GENERATOR = "recipec report"
 """By which a page is known, so that nothing else is overwritten."""
@@ -76,7 +76,7 @@ def sweep_page(sweeps: Sequence[Sweep]) -> str:
 
 def sweep_figures(sweep: Sweep) -> list[tuple[str, str, str]]:
     """Name, value and where it was seen, of the figures at the top."""
-    from compiler.report.numbers import NOT_KNOWN, SPACE, significant
+    from recipec.compiler.report.numbers import NOT_KNOWN, SPACE, significant
 
     out = []
     for name, key, unit, lowest in (
@@ -126,7 +126,7 @@ def _page(kind: str, charts: Sequence[Chart], **values: Any) -> str:
     template = environment().get_template
     library, script = plotly(), template("pages/report/report.js.j2").render()
     numbers: ModuleType
-    from compiler.report import numbers
+    from recipec.compiler.report import numbers
 
     return template(f"pages/report/{kind}.html.j2").render(
         generator=GENERATOR,

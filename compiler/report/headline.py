@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.plan.page.headline import Figure
-from compiler.plan.page.numbers import capacity, gib, hours, number, percent
-from compiler.report.chart import Table
-from compiler.report.kinds import KINDS
-from compiler.report.numbers import NOT_KNOWN, compact, seconds, significant
-from compiler.report.run import Run
-from compiler.wording import mesh_axes, plural
+from recipec.compiler.plan.page.headline import Figure
+from recipec.compiler.plan.page.numbers import capacity, gib, hours, number, percent
+from recipec.compiler.report.chart import Table
+from recipec.compiler.report.kinds import KINDS
+from recipec.compiler.report.numbers import NOT_KNOWN, compact, seconds, significant
+from recipec.compiler.report.run import Run
+from recipec.compiler.wording import mesh_axes, plural
 
 BEST = "Lowest evaluation loss"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from compiler.json_value import json_value
+from recipec.compiler.json_value import json_value
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How the runtime writes what JSON has no number for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from compiler.plan.page.numbers import NOT_KNOWN, SPACE
+from recipec.compiler.plan.page.numbers import NOT_KNOWN, SPACE
 
 __all__ = ["NOT_KNOWN", "SPACE", "compact", "ratio", "seconds", "significant"]
 

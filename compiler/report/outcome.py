@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.json_value import json_value
-from compiler.plan.page.numbers import gib, number
-from compiler.report.chart import Table
-from compiler.report.numbers import significant
-from compiler.report.place import Place, existing_place
-from compiler.report.run import Run
-from compiler.report.sweep import Sweep, read_sweep
-from compiler.wording import plural
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.json_value import json_value
+from recipec.compiler.plan.page.numbers import gib, number
+from recipec.compiler.report.chart import Table
+from recipec.compiler.report.numbers import significant
+from recipec.compiler.report.place import Place, existing_place
+from recipec.compiler.report.run import Run
+from recipec.compiler.report.sweep import Sweep, read_sweep
+from recipec.compiler.wording import plural
 
 RECORD, SUMMARY = "merge.json", "summary.json"
 BESIDE = ((), ("results", "bench"), ("results", "eval"), ("results",))

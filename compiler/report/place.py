@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.errors import ArtifactError
-from compiler.json_value import json_value
-from compiler.packages import install
-from runtime.errors import UNREADABLE
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.json_value import json_value
+from recipec.compiler.packages import install
+from recipec.runtime.errors import UNREADABLE
 
 LARGEST = 1 << 30
 """Bytes of the largest file that is read whole: of the metrics of a million steps it is a third."""
@@ -154,7 +154,7 @@ class Place:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """Within it, what an address's library raises is an error of the folder; what is missing passes."""
-        from runtime.addresses import failed
+        from recipec.runtime.addresses import failed
 
         self.system.invalidate_cache()
         try:
@@ -184,8 +184,8 @@ def open_place(name: str) -> Place:
     Raises:
         ArtifactError: nothing opens the address.
     """
-    from runtime.addresses import open_address
-    from runtime.errors import UserError
+    from recipec.runtime.addresses import open_address
+    from recipec.runtime.errors import UserError
 
     try:
         opened = open_address(name)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.errors import ArtifactError
-from compiler.plan.page.numbers import gib, hours, number
-from compiler.report.numbers import ratio, seconds
-from compiler.report.run import Run
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.plan.page.numbers import gib, hours, number
+from recipec.compiler.report.numbers import ratio, seconds
+from recipec.compiler.report.run import Run
 
 if TYPE_CHECKING:
-    from compiler.backends import Backend
-    from compiler.plan.counted import Statistics
-    from compiler.plan.results import Plan
-    from compiler.program import Program
+    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.program import Program
+    from recipec.compiler.plan.counted import Statistics
+    from recipec.compiler.plan.results import Plan
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def read_plan(file: Path) -> Plan:
     Raises:
         ArtifactError: it is none.
     """
-    from compiler.plan.results import PLAN
+    from recipec.compiler.plan.results import PLAN
 
     way_out = "recipe plan RECIPE --json > plan.json"
     try:
@@ -74,10 +74,10 @@ def kept_plan(run: Run) -> Plan | None:
     backend = _backend(run)
     if program is None or backend is None or program.accelerator.platform != "tpu":
         return None
-    from compiler.plan.depth import depths, whole
-    from compiler.plan.identity import name
-    from compiler.plan.planner import job, plan
-    from compiler.plan.pool import cached
+    from recipec.compiler.plan.depth import depths, whole
+    from recipec.compiler.plan.identity import name
+    from recipec.compiler.plan.planner import job, plan
+    from recipec.compiler.plan.pool import cached
 
     for exact, chosen in ((False, depths(program)), (True, (whole(program),))):
         jobs = [job(program, (), depth, -1.0, backend) for depth in chosen]
@@ -155,7 +155,7 @@ def _mismatches(run: Run, plan: Plan) -> list[str]:
         out.append(f"The plan is of the recipe {plan.recipe}, the run of {run.name}.")
     if run.recipe is None:
         return out
-    from compiler.wording import flow
+    from recipec.compiler.wording import flow
 
     values = run.recipe.model_dump(mode="json")
     for path, planned in plan.settings.items():
@@ -170,7 +170,7 @@ def _mismatches(run: Run, plan: Plan) -> list[str]:
 
 def _backend(run: Run) -> Backend | None:
     """Whose step a plan would be of; None for TRL's, of which there is none."""
-    from compiler.backends import Backend
+    from recipec.compiler.emitters.backends import Backend
 
     scripts = {"train_torchax.py": Backend.TORCHAX, "train_trl.py": None}
     return scripts.get(str(run.facts.get("script")), Backend.TUNIX)
@@ -178,7 +178,7 @@ def _backend(run: Run) -> Backend | None:
 
 def _statistics(run: Run, program: Program) -> Statistics | None:
     """What the run counted in its data, as a plan takes it."""
-    from compiler.plan.counted import Statistics
+    from recipec.compiler.plan.counted import Statistics
 
     found = run.facts.get("data")
     split = found.get("train") if isinstance(found, dict) else None

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.explain import leaves
-from compiler.recorded import from_record
-from compiler.wording import flow
-from spec.paths import Part, join
+from recipec.compiler.explain.explain import leaves
+from recipec.compiler.lowering.recorded import from_record
+from recipec.compiler.wording import flow
+from recipec.spec.paths import Part, join
 
 if TYPE_CHECKING:
-    from compiler.program import Program
-    from compiler.report.run import Run
-    from spec.language import Recipe
-    from spec.load import Loaded
+    from recipec.compiler.lowering.program import Program
+    from recipec.compiler.report.run import Run
+    from recipec.spec.language import Recipe
+    from recipec.spec.load import Loaded
 
 ABSENT = "(none)"
 
@@ -64,8 +64,8 @@ def resolved(values: Mapping[str, Any], folder: str) -> Resolved:
     Args:
         folder: of the run, which paths of the recipe that are not there are relative to.
     """
-    from compiler.lower import lower
-    from spec.load import load
+    from recipec.compiler.lowering.lower import lower
+    from recipec.spec.load import load
 
     loaded = load(Path(folder) / "recipe.json", text=json.dumps(from_record(values)))
     if loaded.recipe is None:
@@ -80,7 +80,7 @@ def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
     Args:
         text: the file's content, None to read it.
     """
-    from spec.load import load
+    from recipec.spec.load import load
 
     loaded = load(file, text=text)
     if loaded.recipe is None:
@@ -93,7 +93,7 @@ def matching(recipe: Recipe, file: Path, text: str | None) -> Loaded | None:
 
 def sections(run: Run) -> list[Section]:
     """The recipe, section by section; [] where it is not known."""
-    from compiler.explain import summary
+    from recipec.compiler.explain.explain import summary
 
     if run.recipe is None:
         return []
@@ -124,7 +124,7 @@ def differences(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 def words(before: Run, after: Run) -> list[str]:
     """What changes in the run, in words; [] where one of the programs is not known."""
-    from compiler.diff import words as said
+    from recipec.compiler.explain.diff import words as said
 
     if before.program is None or after.program is None:
         return []
@@ -142,7 +142,7 @@ def _value(run: Run, parts: tuple[Part, ...], value: Any) -> Value:
 
 def _is_default(node: Any, parts: tuple[Part, ...], value: Any) -> bool:
     """Whether a value is what the language gives where a recipe says nothing."""
-    from spec.language import Section as Node
+    from recipec.spec.language import Section as Node
 
     owner, key = None, None
     for part in parts:

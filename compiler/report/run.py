@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import LOCK
-from compiler.errors import ArtifactError
-from compiler.report.metrics import Metrics, parse
-from compiler.report.place import Place, existing_place
-from compiler.wording import plural
-from runtime.progress import Progress
+from recipec.compiler.artifacts.artifact import LOCK
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.report.metrics import Metrics, parse
+from recipec.compiler.report.place import Place, existing_place
+from recipec.compiler.wording import plural
+from recipec.runtime.progress import Progress
 
 if TYPE_CHECKING:
-    from compiler.program import Program
-    from spec.language import Recipe
-    from spec.load import Loaded
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.language import Recipe
+    from recipec.spec.load import Loaded
 
 METRICS, FACTS, STATE, MERGES = "metrics.jsonl", "run.json", "state.json", "merges.json"
 RECIPE = "recipe.yaml"
@@ -209,7 +209,7 @@ def _read(place: Place, label: str) -> Run:
 
 def _find_recipe(run: Run, given: Path | None) -> None:
     """Reads the recipe from the lock, and from its file where there is one that gives the same."""
-    from compiler.report.recipe import matching, resolved
+    from recipec.compiler.report.recipe import matching, resolved
 
     if given is not None and not given.is_file():
         raise ArtifactError(f"there is no {given}", "--recipe takes the recipe's YAML file")

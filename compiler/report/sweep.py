@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.report.numbers import NOT_KNOWN, significant
-from compiler.report.place import Place
-from runtime.serving.bench_points import lacking, whole
-from runtime.serving.bench_report import MEASURED, comparison
+from recipec.compiler.report.numbers import NOT_KNOWN, significant
+from recipec.compiler.report.place import Place
+from recipec.runtime.serving.bench_points import lacking, whole
+from recipec.runtime.serving.bench_report import MEASURED, comparison
 
 SUMMARY = "summary.json"
 QUANTITIES = {
@@ -157,7 +157,7 @@ def _is_point(row: Any) -> bool:
 
 def _rows(records: Mapping[tuple[int, str], Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Points as a summary has them, from their files."""
-    from runtime.serving.bench_report import FIGURES
+    from recipec.runtime.serving.bench_report import FIGURES
 
     for (length, rate), record in records.items():
         row: dict[str, Any] = {"input_length": length, "rate": rate}

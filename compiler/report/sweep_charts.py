@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from compiler.report.chart import Chart, Curve, Table
-from compiler.report.numbers import significant
-from compiler.report.sweep import QUANTITIES, Point, Sweep
-from compiler.wording import plural
+from recipec.compiler.report.chart import Chart, Curve, Table
+from recipec.compiler.report.numbers import significant
+from recipec.compiler.report.sweep import QUANTITIES, Point, Sweep
+from recipec.compiler.wording import plural
 
 RATE = "request rate (requests/s)"
 FAR_APART = 20.0

@@ -8,14 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.artifact import LOCK, LOCK_VERSION, artifacts_in, digest, locked_files, runtime_digest
-from compiler.errors import ArtifactError
-from compiler.recorded import from_record
+from recipec.compiler.artifacts.artifact import (
+    LOCK,
+    LOCK_VERSION,
+    artifacts_in,
+    digest,
+    locked_files,
+    runtime_digest,
+)
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.recorded import from_record
 
 if TYPE_CHECKING:
-    from compiler.hardware import Accelerator
-    from compiler.serving.container import Container
-    from spec.language import Recipe
+    from recipec.compiler.lowering.hardware import Accelerator
+    from recipec.compiler.serving.container import Container
+    from recipec.spec.language import Recipe
 
 AGAIN = "build it again: recipe build RECIPE"
 
@@ -50,8 +57,8 @@ def open_artifact(folder: Path) -> ServedArtifact:
         ArtifactError: when the folder is missing, is no artifact, was built by another version, or its
             recipe has no serve section.
     """
-    from compiler.serving.container import container
-    from compiler.whole import finish
+    from recipec.compiler.artifacts.whole import finish
+    from recipec.compiler.serving.container import container
 
     finish(folder.parent)
     lock = _read_lock(folder)
@@ -103,7 +110,7 @@ def _read_lock(folder: Path) -> Mapping[str, Any]:
 def _recipe(folder: Path, lock: Mapping[str, Any]) -> Recipe:
     from pydantic import ValidationError
 
-    from spec.language import Recipe
+    from recipec.spec.language import Recipe
 
     try:
         return Recipe.model_validate(from_record(lock.get("recipe")))
@@ -124,7 +131,7 @@ def _family(folder: Path, lock: Mapping[str, Any]) -> str:
 
 
 def _accelerator(folder: Path, name: str) -> Accelerator:
-    from compiler import hardware
+    from recipec.compiler.lowering import hardware
 
     try:
         return hardware.from_text(name)

@@ -11,22 +11,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from compiler import published
-from compiler.cost import machine_price
-from compiler.errors import ArtifactError
-from compiler.serving.container import own_address
-from compiler.terminal import note
-from compiler.wording import as_typed
-from runtime.errors import UserError
-from runtime.serving.bench_points import parse_rate
-from runtime.serving.bench_runner import PREPARE, START, STOP, TimedOut, tenths
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.explain.cost import machine_price
+from recipec.compiler.serving import published
+from recipec.compiler.serving.container import own_address
+from recipec.compiler.terminal import note
+from recipec.compiler.wording import as_typed
+from recipec.runtime.errors import UserError
+from recipec.runtime.serving.bench_points import parse_rate
+from recipec.runtime.serving.bench_runner import PREPARE, START, STOP, TimedOut, tenths
 
 if TYPE_CHECKING:
-    from compiler.hardware import Accelerator
-    from compiler.serving.artifacts import ServedArtifact
-    from compiler.serving.engine import Engine, Found
-    from runtime.serving.bench_runner import Runner
-    from spec.language import Recipe
+    from recipec.compiler.lowering.hardware import Accelerator
+    from recipec.compiler.serving.artifacts import ServedArtifact
+    from recipec.compiler.serving.engine import Engine, Found
+    from recipec.runtime.serving.bench_runner import Runner
+    from recipec.spec.language import Recipe
 
 
 def bench(
@@ -46,8 +46,8 @@ def bench(
     Raises:
         ArtifactError: when there is no server to measure.
     """
-    from compiler.serving.artifacts import open_artifact
-    from runtime.serving import bench as benching
+    from recipec.compiler.serving.artifacts import open_artifact
+    from recipec.runtime.serving import bench as benching
 
     opened = open_artifact(artifact)
     for line in opened.notes:
@@ -92,8 +92,8 @@ def _container(artifact: ServedArtifact) -> Runner:
     Raises:
         ArtifactError: there is none, or no engine.
     """
-    from compiler.serving.engine import Engine
-    from compiler.serving.logs import Hider
+    from recipec.compiler.serving.engine import Engine
+    from recipec.compiler.serving.logs import Hider
 
     engine = Engine.connect(Hider(()))
     found = engine.find(artifact.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from spec.language import Serve
+    from recipec.spec.language import Serve
 
 VARIABLE = "RPA_V3_DECODE_BLOCK_SIZES"
 """tpu-inference reads the sizes from it: queries and tokens of a block, and of what is computed at a time."""

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from compiler.families import FAMILIES
-from compiler.serving import blocks, features
-from compiler.serving import flags as vllm
-from compiler.serving.weights import Weights, adapter_weights, model_weights
-from runtime.serving.hosts import is_loopback
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.serving import blocks, features
+from recipec.compiler.serving import flags as vllm
+from recipec.compiler.serving.weights import Weights, adapter_weights, model_weights
+from recipec.runtime.serving.hosts import is_loopback
 
 if TYPE_CHECKING:
-    from spec.language import Recipe, Serve
+    from recipec.spec.language import Recipe, Serve
 
 MODEL = "/model"
 """Where the container finds the weights."""

@@ -6,15 +6,15 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from compiler.errors import ArtifactError
-from compiler.serving.engine import Engine, Running, volume_name
-from compiler.serving.events import Interrupted, Signals
-from compiler.serving.logs import Hider
-from compiler.wording import as_typed
-from runtime.progress import duration
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.serving.engine import Engine, Running, volume_name
+from recipec.compiler.serving.events import Interrupted, Signals
+from recipec.compiler.serving.logs import Hider
+from recipec.compiler.wording import as_typed
+from recipec.runtime.progress import duration
 
 if TYPE_CHECKING:
-    from compiler.serving.artifacts import ServedArtifact
+    from recipec.compiler.serving.artifacts import ServedArtifact
 
 Say = Callable[[str], None]
 

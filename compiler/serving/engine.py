@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from compiler.errors import ArtifactError
-from compiler.packages import install
-from compiler.serving.container import ADAPTER, MODEL, Container
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.packages import install
+from recipec.compiler.serving.container import ADAPTER, MODEL, Container
 
 if TYPE_CHECKING:
-    from compiler.serving.logs import Hider
+    from recipec.compiler.serving.logs import Hider
 
 
 ARTIFACT_LABEL = "recipec.artifact"

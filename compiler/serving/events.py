@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from runtime.interrupts import Interrupted
+from recipec.runtime.interrupts import Interrupted
 
 __all__ = ["Events", "Interrupted", "Put", "Signals"]
 

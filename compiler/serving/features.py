@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.families import FAMILIES
-from compiler.serving.flags import flags
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.serving.flags import flags
 
 if TYPE_CHECKING:
-    from spec.language import Recipe, Serve
+    from recipec.spec.language import Recipe, Serve
 
 DATA = Path(__file__).parent.parent / "data" / "vllm_features.json"
 

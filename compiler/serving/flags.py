@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from compiler.wording import listing
+from recipec.compiler.wording import listing
 
 DATA = Path(__file__).parent.parent / "data" / "vllm.json"
 

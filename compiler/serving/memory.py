@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from compiler.errors import ArtifactError
-from compiler.serving.flags import by_flag
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.serving.flags import by_flag
 
 if TYPE_CHECKING:
-    from spec.language import Recipe
+    from recipec.spec.language import Recipe
 
 DEFAULT_SHARE = 0.92
 """vLLM 0.32's default for --gpu-memory-utilization: of a device's memory, for weights and cache."""

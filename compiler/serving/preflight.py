@@ -14,14 +14,14 @@ from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.errors import ArtifactError
-from compiler.serving.container import ADAPTER, MODEL, Container
-from compiler.wording import as_typed
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.serving.container import ADAPTER, MODEL, Container
+from recipec.compiler.wording import as_typed
 
 if TYPE_CHECKING:
-    from compiler.serving.artifacts import ServedArtifact
-    from compiler.serving.engine import Engine, Found
-    from compiler.serving.weights import Weights
+    from recipec.compiler.serving.artifacts import ServedArtifact
+    from recipec.compiler.serving.engine import Engine, Found
+    from recipec.compiler.serving.weights import Weights
 
 
 KEY, TOKEN = "VLLM_API_KEY", "HF_TOKEN"

@@ -13,17 +13,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.errors import ArtifactError
-from compiler.serving import preflight
-from compiler.serving.engine import Engine, Exit, Refused, Running, Settings, folders, passed_on, settings
-from compiler.serving.events import Events, Interrupted, Put, Signals
-from compiler.serving.logs import Hider, Lines
-from compiler.wording import as_typed
-from runtime.progress import duration
-from runtime.serving.client import Client
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.serving import preflight
+from recipec.compiler.serving.engine import (
+    Engine,
+    Exit,
+    Refused,
+    Running,
+    Settings,
+    folders,
+    passed_on,
+    settings,
+)
+from recipec.compiler.serving.events import Events, Interrupted, Put, Signals
+from recipec.compiler.serving.logs import Hider, Lines
+from recipec.compiler.wording import as_typed
+from recipec.runtime.progress import duration
+from recipec.runtime.serving.client import Client
 
 if TYPE_CHECKING:
-    from compiler.serving.artifacts import ServedArtifact
+    from recipec.compiler.serving.artifacts import ServedArtifact
 
 Say = Callable[[str], None]
 

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.serving.flags import by_flag
-from compiler.serving.verify_reference import Reference, ServedTypes, Tokens
-from compiler.sources import asks_chats
-from compiler.terminal import note
-from runtime.errors import UserError
-from runtime.progress import each
-from runtime.serving.client import STATUS, Client, ServerError, pick
+from recipec.compiler.lowering.sources import asks_chats
+from recipec.compiler.serving.flags import by_flag
+from recipec.compiler.serving.verify_reference import Reference, ServedTypes, Tokens
+from recipec.compiler.terminal import note
+from recipec.runtime.errors import UserError
+from recipec.runtime.progress import each
+from recipec.runtime.serving.client import STATUS, Client, ServerError, pick
 
 if TYPE_CHECKING:
-    from spec.language import Recipe
+    from recipec.spec.language import Recipe
 
 
 LONGEST = 1200
@@ -53,7 +53,7 @@ def verify(
     Raises:
         UserError, ArtifactError: when nothing can be compared.
     """
-    from compiler.serving import verify_reference
+    from recipec.compiler.serving import verify_reference
 
     client = Client(url, timeout=600.0)
     recipe = _recipe(artifact) if artifact is not None else None
@@ -131,7 +131,7 @@ def report(result: dict[str, Any]) -> str:
 
 def served_types(recipe: Recipe | None, config: dict[str, Any], given: str | None) -> ServedTypes:
     """In which types the server computes: by the option, the recipe's flags, or the checkpoint."""
-    from compiler.serving.verify_reference import config_dtype
+    from recipec.compiler.serving.verify_reference import config_dtype
 
     serve = recipe.serve if recipe else None
     if given is not None:
@@ -153,7 +153,7 @@ def _automatic(dtype: str) -> str:
 
 
 def _recipe(artifact: Path) -> Recipe:
-    from compiler.serving.artifacts import open_artifact
+    from recipec.compiler.serving.artifacts import open_artifact
 
     opened = open_artifact(artifact)
     for line in opened.notes:
@@ -182,7 +182,7 @@ def _long_repeats(tokenizer: Tokens, window: int | None, longest: int | None, to
 
 
 def _own(path: Path, recipe: Recipe | None, tokenizer: Tokens) -> list[Case]:
-    from runtime.serving.evaluate_prompts import parse
+    from recipec.runtime.serving.evaluate_prompts import parse
 
     chat = tokenizer.has_template and (recipe is None or asks_chats(recipe))
     prompts, faults = parse(path, chat, expected=False)

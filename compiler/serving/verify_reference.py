@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.sizes import BYTES
-from runtime.errors import UserError
-from runtime.memory import available_memory
+from recipec.compiler.lowering.sizes import BYTES
+from recipec.runtime.errors import UserError
+from recipec.runtime.memory import available_memory
 
 _WHOLE = "give the folder that merge.py wrote, whole"
 

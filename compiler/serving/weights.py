@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from compiler import catalog
+from recipec.compiler.lowering import catalog
 
 if TYPE_CHECKING:
-    from spec.language import Recipe
+    from recipec.spec.language import Recipe
 
 Kind = Literal["folder", "bucket", "hub"]
 

@@ -10,14 +10,14 @@ import socket
 from collections import deque
 from typing import Any
 
-from compiler.json_value import json_value
-from compiler.report.metrics import Metrics
-from compiler.report.place import Place, Status
-from runtime.addresses import read_by_orbax
-from runtime.manifest import COMMITTED
-from runtime.progress import duration
-from runtime.record import LOCK
-from runtime.run_state import FILE as STATE
+from recipec.compiler.json_value import json_value
+from recipec.compiler.report.metrics import Metrics
+from recipec.compiler.report.place import Place, Status
+from recipec.runtime.addresses import read_by_orbax
+from recipec.runtime.checkpoints.manifest import COMMITTED
+from recipec.runtime.checkpoints.record import LOCK
+from recipec.runtime.metrics.run_state import FILE as STATE
+from recipec.runtime.progress import duration
 
 METRICS = "metrics.jsonl"
 SEEN = 256

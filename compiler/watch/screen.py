@@ -15,12 +15,12 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
-from compiler.errors import ArtifactError
-from compiler.packages import install
-from compiler.report.place import Place, open_place
-from compiler.report.thin import thin
-from compiler.watch.run import DONE, FAILED, KILLED, METRICS, STOPPED, TRAINING, WAITING, Run, clean
-from runtime.progress import duration
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.packages import install
+from recipec.compiler.report.place import Place, open_place
+from recipec.compiler.report.thin import thin
+from recipec.compiler.watch.run import DONE, FAILED, KILLED, METRICS, STOPPED, TRAINING, WAITING, Run, clean
+from recipec.runtime.progress import duration
 
 LOCAL, ELSEWHERE, REDRAWN = 2.0, 15.0, 0.25
 """Seconds between two looks at a folder on this machine, at an address, and at the terminal's size."""

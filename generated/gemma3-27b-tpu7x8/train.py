@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
 
-from runtime.adapters import LoraSettings
+from runtime.model.adapters import LoraSettings
 from runtime.settings import (
     CheckpointSettings,
     DataSettings,
@@ -23,7 +23,7 @@ from runtime.settings import (
     Source,
     TrainSettings,
 )
-from runtime.train import parse_arguments, run
+from runtime.training.train import parse_arguments, run
 
 ARTIFACT = Path(__file__).resolve().parent
 

@@ -14,9 +14,9 @@ except ModuleNotFoundError as error:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
 
-from runtime.adapters import LoraSettings
 from runtime.backends.arguments import parse_arguments
 from runtime.backends.torchax.train import run
+from runtime.model.adapters import LoraSettings
 from runtime.settings import (
     CheckpointSettings,
     DataSettings,

@@ -14,7 +14,6 @@ except ModuleNotFoundError as error:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
 
-from runtime.optimizers import master_weights
 from runtime.settings import (
     CheckpointSettings,
     DataSettings,
@@ -23,7 +22,8 @@ from runtime.settings import (
     Source,
     TrainSettings,
 )
-from runtime.train import parse_arguments, run
+from runtime.training.optimizers import master_weights
+from runtime.training.train import parse_arguments, run
 
 ARTIFACT = Path(__file__).resolve().parent
 

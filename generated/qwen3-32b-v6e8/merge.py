@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
 
-from runtime.merge import main
+from runtime.merging.merge import main
 from runtime.settings import ModelSettings
 
 ARTIFACT = Path(__file__).resolve().parent

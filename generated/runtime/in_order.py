@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from runtime.interrupts import held
+from .interrupts import held
 
 K = TypeVar("K")
 T = TypeVar("T")

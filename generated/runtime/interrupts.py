@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-from runtime.errors import say
+from .errors import say
 
 HANDLED = (signal.SIGINT, signal.SIGTERM)
 

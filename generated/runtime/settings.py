@@ -1,7 +1,7 @@
 """The values of a recipe that a generated script hands to the runtime.
 
 Generated scripts state these as constants, so they hold plain values alone and importing them needs
-neither jax nor numpy. `LoraSettings` is in runtime.adapters.
+neither jax nor numpy. `LoraSettings` is in runtime.model.adapters.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runtime.partition_rules import data_parallel
+from .model.partition_rules import data_parallel
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class ModelSettings:
 
     Attributes:
         id: Hugging Face id, or a directory.
-        family: name of one of runtime.families.FAMILIES.
+        family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
-        remat: what is recomputed in the backward pass: the name of one of runtime.remat.POLICIES.
+        remat: what is recomputed in the backward pass: the name of one of runtime.model.remat.POLICIES.
         revision: git revision of the Hugging Face repository, None for its default.
         tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
     """
@@ -119,7 +119,7 @@ class TrainSettings:
     """The `train` section of a recipe, without its optimizer, which the generated script builds.
 
     Attributes:
-        objective: a key of `runtime.objectives.OBJECTIVES`.
+        objective: a key of `runtime.training.objectives.OBJECTIVES`.
         beta: of DPO's loss, or the weight of ORPO's odds ratio.
         label_smoothing: of DPO's loss: the share of preferences that are taken to be mistaken.
         epochs: passes over the data; None when `steps` is given.

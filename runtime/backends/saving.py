@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from runtime.adapter_reader import Delta
-from runtime.adapters import LoraSettings
-from runtime.backends.model import Pairs
-from runtime.checkpoint import HFCheckpoint
-from runtime.errors import UserError
-from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
-from runtime.safetensors_files import write_arrays
-from runtime.settings import ModelSettings
+from ..checkpoints.adapter_reader import Delta
+from ..errors import UserError
+from ..model.adapters import LoraSettings
+from ..peft.exporting import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
+from ..settings import ModelSettings
+from ..weights.checkpoint import HFCheckpoint
+from ..weights.safetensors_files import write_arrays
+from .model import Pairs
 
 ADAPTER = "adapter"
 """Folder of the trained adapter, below --output."""

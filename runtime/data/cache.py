@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.encoding import Coding
-from runtime.data.huggingface import address_of
-from runtime.data.report import SplitReport
-from runtime.data.samples import Samples
-from runtime.endless import check_ends
-from runtime.settings import DataSettings, Source
+from ..endless import check_ends
+from ..settings import DataSettings, Source
+from .encoding import Coding
+from .huggingface import address_of
+from .report import SplitReport
+from .samples import Samples
 
 ABOUT = "split.json"
 PACKAGES = ("tokenizers", "jinja2", "datasets", "pyarrow")

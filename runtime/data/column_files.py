@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from runtime.data.places import Place
-from runtime.data.text_files import Record, record
-from runtime.data.values import Malformed
-from runtime.errors import UserError
+from ..errors import UserError
+from .places import Place
+from .text_files import Record, record
+from .values import Malformed
 
 BATCH = 1000
 """Rows that are turned into Python objects at once."""

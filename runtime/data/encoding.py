@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.formats import AnyRow, PreferenceRow, Row, answers
-from runtime.data.masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
-from runtime.data.report import SplitReport
-from runtime.data.samples import Samples
-from runtime.data.template import ChatTemplate, Refused, Span
-from runtime.errors import UserError
-from runtime.settings import DataSettings
+from ..errors import UserError
+from ..settings import DataSettings
+from .formats import AnyRow, PreferenceRow, Row, answers
+from .masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
+from .report import SplitReport
+from .samples import Samples
+from .template import ChatTemplate, Refused, Span
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.data.messages import Messages, demand_assistant, parse_messages, parse_tools
-from runtime.data.values import Malformed, kind, parsed, text_of
-from runtime.errors import UserError
+from ..errors import UserError
+from .messages import Messages, demand_assistant, parse_messages, parse_tools
+from .values import Malformed, kind, parsed, text_of
 
 FIELDS = {
     "chat": ("messages", "tools", "role", "content"),

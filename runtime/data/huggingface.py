@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from runtime.data.column_files import BATCH, rows_of
-from runtime.data.files import count_rows, read_file
-from runtime.data.places import ENDINGS, Place, explained, kind_of
-from runtime.data.text_files import Record
-from runtime.endless import check_ends
-from runtime.errors import UserError
-from runtime.settings import Source
+from ..endless import check_ends
+from ..errors import UserError
+from ..settings import Source
+from .column_files import BATCH, rows_of
+from .files import count_rows, read_file
+from .places import ENDINGS, Place, explained, kind_of
+from .text_files import Record
 
 HUB = "hf://"
 

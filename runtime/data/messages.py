@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.data.values import Malformed, kind, parsed, text_of, without_nulls
+from .values import Malformed, kind, parsed, text_of, without_nulls
 
 Messages = list[dict[str, Any]]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.addresses import first_line, is_local, unavailable
-from runtime.endless import check_ends
-from runtime.errors import UserError
+from ..addresses import first_line, is_local, unavailable
+from ..endless import check_ends
+from ..errors import UserError
 
 BLOCK = 1 << 20
 """Bytes that are read at once."""

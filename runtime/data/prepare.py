@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.data import cache as caching
-from runtime.data.advice import LEFTOVER, WRITTEN, folding
-from runtime.data.batches import Batch, Schedule, Shape, evaluation_batches, iterate, only
-from runtime.data.encoding import Coding, coding
-from runtime.data.epochs import Epochs
-from runtime.data.masking import NO_SYSTEM, check_loss_on
-from runtime.data.report import DataReport, SplitReport
-from runtime.data.samples import Samples
-from runtime.data.sources import Split, open_split, splits
-from runtime.data.tokenising import tokenise
-from runtime.data.tokenizer import chat_template
-from runtime.errors import UserError
-from runtime.settings import DataSettings, Source, TrainSettings
+from ..errors import UserError
+from ..settings import DataSettings, Source, TrainSettings
+from . import cache as caching
+from .advice import LEFTOVER, WRITTEN, folding
+from .batches import Batch, Schedule, Shape, evaluation_batches, iterate, only
+from .encoding import Coding, coding
+from .epochs import Epochs
+from .masking import NO_SYSTEM, check_loss_on
+from .report import DataReport, SplitReport
+from .samples import Samples
+from .sources import Split, open_split, splits
+from .tokenising import tokenise
+from .tokenizer import chat_template
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class PreparedData:
 
         Args:
             steps: the run's when None; it may pass over the data any number of times.
-            rows: of each micro-batch, those that this process's devices hold (`runtime.sharding.Rows`); all
+            rows: of each micro-batch, those that this process's devices hold (`sharding.Rows`); all
                 when None.
         """
         stop = self.total_steps if steps is None else steps

@@ -15,17 +15,17 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from runtime.data.advice import SHAPES, advice
-from runtime.data.files import count_rows, read_file
-from runtime.data.formats import PreferenceRow, Row, check_fields, parse_preference, parse_row
-from runtime.data.huggingface import HUB, folder_rows, hub_rows, read_folder, read_hub
-from runtime.data.places import ENDINGS, Place, explained, kind_of, place_of
-from runtime.data.report import Problems
-from runtime.data.text_files import Record
-from runtime.data.transform import Transform
-from runtime.data.values import Malformed
-from runtime.errors import UserError
-from runtime.settings import DataSettings, Source
+from ..errors import UserError
+from ..settings import DataSettings, Source
+from .advice import SHAPES, advice
+from .files import count_rows, read_file
+from .formats import PreferenceRow, Row, check_fields, parse_preference, parse_row
+from .huggingface import HUB, folder_rows, hub_rows, read_folder, read_hub
+from .places import ENDINGS, Place, explained, kind_of, place_of
+from .report import Problems
+from .text_files import Record
+from .transform import Transform
+from .values import Malformed
 
 
 def choose(rows: int, fraction: float, seed: int) -> np.ndarray:

@@ -17,8 +17,8 @@ import jinja2.nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from runtime.errors import UserError
-from runtime.limit import TooLong, limit
+from ..errors import UserError
+from ..limit import TooLong, limit
 
 Messages = list[dict[str, Any]]
 Span = tuple[int, int]

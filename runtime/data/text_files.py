@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from runtime.data.places import BLOCK, Place, decompressed
-from runtime.data.values import Malformed, json_object, kind
-from runtime.errors import UserError
+from ..errors import UserError
+from .places import BLOCK, Place, decompressed
+from .values import Malformed, json_object, kind
 
 Record = tuple[str, dict[str, Any] | Malformed]
 """A row's place (FILE:LINE, or FILE#ROW from 0), and the row or why it is none."""

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runtime.addresses import first_line
-from runtime.data.values import kind
-from runtime.errors import UserError
+from ..addresses import first_line
+from ..errors import UserError
+from .values import kind
 
 
 class Transform:

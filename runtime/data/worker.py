@@ -12,8 +12,8 @@ import sys
 import traceback
 from typing import Any
 
-from runtime.data.encoding import Encoder
-from runtime.errors import UserError
+from ..errors import UserError
+from .encoding import Encoder
 
 
 def main() -> None:

@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runtime.errors import PASSING, UserError, printable, say
-from runtime.hosts import service, wire
-from runtime.hosts.log import ProcessLog
-from runtime.hosts.wire import BEAT, ENDED, STRANGE, Message, broken, packed, processes, unpacked
+from ..errors import PASSING, UserError, printable, say
+from . import service, wire
+from .log import ProcessLog
+from .wire import BEAT, ENDED, STRANGE, Message, broken, packed, processes, unpacked
 
 if TYPE_CHECKING:
-    from runtime.hosts.leader import Leader
+    from .leader import Leader
 
 
 END = "end"

@@ -9,12 +9,12 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from runtime.errors import PASSING, UserError, say
-from runtime.hosts import service, wire
-from runtime.hosts.crew import ALONE, Alone, Crew
-from runtime.hosts.discovery import ADDRESS, Place, discover
-from runtime.hosts.leader import Leader, listen, on_loopback, own_address
-from runtime.hosts.wire import SECRET, Message, packed, processes, unpacked
+from ..errors import PASSING, UserError, say
+from . import service, wire
+from .crew import ALONE, Alone, Crew
+from .discovery import ADDRESS, Place, discover
+from .leader import Leader, listen, on_loopback, own_address
+from .wire import SECRET, Message, packed, processes, unpacked
 
 RETRY = 0.25
 """Seconds between two tries to reach process 0."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.serving.client import Client, pick
-from runtime.serving.findings import Failed
+from .client import Client, pick
+from .findings import Failed
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 

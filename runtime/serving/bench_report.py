@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.serving.bench_points import Point, as_json, whole, write_whole
-from runtime.serving.bench_server import Machine, Server
+from .bench_points import Point, as_json, whole, write_whole
+from .bench_server import Machine, Server
 
 FAILED, NOT_MEASURED = "failed", "not measured"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from runtime.errors import UserError
-from runtime.serving.client import Client, ServerError, pick
-from runtime.serving.hosts import is_loopback
+from ..errors import UserError
+from .client import Client, ServerError, pick
+from .hosts import is_loopback
 
 CACHE_SETTINGS = (
     "block_size",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from runtime.errors import UserError
+from ..errors import UserError
 
 KEY_VARIABLE = "VLLM_API_KEY"
 """The environment variable that holds the key; vLLM's server reads the same one."""

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.errors import UserError, guarded
-from runtime.serving.client import Client
-from runtime.serving.evaluate_answers import (
+from ..errors import UserError, guarded
+from .client import Client
+from .evaluate_answers import (
     BASE,
     TITLES,
     TUNED,
@@ -30,10 +30,10 @@ from runtime.serving.evaluate_answers import (
     recorded_side,
     served_model,
 )
-from runtime.serving.evaluate_prompts import Prompt, read
-from runtime.serving.evaluate_summary import Found, judge, markdown, summary
-from runtime.serving.evaluate_tasks import MODELS, Outcome, TaskSettings, find_program, run_task
-from runtime.serving.evaluate_tasks import recorded as recorded_task
+from .evaluate_prompts import Prompt, read
+from .evaluate_summary import Found, judge, markdown, summary
+from .evaluate_tasks import MODELS, Outcome, TaskSettings, find_program, run_task
+from .evaluate_tasks import recorded as recorded_task
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C."""

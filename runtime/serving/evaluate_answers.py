@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import UserError
-from runtime.progress import Progress
-from runtime.serving.client import NO_HOST, REFUSED, STATUS, Client, ServerError, pick
-from runtime.serving.evaluate_prompts import Prompt
+from ..errors import UserError
+from ..progress import Progress
+from .client import NO_HOST, REFUSED, STATUS, Client, ServerError, pick
+from .evaluate_prompts import Prompt
 
 BASE, TUNED = "base", "tuned"
 TITLES = {BASE: "base", TUNED: "fine-tuned"}

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.endless import ENDLESS, INTO_A_FILE, is_endless
-from runtime.errors import UserError
+from ..endless import ENDLESS, INTO_A_FILE, is_endless
+from ..errors import UserError
 
 LARGEST = 64 * 2**20
 """Bytes of a file of prompts, at most."""

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from runtime.limit import TooLong, limit
-from runtime.serving import intervals
-from runtime.serving.evaluate_answers import BASE, TITLES, TUNED, Answers, Settings, Side, same_weights
-from runtime.serving.evaluate_prompts import Prompt
-from runtime.serving.evaluate_tasks import Outcome, Score
+from ..limit import TooLong, limit
+from . import intervals
+from .evaluate_answers import BASE, TITLES, TUNED, Answers, Settings, Side, same_weights
+from .evaluate_prompts import Prompt
+from .evaluate_tasks import Outcome, Score
 
 SECONDS = 2.0
 """That one search may take. Python's re can take exponential time: (a+)+$ does."""

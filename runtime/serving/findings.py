@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from runtime.errors import UserError
-from runtime.serving.client import REFUSED, SILENT, ServerError
+from ..errors import UserError
+from .client import REFUSED, SILENT, ServerError
 
 OK, FAILED, NOT_MADE = "ok", "FAILED", "-"
 """A check's state; the last is of one that was not made, and says why."""

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from runtime.errors import UserError, report
-from runtime.progress import duration
-from runtime.serving import smoke_checks
-from runtime.serving.answers import Model
-from runtime.serving.client import KEY_VARIABLE, NO_HOST, REFUSED, Client, ServerError
-from runtime.serving.findings import Failed, Finding, Findings, Stopped
+from ..errors import UserError, report
+from ..progress import duration
+from . import smoke_checks
+from .answers import Model
+from .client import KEY_VARIABLE, NO_HOST, REFUSED, Client, ServerError
+from .findings import Failed, Finding, Findings, Stopped
 
 BASE_KEY_VARIABLE = "VLLM_BASE_API_KEY"
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.serving.answers import Model, Scored, Streamed, Whole, first_difference
-from runtime.serving.client import Client, ServerError, pick
-from runtime.serving.findings import Failed, Finding, quoted
+from .answers import Model, Scored, Streamed, Whole, first_difference
+from .client import Client, ServerError, pick
+from .findings import Failed, Finding, quoted
 
 UNKNOWN = "no-such-model"
 

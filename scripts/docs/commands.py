@@ -28,7 +28,7 @@ def pages() -> tuple[Page, ...]:
     from typer.cli import get_docs_for_click
     from typer.main import get_command
 
-    from compiler.cli import app
+    from recipec.compiler.cli.main import app
 
     command: Any = get_command(app)
     text = get_docs_for_click(obj=command, ctx=typer.Context(command), name="recipe")

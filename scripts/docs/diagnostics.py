@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from recipec.spec.codes import CODES, GROUPS, SEVERITIES, anchor
 from scripts.docs.made import Page
-from spec.codes import CODES, GROUPS, SEVERITIES, anchor
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 PRINTED = ("golden/*/stderr.txt", "port/cases/*/stderr.txt")

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from compiler.recipe_text import to_yaml
+from recipec.compiler.emitters.recipe_text import to_yaml
+from recipec.spec.schema import json_schema
 from scripts.docs.made import Page, cell
-from spec.schema import json_schema
 
 Schema = Mapping[str, Any]
 

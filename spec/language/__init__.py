@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from spec.language.base import Section
-from spec.language.data import Data, DataSource
-from spec.language.launch import Cost, Launch
-from spec.language.lora import Lora
-from spec.language.mesh import Mesh, Remat, Sharding, ShardingRule
-from spec.language.model import Model
-from spec.language.recipe import Recipe
-from spec.language.serve import Benchmark, Evaluate, Serve
-from spec.language.train import Cache, Checkpoint, Log, Merge, Optimizer, Schedule, Train
-from spec.versions import VERSION
+from recipec.spec.language.base import Section
+from recipec.spec.language.data import Data, DataSource
+from recipec.spec.language.launch import Cost, Launch
+from recipec.spec.language.lora import Lora
+from recipec.spec.language.mesh import Mesh, Remat, Sharding, ShardingRule
+from recipec.spec.language.model import Model
+from recipec.spec.language.recipe import Recipe
+from recipec.spec.language.serve import Benchmark, Evaluate, Serve
+from recipec.spec.language.train import Cache, Checkpoint, Log, Merge, Optimizer, Schedule, Train
+from recipec.spec.versions import VERSION
 
 __all__ = [
     "VERSION",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
-from spec.language.base import Section, field
+from recipec.spec.language.base import Section, field
 
 
 class DataSource(Section):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-from spec.core_schema import flow
-from spec.language.base import Section, distinct, fault, field
+from recipec.spec.core_schema import flow
+from recipec.spec.language.base import Section, distinct, fault, field
 
 PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

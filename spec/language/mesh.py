@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, WithJsonSchema
 
-from spec import words
-from spec.language.base import Problem, Section, fault, field
+from recipec.spec import words
+from recipec.spec.language.base import Problem, Section, fault, field
 
 AXES = ("dcn", "fsdp", "tp")
 """The mesh axes: the one between slices, and those that Tunix's models are annotated with."""

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
-from spec import versions
-from spec.language.base import Section, fault, field, section
-from spec.language.data import Data
-from spec.language.launch import Budget, Cost, Launch
-from spec.language.lora import Lora
-from spec.language.mesh import Mesh, Remat, Sharding
-from spec.language.model import Model
-from spec.language.serve import Benchmark, Evaluate, Serve
-from spec.language.train import Cache, Checkpoint, Merge, Train
+from recipec.spec import versions
+from recipec.spec.language.base import Section, fault, field, section
+from recipec.spec.language.data import Data
+from recipec.spec.language.launch import Budget, Cost, Launch
+from recipec.spec.language.lora import Lora
+from recipec.spec.language.mesh import Mesh, Remat, Sharding
+from recipec.spec.language.model import Model
+from recipec.spec.language.serve import Benchmark, Evaluate, Serve
+from recipec.spec.language.train import Cache, Checkpoint, Merge, Train
 
 
 def _version(value: Any) -> Any:

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from spec.core_schema import flow
-from spec.language.base import LARGEST, Section, distinct, fault, field
-from spec.paths import Part, join
+from recipec.spec.core_schema import flow
+from recipec.spec.language.base import LARGEST, Section, distinct, fault, field
+from recipec.spec.paths import Part, join
 
 
 def _finite(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from spec.language.base import LARGEST, Problem, Section, field, section
+from recipec.spec.language.base import LARGEST, Problem, Section, field, section
 
 
 def _b2_of_optimizer(given: dict[str, Any]) -> float:

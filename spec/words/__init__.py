@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-from spec.words.keys import KEYS
-from spec.words.values import VALUES
+from recipec.spec.words.keys import KEYS
+from recipec.spec.words.values import VALUES
 
 NEAR = 0.75
 """Least similarity of a word to the one that it is taken for a misspelling of, by difflib's ratio."""

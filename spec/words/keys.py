@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spec.words.apart import apart, named
+from recipec.spec.words.apart import apart, named
 
 _TEMPLATE = "the tokenizer's own template is taken; `data: {chat_template: template.jinja}` names another"
 _NO_REINFORCEMENT = "learning from rewards is not in this version: `train: {objective: sft}`, or dpo or orpo"

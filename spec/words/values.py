@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spec.words.apart import apart
+from recipec.spec.words.apart import apart
 
 _OPTIMIZERS = "this optimizer is not in this version: `name: adamw`"
 _SCHEDULES = "this schedule is not in this version: `name: cosine`"

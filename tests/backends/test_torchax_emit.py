@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.emitters.torchax import check, emit_torchax
-from compiler.emitters.train import emit_train
+from recipec.compiler.emitters.torchax import check, emit_torchax
+from recipec.compiler.emitters.train import emit_train
 from tests.emit.emitting import program_of, tool
 
 REFUSED = {

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.catalog import find
-from runtime.backends.torchax.placement import adapter_specs, tensor_specs
-from runtime.families.base import Spec
-from runtime.partition_rules import Rule
+from recipec.compiler.lowering.catalog import find
+from recipec.runtime.backends.torchax.placement import adapter_specs, tensor_specs
+from recipec.runtime.model.families.base import Spec
+from recipec.runtime.model.partition_rules import Rule
 
 
 def specs(model: str, tp: int = 2, rules: Sequence[Rule] = ()) -> dict[str, Spec]:

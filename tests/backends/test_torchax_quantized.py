@@ -26,8 +26,8 @@ TARGETS = ("q_proj", "k_proj", "o_proj", "down_proj")
 
 def weights(built: Torchax) -> dict[str, np.ndarray]:
     """What the quantised tensors stand for, by their names without prefix."""
-    from runtime.backends.torchax.model import tensor_name
-    from runtime.quantize import dequantize
+    from recipec.runtime.backends.torchax.model import tensor_name
+    from recipec.runtime.model.quantize import dequantize
 
     return {
         tensor_name(name): np.asarray(dequantize(built.arrays[name], np.float32))
@@ -40,8 +40,8 @@ def test_codes_and_scales_are_train_pys(kind: str, tmp_path: Path) -> None:
     """To the bit, in each device's part: Gemma 4's fused keys and values, and values that are its keys."""
     from flax import nnx
 
-    from runtime import model as models
-    from runtime.backends.torchax.model import tensor_name
+    from recipec.runtime.backends.torchax.model import tensor_name
+    from recipec.runtime.model import loading as models
 
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     tiny.make_gemma4(tmp_path, **layers, **ODD)
@@ -101,8 +101,8 @@ def test_the_backward_pass_keeps_no_dequantised_weight(tmp_path: Path) -> None:
     """Without rematerialisation a plain model's weights are residuals; of quantised ones the codes are."""
     from jax._src.ad_checkpoint import saved_residuals
 
-    from runtime.loss import batch_loss
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.training.loss import batch_loss
 
     tiny.make_llama(tmp_path, num_hidden_layers=1)
     one = packed_batch()

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler.backends import Backend, diagnosed
-from compiler.cli import app
-from compiler.emit import emit
-from compiler.families import FAMILIES
-from compiler.lower import lower
-from compiler.program import Program
-from runtime import families
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.cli.main import app
+from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.runtime.model import families
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 
 RECIPE = """\
 recipe: 1

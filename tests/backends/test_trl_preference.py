@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import torch
 
-from compiler.backends import Backend
-from runtime.adapters import LoraSettings
-from runtime.backends.trl.objectives import objective_of
-from runtime.backends.trl.pieces import Pieces
-from runtime.settings import DataSettings, ModelSettings, TrainSettings
-from runtime.trace import Trace, count_targets
+from recipec.compiler.emitters.backends import Backend
+from recipec.runtime.backends.trl.objectives import objective_of
+from recipec.runtime.backends.trl.pieces import Pieces
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
+from recipec.runtime.training.trace import Trace, count_targets
 from tests.parity.running import Case, Place
 from tests.runtime.preferred import BETA, PAIRS, SMOOTHING, collated, trainer_of
 
@@ -70,8 +70,8 @@ def settings(objective: str, **more: Any) -> TrainSettings:
 
 
 def prepared(place: Place, train: TrainSettings) -> Any:
-    from runtime.data.prepare import prepare
-    from runtime.data.tokenizer import load_tokenizer
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.tokenizer import load_tokenizer
 
     data = DataSettings(
         train=("train.jsonl",),
@@ -109,10 +109,10 @@ class Table:
 def as_train_has_it(
     table: Table, batch: dict[str, Any], train: TrainSettings
 ) -> tuple[float, dict[str, Any]]:
-    """The loss of a micro-batch and its metrics by runtime.preference."""
+    """The loss of a micro-batch and its metrics by runtime.training.preference."""
     import jax.numpy as jnp
 
-    from runtime.preference import preference_loss
+    from recipec.runtime.training.preference import preference_loss
 
     def logps(values: np.ndarray) -> Any:
         def of(tokens: Any, positions: Any, segment_ids: Any) -> Any:
@@ -174,8 +174,8 @@ def test_any_number_of_processes_computes_trains_step(
 
 def adapted(place: Place) -> Any:
     """transformers' model with PEFT's adapters, and a function that gives these values that are not zero."""
-    from runtime.backends.model import adapter_parameters, attach, load_model
-    from runtime.checkpoint import HFCheckpoint
+    from recipec.runtime.backends.model import adapter_parameters, attach, load_model
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     base = HFCheckpoint.open(place.folder / "model")
     model = ModelSettings(id="tiny", family="llama3", dtype="float32")
@@ -254,7 +254,7 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(place: Place, whole:
 
 @pytest.mark.e2e
 def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
-    from runtime.preference import METRICS
+    from recipec.runtime.training.preference import METRICS
 
     entries = logged(place, "whole")
     steps = [entry for entry in entries if "loss" in entry]

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.backends import Backend
-from runtime.backends.model import labels
-from runtime.checkpoint import HFCheckpoint
-from runtime.trace import Trace, count_targets
+from recipec.compiler.emitters.backends import Backend
+from recipec.runtime.backends.model import labels
+from recipec.runtime.training.trace import Trace, count_targets
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.parity.running import Case, Place
 
 STEPS = 6
@@ -100,7 +100,7 @@ def test_its_metrics_are_those_of_train(place: Place, whole: Trace) -> None:
 @pytest.mark.e2e
 def test_a_damaged_checkpoint_is_none(place: Place, whole: Trace) -> None:
     """trainer_state.json is written last."""
-    from runtime.backends.trl.checkpoints import checkpoints
+    from recipec.runtime.backends.trl.checkpoints import checkpoints
 
     directory = place.folder / "whole" / "checkpoints-trl"
     assert list(checkpoints(directory)) == [4, 6]
@@ -178,7 +178,7 @@ def test_an_adapter_of_other_modules_is_refused(
     errors = refused(place, capfd, "none", "--adapter", str(tmp_path))
     assert "no adapter_config.json" in errors
     with pytest.raises(SystemExit) as ended:
-        from runtime.backends.trl.run import parse
+        from recipec.runtime.backends.trl.run import parse
 
         parse("train_trl.py", tmp_path, ["--resume", "--adapter", "x"])
     assert ended.value.code == 2
@@ -187,7 +187,7 @@ def test_an_adapter_of_other_modules_is_refused(
 @pytest.mark.e2e
 def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checkpoint is kept, and the status is the signal's."""
-    from runtime.backends.trl.pieces import Pieces
+    from recipec.runtime.backends.trl.pieces import Pieces
 
     build = Pieces.of
 
@@ -226,9 +226,9 @@ def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
 def prepared(place: Place, normalization: str) -> Any:
     from dataclasses import replace
 
-    from runtime.data.prepare import prepare
-    from runtime.data.tokenizer import load_tokenizer
-    from runtime.settings import DataSettings, ModelSettings, TrainSettings
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.tokenizer import load_tokenizer
+    from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 
     data = DataSettings(train=("train.jsonl",), eval=("train.jsonl",), max_length=64, packing=True)
     train = TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=2, loss_normalization=normalization)
@@ -243,7 +243,7 @@ def test_any_number_of_processes_computes_the_same_step(
     place: Place, normalization: str, processes: int, rows: int
 ) -> None:
     """Each row once, in order, and multiplied by what train.py multiplies it by, in a short last step too."""
-    from runtime.backends.trl.pieces import Pieces
+    from recipec.runtime.backends.trl.pieces import Pieces
 
     data = prepared(place, normalization)
     made = [Pieces(data, rows, 8, process, processes) for process in range(processes)]

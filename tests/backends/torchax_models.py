@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from runtime.adapters import LoraSettings
-from runtime.checkpoint import HFCheckpoint
-from runtime.settings import MeshSettings, ModelSettings, TrainSettings
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.settings import MeshSettings, ModelSettings, TrainSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime.training import LENGTH, ROWS, TARGETS
 
 RATE, DECAY = 1e-3, 0.01
@@ -38,7 +38,7 @@ class Torchax:
 
     def step(self, optimizer: Any, accumulation: int = 1, seed: int = 0) -> Any:
         """A Step of it. Make and use it within `with mesh:`."""
-        from runtime.backends.torchax.step import Step
+        from recipec.runtime.backends.torchax.step import Step
 
         train = TrainSettings(steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, seed=seed)
         return Step(self.model, optimizer, train, accumulation, self.mesh)
@@ -48,7 +48,7 @@ class Torchax:
         import jax
         import optax
 
-        from runtime.sharding import shard_rows
+        from recipec.runtime.model.sharding import shard_rows
 
         with self.mesh:
             placed = shard_rows(dict(batch), self.mesh)
@@ -75,8 +75,8 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
         options: dtype, attention and remat of the model, rules; full for one without LoRA; the others are
             LoraSettings'.
     """
-    from runtime.backends.torchax import model as models
-    from runtime.mesh import start
+    from recipec.runtime.backends.torchax import model as models
+    from recipec.runtime.model.mesh import start
 
     base = HFCheckpoint.open(directory)
     settings = ModelSettings(
@@ -101,7 +101,7 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
 
 def start_values(base: HFCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """A recipe's initial adapters, with a random B for the zero one: A would have no gradient."""
-    from runtime.backends.model import start
+    from recipec.runtime.backends.model import start
 
     random = np.random.default_rng(0)
     return {
@@ -112,7 +112,7 @@ def start_values(base: HFCheckpoint, lora: LoraSettings) -> dict[str, tuple[np.n
 
 def reference(built: Torchax) -> Any:
     """transformers' own model of the checkpoint, with PEFT's adapters of the same values."""
-    from runtime.backends.model import attach, load_model, set_adapters
+    from recipec.runtime.backends.model import attach, load_model, set_adapters
 
     assert built.lora is not None
     peft_model = attach(load_model(built.base, built.settings), built.base, built.settings, built.lora)
@@ -137,7 +137,7 @@ def torch_loss(model: Any, batch: Mapping[str, np.ndarray]) -> Any:
 
 def torch_gradients(model: Any, batch: Mapping[str, np.ndarray], base: HFCheckpoint) -> tuple[float, Any]:
     """The loss and the adapters' gradients, by a trace's names."""
-    from runtime.backends.model import adapter_parameters
+    from recipec.runtime.backends.model import adapter_parameters
 
     model.zero_grad()
     loss = torch_loss(model, batch)
@@ -177,7 +177,7 @@ def steps(
     """The losses of AdamW's steps, and what was trained at the end."""
     import optax
 
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
 
     out = []
     with built.mesh:
@@ -201,7 +201,7 @@ def torch_steps(
     """As `steps`, by torch with PEFT."""
     import torch
 
-    from runtime.backends.model import adapter_parameters
+    from recipec.runtime.backends.model import adapter_parameters
 
     model = reference(built)
     parameters = adapter_parameters(model, built.base)

@@ -123,8 +123,8 @@ def measure(folder: Path, conversations: int = CONVERSATIONS, rounds: int = 3) -
 
 def _ours(file: Path, tokenizer: Any, cache: Path) -> tuple[float, int]:
     """Seconds, and the packed tokens."""
-    from runtime.data.prepare import prepare
-    from runtime.settings import DataSettings, TrainSettings
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.settings import DataSettings, TrainSettings
 
     data = DataSettings(train=(file.name,), max_length=LENGTH, packing=True, overlong="truncate")
     train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)

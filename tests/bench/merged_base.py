@@ -20,7 +20,7 @@ SHARD = 3_000_000_000
 
 def config(layers: int, vocabulary: int) -> dict[str, Any]:
     """config.json of the model's last layers alone, at most 6, text only."""
-    from compiler.miniature import complete
+    from recipec.compiler.rehearse.miniature import complete
 
     models = json.loads((ROOT / "compiler" / "data" / "models.json").read_text(encoding="utf-8"))
     text = models[MODEL]["config"]["text_config"]
@@ -38,8 +38,8 @@ def config(layers: int, vocabulary: int) -> dict[str, Any]:
 
 def write_base(folder: Path, layers: int, vocabulary: int) -> None:
     """Writes config.json, and weights that repeat 64 MiB of random numbers, each tensor from a place of its own."""
-    from runtime.families import family_of
-    from runtime.safetensors_files import encode_header
+    from recipec.runtime.model.families import family_of
+    from recipec.runtime.weights.safetensors_files import encode_header
 
     settings = config(layers, vocabulary)
     family = family_of(settings)
@@ -77,7 +77,7 @@ def write_base(folder: Path, layers: int, vocabulary: int) -> None:
 
 def write_run(folder: Path, base: Path) -> int:
     """Writes a checkpoint of random adapters for the base; returns their bytes."""
-    from runtime.checkpoint import HFCheckpoint
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
     from tests.runtime.runs import lora_section, save_run
 
     section = lora_section(rank=RANK, alpha=float(RANK))

@@ -291,7 +291,7 @@ def check_same(ours: Path, theirs: Path, rows: int = 64) -> None:
     Raises:
         AssertionError: they have other tensors, or values that differ by more than a rounding.
     """
-    from runtime.checkpoint import HFCheckpoint
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     one, other = HFCheckpoint.open(ours), HFCheckpoint.open(theirs)
     assert set(one.tensors) == set(other.tensors), set(one.tensors) ^ set(other.tensors)

@@ -158,7 +158,15 @@ def _timed(recipe: str, sets: Sequence[str], environment: Mapping[str, str]) -> 
 
 
 def _plan(recipe: str, sets: Sequence[str], environment: Mapping[str, str], *more: str) -> Any:
-    command = [sys.executable, "-m", "compiler.cli", "plan", f"recipes/{recipe}.yaml", "--json", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "recipec.compiler.cli.main",
+        "plan",
+        f"recipes/{recipe}.yaml",
+        "--json",
+        *more,
+    ]
     command += [word for item in sets for word in ("--set", item)]
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
     return json.loads(done.stdout)["plan"]

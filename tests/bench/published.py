@@ -49,8 +49,8 @@ def _compile(layers: int) -> Figures:
     from tunix.models.gemma4 import model as gemma4
     from tunix.sft import peft_trainer
 
-    from runtime.forward import attention_mask
-    from runtime.sharding import constrain
+    from recipec.runtime.model.forward import attention_mask
+    from recipec.runtime.model.sharding import constrain
 
     # On a TPU Tunix's activations are constrained; its helper does nothing where the backend is a CPU.
     gemma4.shard = constrain

@@ -56,10 +56,10 @@ def measure_temporaries(
     import jax
     from tunix.sft import peft_trainer
 
-    from runtime.forward import attention_mask
-    from runtime.loss import batch_loss
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.model.forward import attention_mask
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
+    from recipec.runtime.training.loss import batch_loss
 
     mesh = mesh or start(MeshSettings("cpu", 8, dict(axes or {"fsdp": 8, "tp": 1})))
     built = _abstract(dict(mesh.shape), dtype)
@@ -83,10 +83,10 @@ def measure_temporaries(
 
 
 def _abstract(axes: Mapping[str, int], dtype: str) -> Any:
-    from runtime.adapters import LoraSettings
-    from runtime.families import family_of
-    from runtime.model import abstract_model
-    from runtime.settings import ModelSettings
+    from recipec.runtime.model.adapters import LoraSettings
+    from recipec.runtime.model.families import family_of
+    from recipec.runtime.model.loading import abstract_model
+    from recipec.runtime.settings import ModelSettings
 
     family = family_of(CONFIG)
     settings = ModelSettings(id="none", family=family.name, dtype=dtype)

@@ -118,7 +118,7 @@ def _write(folder: Path) -> None:
     """The checkpoint, the samples as chats, and the recipe."""
     from transformers import AutoTokenizer
 
-    from compiler.miniature import complete, write_checkpoint
+    from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 
     folder.mkdir(parents=True, exist_ok=True)
     write_checkpoint(folder / "model", complete(TEXT), dtype="float32", shards=1)
@@ -147,10 +147,10 @@ def stock(folder: Path) -> float:
     from tunix.models.gemma4 import model as gemma4
     from tunix.sft import peft_trainer, utils
 
-    from runtime.data.prepare import prepare
-    from runtime.data.tokenizer import load_tokenizer
-    from runtime.families import family_of
-    from runtime.settings import DataSettings, ModelSettings, TrainSettings
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.tokenizer import load_tokenizer
+    from recipec.runtime.model.families import family_of
+    from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 
     data = DataSettings(train=("train.jsonl",), max_length=CAP, packing=False)
     train = TrainSettings(steps=STEPS, global_batch_size=ROWS * ACCUMULATION, micro_batch_size=ROWS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from compiler import cli
+from recipec.compiler.cli import main as cli
 
 RUNNER = CliRunner()
 
@@ -23,7 +23,7 @@ def recipe(*arguments: str | Path) -> tuple[int, str, str]:
 def command(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "compiler.cli", *map(str, arguments)],
+        [sys.executable, "-m", "recipec.compiler.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
         env={**os.environ, **environment},

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import Lowered, lower
-from spec.load import Loaded, load
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.spec.load import Loaded, load
 
 RECIPE = """\
 recipe: 1

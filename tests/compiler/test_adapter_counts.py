@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from compiler.lower import Lowered
+from recipec.compiler.lowering.lower import Lowered
 
 LOCAL, GLOBAL, HIDDEN, FEED_FORWARD = 50, 10, 5376, 21504
 OUTPUTS = {  # (local layers, global layers): features that each projection gives, or takes for o_proj

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler import catalog
-from runtime.adapters import LoraSettings, build_adapters
-from runtime.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint
+from recipec.compiler.lowering import catalog
+from recipec.runtime.model.adapters import LoraSettings, build_adapters
+from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 ENTRIES = {name: entry for name, entry in catalog.entries().items() if "unsupported" not in entry}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler import cli, cli_base
+from recipec.compiler.cli import base as cli_base
+from recipec.compiler.cli import main as cli
 from tests.compiler.commands import command, recipe
 
 
@@ -18,7 +19,7 @@ def test_build_then_check_then_an_edit_and_a_stale_recipe(recipe_file: Path, tmp
     status, printed, _ = recipe("build", recipe_file, "-o", out)
     assert status == 0 and "example: " in printed
     assert {"train.py", "merge.py", "recipe.lock.json"} <= {p.name for p in (out / "example").iterdir()}
-    assert (out / "runtime" / "adapters.py").is_file()
+    assert (out / "runtime" / "model" / "adapters.py").is_file()
     assert recipe("build", recipe_file, "-o", out, "--check")[0] == 0
 
     train = out / "example" / "train.py"
@@ -127,7 +128,7 @@ def test_a_fault_of_the_compiler_is_said_to_be_one(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("compiler.lower.gather", fail)
+    monkeypatch.setattr("recipec.compiler.lowering.lower.gather", fail)
     monkeypatch.setattr(sys, "argv", ["recipe", "check", str(recipe_file)])
     with pytest.raises(SystemExit) as left:
         cli.main()
@@ -149,7 +150,7 @@ def test_what_cannot_be_written_is_a_sentence(recipe_file: Path, tmp_path: Path)
 
 def test_importing_the_compiler_imports_neither_jax_nor_rich() -> None:
     code = (
-        "import sys, compiler.cli, compiler.lower, compiler.explain, spec.load;"
+        "import sys, compiler.cli.main, compiler.lowering.lower, compiler.explain.explain, spec.load;"
         "print([m for m in ('jax', 'numpy', 'tunix', 'torch', 'rich', 'jinja2') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -157,9 +158,8 @@ def test_importing_the_compiler_imports_neither_jax_nor_rich() -> None:
 
 
 def test_a_closed_pipe_is_no_error(recipe_file: Path) -> None:
-    line = (
-        f"{sys.executable} -m compiler.cli explain {recipe_file} sharding | head -1; echo ${{PIPESTATUS[0]}}"
-    )
+    explain = f"{sys.executable} -m recipec.compiler.cli.main explain {recipe_file} sharding"
+    line = f"{explain} | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.cost import COST, cost, text
-from compiler.duration import Hours, measured_hours, training_hours
-from compiler.errors import ArtifactError
-from compiler.plan.results import RunLength
-from compiler.program import Program
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.explain.cost import COST, cost, text
+from recipec.compiler.lowering.duration import Hours, measured_hours, training_hours
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.results import RunLength
 from tests.emit.emitting import program_of
 
 RECIPE = """\

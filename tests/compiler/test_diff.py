@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from compiler.cli import app
-from compiler.diff import diff
-from compiler.lower import Lowered
+from recipec.compiler.cli.main import app
+from recipec.compiler.explain.diff import diff
+from recipec.compiler.lowering.lower import Lowered
 
 
 @pytest.fixture

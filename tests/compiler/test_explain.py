@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.explain import detail, explain, leaves, summary, unknown_path
-from compiler.lower import lower
-from compiler.wording import flow
-from spec.language import Recipe
-from spec.load import Loaded, load
-from spec.paths import join
+from recipec.compiler.explain.explain import detail, explain, leaves, summary, unknown_path
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.wording import flow
+from recipec.spec.language import Recipe
+from recipec.spec.load import Loaded, load
+from recipec.spec.paths import join
 
 Load = Callable[..., Loaded]
 

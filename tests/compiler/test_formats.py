@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.checks import formats
+from recipec.compiler.checks import formats
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from compiler import hardware
-from compiler.emit import emit
-from compiler.lower import lower
-from compiler.plan.hlo.costs import compiler_rates
-from compiler.plan.serve import program as serve_program
-from compiler.plan.serve.estimate import machine
-from runtime.serving.bench_server import GENERATIONS
-from spec.language.mesh import Mesh
-from spec.load import load
-from spec.validate import default_axes
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering import hardware
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.plan.hlo.costs import compiler_rates
+from recipec.compiler.plan.serve import program as serve_program
+from recipec.compiler.plan.serve.estimate import machine
+from recipec.runtime.serving.bench_server import GENERATIONS
+from recipec.spec.language.mesh import Mesh
+from recipec.spec.load import load
+from recipec.spec.validate import default_axes
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from compiler import catalog
-from compiler.lower import Lowered
-from runtime.families import UnsupportedCheckpoint
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.lower import Lowered
+from recipec.runtime.model.families import UnsupportedCheckpoint
 
 Lower = Callable[..., Lowered]
 TINY = catalog.entries()["recipec/tiny-gemma4"]["config"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from compiler import catalog
-from compiler.miniature import VOCABULARY, complete, shrink, write_checkpoint
-from compiler.miniature_recipe import scale_axes
-from runtime.families import family_of
+from recipec.compiler.lowering import catalog
+from recipec.compiler.rehearse.miniature import VOCABULARY, complete, shrink, write_checkpoint
+from recipec.compiler.rehearse.miniature_recipe import scale_axes
+from recipec.runtime.model.families import family_of
 
 MESHES = [{"fsdp": 4, "tp": 1}, {"fsdp": 1, "tp": 4}, {"fsdp": 4, "tp": 2}]
 
@@ -161,7 +161,7 @@ def test_axes_shrink_to_eight_devices(axes: dict[str, int], small: dict[str, int
 
 def test_importing_it_imports_neither_jax_nor_numpy() -> None:
     code = (
-        "import sys, compiler.miniature, compiler.miniature_recipe, compiler.rehearse, compiler.quickstart;"
+        "import sys; from recipec.compiler.rehearse import miniature, miniature_recipe, quickstart, rehearse;"
         "print(*sorted({name.split('.')[0] for name in sys.modules} & "
         "{'jax', 'numpy', 'tokenizers', 'safetensors', 'torch', 'rich'}))"
     )

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from compiler.lower import lower
-from compiler.miniature import shrink, write_checkpoint
-from compiler.miniature_recipe import LEARNING_RATE, derive, scale_axes
-from compiler.program import Program
-from compiler.rehearse import conversations, write_miniature, write_yaml
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
+from recipec.compiler.rehearse.miniature_recipe import LEARNING_RATE, derive, scale_axes
+from recipec.compiler.rehearse.rehearse import conversations, write_miniature, write_yaml
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 
 BASE = {
     "recipe": 1,

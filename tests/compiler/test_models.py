@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from compiler import catalog
+from recipec.compiler.lowering import catalog
 from tests.compiler.commands import recipe
 
 

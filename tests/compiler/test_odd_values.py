@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from compiler.explain import explain, leaves
-from compiler.lower import lower
-from spec.load import load
-from spec.paths import join
+from recipec.compiler.explain.explain import explain, leaves
+from recipec.compiler.lowering.lower import lower
+from recipec.spec.load import load
+from recipec.spec.paths import join
 
 RECIPE = """\
 recipe: 1

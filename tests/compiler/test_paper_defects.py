@@ -7,9 +7,9 @@ import inspect
 import json
 from collections.abc import Callable
 
-from compiler.emit import emit
-from compiler.lower import Lowered
-from compiler.program import Program
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering.lower import Lowered
+from recipec.compiler.lowering.program import Program
 
 Lower = Callable[..., Lowered]
 
@@ -106,7 +106,7 @@ def test_8_adapters_are_float32_and_bfloat16_is_warned_about(lowered: Lower) -> 
 
 
 def test_9_merge_has_no_place_for_a_rank(lowered: Lower) -> None:
-    from runtime import merge
+    from recipec.runtime.merging import merge
 
     source = files(lowered("lora.rank=32"))["merge.py"]
     assert "rank" not in {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.artifact_run import CACHE, MARKER, Run, claim, done_line
-from compiler.errors import ArtifactError
-from compiler.packages import require_packages
-from compiler.pipeline import Pipeline, StepFailed, new_console, report_failure
-from compiler.quickstart import check_losses
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.packages import require_packages
+from recipec.compiler.rehearse.artifact_run import CACHE, MARKER, Run, claim, done_line
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure
+from recipec.compiler.rehearse.quickstart import check_losses
 from tests.waiting import gone
 
 TRAIN = """

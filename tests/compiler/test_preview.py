@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from compiler import miniature, preview
-from compiler.families import FAMILIES
+from recipec.compiler.explain import preview
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.rehearse import miniature
 from tests.compiler.commands import command, recipe
 
 GOLDEN = Path(__file__).parent / "preview.txt"
@@ -58,11 +59,11 @@ def test_json_holds_the_same(quickstart: Path, model: Path) -> None:
 
 
 def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> None:
-    from compiler.lower import lower
-    from runtime.data.prepare import prepare
-    from runtime.data.tokenizer import load_tokenizer
-    from runtime.settings import ModelSettings, TrainSettings
-    from spec.load import load
+    from recipec.compiler.lowering.lower import lower
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.tokenizer import load_tokenizer
+    from recipec.runtime.settings import ModelSettings, TrainSettings
+    from recipec.spec.load import load
 
     program = lower(load(quickstart)).program
     assert program is not None
@@ -139,8 +140,8 @@ def test_brackets_are_ones_that_the_text_does_not_have(quickstart: Path, model: 
 
 
 def test_tokens_that_carry_loss_are_coloured_on_a_terminal_and_bracketed_elsewhere() -> None:
-    from runtime.data.encoding import Shown
-    from runtime.data.report import SplitReport
+    from recipec.runtime.data.encoding import Shown
+    from recipec.runtime.data.report import SplitReport
 
     sample = Shown("a:1", [("ask ", False), ("say", True)], 3, 1, False)
     made = preview.Preview("x", "train", [sample], SplitReport(), [], True, 1, 1, None)
@@ -190,7 +191,7 @@ def test_what_cannot_be_previewed_is_said_in_a_sentence(
 def test_packages_that_are_missing_are_named(
     quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from compiler.errors import ArtifactError
+    from recipec.compiler.errors import ArtifactError
 
     monkeypatch.setattr(preview, "PACKAGES", ("json", "no_such_package"))
     with pytest.raises(ArtifactError, match="no_such_package cannot be imported"):

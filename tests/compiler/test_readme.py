@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 
 NAME = "recipes/gemma4-31b-support.yaml"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.recorded import from_record, to_record
-from compiler.report.recipe import resolved
-from spec.language import Recipe
+from recipec.compiler.lowering.recorded import from_record, to_record
+from recipec.compiler.report.recipe import resolved
+from recipec.spec.language import Recipe
 
 LOCKS = sorted((Path(__file__).parents[2] / "generated").glob("*/recipe.lock.json"))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compiler.lower import Lowered
-from spec.diagnostics import Diagnostic
+from recipec.compiler.lowering.lower import Lowered
+from recipec.spec.diagnostics import Diagnostic
 
 Lower = Callable[..., Lowered]
 
@@ -128,7 +128,7 @@ def test_the_cache_holds_a_sequence(found: Found) -> None:
 
 
 def test_a_server_without_room_is_planned_all_the_same(loaded: Any) -> None:
-    from compiler.lower import lower
+    from recipec.compiler.lowering.lower import lower
 
     recipe = loaded(SERVED, "serve.max_model_len=400000")
     assert lower(recipe).program is None and lower(recipe, planning=True).program is not None

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.sources import escapes, is_inline
-from compiler.steps import read_local, run_length, warmup_steps
-from compiler.wording import divisors, listing, quantity, ranges, table
-from spec.language import DataSource
-from spec.load import Loaded
+from recipec.compiler.lowering.sources import escapes, is_inline
+from recipec.compiler.lowering.steps import read_local, run_length, warmup_steps
+from recipec.compiler.wording import divisors, listing, quantity, ranges, table
+from recipec.spec.language import DataSource
+from recipec.spec.load import Loaded
 
 ROW = b'{"messages": [{"role": "user", "content": "abcdefgh"}]}\n'
 

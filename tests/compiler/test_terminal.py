@@ -19,10 +19,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from compiler import cli, completion, guard, pipeline, terminal, whole
-from compiler.cli import app
-from runtime import progress
-from runtime.progress import Progress
+from recipec.compiler import terminal
+from recipec.compiler.artifacts import whole
+from recipec.compiler.cli import completion, guard
+from recipec.compiler.cli import main as cli
+from recipec.compiler.cli.main import app
+from recipec.compiler.rehearse import pipeline
+from recipec.runtime import progress
+from recipec.runtime.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICKSTART = "recipes/quickstart.yaml"
@@ -295,7 +299,7 @@ def test_ctrl_c_says_what_a_build_left(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_ctrl_c_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compiler import archive
+    from recipec.compiler.artifacts import archive
 
     run("build", QUICKSTART, "-o", str(tmp_path / "generated"))
 
@@ -310,8 +314,8 @@ def test_ctrl_c_leaves_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_ctrl_c_says_how_many_compiles_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from compiler import cli_plan
-    from compiler.plan import session, store
+    from recipec.compiler.cli import plan as cli_plan
+    from recipec.compiler.plan import session, store
 
     def interrupted(*given: object) -> None:
         monkeypatch.setattr(store, "put_now", ["one", "two"])
@@ -333,7 +337,7 @@ def at_a_prompt(tmp_path: Path, key: bytes) -> tuple[int, str]:
     if pid == 0:
         os.chdir(tmp_path)
         os.environ["PYTHONPATH"] = str(ROOT)
-        os.execv(sys.executable, [sys.executable, "-m", "compiler.cli", "new", "demo"])
+        os.execv(sys.executable, [sys.executable, "-m", "recipec.compiler.cli.main", "new", "demo"])
     shown, deadline, pressed = b"", time.monotonic() + 60, 0.0
     try:
         while True:
@@ -371,9 +375,9 @@ def test_the_console_script_leaves_with_130(tmp_path: Path) -> None:
     fifo = tmp_path / "slow.py"
     fifo.write_text(
         "import os, signal\n"
-        "from compiler import cli, cli_base\n"
-        "import spec.load\n"
-        "spec.load.load = lambda *given: os.kill(os.getpid(), signal.SIGINT)\n"
+        "from recipec.compiler.cli import base, main as cli\n"
+        "from recipec.spec import load\n"
+        "load.load = lambda *given: os.kill(os.getpid(), signal.SIGINT)\n"
         f"cli.app(['check', '{QUICKSTART}'])\n"
     )
     done = subprocess.run(

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from compiler.serving import flags as vllm
-from compiler.serving.container import container
-from compiler.serving.flags import problems
-from spec.load import load
+from recipec.compiler.serving import flags as vllm
+from recipec.compiler.serving.container import container
+from recipec.compiler.serving.flags import problems
+from recipec.spec.load import load
 
 Codes = Callable[..., set[str]]
 
@@ -314,8 +314,9 @@ def test_the_adapter_of_a_recipe_is_served_by_the_smallest_rank_that_holds_it(lo
 def test_the_catalogue_is_read_only_where_something_is_served(root: Path) -> None:
     """And checking needs none of the packages that training needs."""
     check = (
-        "import sys; from pathlib import Path; from spec.load import load; from compiler.lower import lower; "
-        "from compiler.serving.flags import catalogue; "
+        "import sys; from pathlib import Path; from recipec.spec.load import load; "
+        "from recipec.compiler.lowering.lower import lower; "
+        "from recipec.compiler.serving.flags import catalogue; "
         "lower(load(Path(sys.argv[1]))); print(catalogue.cache_info().currsize, 'jax' in sys.modules)"
     )
     for name, reads in (("quickstart", 0), ("gemma4-31b-v5p8", 1)):

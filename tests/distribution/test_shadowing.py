@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.plan import pool
+from recipec.compiler.plan import pool
 
 
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
     """A folder with packages of the names that recipec's have."""
-    for name in ("spec", "compiler", "templates", "runtime"):
+    for name in ("recipec", "spec", "compiler", "templates", "runtime"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the working folder')\n")
     return tmp_path
@@ -32,7 +32,7 @@ def test_a_worker_is_recipecs_own(crowded: Path) -> None:
 
 def test_no_module_is_started_from_the_working_folder(root: Path) -> None:
     """`-m` puts it before everything else that is imported, unless -P is given."""
-    module = re.compile(r'"-m", "(compiler|runtime|spec)\.')
+    module = re.compile(r'"-m", "(recipec|runtime)\.')
     found = [
         f"{path.relative_to(root)}: {line.strip()}"
         for package in ("compiler", "runtime")

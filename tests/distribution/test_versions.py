@@ -13,9 +13,9 @@ from hatchling.metadata.core import ProjectMetadata
 from hatchling.plugin.manager import PluginManager
 from packaging.version import Version
 
-from compiler import __version__, packages
-from compiler.emitters.lock import compiler_name
-from spec import versions
+from recipec.compiler import __version__, packages
+from recipec.compiler.emitters.lock import compiler_name
+from recipec.spec import versions
 from tests.compiler.commands import recipe
 
 ENTRY = re.compile(r"^## \[(?P<version>[^]]+)\] - (?P<date>unreleased|\d{4}-\d{2}-\d{2})$", re.M)
@@ -53,7 +53,7 @@ def test_the_changelog_begins_with_it(root: Path) -> None:
 
 
 def test_the_changelog_knows_every_command(root: Path) -> None:
-    from compiler.cli import app
+    from recipec.compiler.cli.main import app
 
     text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     names = [
@@ -140,7 +140,7 @@ def test_what_is_missing_is_installed_as_recipec_was(
     (tmp_path / marker).parent.mkdir()
     (tmp_path / marker).touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(packages, "SOURCES", tmp_path / "clone")
+    monkeypatch.setattr(packages, "ROOT", tmp_path / "clone")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
     assert packages.install("train", "plan") == command

@@ -15,13 +15,13 @@ import jinja2
 import yaml
 from typer.testing import CliRunner
 
-from compiler.cli import app
-from compiler.lower import lower
-from runtime.data.formats import FIELDS, parse_preference, parse_row
-from runtime.data.values import Malformed
-from spec.diagnostics import render_text
-from spec.language import Recipe
-from spec.load import load
+from recipec.compiler.cli.main import app
+from recipec.compiler.lowering.lower import lower
+from recipec.runtime.data.formats import FIELDS, parse_preference, parse_row
+from recipec.runtime.data.values import Malformed
+from recipec.spec.diagnostics import render_text
+from recipec.spec.language import Recipe
+from recipec.spec.load import load
 from tests.docs import running, shell
 from tests.docs.blocks import Block
 

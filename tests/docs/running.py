@@ -12,8 +12,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from compiler import quickstart
-from compiler.cli import app
+from recipec.compiler.cli.main import app
+from recipec.compiler.rehearse import quickstart
 from tests.docs import shell
 from tests.docs.blocks import Block
 from tests.report import writing
@@ -34,7 +34,7 @@ NOT_RUN = {
     "recipe port --plan": "it compiles for minutes",
     "recipe report --open": "it opens a browser",
     "python pytest": "it is what runs here",
-    "python spec": "it rewrites this repository's files",
+    "python recipec": "it rewrites this repository's files",
     "python scripts": "it downloads, compiles, or rewrites this repository's files",
     "python train.py": "it trains",
     "python merge.py": "it wants a run's checkpoints",

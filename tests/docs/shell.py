@@ -14,7 +14,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from compiler.cli import app
+from recipec.compiler.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,12 +22,12 @@ OTHERS = {"cat", "cd", "cp", "curl", "docker", "export", "gcloud", "git", "head"
 OTHERS |= {"pipx", "pre-commit", "sky", "source", "ssh", "tar", "tensorboard", "uv", "wandb"}
 """Programs that a page may name beside this project's own."""
 
-OWN_FOLDERS = ("recipes", "scripts", "spec", "compiler", "templates", "runtime", "tests", "docs")
+OWN_FOLDERS = ("recipec", "recipes", "scripts", "spec", "compiler", "templates", "runtime", "tests", "docs")
 SCRIPTS = {
-    "train.py": ("train.py", "settings.py", "session.py"),
-    "merge.py": ("merge.py",),
+    "train.py": ("training/train.py", "settings.py", "training/session.py"),
+    "merge.py": ("merging/merge.py",),
     "train_trl.py": ("backends/arguments.py", "backends/trl"),
-    "train_torchax.py": ("backends/arguments.py", "backends/torchax", "session.py"),
+    "train_torchax.py": ("backends/arguments.py", "backends/torchax", "training/session.py"),
 }
 """Scripts of an artifact, and the files of runtime/ that read their options."""
 

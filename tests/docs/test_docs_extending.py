@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from compiler import catalog
-from compiler.cli import app
+from recipec.compiler.cli.main import app
+from recipec.compiler.lowering import catalog
 from tests.compiler import test_catalogue
 from tests.docs.blocks import Block, blocks
 
@@ -55,14 +55,15 @@ def test_the_pages_template_is_emitted_into_artifacts(
     ignored = shutil.ignore_patterns("__pycache__")
     for name in SOURCES:
         shutil.copytree(root / name, tmp_path / name, ignore=ignored)
+    shutil.copytree(root / "recipec", tmp_path / "recipec", symlinks=True)
     for path in ("templates/Makefile.j2", "compiler/emitters/makefile.py"):
         assert not (tmp_path / path).exists()
         (tmp_path / path).write_text(files[path].text, encoding="utf-8")
-    (tmp_path / "emit.diff").write_text(files["compiler/emit.py"].text, encoding="utf-8")
+    (tmp_path / "emit.diff").write_text(files["compiler/emitters/emit.py"].text, encoding="utf-8")
     subprocess.run(["git", "apply", "emit.diff"], cwd=tmp_path, check=True, timeout=60)
 
     def recipe(*arguments: str) -> None:
-        command = [sys.executable, "-m", "compiler.cli", *arguments]
+        command = [sys.executable, "-m", "recipec.compiler.cli.main", *arguments]
         done = subprocess.run(
             command,
             cwd=tmp_path,

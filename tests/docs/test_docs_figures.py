@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 import pytest
 
-from compiler import __version__, catalog
-from runtime.families import FAMILIES
-from spec.language.mesh import Remat
+from recipec.compiler import __version__
+from recipec.compiler.lowering import catalog
+from recipec.runtime.model.families import FAMILIES
+from recipec.spec.language.mesh import Remat
 from tests.docs.shell import ROOT
 
 PINS = json.loads((ROOT / "compiler" / "data" / "pins.json").read_text(encoding="utf-8"))

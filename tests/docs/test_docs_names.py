@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from compiler.cli import app
-from spec.codes import CODES
+from recipec.compiler.cli.main import app
+from recipec.spec.codes import CODES
 from tests.docs.blocks import PAGES, TOP, inline
 from tests.docs.shell import OWN_FOLDERS, ROOT
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from compiler.cli import app
+from recipec.compiler.cli.main import app
+from recipec.spec.codes import CODES, anchor
+from recipec.spec.schema import json_schema
 from scripts.docs import diagnostics, language
-from spec.codes import CODES, anchor
-from spec.schema import json_schema
 
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src"}
 """Elements that a browser loads something for, and where they say what."""

@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from spec.codes import CODES
+from recipec.spec.codes import CODES
 
 NAMED = re.compile(r"`(tests/[\w./-]+)(?:::(\w+))?`")
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from compiler.hardware import from_name
-from compiler.plan import topology
+from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.plan import topology
 
 
 def main(name: str) -> None:

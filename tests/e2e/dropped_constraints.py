@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from unittest import mock
 
-from compiler.plan.worker import main
-from runtime import sharding
+from recipec.compiler.plan.worker import main
+from recipec.runtime.model import sharding
 
 if __name__ == "__main__":
     with mock.patch.object(sharding, "constrain", lambda x, spec, eager=False: x):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.checks.serve_flags import KEYS
+from recipec.compiler.checks.serve.flags import KEYS
 
 VALUES: list[Any] = [
     *(

@@ -34,7 +34,7 @@ def tune(root: Path, base: Path, folder: Path) -> Tuned:
     """Builds the recipe into an empty folder, trains, and merges with --verify."""
     started = time.monotonic()
     generated = folder / "generated"
-    run(root, "-m", "compiler.cli", "build", f"recipes/{RECIPE}.yaml", "-o", generated)
+    run(root, "-m", "recipec.compiler.cli.main", "build", f"recipes/{RECIPE}.yaml", "-o", generated)
     artifact = generated / RECIPE
     places = ("--model", base, "--output", folder / "run")
     trained = run(root, artifact / "train.py", *places, "--data-dir", root / "recipes")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.families import FAMILIES
-from compiler.miniature import write_tokenizer
-from runtime import merge
-from runtime.settings import ModelSettings
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.runtime.merging import merge
+from recipec.runtime.settings import ModelSettings
 from tests import tiny
 
 MEDIA = {

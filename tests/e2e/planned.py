@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan.job import Job
-from compiler.plan.pool import compile_jobs
-from compiler.plan.results import Compiled
-from compiler.program import Program
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.job import Job
+from recipec.compiler.plan.pool import compile_jobs
+from recipec.compiler.plan.results import Compiled
+from recipec.spec.load import load
 from tests.tpu_environment import environment
 
 RECIPE = """
@@ -45,7 +45,9 @@ def compiler(cache: Path) -> Iterator[None]:
         for name, value in environment().items():
             patch.setenv(name, value)
         patch.setenv("RECIPEC_CACHE", str(cache))
-        patch.setattr("compiler.plan.pool.require_compiler", lambda: None)  # libtpu is the workers' alone
+        patch.setattr(
+            "recipec.compiler.plan.pool.require_compiler", lambda: None
+        )  # libtpu is the workers' alone
         yield
 
 

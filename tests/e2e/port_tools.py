@@ -79,7 +79,7 @@ def templates() -> dict[str, Any]:
     from llamafactory.data.processor.supervised import SupervisedDatasetProcessor
     from llamafactory.data.template import TEMPLATES
 
-    from compiler.port.meaning.templates import LLAMAFACTORY
+    from recipec.compiler.port.meaning.templates import LLAMAFACTORY
     from tests.runtime.chats import tokenizer
 
     settings = SimpleNamespace(mask_history=False, train_on_prompt=False, cutoff_len=10**6)
@@ -104,7 +104,7 @@ def linear() -> dict[str, Any]:
     from llamafactory.model.model_utils.misc import find_all_linear_modules
     from llamafactory.model.model_utils.visual import patch_target_modules
 
-    from compiler.catalog import entries
+    from recipec.compiler.lowering.catalog import entries
 
     frozen = SimpleNamespace(
         freeze_vision_tower=True, freeze_multi_modal_projector=True, freeze_language_model=False
@@ -162,7 +162,7 @@ def prompts() -> dict[str, Any]:
         "summarizetldr": (strategies.SummarizeTLDRPromptTokenizingStrategy, prompters.SummarizeTLDRPrompter),
         "alpaca": (strategies.AlpacaPromptTokenizingStrategy, prompters.AlpacaPrompter),
     }
-    from compiler.port.dialects.axolotl_data import PROMPTS
+    from recipec.compiler.port.dialects.axolotl_data import PROMPTS
 
     out: dict[str, Any] = {}
     for name in (*PROMPTS, "user_defined"):

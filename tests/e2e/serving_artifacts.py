@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.checkpoint import HFCheckpoint
-from runtime.serving.client import Client, ServerError
+from recipec.runtime.serving.client import Client, ServerError
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.e2e.docker_engine import Engine
 from tests.e2e.merged_models import make_gemma4, merged_in_float32
 from tests.ports import free_port
@@ -157,11 +157,11 @@ class Artifact:
         return done
 
     def recipe(self, *words: str | Path, status: int = 0) -> Done:
-        return self.run(sys.executable, "-m", "compiler.cli", *words, status=status)
+        return self.run(sys.executable, "-m", "recipec.compiler.cli.main", *words, status=status)
 
     def start(self, *words: str | Path, log: Path) -> subprocess.Popen[bytes]:
         """A `recipe` command that goes on beside the test."""
-        command = [sys.executable, "-m", "compiler.cli", *map(str, words)]
+        command = [sys.executable, "-m", "recipec.compiler.cli.main", *map(str, words)]
         with log.open("wb") as output:
             return subprocess.Popen(
                 command,
@@ -234,7 +234,7 @@ def build(
     )
     (folder / f"{name}.yaml").write_text(text)
     artifact = Artifact(folder / "generated" / name, f"http://127.0.0.1:{port}", engine)
-    command = [sys.executable, "-m", "compiler.cli", "build", str(folder / f"{name}.yaml")]
+    command = [sys.executable, "-m", "recipec.compiler.cli.main", "build", str(folder / f"{name}.yaml")]
     done = subprocess.run(
         [*command, "-o", str(folder / "generated")],
         env=artifact.environment(),

@@ -19,10 +19,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from compiler import __version__
+from recipec.compiler import __version__
 from tests.interpreters import interpreter
 
-PACKAGES = ("spec", "compiler", "templates", "runtime")
+PACKAGES = ("recipec", "spec", "compiler", "templates", "runtime")
 NAMES = (f"recipec-{__version__}-py3-none-any.whl", f"recipec-{__version__}.tar.gz")
 FLAGSHIP = "gemma4-31b-v5p8"
 BESIDE = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
@@ -58,7 +58,7 @@ def run(*command: str | Path, cwd: Path, **variables: str | Path) -> str:
 
 
 def tracked(root: Path) -> list[str]:
-    """The files of the packages that a clone has."""
+    """The files of the packages that a clone has, without the links between them."""
     text = run("git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *PACKAGES, cwd=root)
     return sorted(line for line in text.splitlines() if (root / line).is_file())
 
@@ -94,7 +94,15 @@ def dist(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def artifact(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The flagship as the checkout builds it."""
     folder = tmp_path_factory.mktemp("checkout")
-    command = (sys.executable, "-m", "compiler.cli", "build", f"recipes/{FLAGSHIP}.yaml", "-o", folder)
+    command = (
+        sys.executable,
+        "-m",
+        "recipec.compiler.cli.main",
+        "build",
+        f"recipes/{FLAGSHIP}.yaml",
+        "-o",
+        folder,
+    )
     run(*command, cwd=root)
     return digests(folder)
 
@@ -128,11 +136,12 @@ def test_they_hold_what_is_needed_and_nothing_else(root: Path, dist: Path) -> No
         f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
     ]
     with zipfile.ZipFile(dist / NAMES[0]) as archive:
-        assert sorted(archive.namelist()) == sorted([*package, *own])
+        installed = {name: f"recipec/{name.removeprefix('recipec/')}" for name in package}
+        assert sorted(archive.namelist()) == sorted([*installed.values(), *own])
         for name in package:
-            assert archive.read(name) == (root / name).read_bytes(), name
+            assert archive.read(installed[name]) == (root / name).read_bytes(), name
         entry = archive.read(f"{info}/entry_points.txt").decode()
-    assert entry == "[console_scripts]\nrecipe = compiler.cli:main\n"
+    assert entry == "[console_scripts]\nrecipe = recipec.compiler.cli.main:main\n"
     with tarfile.open(dist / NAMES[1]) as source:
         names = sorted(name.partition("/")[2] for name in source.getnames())
     assert names == sorted([*package, *BESIDE, "PKG-INFO"])
@@ -172,7 +181,8 @@ def walk(root: Path, folder: Path, command: Path, artifact: Mapping[str, str]) -
 def look(root: Path, python: Path, folder: Path) -> None:
     """Holds an environment against what it should have: recipec, and what this needs."""
     code = (
-        "import json, sys; from importlib import metadata; import spec, compiler, templates, runtime;"
+        "import json, sys; from importlib import metadata; "
+        "from recipec import spec, compiler, templates, runtime;"
         "print(json.dumps([sys.path, [m.__file__ for m in (spec, compiler, templates, runtime)],"
         "[d.name for d in metadata.distributions()]]))"
     )

@@ -36,7 +36,7 @@ def framed(message: bytes) -> bytes:
 def test_an_editor_that_talks_nonsense_or_does_not_listen_ends_the_server_in_a_sentence(
     given: bytes, output: int | str, said: str
 ) -> None:
-    command = [sys.executable, "-m", "compiler.cli", "lsp"]
+    command = [sys.executable, "-m", "recipec.compiler.cli.main", "lsp"]
     with open(output, "wb") if isinstance(output, str) else nullcontext(output) as stdout:
         done = subprocess.run(command, input=given, stdout=stdout, stderr=subprocess.PIPE, timeout=300)
     errors = done.stderr.decode()

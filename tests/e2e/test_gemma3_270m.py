@@ -62,7 +62,7 @@ def test_the_checkpoint_is_the_model(checkpoint: Path) -> None:
     """It holds the tensors that its family reads, and goes on with what it knows."""
     from safetensors import safe_open
 
-    from runtime.families import family_of
+    from recipec.runtime.model.families import family_of
 
     config = json.loads((checkpoint / "config.json").read_text("utf-8"))
     family = family_of(config)

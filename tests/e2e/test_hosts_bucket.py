@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.adapter_reader import restore_tree, saved_steps, unfinished
+from recipec.runtime.checkpoints.adapter_reader import restore_tree, saved_steps, unfinished
 from tests.hosts.crews import CrewOfLives, light, place_of
 from tests.ports import free_port
 from tests.remote.conftest import gcs

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from compiler.emitters.launch import XPK, emit_launch
-from compiler.launching import machines
-from compiler.program import Program
+from recipec.compiler.emitters.launch import XPK, emit_launch
+from recipec.compiler.lowering.launching import machines
+from recipec.compiler.lowering.program import Program
 from tests.emit.emitting import program_of
 from tests.emit.launch_shapes import BASE, SHAPES
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from compiler.backends import Backend
-from compiler.parity.backends import SCRIPTS
-from compiler.report.place import open_place
-from compiler.watch.run import Run
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.parity.backends import SCRIPTS
+from recipec.compiler.report.place import open_place
+from recipec.compiler.watch.run import Run
 from tests.parity.running import Case, Place
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
@@ -94,7 +94,7 @@ def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, b
 
 def test_a_signal_ends_the_run_there_too(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes as a line is written, after the first step."""
-    from runtime.metrics import JsonLines
+    from recipec.runtime.metrics.loggers import JsonLines
 
     script, data = SCRIPTS[Backend.TUNIX], ("--data-dir", place.folder)
     folder = place.folder / "stopped" / "checkpoints"

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
-from runtime.errors import UserError
-from runtime.export.folder import PARTIAL
-from runtime.export.journal import JOURNAL, RECORD
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging.folder import PARTIAL
+from recipec.runtime.merging.journal import JOURNAL, RECORD
+from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from tests.runtime import artifacts
 from tests.runtime.lives import ROOT, Life, Lives
 from tests.runtime.llama_bases import TINY, write_base
@@ -44,7 +44,7 @@ from pathlib import Path
 
 sys.path.insert(0, {root!r})
 
-from runtime.merge import main
+from runtime.merging.merge import main
 from runtime.settings import ModelSettings
 
 ARTIFACT = Path(__file__).resolve().parent

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler import catalog
-from compiler.errors import ArtifactError
-from compiler.hardware import from_name
-from compiler.new.recipe import Asked, make
-from compiler.new.source import Source
-from spec.load import load
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.new.recipe import Asked, make
+from recipec.compiler.new.source import Source
+from recipec.spec.load import load
 
 BIN = Path(sys.executable).parent
 ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")

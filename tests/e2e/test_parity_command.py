@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.trace import read_trace
+from recipec.runtime.training.trace import read_trace
 
 pytestmark = pytest.mark.nightly
 
 
 def command(root: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "compiler.cli", "parity", *map(str, arguments)],
+        [sys.executable, "-m", "recipec.compiler.cli.main", "parity", *map(str, arguments)],
         cwd=root,
         capture_output=True,
         text=True,

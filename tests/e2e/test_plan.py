@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from compiler.plan.depth import depths, whole
-from compiler.plan.estimate import extrapolate
-from compiler.plan.hlo.costs import compiler_rates
-from compiler.plan.job import Job
-from compiler.plan.results import Compiled
+from recipec.compiler.plan.depth import depths, whole
+from recipec.compiler.plan.estimate import extrapolate
+from recipec.compiler.plan.hlo.costs import compiler_rates
+from recipec.compiler.plan.job import Job
+from recipec.compiler.plan.results import Compiled
 from tests.e2e import planned
 from tests.e2e.planned import program_of
 
@@ -117,9 +117,9 @@ def test_the_compiled_program_is_another_without_the_constraints(root: Path, sma
     kept = compiled(small, {"kept": (sets, 2)})["kept"]
     job = Job(small, sets, (0, 1))
     script = root / "tests" / "e2e" / "dropped_constraints.py"
-    from compiler.plan.job import JOB
-    from compiler.plan.pool import environment as of_workers
-    from compiler.plan.pool import read_result
+    from recipec.compiler.plan.job import JOB
+    from recipec.compiler.plan.pool import environment as of_workers
+    from recipec.compiler.plan.pool import read_result
 
     done = subprocess.run(
         [sys.executable, str(script)], input=JOB.dump_json(job), capture_output=True, env=of_workers()
@@ -166,7 +166,7 @@ def test_a_step_that_does_not_fit_has_a_way_out_that_was_tried(root: Path, tmp_p
 
 
 def recipe(root: Path, *arguments: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "compiler.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "recipec.compiler.cli.main", *map(str, arguments)]
     return subprocess.run(command, cwd=root, env=os.environ, capture_output=True, text=True, timeout=900)
 
 

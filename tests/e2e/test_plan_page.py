@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.plan.page.document import page
-from compiler.plan.results import Plan, Search
+from recipec.compiler.plan.page.document import page
+from recipec.compiler.plan.results import Plan, Search
 from tests.e2e.chromium import Tab, cases, tab
 from tests.plan import plans
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from compiler.catalog import find
-from compiler.port.dialects.axolotl_data import PROMPTS, plain_type, user_defined
-from compiler.port.dialects.llamafactory import target_modules
-from compiler.port.meaning import adapters, conversion, templates
-from runtime.data.encoding import Encoder, coding
-from runtime.data.formats import Row, parse_row
-from runtime.settings import DataSettings
+from recipec.compiler.lowering.catalog import find
+from recipec.compiler.port.dialects.axolotl_data import PROMPTS, plain_type, user_defined
+from recipec.compiler.port.dialects.llamafactory import target_modules
+from recipec.compiler.port.meaning import adapters, conversion, templates
+from recipec.runtime.data.encoding import Encoder, coding
+from recipec.runtime.data.formats import Row, parse_row
+from recipec.runtime.settings import DataSettings
 from tests.e2e import port_tools
 from tests.runtime.chats import tokenizer
 

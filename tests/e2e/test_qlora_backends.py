@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from compiler import pins
-from compiler.backends import Backend
-from compiler.parity.backends import SCRIPTS
-from compiler.parity.compare import TOLERANCES, Subject, compare
-from compiler.parity.table import WORDS
-from runtime.trace import Trace, read_trace
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering import pins
+from recipec.compiler.parity.backends import SCRIPTS
+from recipec.compiler.parity.compare import TOLERANCES, Subject, compare
+from recipec.compiler.parity.table import WORDS
+from recipec.runtime.training.trace import Trace, read_trace
 from tests.parity.parity_cases import CASES
 from tests.parity.running import Case, Place, merged_tensors
 

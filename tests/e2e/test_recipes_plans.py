@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler import pins
-from compiler.plan import identity
+from recipec.compiler.lowering import pins
+from recipec.compiler.plan import identity
 from scripts import recipes
 from tests.e2e.planned import compiler
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli, miniature
-from runtime.families.gemma4 import Gemma4Architecture
+from recipec.compiler.cli import main as cli
+from recipec.compiler.rehearse import miniature
+from recipec.runtime.model.families.gemma4 import Gemma4Architecture
 from tests.preloaded import preloaded_scripts
 
 RECIPES = Path(__file__).resolve().parent.parent.parent / "recipes"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli
+from recipec.compiler.cli import main as cli
 from tests.e2e.chromium import Tab, cases, tab
 from tests.report import writing
 from tests.waiting import until

@@ -20,15 +20,15 @@ from typing import Any
 
 import pytest
 
-from compiler.emit import emit
-from compiler.emitters.serve_clients import emit_evaluate
-from compiler.lower import lower
-from compiler.serving.verify import report, verify
-from runtime.checkpoint import HFCheckpoint
-from runtime.serving import smoke
-from runtime.serving.client import KEY_VARIABLE, Client, ServerError
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.emitters.serve_clients import emit_evaluate
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.serving.verify import report, verify
+from recipec.runtime.serving import smoke
+from recipec.runtime.serving.client import KEY_VARIABLE, Client, ServerError
+from recipec.runtime.weights.checkpoint import HFCheckpoint
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 from tests.e2e import lm_eval, vllm_cpu
 from tests.e2e.merged_models import make_gemma4, merged_in_float32
 from tests.runtime.runs import lora_section, save_run

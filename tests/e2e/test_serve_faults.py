@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.serving.client import ServerError
+from recipec.runtime.serving.client import ServerError
 from tests.e2e import serving_artifacts
 from tests.e2e.docker_engine import Engine
 from tests.e2e.serving_artifacts import Artifact, Tiny, build

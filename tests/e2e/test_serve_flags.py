@@ -16,18 +16,18 @@ from typing import Any
 
 import pytest
 
-from compiler import catalog
-from compiler.lower import Lowered, lower
-from compiler.miniature import write_tokenizer
-from compiler.plan.roofline.cache import DTYPES
-from compiler.plan.serve import environment as serve_environment
-from compiler.plan.serve.program import config_of
-from compiler.program import Program
-from compiler.serving import blocks, features
-from compiler.serving import flags as vllm
-from compiler.serving.container import container
-from compiler.serving.flags import RENAMED, problems
-from spec.load import load
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.roofline.cache import DTYPES
+from recipec.compiler.plan.serve import environment as serve_environment
+from recipec.compiler.plan.serve.program import config_of
+from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.compiler.serving import blocks, features
+from recipec.compiler.serving import flags as vllm
+from recipec.compiler.serving.container import container
+from recipec.compiler.serving.flags import RENAMED, problems
+from recipec.spec.load import load
 from tests.e2e.flag_values import ACCEPTED, DOTTED, FOUR_HEADS, REFUSED, SMALL, STRICTER, UNREADABLE, VALUES
 
 pytestmark = pytest.mark.nightly
@@ -199,7 +199,7 @@ def shapes() -> list[dict[str, Any]]:
 
 def sized(max_model_len: int, max_num_seqs: int) -> Any:
     """The `serve` section of such a server."""
-    from spec.language import Serve
+    from recipec.spec.language import Serve
 
     return Serve(max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 

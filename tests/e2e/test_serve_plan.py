@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan.serve import environment as serve_environment
-from compiler.plan.serve.hlo import attention_kernel
-from compiler.plan.serve.plan import plan_serve
-from compiler.plan.serve.results import COMPILED_SERVING, CompiledServing
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.plan.serve import environment as serve_environment
+from recipec.compiler.plan.serve.hlo import attention_kernel
+from recipec.compiler.plan.serve.plan import plan_serve
+from recipec.compiler.plan.serve.results import COMPILED_SERVING, CompiledServing
+from recipec.spec.load import load
 
 pytestmark = pytest.mark.nightly
 

@@ -49,7 +49,7 @@ print(json.dumps({"peak": peak, "parameters": len(built.parameters)}))
 
 def write_checkpoint(directory: Path) -> int:
     """One file of zeros in bfloat16, of which the disk holds none; its size in bytes."""
-    from runtime.families import family_of
+    from recipec.runtime.model.families import family_of
 
     family = family_of(CONFIG)
     sources = [

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.backends import Backend
-from compiler.plan.depth import Depth, whole
-from compiler.plan.estimate import extrapolate
-from compiler.plan.job import Job
-from compiler.plan.results import Compiled
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.plan.depth import Depth, whole
+from recipec.compiler.plan.estimate import extrapolate
+from recipec.compiler.plan.job import Job
+from recipec.compiler.plan.results import Compiled
 from tests.e2e import planned
 from tests.e2e.planned import program_of
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compiler.backends import Backend
-from compiler.parity.compare import Subject, compare
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.parity.compare import Subject, compare
 from tests.parity.preferences import LIMITS, assert_one_run, case
 from tests.parity.running import STEPS, Place
 

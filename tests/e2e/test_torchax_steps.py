@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.trace import read_trace
+from recipec.runtime.training.trace import read_trace
 from tests import tiny
 from tests.backends import torchax_models
 from tests.runtime import artifacts
@@ -49,7 +49,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         recipe = place / f"{name}.yaml"
         recipe.write_text(RECIPE.format(place=place, lora=lora).replace("tiny", name), encoding="utf-8")
-        run(place, "-m", "compiler.cli", "build", recipe, "--backend", "torchax", "-o", place / "generated")
+        run(
+            place,
+            "-m",
+            "recipec.compiler.cli.main",
+            "build",
+            recipe,
+            "--backend",
+            "torchax",
+            "-o",
+            place / "generated",
+        )
     return place
 
 
@@ -175,9 +185,9 @@ def evaluation_loss(place: Path, model: object) -> float:
     """The mean loss of the evaluation data's targets, by torch."""
     import torch
 
-    from runtime.data.prepare import prepare
-    from runtime.data.tokenizer import load_tokenizer
-    from runtime.settings import DataSettings, ModelSettings, TrainSettings
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.tokenizer import load_tokenizer
+    from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
     from tests.backends.torchax_models import torch_loss
 
     data = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=64, packing=True)

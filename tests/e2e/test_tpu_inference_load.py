@@ -20,11 +20,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from compiler.miniature import write_tokenizer
-from compiler.plan.serve import environment as serve_environment
-from runtime import merge
-from runtime.checkpoint import HFCheckpoint
-from runtime.settings import ModelSettings
+from recipec.compiler.plan.serve import environment as serve_environment
+from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.runtime.merging import merge
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime.runs import ALL, lora_section, save_run
 

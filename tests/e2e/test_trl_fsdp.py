@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.artifact import write
-from compiler.backends import Backend
-from compiler.emit import emit
-from compiler.lower import lower
-from compiler.parity.compare import Subject, compare
-from runtime.trace import Trace, read_trace
-from spec.load import load
+from recipec.compiler.artifacts.artifact import write
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.parity.compare import Subject, compare
+from recipec.runtime.training.trace import Trace, read_trace
+from recipec.spec.load import load
 from tests.parity.running import Case, Place
 
 pytestmark = pytest.mark.nightly

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.checkpoint import HFCheckpoint
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.e2e import vllm_cpu
 from tests.e2e.gemma3 import Tuned
 from tests.e2e.greedy import NEW_TOKENS, Answer, agreement, asked, differing, load, said, tokens, with_peft

@@ -14,8 +14,8 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from runtime.attention import splash
-from runtime.remat import POLICIES
+from recipec.runtime.model.attention import splash
+from recipec.runtime.model.remat import POLICIES
 
 ROWS, LENGTH = 8, 3072
 MESHES = {

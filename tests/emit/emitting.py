@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from compiler.emit import emit
-from compiler.lower import lower
-from compiler.program import Program
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 
 BIN = Path(sys.executable).parent
 

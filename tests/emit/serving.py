@@ -16,10 +16,10 @@ from typing import Any
 
 from emitting import program_of
 
-from compiler.emitters.serve import emit_serve
-from compiler.program import Program
-from compiler.serving.container import Container, container
-from spec.language import Serve
+from recipec.compiler.emitters.serve import emit_serve
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.serving.container import Container, container
+from recipec.spec.language import Serve
 
 
 def served(program: Program, **changes: Any) -> Program:

@@ -11,11 +11,11 @@ import pytest
 from emitting import RECIPE, compiled, files_of
 from typer.testing import CliRunner
 
-from compiler.archive import pack
-from compiler.artifact import SCHEMA, write
-from compiler.cli import app
-from compiler.emit import emit
-from compiler.errors import ArtifactError
+from recipec.compiler.artifacts.archive import pack
+from recipec.compiler.artifacts.artifact import SCHEMA, write
+from recipec.compiler.cli.main import app
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.errors import ArtifactError
 
 ROWS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 
@@ -38,9 +38,12 @@ def test_the_archive_has_the_artifact_its_data_and_the_runtime(project: Path) ->
         members = archive.getmembers()
     names = [member.name for member in members]
     assert names == sorted(names)
-    assert {"sample/train.py", "sample/recipe.lock.json", "sample/data/train.jsonl", "runtime/train.py"} <= {
-        *names
-    }
+    assert {
+        "sample/train.py",
+        "sample/recipe.lock.json",
+        "sample/data/train.jsonl",
+        "runtime/training/train.py",
+    } <= {*names}
     assert SCHEMA in names
     assert all(member.uid == member.gid == member.mtime == 0 and not member.uname for member in members)
     scripts = {f"sample/serve/{name}.sh" for name in ("serve", "smoke", "bench")}
@@ -92,7 +95,7 @@ def test_it_runs_by_itself_elsewhere(project: Path, tmp_path_factory: pytest.Tem
         assert "--model" in done.stdout
     check = code.replace("runpy.run_path(sys.argv[0], run_name='__main__')", "") + (
         f"sys.path.insert(0, {str(away / 'unpacked')!r});"
-        "import runtime.merge, runtime.train; print(runtime.__file__)"
+        "import runtime.merging.merge, runtime.training.train; print(runtime.__file__)"
     )
     done = subprocess.run(
         [sys.executable, "-c", check, "x"], cwd=away / "cwd", capture_output=True, text=True, timeout=120

@@ -12,17 +12,17 @@ import pytest
 from emitting import RECIPE, files_of, program_of
 from typer.testing import CliRunner
 
-from compiler import artifact
-from compiler.artifact import IGNORE, LOCK, SCHEMA, check, write
-from compiler.backends import Backend
-from compiler.cli import app
-from compiler.emit import emit
-from compiler.errors import ArtifactError
-from runtime.backends.saving import ADAPTER, MODEL
-from runtime.backends.torchax.train import SUFFIX as TORCHAX
-from runtime.hosts.log import FOLDER as LOGS
-from spec.load import load
-from spec.schema import text as schema_text
+from recipec.compiler.artifacts import artifact
+from recipec.compiler.artifacts.artifact import IGNORE, LOCK, SCHEMA, check, write
+from recipec.compiler.cli.main import app
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.errors import ArtifactError
+from recipec.runtime.backends.saving import ADAPTER, MODEL
+from recipec.runtime.backends.torchax.train import SUFFIX as TORCHAX
+from recipec.runtime.hosts.log import FOLDER as LOGS
+from recipec.spec.load import load
+from recipec.spec.schema import text as schema_text
 
 
 @pytest.fixture

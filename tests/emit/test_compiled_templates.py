@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment, FileSystemLoader
 
-from compiler.compiled_templates import CompiledTemplates
+from recipec.compiler.emitters.compiled_templates import CompiledTemplates
 
 
 @pytest.fixture(autouse=True)

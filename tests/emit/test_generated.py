@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from emitting import BIN, compiled, files_of, program_of, tool
 
-from compiler import artifact, catalog
-from compiler.backends import others
-from compiler.emit import emit
+from recipec.compiler.artifacts import artifact
+from recipec.compiler.emitters.backends import others
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering import catalog
 
 EVERYTHING = {
     "plain": ["serve=null"],
@@ -262,7 +263,7 @@ def test_commands_in_the_readme_are_shell(root: Path, variants: Path, tmp_path: 
 def test_odd_texts_do_not_break_the_scripts(tmp_path: Path) -> None:
     folder = tmp_path / 'a"""b\\d'
     folder.mkdir()
-    entry = json.loads((Path(catalog.__file__).parent / "data/models.json").read_text())[
+    entry = json.loads(catalog.DATA.read_text())[
         "google/gemma-4-31B-it"
     ]
     (folder / "config.json").write_text(json.dumps(entry["config"]))

@@ -17,11 +17,11 @@ from launch_shapes import BASE, LONG, SHAPES
 from packaging.requirements import Requirement
 from ruamel.yaml import YAML
 
-from compiler.emitters.launch import JOBSET_NAME, XPK, XPK_NAME, emit_launch
-from compiler.emitters.readme import emit_readme
-from compiler.lower import lower
-from spec.diagnostics import Diagnostic
-from spec.load import load
+from recipec.compiler.emitters.launch import JOBSET_NAME, XPK, XPK_NAME, emit_launch
+from recipec.compiler.emitters.readme import emit_readme
+from recipec.compiler.lowering.lower import lower
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.load import load
 
 FILES = {
     "one-host": {"tpu-vm.sh", "jobset.yaml", "skypilot.yaml", "xpk.sh"},

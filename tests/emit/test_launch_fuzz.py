@@ -17,13 +17,13 @@ from launch_shapes import BASE, SHAPES
 from markdown_it import MarkdownIt
 from ruamel.yaml import YAML
 
-from compiler.checks import launch, paths
-from compiler.emitters.launch import emit_launch
-from compiler.emitters.readme import emit_readme
-from compiler.facts import gather
-from compiler.program import Program
-from compiler.render import code_span
-from spec.diagnostics import has_errors
+from recipec.compiler.checks import launch, paths
+from recipec.compiler.emitters.launch import emit_launch
+from recipec.compiler.emitters.readme import emit_readme
+from recipec.compiler.emitters.render import code_span
+from recipec.compiler.lowering.facts import gather
+from recipec.compiler.lowering.program import Program
+from recipec.spec.diagnostics import has_errors
 
 CASES = 40
 

@@ -13,7 +13,7 @@ import pytest
 from clouds import Cloud
 from emitting import program_of
 
-from compiler.emit import emit
+from recipec.compiler.emitters.emit import emit
 from tests.waiting import until
 
 NAME = "sample"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from emitting import tool
 
-from compiler.emitters.settings import layer_numbers
-from compiler.python_text import Call, Name, Value, assignment, number, statement, string
+from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, number, statement, string
+from recipec.compiler.emitters.settings import layer_numbers
 
 
 def random_value(source: random.Random, depth: int = 0) -> Value:

@@ -13,7 +13,7 @@ from emitting import files_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from compiler import pins
+from recipec.compiler.lowering import pins
 
 DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google": "protobuf"}
 """Packages whose import has another name than their distribution."""
@@ -34,7 +34,7 @@ def imported(*files: Path) -> set[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.partition(".")[0])
     names -= {*sys.stdlib_module_names, "runtime"}
     return {canonicalize_name(DISTRIBUTIONS.get(name, name)) for name in names}

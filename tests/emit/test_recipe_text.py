@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from emitting import RECIPE, compiled, files_of, program_of
 
-from compiler.recipe_text import HEAD, to_yaml
-from spec.load import load
+from recipec.compiler.emitters.recipe_text import HEAD, to_yaml
+from recipec.spec.load import load
 
 
 def test_one_file_is_kept_as_it_was_written(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import pytest
 from emitting import RECIPE, files_of
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of, variant
 
-from compiler.emitters.serve import emit_serve
-from compiler.hardware import from_name
-from compiler.lower import lower
-from spec.load import load
+from recipec.compiler.emitters.serve import emit_serve
+from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.lowering.lower import lower
+from recipec.spec.load import load
 from tests.emit.served import FULL, objects, pod_of, with_model, yaml
 
 

@@ -22,14 +22,14 @@ from emitting import BIN
 from ruamel.yaml import YAML
 from serving import base, expanded, image_environment, image_words, run_script, served, server_of
 
-from compiler.checks import serve_flags
-from compiler.emitters.kubernetes import serving_name
-from compiler.emitters.serve import CONTAINER_PLACES, emit_serve
-from compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
-from compiler.facts import gather
-from compiler.program import Program
-from compiler.serving.container import Container
-from spec.diagnostics import has_errors, render_text
+from recipec.compiler.checks.serve import flags as serve_flags
+from recipec.compiler.emitters.kubernetes import serving_name
+from recipec.compiler.emitters.serve import CONTAINER_PLACES, emit_serve
+from recipec.compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
+from recipec.compiler.lowering.facts import gather
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.serving.container import Container
+from recipec.spec.diagnostics import has_errors, render_text
 
 CASES = 150
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from emitting import RECIPE, files_of, program_of
 
-from compiler import pins
-from compiler.backends import Backend
-from compiler.emit import emit
-from compiler.miniature import shrink
-from compiler.miniature_recipe import derive
-from runtime.errors import UserError
-from runtime.record import check_record, write_record
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering import pins
+from recipec.compiler.rehearse.miniature import shrink
+from recipec.compiler.rehearse.miniature_recipe import derive
+from recipec.runtime.checkpoints.record import check_record, write_record
+from recipec.runtime.errors import UserError
 
 ASKED = ["train.log.wandb_project=support"]
 

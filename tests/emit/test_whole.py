@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler import artifact, whole
-from compiler.artifact import LOCK, write
-from compiler.errors import ArtifactError
-from compiler.whole import STAGING, finish
-from compiler.writing import ARCHIVE, replacing
+from recipec.compiler.artifacts import artifact, whole
+from recipec.compiler.artifacts.artifact import LOCK, write
+from recipec.compiler.artifacts.whole import STAGING, finish
+from recipec.compiler.artifacts.writing import ARCHIVE, replacing
+from recipec.compiler.errors import ArtifactError
 
 STEPS = ("mkdir", "replace", "rmdir", "unlink")
 """What of `os` changes a folder."""
@@ -44,13 +44,13 @@ NEW = {"one": files(train_py="new", launch__vm_sh="new"), "two": files(a="new", 
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that was built with an older runtime, and holds files of the user's."""
     folder = tmp_path / "generated"
-    small = {"families/base.py": b"old", "gone.py": b"old"}
+    small = {"model/families/base.py": b"old", "gone.py": b"old"}
     with monkeypatch.context() as older:
         older.setattr(artifact, "runtime_files", lambda: small)
         older.setattr(artifact, "runtime_digest", lambda: artifact.tree_digest(small))
         locks = {name: {**old, LOCK: relocked(old[LOCK])} for name, old in OLD.items()}
         write(folder, locks)
-    small_now = {"families/base.py": b"new", "new/more.py": b"new"}
+    small_now = {"model/families/base.py": b"new", "new/more.py": b"new"}
     monkeypatch.setattr(artifact, "runtime_files", lambda: small_now)
     (folder / "one/checkpoints/100").mkdir(parents=True)
     (folder / "one/checkpoints/100/weights").write_text("precious")

@@ -16,7 +16,7 @@ import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
-from compiler.cli import app
+from recipec.compiler.cli.main import app
 
 HERE = Path(__file__).parent
 CASES = sorted(path.name for path in HERE.iterdir() if path.is_dir() and not path.name.startswith(("_", ".")))

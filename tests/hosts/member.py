@@ -13,10 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from runtime.errors import UserError, report
-from runtime.hosts import joining, service
-from runtime.hosts.crew import Crew
-from runtime.hosts.discovery import ADDRESS, COUNT, NUMBER
+from recipec.runtime.errors import UserError, report
+from recipec.runtime.hosts import joining, service
+from recipec.runtime.hosts.crew import Crew
+from recipec.runtime.hosts.discovery import ADDRESS, COUNT, NUMBER
 
 
 def main(number: str, count: str, port: str, *what: str) -> int:

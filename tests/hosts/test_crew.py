@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from runtime.hosts import joining, leader, service, wire
-from runtime.hosts.crew import Crew
-from runtime.hosts.discovery import Place
-from runtime.hosts.wire import unpacked
+from recipec.runtime.hosts import joining, leader, service, wire
+from recipec.runtime.hosts.crew import Crew
+from recipec.runtime.hosts.discovery import Place
+from recipec.runtime.hosts.wire import unpacked
 from tests.ports import free_port
 from tests.waiting import until
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from runtime.errors import UserError
-from runtime.hosts.discovery import PORT, Place, discover
+from recipec.runtime.errors import UserError
+from recipec.runtime.hosts.discovery import PORT, Place, discover
 
 
 def explicit(address: str, count: str, number: str) -> dict[str, str]:

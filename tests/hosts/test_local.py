@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from runtime.hosts import local
-from runtime.hosts.discovery import discover
+from recipec.runtime.hosts import local
+from recipec.runtime.hosts.discovery import discover
 from tests.waiting import until
 
 SCRIPT = Path(local.__file__)

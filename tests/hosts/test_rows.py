@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from runtime.partition_rules import data_parallel
-from runtime.sharding import Rows, row_sharding
+from recipec.runtime.model.partition_rules import data_parallel
+from recipec.runtime.model.sharding import Rows, row_sharding
 
 LAYOUTS = [
     {"fsdp": 8, "tp": 1},
@@ -31,7 +31,7 @@ def test_the_rows_of_all_processes_are_the_micro_batch(
     import jax
     from jax.sharding import NamedSharding
 
-    from runtime.mesh import arrange
+    from recipec.runtime.model.mesh import arrange
 
     mesh = arrange(axes, jax.devices())
     total = 2 * data_parallel(axes)
@@ -63,7 +63,7 @@ def test_the_rows_of_all_processes_are_the_micro_batch(
 def test_rows_that_do_not_split_are_refused() -> None:
     import jax
 
-    from runtime.mesh import arrange
+    from recipec.runtime.model.mesh import arrange
 
     with pytest.raises(ValueError, match="6 rows do not split"):
         Rows.of(arrange({"dcn": 2, "fsdp": 2, "tp": 2}, jax.devices()), 6)

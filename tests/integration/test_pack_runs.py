@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler import catalog
-from compiler.archive import pack
-from compiler.artifact import write
-from compiler.emit import emit
-from compiler.lower import lower
-from compiler.miniature import complete, write_checkpoint
-from spec.load import load
+from recipec.compiler.artifacts.archive import pack
+from recipec.compiler.artifacts.artifact import write
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.spec.load import load
 
 RUN = """
 import runpy, sys
@@ -29,7 +29,7 @@ except SystemExit as done:
     import runtime
     print("runtime:", runtime.__file__)
     loaded = {name.split(".")[0] for name in sys.modules}
-    print("modules:", *sorted(loaded & {"spec", "compiler", "templates"}))
+    print("modules:", *sorted(loaded & {"recipec", "spec", "compiler", "templates"}))
     sys.exit(done.code)
 """
 """Runs a script as if it were called by itself, and says which runtime it used."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import compiler.quickstart
+from recipec.compiler.rehearse import quickstart as command
 from tests.docs.blocks import blocks
 from tests.docs.checks import steps
 from tests.preloaded import preloaded_scripts
@@ -26,13 +26,13 @@ def quickstart(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pa
     screen = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, preloaded_scripts(output), redirect_stdout(screen):
         patch.chdir(root)
-        status = compiler.quickstart.main(["--output", str(output)])
+        status = command.main(["--output", str(output)])
     assert status == 0, screen.getvalue()
     return output, screen.getvalue()
 
 
 def test_it_is_a_module_that_runs(root: Path) -> None:
-    command = [sys.executable, "-m", "compiler.quickstart", "--help"]
+    command = [sys.executable, "-m", "recipec.compiler.rehearse.quickstart", "--help"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--output" in done.stdout

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from compiler.pipeline import new_console
-from compiler.program import Program
-from compiler.rehearse import rehearse, write_miniature, write_recipe
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.rehearse.pipeline import new_console
+from recipec.compiler.rehearse.rehearse import rehearse, write_miniature, write_recipe
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 from tests.preloaded import preloaded_scripts
 
 STEPS = ["miniature", "compile", "train", "kill", "resume", "compare", "merge", "verify"]
@@ -47,7 +47,7 @@ def test_the_flagship_passes_its_rehearsal(root: Path, tmp_path: Path) -> None:
 def test_a_step_that_fails_ends_the_rehearsal(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compiler import rehearse as module
+    from recipec.compiler.rehearse import rehearse as module
 
     def broken(folder: Path, artifacts: dict[str, dict[str, bytes]]) -> None:
         for name in artifacts:

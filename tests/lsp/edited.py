@@ -37,8 +37,8 @@ def where(text: str, marked: str, inside: int = 0) -> tuple[int, int]:
 
 def recipe_check(path: Path, place: Path) -> list[tuple[str, int, int]]:
     """Codes and places as the command finds them, from 0."""
-    from compiler.lower import lower
-    from spec.load import load
+    from recipec.compiler.lowering.lower import lower
+    from recipec.spec.load import load
 
     spans = [(d.code, d.span) for d in lower(load(path)).diagnostics]
     return [(code, span.line - 1, span.column - 1) for code, span in spans if span is not None]
@@ -46,9 +46,9 @@ def recipe_check(path: Path, place: Path) -> list[tuple[str, int, int]]:
 
 def recipe_explain(path: Path, text: str, key: str) -> str:
     """What the command says of a key, for a text that is not saved."""
-    from compiler.explain import explain
-    from compiler.lower import lower
-    from spec.load import load
+    from recipec.compiler.explain.explain import explain
+    from recipec.compiler.lowering.lower import lower
+    from recipec.spec.load import load
 
     loaded = load(path, text=text)
     program = lower(loaded).program

@@ -41,7 +41,7 @@ class Editor:
         def _(params: types.LogMessageParams) -> None:
             self.logged.append(params.message)
 
-        command = (sys.executable, "-m", "compiler.cli", "lsp", "--stdio")
+        command = (sys.executable, "-m", "recipec.compiler.cli.main", "lsp", "--stdio")
         self.run(self.client.start_io(*command, cwd=str(folder)))
         general = types.GeneralClientCapabilities(
             position_encodings=[types.PositionEncodingKind(name) for name in encodings]

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from lsprotocol import types
 
-from compiler.lsp.frames import Frames
-from compiler.lsp.process import Checked, Document, Process
-from compiler.packages import install
-from spec.codes import CODES
-from spec.load import MAX_BYTES
+from recipec.compiler.lsp.frames import Frames
+from recipec.compiler.lsp.process import Checked, Document, Process
+from recipec.compiler.packages import install
+from recipec.spec.codes import CODES
+from recipec.spec.load import MAX_BYTES
 from tests.lsp.edited import BASE, CHILD, mended, recipe_check, recipe_explain, where
 from tests.lsp.editor_client import Editor, checking
 
@@ -286,7 +286,7 @@ def test_what_is_no_message_is_a_line_on_stderr() -> None:
     bad = UNSIZED[2], *map(framed, (b"{no JSON", b"[" * 100_000, ASKED, b'{"jsonrpc": "2.0", "method": 5}'))
     end = framed(b'{"jsonrpc": "2.0", "id": 2, "method": "shutdown"}')
     end += framed(b'{"jsonrpc": "2.0", "method": "exit"}')
-    command, sent = [sys.executable, "-m", "compiler.cli", "lsp"], b"".join((begin, *bad, end))
+    command, sent = [sys.executable, "-m", "recipec.compiler.cli.main", "lsp"], b"".join((begin, *bad, end))
     done = subprocess.run(command, input=sent, capture_output=True, cwd=ROOT, timeout=60)
     assert (done.returncode, b'"id": 2' in done.stdout) == (0, True)
     lines = done.stderr.decode().splitlines()
@@ -366,8 +366,8 @@ def test_a_check_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch
 def test_without_pygls_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    from compiler.cli_lsp import lsp
-    from compiler.errors import ArtifactError
+    from recipec.compiler.cli.lsp import lsp
+    from recipec.compiler.errors import ArtifactError
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ArtifactError, match="needs pygls") as raised:

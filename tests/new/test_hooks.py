@@ -11,10 +11,10 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
-from compiler import __version__
-from compiler.cli import app
-from compiler.errors import ArtifactError
-from compiler.new import hooks
+from recipec.compiler import __version__
+from recipec.compiler.cli.main import app
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.new import hooks
 
 RECIPE = ("--model", "google/gemma-3-1b-it", "--accelerator", "v6e-1")
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from compiler import catalog
-from compiler.cli import app
-from compiler.errors import ArtifactError
-from compiler.hardware import from_name
-from compiler.lower import lower
-from compiler.new import files
-from compiler.new.recipe import Asked, Made, make
-from compiler.new.source import Source, look, recognise
-from spec.load import load
+from recipec.compiler.cli.main import app
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.new import files
+from recipec.compiler.new.recipe import Asked, Made, make
+from recipec.compiler.new.source import Source, look, recognise
+from recipec.spec.load import load
 
 ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
 GOLDEN = Path(__file__).parent / "golden"
@@ -290,7 +290,7 @@ def test_columns_that_tell_nothing_are_refused_and_on_a_terminal_asked_for(
     assert "has the columns foo and output" in str(refused) and "--format" in str(
         getattr(refused, "help", "")
     )
-    monkeypatch.setattr("compiler.new.ask.possible", lambda: True)
+    monkeypatch.setattr("recipec.compiler.new.ask.possible", lambda: True)
     rows(folder.parent / "outside.jsonl", {"text": "a"})
     answers = ("../outside.jsonl", "odd.jsonl", "instruction", "neither", "foo", "")
     asked = CliRunner().invoke(app, ["new", *words], input="\n".join(answers) + "\n")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.backends import Backend
-from compiler.parity.compare import TOLERANCES, Subject, compare
-from compiler.parity.table import WORDS
-from runtime.preference import METRICS
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.parity.compare import TOLERANCES, Subject, compare
+from recipec.compiler.parity.table import WORDS
+from recipec.runtime.training.preference import METRICS
 from tests.parity.running import BACKENDS, STEPS, Case, Place, merged_tensors
 
 LIMITS = TOLERANCES["float32"]

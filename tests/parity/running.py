@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from compiler import catalog
-from compiler.artifact import write
-from compiler.backends import Backend, diagnosed, others
-from compiler.emit import emit
-from compiler.lower import lower
-from compiler.miniature import shrink, write_checkpoint
-from compiler.miniature_recipe import conversations, row_of
-from compiler.parity.backends import SCRIPTS
-from compiler.program import Program
-from runtime.families import family_of
-from runtime.trace import Trace, read_trace
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.artifacts.artifact import write
+from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.parity.backends import SCRIPTS
+from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
+from recipec.compiler.rehearse.miniature_recipe import conversations, row_of
+from recipec.runtime.model.families import family_of
+from recipec.runtime.training.trace import Trace, read_trace
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 
 STEPS = 20
 BACKENDS = (Backend.TUNIX, Backend.TRL, Backend.TORCHAX)
@@ -114,7 +114,7 @@ class Place:
 
 def merged_tensors(folder: Path) -> dict[str, Any]:
     """The tensors of a checkpoint by name, read when they are asked for."""
-    from runtime.checkpoint import HFCheckpoint
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     base = HFCheckpoint.open(folder)
     return {name: functools.partial(base.read, name) for name in base.tensors}

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from compiler.backends import Backend
-from compiler.parity.compare import TOLERANCES, Subject, compare
-from compiler.parity.control import write_perturbed
-from compiler.parity.table import WORDS
-from runtime.trace import Trace
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.parity.compare import TOLERANCES, Subject, compare
+from recipec.compiler.parity.control import write_perturbed
+from recipec.compiler.parity.table import WORDS
+from recipec.runtime.training.trace import Trace
 from tests.parity.parity_cases import CASES
 from tests.parity.running import BACKENDS, STEPS, Place, merged_tensors
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli
-from compiler.parity.compare import TOLERANCES, Row, Subject, compare
-from compiler.parity.table import number, print_rows
-from compiler.pipeline import new_console
-from runtime.trace import Trace
+from recipec.compiler.cli import main as cli
+from recipec.compiler.parity.compare import TOLERANCES, Row, Subject, compare
+from recipec.compiler.parity.table import number, print_rows
+from recipec.compiler.rehearse.pipeline import new_console
+from recipec.runtime.training.trace import Trace
 
 A, B = "layers.0.self_attn.q_proj.lora_A", "layers.0.self_attn.q_proj.lora_B"
 FLOAT32 = TOLERANCES["float32"] | {"trained": 1e-4}

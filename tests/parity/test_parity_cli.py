@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli
-from compiler.backends import Backend
-from compiler.lower import lower
-from compiler.parity import backends as chosen
-from compiler.parity import run
-from compiler.parity.recipe import write_recipe
-from compiler.pipeline import Pipeline, StepFailed
-from compiler.program import Program
-from compiler.rehearse import write_miniature
-from runtime.trace import Trace, read_trace
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.cli import main as cli
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.parity import backends as chosen
+from recipec.compiler.parity import run
+from recipec.compiler.parity.recipe import write_recipe
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed
+from recipec.compiler.rehearse.rehearse import write_miniature
+from recipec.runtime.training.trace import Trace, read_trace
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 
 RECIPE = """\
 recipe: 1
@@ -171,7 +171,7 @@ def test_gemma_4_is_measured_against_itself(
     assert "trl - control" in printed and "its first adapters moved by 1e-7" in printed
     assert ["train_trl.py", "control", "--adapter", "--data-dir", "--trace"] in scripts.run
     # What it starts from is train.py's own start, moved by a hair in A alone.
-    from runtime.initial import initial_adapters
+    from recipec.runtime.model.initial import initial_adapters
 
     small = program(tmp_path / "kept" / "recipe.yaml")
     assert small.lora is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.backends import Backend
+from recipec.compiler.emitters.backends import Backend
 from tests.parity.preferences import assert_one_run, case
 from tests.parity.running import Place
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.plan import pool
-from compiler.program import Program
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import pool
 from tests.plan.serve_answers import RECIPE, lowered
 
 FAKE = Path(__file__).parent / "fake_worker.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.plan.results import Estimate, Memory, Temporary
+from recipec.compiler.plan.results import Estimate, Memory, Temporary
 from tests.plan import plans
 
 GIB = 2**30

@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from compiler.plan.job import FAILED, JOB, Failed
-from compiler.plan.results import COMPILED, Compiled, OutOfMemory, Temporary
+from recipec.compiler.plan.job import FAILED, JOB, Failed
+from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory, Temporary
 
 
 def main() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from compiler.plan.hlo.parse import Module, parse
+from recipec.compiler.plan.hlo.parse import Module, parse
 
 HEADER = """HloModule jit__train, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }
 
 FileNames
-1 "runtime/step.py"
+1 "runtime/training/step.py"
 
 StackFrames
 1 {file_location_id=1 parent_frame_id=1}

@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree
 
-from compiler.plan.page.document import page
-from compiler.plan.results import Plan
+from recipec.compiler.plan.page.document import page
+from recipec.compiler.plan.results import Plan
 from tests.plan import plans
 
 VOID = {"meta", "br"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.plan.results import (
+from recipec.compiler.plan.results import (
     Collective,
     Estimate,
     Kernel,

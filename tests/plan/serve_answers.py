@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from compiler.lower import lower
-from compiler.plan.results import Collective
-from compiler.plan.serve.job import ServeAnswer, ServeDepth, ServeJob, ServeProgram
-from compiler.plan.serve.plan import plan_serve
-from compiler.program import Program
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.results import Collective
+from recipec.compiler.plan.serve.job import ServeAnswer, ServeDepth, ServeJob, ServeProgram
+from recipec.compiler.plan.serve.plan import plan_serve
+from recipec.spec.load import load
 
 RECIPE = """\
 recipe: 1

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan.bound import bound, model_flops, state_bytes
-from compiler.plan.shapes import causal_pairs
-from compiler.program import Program
-from compiler.wording import split_layer
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.bound import bound, model_flops, state_bytes
+from recipec.compiler.plan.shapes import causal_pairs
+from recipec.compiler.wording import split_layer
+from recipec.spec.load import load
 
 RECIPES = Path(__file__).resolve().parent.parent.parent / "recipes"
 POLICIES = ("none", "block", "decoder", "save_attention", "save_dots", "offload_dots")

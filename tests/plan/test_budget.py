@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan import budget
-from compiler.plan.results import Plan
-from spec.diagnostics import Diagnostic
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.plan import budget
+from recipec.compiler.plan.results import Plan
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.load import load
 from tests.plan import plans
 
 RECIPE = """\

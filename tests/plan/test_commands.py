@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli
-from compiler.errors import ArtifactError
+from recipec.compiler.cli import main as cli
+from recipec.compiler.errors import ArtifactError
 
 RECIPE = """\
 recipe: 1

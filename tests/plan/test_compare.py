@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.plan.compare import compare, to_json
+from recipec.compiler.plan.compare import compare, to_json
 from tests.plan import plans
 from tests.plan.plans import ESTIMATE, GIB, MEMORY, RUN
 

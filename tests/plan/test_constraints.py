@@ -14,10 +14,10 @@ from unittest import mock
 
 import pytest
 
-from compiler.lower import lower
-from compiler.program import Program
-from runtime import forward
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.runtime.model import forward
+from recipec.spec.load import load
 
 SETS = (
     "mesh.axes={fsdp: 2, tp: 2}",
@@ -40,9 +40,9 @@ def constraints(program: Program) -> Counter[str]:
     """The shardings that the step's HLO, before it is partitioned, constrains arrays to."""
     import jax
 
-    from compiler.plan.abstract import abstract_step
-    from compiler.plan.worker import constants
-    from runtime.mesh import arrange
+    from recipec.compiler.plan.abstract import abstract_step
+    from recipec.compiler.plan.worker import constants
+    from recipec.runtime.model.mesh import arrange
 
     script = constants(program)
     mesh = arrange(script["MESH"].axes, jax.devices("cpu")[:4])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan.depth import depths, renumbered, shortened, weighted, whole
-from compiler.program import Program
-from runtime.adapters import build_adapters
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.depth import depths, renumbered, shortened, weighted, whole
+from recipec.runtime.model.adapters import build_adapters
+from recipec.spec.load import load
 
 E2B = "model.id=google/gemma-4-E2B-it"
 SETS: dict[str, tuple[str, ...]] = {

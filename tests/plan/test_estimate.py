@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan import calibration
-from compiler.plan.depth import Depth, depths
-from compiler.plan.estimate import extrapolate
-from compiler.plan.results import Collective, Compiled, Costs, Kernel, OutOfMemory, Temporary
-from compiler.program import Program
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.depth import Depth, depths
+from recipec.compiler.plan.estimate import extrapolate
+from recipec.compiler.plan.results import Collective, Compiled, Costs, Kernel, OutOfMemory, Temporary
+from recipec.spec.load import load
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan.fit import Found, MemoryReduction, diagnostic, find, hopeless, reductions, yaml_lines
-from compiler.plan.results import Estimate
-from compiler.program import Program
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.fit import (
+    Found,
+    MemoryReduction,
+    diagnostic,
+    find,
+    hopeless,
+    reductions,
+    yaml_lines,
+)
+from recipec.compiler.plan.results import Estimate
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 from tests.plan.estimates import estimate
 
 RECIPES = Path(__file__).parents[2] / "recipes"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from compiler import catalog
-from compiler.plan.hf_config import hf_config
+from recipec.compiler.lowering import catalog
+from recipec.compiler.plan.hf_config import hf_config
 
 
 def test_every_models_config_reads_as_its_architecture() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.plan.hlo.collectives import collectives
-from compiler.plan.hlo.costs import compiler_rates, costs
-from compiler.plan.hlo.liveness import largest
-from compiler.plan.results import Collective
+from recipec.compiler.plan.hlo.collectives import collectives
+from recipec.compiler.plan.hlo.costs import compiler_rates, costs
+from recipec.compiler.plan.hlo.liveness import largest
+from recipec.compiler.plan.results import Collective
 from tests.plan.hlo_text import module
 from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
 

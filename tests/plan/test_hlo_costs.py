@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from compiler.plan.hlo.costs import costs, product_flops, seconds_taken_off
-from compiler.plan.results import Costs
+from recipec.compiler.plan.hlo.costs import costs, product_flops, seconds_taken_off
+from recipec.compiler.plan.results import Costs
 from tests.plan.hlo_text import module
 from tests.plan.overlapped import OVERLAPPED, OVERLAPPED_ENTRY
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.plan.hlo.parse import Array, Module, parse
+from recipec.compiler.plan.hlo.parse import Array, Module, parse
 from tests.plan.hlo_text import module
 
 TEXT = """HloModule jit__train, is_scheduled=true, entry_computation_layout={(f32[8,128]{1,0})->f32[]}
 
 FileNames
-1 "runtime/step.py"
+1 "runtime/training/step.py"
 
 StackFrames
 1 {file_location_id=1 parent_frame_id=1}

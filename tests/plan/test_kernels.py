@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from compiler.plan.hlo.parse import Array
-from compiler.plan.kernels import EFFICIENCY, kernels, splash_flops
+from recipec.compiler.plan.hlo.parse import Array
+from recipec.compiler.plan.kernels import EFFICIENCY, kernels, splash_flops
 from tests.plan.hlo_text import module
 
 FORWARD, DQ, DKV = (

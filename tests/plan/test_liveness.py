@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.plan.hlo.liveness import largest
-from compiler.plan.hlo.names import operation, weight_path
-from compiler.plan.hlo.parse import parse
+from recipec.compiler.plan.hlo.liveness import largest
+from recipec.compiler.plan.hlo.names import operation, weight_path
+from recipec.compiler.plan.hlo.parse import parse
 
 MIB = 2**20
 BIG = "bf16[1024,512]{1,0:T(8,128)(2,1)}"  # 1 MiB

@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 from ruamel.yaml import YAML
 
-from compiler.plan import calibration
-from compiler.plan.page import search as searched
-from compiler.plan.page.document import page
-from compiler.plan.page.numbers import gib, moved
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.page import search as searched
+from recipec.compiler.plan.page.document import page
+from recipec.compiler.plan.page.numbers import gib, moved
 from tests.plan import plans
 from tests.plan.pages import PLANS, Reader, read
 

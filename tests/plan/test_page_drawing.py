@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from compiler.plan.page import memory, mesh, placements, roofline
-from compiler.plan.page import search as searched
-from compiler.plan.page.mesh import Grid
-from compiler.plan.page.numbers import capacity, flops, gib, hours, moved, ms, usd
-from compiler.plan.page.svg import Scale
+from recipec.compiler.plan.page import memory, mesh, placements, roofline
+from recipec.compiler.plan.page import search as searched
+from recipec.compiler.plan.page.mesh import Grid
+from recipec.compiler.plan.page.numbers import capacity, flops, gib, hours, moved, ms, usd
+from recipec.compiler.plan.page.svg import Scale
 from tests.plan import plans
 from tests.plan.pages import marked, number, read, svg
 

@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from compiler.plan import search
-from compiler.plan.results import Collective
-from compiler.plan.search import received
+from recipec.compiler.plan import search
+from recipec.compiler.plan.results import Collective
+from recipec.compiler.plan.search import received
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler import packages
-from compiler.errors import ArtifactError
-from compiler.lower import lower
-from compiler.packages import install
-from compiler.plan import identity, pool, store
-from compiler.plan.job import Failed, Job
-from compiler.plan.results import Compiled
-from compiler.program import Program
-from spec.load import load
+from recipec.compiler import packages
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.packages import install
+from recipec.compiler.plan import identity, pool, store
+from recipec.compiler.plan.job import Failed, Job
+from recipec.compiler.plan.results import Compiled
+from recipec.spec.load import load
 from tests.waiting import running
 
 pytestmark = pytest.mark.usefixtures("fake")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.plan.hlo.refusal import parse_refusal
-from compiler.plan.results import Temporary
+from recipec.compiler.plan.hlo.refusal import parse_refusal
+from recipec.compiler.plan.results import Temporary
 
 GIB, MIB = 2**30, 2**20
 

@@ -11,22 +11,22 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 
-from compiler import miniature
-from compiler.emitters.train import emit_train
-from compiler.errors import ArtifactError
-from compiler.families import FAMILIES
-from compiler.lower import lower
-from compiler.plan import counted as counting
-from compiler.plan.at_hand import Unavailable
-from compiler.plan.counted import Statistics, quick_statistics, statistics
-from compiler.plan.run import run_length
-from compiler.program import Program
-from compiler.steps import run_length as from_lines
-from runtime.data.prepare import prepare
-from runtime.data.report import SplitReport
-from runtime.data.samples import Samples
-from runtime.data.tokenizer import load_tokenizer
-from spec.load import load
+from recipec.compiler.emitters.train import emit_train
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.steps import run_length as from_lines
+from recipec.compiler.plan import counted as counting
+from recipec.compiler.plan.at_hand import Unavailable
+from recipec.compiler.plan.counted import Statistics, quick_statistics, statistics
+from recipec.compiler.plan.run import run_length
+from recipec.compiler.rehearse import miniature
+from recipec.runtime.data.prepare import prepare
+from recipec.runtime.data.report import SplitReport
+from recipec.runtime.data.samples import Samples
+from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.spec.load import load
 from tests.plan.plans import ESTIMATE
 
 
@@ -163,7 +163,7 @@ def test_the_papers_run_comes_to_its_steps_hours_and_rate(
     origins = np.full(len(lengths), b"a:1")
     samples = Samples(tokens, tokens == 0, offsets, np.zeros(len(lengths), np.int32), origins)
     report = SplitReport(read=10_000, kept=9_952, tokens=len(tokens), row_length=3072)
-    monkeypatch.setattr("runtime.data.prepare.read_split", lambda *given: (samples, report))
+    monkeypatch.setattr("recipec.runtime.data.prepare.read_split", lambda *given: (samples, report))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text("{}\n")
     program = lowered(root / "recipes" / "gemma4-31b-paper.yaml")

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.lower import Lowered, lower
-from compiler.plan.bound import Bound
-from compiler.plan.bound import bound as computed
-from compiler.plan.depth import Depth
-from compiler.plan.job import Failed, Job
-from compiler.plan.results import Collective, Compiled, Estimate, Memory, OutOfMemory, Search
-from compiler.plan.search import Interrupted, Objectives, Tools, search, variants
-from compiler.program import Program
-from spec.diagnostics import Diagnostic
-from spec.load import load
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.bound import Bound
+from recipec.compiler.plan.bound import bound as computed
+from recipec.compiler.plan.depth import Depth
+from recipec.compiler.plan.job import Failed, Job
+from recipec.compiler.plan.results import Collective, Compiled, Estimate, Memory, OutOfMemory, Search
+from recipec.compiler.plan.search import Interrupted, Objectives, Tools, search, variants
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.load import load
 
 RECIPE = Path(__file__).resolve().parent.parent.parent / "recipes" / "gemma4-31b-v5p8.yaml"
 LENGTH = 3072
@@ -81,7 +81,7 @@ def bound(program: Program, length: int) -> Bound:
 
 @pytest.fixture(autouse=True)
 def _computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.plan.search.bound", bound)
+    monkeypatch.setattr("recipec.compiler.plan.search.bound", bound)
 
 
 class Machine:
@@ -266,7 +266,9 @@ def test_what_the_checks_say_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
     """The real checks, of one configuration that they let through and one that they do not."""
     every = variants(BASE)
     wrong = replace(every[1], sets=("train.micro_batch_size=3",))
-    monkeypatch.setattr("compiler.plan.search.variants", lambda program, free_batch: [every[0], wrong])
+    monkeypatch.setattr(
+        "recipec.compiler.plan.search.variants", lambda program, free_batch: [every[0], wrong]
+    )
     tools = replace(Machine().tools(), settle=Tools().settle)
     found = search(BASE, tools=tools)
     statuses = {point.sets: (point.status, point.reason) for point in found.points}

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from compiler.lower import lower
-from compiler.plan.results import Memory, Point, Search
-from compiler.plan.search_text import text
-from compiler.program import Program
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.results import Memory, Point, Search
+from recipec.compiler.plan.search_text import text
+from recipec.spec.load import load
 
 RECIPE = Path(__file__).resolve().parent.parent.parent / "recipes" / "gemma4-31b-v5p8.yaml"
 GIB = 2**30

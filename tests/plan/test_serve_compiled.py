@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from compiler.plan.serve.compile import extrapolated
-from compiler.plan.serve.configuration import serving
-from compiler.plan.serve.job import ServeAnswer, ServeJob, ServeProgram
-from compiler.plan.serve.plan import plan_serve
-from compiler.plan.serve.program import job
-from compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH
-from compiler.program import Program
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.serve.compile import extrapolated
+from recipec.compiler.plan.serve.configuration import serving
+from recipec.compiler.plan.serve.job import ServeAnswer, ServeJob, ServeProgram
+from recipec.compiler.plan.serve.plan import plan_serve
+from recipec.compiler.plan.serve.program import job
+from recipec.compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH
 from tests.plan.serve_answers import GLOBAL, LOCAL, RECIPE, answered, lowered, planned_texts
 
 

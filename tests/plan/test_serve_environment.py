@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.plan.serve import environment
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.plan.serve import environment
 
 
 @pytest.fixture

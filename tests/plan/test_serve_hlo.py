@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.plan.results import Collective
-from compiler.plan.serve.estimate import cache_reads, collective_seconds, machine
-from compiler.plan.serve.hlo import AttentionKernel, attention_kernel, read
-from compiler.plan.serve.job import ServeProgram
+from recipec.compiler.plan.results import Collective
+from recipec.compiler.plan.serve.estimate import cache_reads, collective_seconds, machine
+from recipec.compiler.plan.serve.hlo import AttentionKernel, attention_kernel, read
+from recipec.compiler.plan.serve.job import ServeProgram
 from tests.plan.serve_answers import GLOBAL, HLO, LOCAL
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.plan.serve.job import JOB, Bucket
-from compiler.plan.serve.program import config_of, depths, job, padded, replica_topology
-from compiler.program import Program
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.serve.job import JOB, Bucket
+from recipec.compiler.plan.serve.program import config_of, depths, job, padded, replica_topology
 from tests.plan.serve_answers import RECIPE, lowered
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.plan import store
-from compiler.plan.serve.compile import (
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import store
+from recipec.compiler.plan.serve.compile import (
     ANSWER,
     WorkerKilled,
     answer,
@@ -21,9 +22,8 @@ from compiler.plan.serve.compile import (
     run_worker,
     worker_environment,
 )
-from compiler.plan.serve.job import ServeAnswer, ServeJob
-from compiler.plan.serve.program import job
-from compiler.program import Program
+from recipec.compiler.plan.serve.job import ServeAnswer, ServeJob
+from recipec.compiler.plan.serve.program import job
 from tests.plan.serve_answers import HLO, answered
 from tests.waiting import gone
 
@@ -32,7 +32,7 @@ def worker(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Path:
     """Puts a program in the worker's place; returns the interpreter."""
     path = folder / "worker.py"
     path.write_text(code)
-    monkeypatch.setattr("compiler.plan.serve.compile.WORKER", path)
+    monkeypatch.setattr("recipec.compiler.plan.serve.compile.WORKER", path)
     return Path(sys.executable)
 
 
@@ -102,14 +102,14 @@ def test_a_killed_worker_makes_the_depth_smaller(
 
 def test_answers_are_kept(example: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("compiler.plan.serve.environment.make", lambda say: Path(sys.executable))
+    monkeypatch.setattr("recipec.compiler.plan.serve.environment.make", lambda say: Path(sys.executable))
     ran: list[ServeJob] = []
 
     def fake(python: Path, made: ServeJob, folder: Path, say: Any) -> str:
         ran.append(made)
         return ANSWER.dump_json(answered(made)).decode()
 
-    monkeypatch.setattr("compiler.plan.serve.compile.run_worker", fake)
+    monkeypatch.setattr("recipec.compiler.plan.serve.compile.run_worker", fake)
     made = job(example, (6, 12))
     first = answer(made, lambda line: None)
     assert answer(made, lambda line: None) == first and len(ran) == 1

@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.lower import lower
-from compiler.plan.roofline.results import Step
-from compiler.plan.roofline.server import SERVING_PLAN, ServingPlan, memory_share, plan_serving, promise
-from compiler.plan.roofline.text import text
-from spec.load import load
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.plan.roofline.results import Step
+from recipec.compiler.plan.roofline.server import (
+    SERVING_PLAN,
+    ServingPlan,
+    memory_share,
+    plan_serving,
+    promise,
+)
+from recipec.compiler.plan.roofline.text import text
+from recipec.spec.load import load
 
 RECIPE = """\
 recipe: 1

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.plan import calibration
-from compiler.plan.results import Collective, Kernel, Temporary
-from compiler.plan.text import text
-from compiler.plan.units import aligned, duration, flops, milliseconds, traffic
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.results import Collective, Kernel, Temporary
+from recipec.compiler.plan.text import text
+from recipec.compiler.plan.units import aligned, duration, flops, milliseconds, traffic
 from tests.plan import plans
 from tests.plan.plans import ESTIMATE
 

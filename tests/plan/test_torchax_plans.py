@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli
-from compiler.backends import Backend
-from compiler.errors import ArtifactError
-from compiler.lower import lower
-from compiler.packages import install
-from compiler.plan import fit, identity, pool
-from compiler.plan.job import Job
-from compiler.plan.placements import placements
-from compiler.plan.search import Tools, search
-from compiler.program import Program
-from spec.diagnostics import Diagnostic
-from spec.load import load
+from recipec.compiler.cli import main as cli
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.packages import install
+from recipec.compiler.plan import fit, identity, pool
+from recipec.compiler.plan.job import Job
+from recipec.compiler.plan.placements import placements
+from recipec.compiler.plan.search import Tools, search
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.load import load
 from tests.plan.estimates import estimate
 
 RECIPE = """\

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler import catalog
-from compiler.backends import Backend
-from compiler.lower import lower
-from compiler.plan import worker
-from compiler.plan.depth import shortened
-from compiler.plan.hf_config import hf_config
-from compiler.plan.placements import placements
-from compiler.program import Program
-from spec.load import load
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import worker
+from recipec.compiler.plan.depth import shortened
+from recipec.compiler.plan.hf_config import hf_config
+from recipec.compiler.plan.placements import placements
+from recipec.spec.load import load
 
 RECIPE = """\
 recipe: 1
@@ -48,8 +48,8 @@ def test_constants_are_those_of_the_generated_script(program: Program) -> None:
 def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Program) -> None:
     import jax
 
-    from compiler.plan.abstract_torchax import abstract_torchax_step
-    from runtime.mesh import arrange
+    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
+    from recipec.runtime.model.mesh import arrange
 
     mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
     layers = range(program.architecture.num_layers)
@@ -70,8 +70,8 @@ def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Progr
 def test_a_shortened_model_has_fewer_layers_and_adapters(program: Program) -> None:
     import jax
 
-    from compiler.plan.abstract_torchax import abstract_torchax_step
-    from runtime.mesh import arrange
+    from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
+    from recipec.runtime.model.mesh import arrange
 
     mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
     with mesh:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan.search import variants
-from compiler.program import Program
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.search import variants
+from recipec.spec.load import load
 
 RECIPES = Path(__file__).resolve().parent.parent.parent / "recipes"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from compiler.lower import lower
-from compiler.plan import topology, worker
-from compiler.plan.depth import shortened
-from compiler.plan.job import Failed, Job
-from spec.load import load
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.plan import topology, worker
+from recipec.compiler.plan.depth import shortened
+from recipec.compiler.plan.job import Failed, Job
+from recipec.spec.load import load
 
 RECIPE = """\
 recipe: 1
@@ -64,8 +64,8 @@ def test_arguments_have_the_bytes_of_one_device(job: Job) -> None:
 
     import jax
 
-    from compiler.plan.abstract import abstract_step
-    from runtime.mesh import arrange
+    from recipec.compiler.plan.abstract import abstract_step
+    from recipec.runtime.model.mesh import arrange
 
     program = lower(load(job.recipe), planning=True).program
     assert program is not None
@@ -102,8 +102,8 @@ def test_quantised_full_and_preference_steps_are_built(
     """Two layers at their real sizes, lowered for virtual devices: nothing is computed."""
     import jax
 
-    from compiler.plan.abstract import abstract_step
-    from runtime.mesh import arrange
+    from recipec.compiler.plan.abstract import abstract_step
+    from recipec.runtime.model.mesh import arrange
 
     found = lower(load(root / "recipes" / f"{recipe}.yaml", (*sets, "model.attention=dot")), planning=True)
     assert found.program is not None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compiler.port.keys import words
-from compiler.port.ledger import Ledger
+from recipec.compiler.port.keys import words
+from recipec.compiler.port.ledger import Ledger
 from tests.port.dialects import ported
 
 BASE: dict[str, Any] = {

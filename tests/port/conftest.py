@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from compiler.hardware import from_name
-from compiler.port import dialects
-from compiler.port.port import Asked, Ported, port
+from recipec.compiler.lowering.hardware import from_name
+from recipec.compiler.port import dialects
+from recipec.compiler.port.port import Asked, Ported, port
 from tests.port import fake
 
 Port = Callable[..., Ported]

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from compiler.port import dialects
-from compiler.port.ledger import Finding, Ledger, Verdict
-from compiler.port.read import read
-from compiler.port.source import Source, Sources
+from recipec.compiler.port import dialects
+from recipec.compiler.port.ledger import Finding, Ledger, Verdict
+from recipec.compiler.port.read import read
+from recipec.compiler.port.source import Source, Sources
 
 
 def source(folder: Path, name: str, content: str | Mapping[str, Any]) -> Source:

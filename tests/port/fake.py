@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from compiler.port.keys import Keys
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import training
-from compiler.port.source import MISSING
+from recipec.compiler.port.keys import Keys
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import training
+from recipec.compiler.port.source import MISSING
 
 NAME = "fake"
 TITLE = "Faketune"
@@ -46,6 +46,6 @@ def port(ledger: Ledger) -> None:
 
 
 def _no_model() -> object:
-    from spec.diagnostics import Diagnostic
+    from recipec.spec.diagnostics import Diagnostic
 
     return Diagnostic("E1101", "no model", help="fake_model: ...")

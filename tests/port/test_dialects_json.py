@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.port.keys import DATA, keys_of
+from recipec.compiler.port.keys import DATA, keys_of
 from scripts import dialects
 from tests.port import wheels
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from compiler.port import dialects
-from compiler.port.keys import keys_of
-from compiler.port.ledger import Ledger
-from compiler.port.source import Source, Sources
+from recipec.compiler.port import dialects
+from recipec.compiler.port.keys import keys_of
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.source import Source, Sources
 
 ODD: tuple[Any, ...] = (None, {}, "x", float("inf"), [1, {}])
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from compiler.port.keys import Keys, keys_of
-from compiler.port.ledger import Ledger, Verdict
-from compiler.port.meaning import adapters, datasets, sharding, training
-from compiler.port.source import Sources
+from recipec.compiler.port.keys import Keys, keys_of
+from recipec.compiler.port.ledger import Ledger, Verdict
+from recipec.compiler.port.meaning import adapters, datasets, sharding, training
+from recipec.compiler.port.source import Sources
 from tests.port.dialects import codes, finding, samples, source, spoken
 
 

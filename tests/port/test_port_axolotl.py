@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compiler.port.keys import keys_of
-from compiler.port.ledger import Verdict
+from recipec.compiler.port.keys import keys_of
+from recipec.compiler.port.ledger import Verdict
 from tests.port.axolotl_runs import BASE, WITHIN, port
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compiler.port.ledger import Verdict
-from compiler.port.meaning import datasets
+from recipec.compiler.port.ledger import Verdict
+from recipec.compiler.port.meaning import datasets
 from tests.port.axolotl_runs import port
 from tests.port.dialects import codes, finding, spoken, values, verdict
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from compiler.cli import app
+from recipec.compiler.cli.main import app
 
 HERE = Path(__file__).parent / "cases"
 CASES = sorted(path.name for path in HERE.iterdir() if path.is_dir())

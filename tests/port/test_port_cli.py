@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from compiler.cli import app
-from compiler.plan.results import Point
-from compiler.port.plan import best
-from compiler.port.write import HEAD
+from recipec.compiler.cli.main import app
+from recipec.compiler.plan.results import Point
+from recipec.compiler.port.plan import best
+from recipec.compiler.port.write import HEAD
 from tests.port import fake
 from tests.port.conftest import CONFIG
 
@@ -144,8 +144,8 @@ def test_files_are_written_only_beside_a_recipe_that_is_written(
 
 
 def test_plan_chooses_among_what_keeps_the_source(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compiler.plan import search as searching
-    from compiler.plan.results import Search
+    from recipec.compiler.plan import search as searching
+    from recipec.compiler.plan.results import Search
 
     def point(seconds: float | None, *sets: str) -> Point:
         return Point(sets, "compiled" if seconds else "too large", "", 1.0, 0.0, seconds)
@@ -189,8 +189,8 @@ def test_a_port_that_is_terminated_while_it_plans_leaves_nothing(tmp_path: Path)
     shutil.copytree(EXAMPLES / "trl-llama32-fsdp", tmp_path / "run")
     program = (
         "import sys, time\n"
-        "import compiler.plan.search as planning\n"
-        "from compiler import cli\n"
+        "import recipec.compiler.plan.search as planning\n"
+        "from recipec.compiler.cli import main as cli\n"
         "def search(*arguments, **options):\n"
         "    print('planning', flush=True)\n"
         "    time.sleep(60)\n"

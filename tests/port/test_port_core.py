@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from compiler.port.dialects import every
-from compiler.port.keys import tools
-from compiler.port.ledger import Line, Verdict
-from compiler.port.port import Ported, name_of
-from compiler.port.read import read
-from compiler.port.recognise import UNREAD, Recognised, recognise
-from compiler.port.report import markdown
-from compiler.port.write import HEAD, recipe_text
-from spec.load import load
+from recipec.compiler.port.dialects import every
+from recipec.compiler.port.keys import tools
+from recipec.compiler.port.ledger import Line, Verdict
+from recipec.compiler.port.port import Ported, name_of
+from recipec.compiler.port.read import read
+from recipec.compiler.port.recognise import UNREAD, Recognised, recognise
+from recipec.compiler.port.report import markdown
+from recipec.compiler.port.write import HEAD, recipe_text
+from recipec.spec.load import load
 from tests.port.conftest import CONFIG, Port
 
 ACCELERATE = (

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from compiler.artifact import SCHEMA
-from compiler.cli import app
+from recipec.compiler.artifacts.artifact import SCHEMA
+from recipec.compiler.cli.main import app
 
 HERE = Path(__file__).parent / "examples"
 EXAMPLES = sorted(path.name for path in HERE.iterdir() if path.is_dir())

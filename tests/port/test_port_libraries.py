@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 import yaml
 
-from compiler.catalog import entries, find
-from compiler.emitters.train import schedule
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, sharding, training
-from compiler.port.source import Sources
-from compiler.python_text import source
-from spec.language.train import Train
+from recipec.compiler.emitters.python_text import source
+from recipec.compiler.emitters.train import schedule
+from recipec.compiler.lowering.catalog import entries, find
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import adapters, sharding, training
+from recipec.compiler.port.source import Sources
+from recipec.spec.language.train import Train
 from tests.port import wheels
 from tests.port.dialects import ported
 from tests.port.dialects import source as file
@@ -242,7 +242,7 @@ def test_accelerate_reads_the_same_processes(tmp_path: Path, key: str) -> None:
     import trl
     from accelerate.commands.config.config_args import load_config_from_file
 
-    from compiler.port.dialects.trl import SHIPPED
+    from recipec.compiler.port.dialects.trl import SHIPPED
 
     shipped = Path(trl.__file__).parent / "accelerate_configs" / f"{key}.yaml"
     theirs = load_config_from_file(str(shipped))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from compiler.port.keys import tools
-from compiler.port.ledger import Verdict
+from recipec.compiler.port.keys import tools
+from recipec.compiler.port.ledger import Verdict
 from tests.port.dialects import codes, ported, samples, spoken, unspoken, values, verdict
 
 SECTIONS = tools()["litgpt"]["sections"]

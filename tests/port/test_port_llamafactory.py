@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from compiler.port.dialects.llamafactory import target_modules
-from compiler.port.keys import keys_of
-from compiler.port.ledger import Ledger, Verdict
-from compiler.port.meaning import adapters
-from compiler.port.meaning.models import resolve
-from compiler.port.report import counts, rows, summary
-from runtime.data.formats import Row, parse_row
+from recipec.compiler.port.dialects.llamafactory import target_modules
+from recipec.compiler.port.keys import keys_of
+from recipec.compiler.port.ledger import Ledger, Verdict
+from recipec.compiler.port.meaning import adapters
+from recipec.compiler.port.meaning.models import resolve
+from recipec.compiler.port.report import counts, rows, summary
+from recipec.runtime.data.formats import Row, parse_row
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 BASE: dict[str, Any] = {

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from compiler.port.keys import Keys, tools
-from compiler.port.ledger import Ledger, Verdict
-from compiler.port.read import read
-from compiler.port.settle import NAMES, older_beside, renamed
-from compiler.port.source import MISSING, Source, Sources
+from recipec.compiler.port.keys import Keys, tools
+from recipec.compiler.port.ledger import Ledger, Verdict
+from recipec.compiler.port.read import read
+from recipec.compiler.port.settle import NAMES, older_beside, renamed
+from recipec.compiler.port.source import MISSING, Source, Sources
 
 YAML = """\
 # what YAML 1.1 makes of words and numbers

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from compiler.port.dialects import KNOWN
-from compiler.port.keys import Keys, Row, table
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, trainer, training
-from compiler.port.source import Sources
-from spec.structure import section_at
+from recipec.compiler.port.dialects import KNOWN
+from recipec.compiler.port.keys import Keys, Row, table
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import adapters, trainer, training
+from recipec.compiler.port.source import Sources
+from recipec.spec.structure import section_at
 from tests.port.dialects import codes, finding, source
 
 ROWS = table("""
@@ -32,7 +32,7 @@ unused j: not read
 TABLES = {
     f"{name}.{title}": rows
     for name in ("axolotl_data", *KNOWN)
-    for title, rows in vars(import_module(f"compiler.port.dialects.{name}")).items()
+    for title, rows in vars(import_module(f"recipec.compiler.port.dialects.{name}")).items()
     if isinstance(rows, tuple) and rows and isinstance(rows[0], Row)
 }
 SHARED = {"adapters": adapters.FEATURES, "trainer": trainer.KEYS, "training": training.OF_OPTIMIZERS}

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from compiler.catalog import Model, entries, find
-from compiler.port.meaning import adapters
-from runtime.adapters import LoraSettings, build_adapters, parse_layers
+from recipec.compiler.lowering.catalog import Model, entries, find
+from recipec.compiler.port.meaning import adapters
+from recipec.runtime.model.adapters import LoraSettings, build_adapters, parse_layers
 
 
 @functools.cache

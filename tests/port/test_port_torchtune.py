@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from compiler.port.dialects.torchtune import BUILDERS, COLUMNS, KINDS, PREFIX
-from compiler.port.keys import keys_of, tools
-from compiler.port.ledger import Verdict
+from recipec.compiler.port.dialects.torchtune import BUILDERS, COLUMNS, KINDS, PREFIX
+from recipec.compiler.port.keys import keys_of, tools
+from recipec.compiler.port.ledger import Verdict
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 SECTIONS = tools()["torchtune"]["sections"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from compiler.port.keys import keys_of
-from compiler.port.ledger import Ledger, Verdict
+from recipec.compiler.port.keys import keys_of
+from recipec.compiler.port.ledger import Ledger, Verdict
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 ARGUMENTS: dict[str, Any] = {

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from compiler.port.keys import keys_of, tools
-from compiler.port.ledger import Verdict
-from spec.document import Refused
+from recipec.compiler.port.keys import keys_of, tools
+from recipec.compiler.port.ledger import Verdict
+from recipec.spec.document import Refused
 from tests.port import dialects
 from tests.port.dialects import codes, finding, samples, spoken, unspoken, values, verdict
 

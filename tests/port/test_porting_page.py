@@ -7,8 +7,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from compiler.cli import app
-from compiler.port import dialects
+from recipec.compiler.cli.main import app
+from recipec.compiler.port import dialects
 
 PART = re.compile(r"<!-- (tests/port/examples/\S+) -->\n(.*?)<!-- end -->", re.S)
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.lower import Lowered, lower
-from compiler.miniature import shrink
-from compiler.plan import calibration
-from compiler.plan.results import Plan
-from compiler.program import Program
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.results import Plan
+from recipec.compiler.rehearse.miniature import shrink
+from recipec.spec.load import load
 from scripts import recipes
 from scripts.recipe_pages import Planned, Record, head, page, with_head
-from spec.load import load
 
 MODELINE = "# yaml-language-server: $schema=../docs/recipe.schema.json\n"
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.plan.results import Collective
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.plan.results import Collective
 from scripts import scale
 from scripts.recipes import key
 from scripts.scale_pages import Record, Scaled, link_bytes, page, tables

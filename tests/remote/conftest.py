@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.addresses import BREAKS_UPLOADS
+from recipec.runtime.addresses import BREAKS_UPLOADS
 from tests.remote.gcs import Gcs, serving
 
 

@@ -14,19 +14,28 @@ import orbax.checkpoint as ocp
 import pytest
 from typer.testing import CliRunner
 
-from compiler import catalog
-from compiler.cli import app
-from compiler.errors import ArtifactError
-from compiler.miniature import complete, write_checkpoint
-from runtime import merge, record, remote_metrics, resuming, run_facts, saving
-from runtime.adapter_reader import choose_step, load_trained, saved_steps, step_folders, unfinished
-from runtime.adapters import build_adapters, lora_settings
-from runtime.addresses import path_of
-from runtime.checkpoint import HFCheckpoint
-from runtime.errors import UserError
-from runtime.export.folder import output_folder
-from runtime.locate import locate_model
-from runtime.settings import ModelSettings
+from recipec.compiler.cli.main import app
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import catalog
+from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.runtime.addresses import path_of
+from recipec.runtime.checkpoints import record, resuming, saving
+from recipec.runtime.checkpoints.adapter_reader import (
+    choose_step,
+    load_trained,
+    saved_steps,
+    step_folders,
+    unfinished,
+)
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging import merge
+from recipec.runtime.merging.folder import output_folder
+from recipec.runtime.metrics import remote as remote_metrics
+from recipec.runtime.metrics import run_facts
+from recipec.runtime.model.adapters import build_adapters, lora_settings
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
+from recipec.runtime.weights.locate import locate_model
 from tests.remote.conftest import Bucket
 from tests.runtime import runs
 
@@ -150,7 +159,7 @@ def test_a_save_that_a_busy_store_fails_is_given_up_for_the_next_one(
 def test_a_large_file_is_there_whole_or_not_at_all(
     bucket: Bucket, fault: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.export.folder.PART", 1 << 20)
+    monkeypatch.setattr("recipec.runtime.merging.folder.PART", 1 << 20)
     data = bytes(range(256)) * (5 << 12)
     folder = output_folder(f"{bucket.url}/merged")
     failing = bucket.server.fail(f"{bucket.name}.*upload_id", fault, after=1)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from compiler.cli import app
-from runtime.adapter_reader import restore_tree, saved_steps, unfinished
+from recipec.compiler.cli.main import app
+from recipec.runtime.checkpoints.adapter_reader import restore_tree, saved_steps, unfinished
 from tests.remote.gcs import Gcs
 from tests.runtime import artifacts
 from tests.runtime.lives import Life, Lives

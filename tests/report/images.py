@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from compiler import quickstart
+from recipec.compiler.rehearse import quickstart
 from tests.e2e.chromium import Tab, tab
 from tests.report import writing
 
@@ -55,7 +55,7 @@ def train(work: Path, name: str) -> None:
         quickstart.write_model(work / "model", quickstart.compiled())
     artifacts = work / f"artifacts-{name}"
     sets = ["--set", f"train.steps={STEPS}", "--set", f"train.optimizer.learning_rate={RATES[name]}"]
-    call("-m", "compiler.cli", "build", str(quickstart.RECIPE), "-o", str(artifacts), *sets)
+    call("-m", "recipec.compiler.cli.main", "build", str(quickstart.RECIPE), "-o", str(artifacts), *sets)
     scripts = artifacts / "quickstart"
     places = ["--model", str(work / "model"), "--output", str(work / name)]
     data = ["--data-dir", str(quickstart.RECIPE.parent)]
@@ -69,7 +69,7 @@ def train(work: Path, name: str) -> None:
 
 def page(work: Path, name: str, *words: str) -> Path:
     file = work / f"{name}.html"
-    call("-m", "compiler.cli", "report", *words, "-o", str(file), at=work)
+    call("-m", "recipec.compiler.cli.main", "report", *words, "-o", str(file), at=work)
     return file
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from compiler import cli
+from recipec.compiler.cli import main as cli
 
 RUNNER = CliRunner()
 GOLDEN = Path(__file__).parent / "golden"

@@ -6,8 +6,8 @@ import json
 import math
 import random
 
-from compiler.report.metrics import parse
-from compiler.report.thin import MOST, spread, thin, trailing_mean
+from recipec.compiler.report.metrics import parse
+from recipec.compiler.report.thin import MOST, spread, thin, trailing_mean
 
 
 def line(**values: object) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from compiler import cli
-from compiler.pages import script_hash
+from recipec.compiler.cli import main as cli
+from recipec.compiler.pages import script_hash
 from tests.report import writing
 from tests.report.reading import RUNNER, golden, refused, report
 
@@ -206,7 +206,7 @@ def test_its_policy_names_its_scripts(place: Path) -> None:
 
 
 def plan_file(place: Path) -> Path:
-    from compiler.plan.results import PLAN
+    from recipec.compiler.plan.results import PLAN
     from tests.plan import plans
 
     path = place / "plan.json"
@@ -237,10 +237,10 @@ def test_a_run_on_a_cpu_is_called_one(place: Path) -> None:
 
 
 def test_a_plan_in_the_cache_is_found_without_compiling(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from compiler.plan import depth, identity, pool, store
-    from compiler.plan.planner import job
-    from compiler.plan.results import COMPILED, Compiled
-    from compiler.report.run import read_runs
+    from recipec.compiler.plan import depth, identity, pool, store
+    from recipec.compiler.plan.planner import job
+    from recipec.compiler.plan.results import COMPILED, Compiled
+    from recipec.compiler.report.run import read_runs
 
     writing.run(place / "run")
     assert "There is no plan of this recipe in recipec's cache" in report("run").words

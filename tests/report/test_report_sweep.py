@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.report.place import existing_place
-from compiler.report.sweep import read_sweep
+from recipec.compiler.report.place import existing_place
+from recipec.compiler.report.sweep import read_sweep
 from tests.report import writing
 from tests.report.reading import golden, refused, report
 

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.emit import emit
-from compiler.lower import lower
-from runtime.data.report import DataReport, Problems, SplitReport
-from runtime.serving import bench_report
-from runtime.serving.bench_points import Point, as_json
-from runtime.serving.bench_report import Price, Published
-from runtime.serving.bench_server import Machine, Server
-from spec.load import load
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering.lower import lower
+from recipec.runtime.data.report import DataReport, Problems, SplitReport
+from recipec.runtime.serving import bench_report
+from recipec.runtime.serving.bench_points import Point, as_json
+from recipec.runtime.serving.bench_report import Price, Published
+from recipec.runtime.serving.bench_server import Machine, Server
+from recipec.spec.load import load
 from tests.serving import stub_vllm
 
 TPU = """\

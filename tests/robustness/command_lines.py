@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recipe_texts import settings
 from typer.main import get_command
 
-from compiler import cli
+from recipec.compiler.cli import main as cli
 
 NOISE = (
     *(
@@ -136,18 +136,26 @@ def _commands(group: Any, name: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
 
 
 WORK = (
-    *("compiler.plan.session.run", "compiler.plan.session.plan_run", "compiler.cli_plan.compare"),
-    *("compiler.rehearse.rehearse", "compiler.parity.run.parity", "compiler.preview.preview"),
     *(
-        "compiler.serving.up.up",
-        "compiler.serving.down.down",
-        "compiler.serving.verify.verify",
-        "compiler.port.plan.plan",
+        "recipec.compiler.plan.session.run",
+        "recipec.compiler.plan.session.plan_run",
+        "recipec.compiler.cli.plan.compare",
     ),
     *(
-        "compiler.lsp.server.make_server",
-        "compiler.watch.screen.watch_lines",
-        "compiler.watch.screen.watch_screen",
+        "recipec.compiler.rehearse.rehearse.rehearse",
+        "recipec.compiler.parity.run.parity",
+        "recipec.compiler.explain.preview.preview",
+    ),
+    *(
+        "recipec.compiler.serving.up.up",
+        "recipec.compiler.serving.down.down",
+        "recipec.compiler.serving.verify.verify",
+        "recipec.compiler.port.plan.plan",
+    ),
+    *(
+        "recipec.compiler.lsp.server.make_server",
+        "recipec.compiler.watch.screen.watch_lines",
+        "recipec.compiler.watch.screen.watch_screen",
     ),
 )
 """What trains, compiles, serves or does not end; the commands come as far as its door."""

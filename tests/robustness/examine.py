@@ -10,13 +10,13 @@ from typing import Any
 
 from recipe_texts import Case
 
-from compiler.backends import Backend, diagnosed, others
-from compiler.emit import emit
-from compiler.explain import explain
-from compiler.lower import Lowered, lower
-from spec.diagnostics import Diagnostic, has_errors, render_json, render_text
-from spec.document import LINE_BREAK
-from spec.load import Loaded, load
+from recipec.compiler.emitters.backends import Backend, diagnosed, others
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.explain.explain import explain
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.spec.diagnostics import Diagnostic, has_errors, render_json, render_text
+from recipec.spec.document import LINE_BREAK
+from recipec.spec.load import Loaded, load
 
 
 def examine(folder: Path, case: Case) -> frozenset[str]:

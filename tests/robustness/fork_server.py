@@ -118,7 +118,7 @@ def _become(asked: dict[str, Any], files: dict[str, Path], slave: int) -> NoRetu
         resource.setrlimit(resource.RLIMIT_FSIZE, (asked["largest_file"], resource.RLIM_INFINITY))
     _streams(asked.get("encoding", "utf-8"))
     sys.argv = ["recipe", *asked["arguments"]]
-    from compiler import cli
+    from recipec.compiler.cli import main as cli
 
     try:
         cli.main()
@@ -182,12 +182,12 @@ def _streams(encoding: str) -> None:
 
 def _warm_up() -> None:
     """Imports what most commands import, and reads what they keep."""
-    from compiler.diff import diff
-    from compiler.emit import emit
-    from compiler.explain import explain
-    from compiler.lower import lower
-    from compiler.port import port as _port
-    from spec.load import load
+    from recipec.compiler.emitters.emit import emit
+    from recipec.compiler.explain.diff import diff
+    from recipec.compiler.explain.explain import explain
+    from recipec.compiler.lowering.lower import lower
+    from recipec.compiler.port import port as _port
+    from recipec.spec.load import load
 
     loaded = load(Path("recipe.yaml"), (), RECIPE)
     program = lower(loaded).program

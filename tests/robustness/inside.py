@@ -64,7 +64,7 @@ Run = Callable[..., Done]
 
 def recipe(*arguments: str, seconds: int = 300) -> Done:
     """Runs a command line; one that takes longer than `seconds` of time ends with status -1."""
-    from compiler import cli
+    from recipec.compiler.cli import main as cli
 
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
     handlers = {

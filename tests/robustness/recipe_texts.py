@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from spec.schema import json_schema
+from recipec.spec.schema import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -213,7 +213,7 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
 @functools.cache
 def complete() -> tuple[dict[str, Any], ...]:
     """BASES, and the first two with every key that the language knows."""
-    from spec.load import load
+    from recipec.spec.load import load
 
     out = list(BASES)
     for base in BASES[:2]:

@@ -39,7 +39,7 @@ def test_commands_work_in_locales_without_utf8(locale: dict[str, str], tmp_path:
         (["explain", "good.yaml"], 0),
     ):
         done = subprocess.run(
-            [sys.executable, "-m", "compiler.cli", *command],
+            [sys.executable, "-m", "recipec.compiler.cli.main", *command],
             cwd=tmp_path,
             env={**environment, **locale, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
             capture_output=True,
@@ -52,7 +52,7 @@ def test_commands_work_in_locales_without_utf8(locale: dict[str, str], tmp_path:
 
 def test_commands_end_quietly_in_pipes_of_a_shell(tmp_path: Path) -> None:
     (tmp_path / "good.yaml").write_text(RECIPE)
-    recipe = f"{sys.executable} -m compiler.cli"
+    recipe = f"{sys.executable} -m recipec.compiler.cli.main"
     script = f"""
         {recipe} explain good.yaml | head -1; echo "${{PIPESTATUS[0]}}"
         {recipe} explain good.yaml > /dev/full; echo "$?"

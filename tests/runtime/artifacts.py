@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.artifact_run import QUICK_TO_COMPILE
+from recipec.compiler.rehearse.artifact_run import QUICK_TO_COMPILE
 from tests.conftest import IN_ONE_PIECE
 from tests.runtime.lives import ROOT, Life, Lives
 
@@ -25,9 +25,9 @@ sys.path.insert(0, {root!r})
 
 import optax
 
-from runtime.adapters import LoraSettings
+from runtime.model.adapters import LoraSettings
 from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
-from runtime.train import parse_arguments, run
+from runtime.training.train import parse_arguments, run
 
 ARTIFACT = Path(__file__).resolve().parent
 MODEL = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="float32", remat="decoder")
@@ -69,8 +69,8 @@ if __name__ == "__main__":
 
 def write_place(place: Path) -> None:
     """Writes model/, train.jsonl, eval.jsonl and artifact/ into a folder."""
-    from compiler import catalog
-    from compiler.miniature import complete, write_checkpoint
+    from recipec.compiler.lowering import catalog
+    from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
     config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
@@ -140,7 +140,7 @@ def train(lives: Lives, place: Path, output: str, *options: str, artifact: str =
 
 def saved(place: Path, output: str, step: int, item: str = "model_params") -> dict[str, np.ndarray]:
     """The arrays of a checkpoint."""
-    from runtime.adapter_reader import restore_tree
+    from recipec.runtime.checkpoints.adapter_reader import restore_tree
 
     return restore_tree(str(place / output / "checkpoints" / str(step) / item))
 

@@ -13,7 +13,7 @@ def randomise(built: Any, seed: int = 0) -> None:
     """Gives B values, without which a delta is zero; masked entries stay zero."""
     from flax import nnx
 
-    from runtime.lora import trained_mask
+    from recipec.runtime.model.lora import trained_mask
 
     masks = {adapter.b_path: trained_mask(adapter) for adapter in built.adapters if adapter.masked}
     random = np.random.default_rng(seed)
@@ -31,7 +31,7 @@ def jaxpr(built: Any, mesh: Any) -> str:
     import jax
     from flax import nnx
 
-    from runtime.loss import batch_loss
+    from recipec.runtime.training.loss import batch_loss
 
     graph, state = nnx.split(built.model)
     one = training.batch(0)

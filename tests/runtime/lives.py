@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 MODULES = (
     *("grain", "tensorboardX.event_file_writer", "transformers.models.auto.tokenization_auto"),
-    *("runtime.data", "runtime.mesh", "runtime.train", "runtime.trainer"),
+    *("runtime.data", "runtime.model.mesh", "runtime.training.train", "runtime.training.trainer"),
 )
 """What a run imports; the runtime is the repository's, as its script has it."""
 

@@ -11,10 +11,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from runtime.checkpoint import CONFIG, INDEX
-from runtime.export.plan import shard_name
-from runtime.families import family_of
-from runtime.safetensors_files import write_arrays
+from recipec.runtime.merging.plan import shard_name
+from recipec.runtime.model.families import family_of
+from recipec.runtime.weights.checkpoint import CONFIG, INDEX
+from recipec.runtime.weights.safetensors_files import write_arrays
 
 TINY: Mapping[str, Any] = {
     "model_type": "llama",

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.prepare import PreparedData, prepare
-from runtime.settings import DataSettings, TrainSettings
+from recipec.runtime.data.prepare import PreparedData, prepare
+from recipec.runtime.settings import DataSettings, TrainSettings
 from tests.runtime.chats import chat, tokenizer
 
 WORDS = ["the", "quick", "brown", "fox", "says", "hello", "to", "a", "world", "and", "thinks"]

@@ -10,15 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from runtime.adapter_reader import TrainedAdapters
-from runtime.adapters import Adapter, build_adapters, lora_settings
-from runtime.checkpoint import HFCheckpoint
-from runtime.export import journal, writer
-from runtime.export.arithmetic import Change
-from runtime.export.folder import LocalFolder
-from runtime.export.plan import AS_BASE, Plan, plan_merge
-from runtime.peft_export import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
-from runtime.settings import ModelSettings
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
+from recipec.runtime.merging import journal, writer
+from recipec.runtime.merging.arithmetic import Change
+from recipec.runtime.merging.folder import LocalFolder
+from recipec.runtime.merging.plan import AS_BASE, Plan, plan_merge
+from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
+from recipec.runtime.peft.exporting import (
+    ADAPTER_CONFIG,
+    WEIGHTS,
+    adapter_config,
+    config_bytes,
+    write_weights,
+)
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

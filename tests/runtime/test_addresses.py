@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from runtime import addresses, merge
-from runtime.addresses import check_uploads
-from runtime.errors import UserError
-from runtime.export.record import MergeSettings
-from runtime.session import begin
+from recipec.runtime import addresses
+from recipec.runtime.addresses import check_uploads
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging import merge
+from recipec.runtime.merging.record import MergeSettings
+from recipec.runtime.training.session import begin
 
 BUCKET = "gs://bucket/run"
 ANY = cast(Any, SimpleNamespace(output=Path("out")))

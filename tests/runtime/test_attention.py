@@ -61,7 +61,7 @@ def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...
     import jax
     from jax.sharding import AxisType
 
-    from runtime.attention import splash
+    from recipec.runtime.model.attention import splash
 
     axes, rows, length, heads, kv_heads, size, window, softcap = case
     mesh = None
@@ -88,15 +88,15 @@ def test_outputs_and_gradients_are_those_of_plain_attention(case: tuple[Any, ...
 
 
 def test_a_row_of_any_length_has_a_block() -> None:
-    from runtime.attention import block_size
+    from recipec.runtime.model.attention import block_size
 
     lengths = {3072: 512, 4096: 512, 1000: 512, 2900: 512, 1280: 256, 640: 128, 1100: 128, 16: 128}
     assert {length: block_size(length) for length in lengths} == lengths
 
 
 def test_every_family_with_splash_attention_has_its_block() -> None:
-    from runtime.attention_blocks import BLOCKS
-    from runtime.families import FAMILIES
+    from recipec.runtime.model.attention_blocks import BLOCKS
+    from recipec.runtime.model.families import FAMILIES
 
     assert {name for name, family in FAMILIES.items() if family.flash_attention} == set(BLOCKS)
 
@@ -149,8 +149,8 @@ def loss_and_gradients(forward: Any, built: Any, mesh: Any) -> Callable[[dict[st
     import jax
     from flax import nnx
 
-    from runtime.loss import batch_loss
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.training.loss import batch_loss
 
     graph, adapters, rest = nnx.split(built.model, nnx.LoRAParam, ...)
 

@@ -11,10 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import merge
-from runtime.adapters import LoraSettings
-from runtime.families import FAMILIES
-from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from recipec.runtime.merging import merge
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    TrainSettings,
+)
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -261,7 +267,7 @@ def said(place: Path, tmp_path: Path, change: Callable[[Path], Any], script: str
 
 
 def train(artifact: Path, options: list[str], settings: ModelSettings) -> int:
-    from runtime.train import parse_arguments, run
+    from recipec.runtime.training.train import parse_arguments, run
 
     return run(
         artifact,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import cache
+from recipec.runtime import cache
 from tests import tiny
 from tests.conftest import ROOT
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.checkpoint import INDEX, HFCheckpoint
-from runtime.errors import UserError
-from runtime.locate import locate_model
-from runtime.safetensors_files import write_arrays
-from runtime.settings import ModelSettings
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
+from recipec.runtime.weights.locate import locate_model
+from recipec.runtime.weights.safetensors_files import write_arrays
 from tests import tiny
 
 

@@ -96,7 +96,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_a_damaged_step_is_passed_over_for_the_one_before(
     place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path, kind: str
 ) -> None:
-    from runtime import resuming
+    from recipec.runtime.checkpoints import resuming
 
     directory = tmp_path / "checkpoints"
     shutil.copytree(place / "whole" / "checkpoints", directory)
@@ -115,7 +115,7 @@ def test_any_flipped_bit_is_noticed(
     place: Path, whole: subprocess.CompletedProcess[str], tmp_path: Path
 ) -> None:
     """Orbax restores most of these without a word."""
-    from runtime import resuming
+    from recipec.runtime.checkpoints import resuming
 
     step = tmp_path / "checkpoints" / "10"
     shutil.copytree(place / "whole" / "checkpoints" / "10", step)
@@ -181,10 +181,10 @@ def test_merging_a_damaged_step_names_the_one_before(
 ) -> None:
     from etils import epath
 
-    from runtime import manifest
-    from runtime.adapter_reader import load_trained
-    from runtime.checkpoint import HFCheckpoint
-    from runtime.errors import UserError
+    from recipec.runtime.checkpoints import manifest
+    from recipec.runtime.checkpoints.adapter_reader import load_trained
+    from recipec.runtime.errors import UserError
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
     from tests.runtime import runs
 
     base = HFCheckpoint.open(place / "model")

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.data import tokenising
-from runtime.data.packing import pack
-from runtime.data.prepare import PreparedData, prepare
-from runtime.data.samples import Samples
-from runtime.errors import UserError
-from runtime.settings import DataSettings, TrainSettings
+from recipec.runtime.data import tokenising
+from recipec.runtime.data.packing import pack
+from recipec.runtime.data.prepare import PreparedData, prepare
+from recipec.runtime.data.samples import Samples
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings, TrainSettings
 from tests.runtime.chats import GEMMA4, chat, tokenizer, write
 from tests.runtime.preparing import conversations
 
@@ -93,7 +93,7 @@ def no_tokenising(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("it was tokenised again")
 
-    monkeypatch.setattr("runtime.data.prepare.tokenise", refuse)
+    monkeypatch.setattr("recipec.runtime.data.prepare.tokenise", refuse)
 
 
 def kept(cache: Path) -> list[Path]:
@@ -195,8 +195,8 @@ def test_a_full_disk_leaves_no_half_entry(
 def test_remote_files_are_told_apart_by_what_their_store_says(tmp_path: Path) -> None:
     import fsspec
 
-    from runtime.data import cache as caching
-    from runtime.data.encoding import coding
+    from recipec.runtime.data import cache as caching
+    from recipec.runtime.data.encoding import coding
 
     data = DataSettings(train=(), max_length=96)
     how = coding(tokenizer(), GEMMA4, data, None)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.data.formats import PreferenceRow, Row, parse_preference, parse_row
-from runtime.data.values import Malformed
+from recipec.runtime.data.formats import PreferenceRow, Row, parse_preference, parse_row
+from recipec.runtime.data.values import Malformed
 from tests.runtime.chats import chat, published
 
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "sky", "how": {"long": 2}}}}

@@ -8,10 +8,10 @@ from typing import Any
 import datasets
 import pytest
 
-from runtime.data.huggingface import address_of
-from runtime.data.sources import open_rows
-from runtime.errors import UserError
-from runtime.settings import DataSettings, Source
+from recipec.runtime.data.huggingface import address_of
+from recipec.runtime.data.sources import open_rows
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings, Source
 from tests.runtime import hub_sets
 from tests.runtime.hub_sets import NAME, TEXTS
 

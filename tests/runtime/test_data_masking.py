@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from runtime.data.encoding import Encoder, coding, token_range
-from runtime.data.formats import Row
-from runtime.data.masking import Inconsistent, Refused, Renderer, check_loss_on
-from runtime.data.report import SplitReport
-from runtime.data.samples import Sample, Samples
-from runtime.data.template import ChatTemplate
-from runtime.errors import UserError
-from runtime.settings import DataSettings
+from recipec.runtime.data.encoding import Encoder, coding, token_range
+from recipec.runtime.data.formats import Row
+from recipec.runtime.data.masking import Inconsistent, Refused, Renderer, check_loss_on
+from recipec.runtime.data.report import SplitReport
+from recipec.runtime.data.samples import Sample, Samples
+from recipec.runtime.data.template import ChatTemplate
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings
 from tests.runtime.chats import GEMMA4, MARKED, chat, published, tokenizer
 from tests.runtime.tool_calls import CALL, TOOLS
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.data.prepare import PreparedData, prepare
-from runtime.settings import DataSettings, TrainSettings
+from recipec.runtime.data.prepare import PreparedData, prepare
+from recipec.runtime.settings import DataSettings, TrainSettings
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import randomise
@@ -41,8 +41,8 @@ def differentiated(built: Any, mesh: Any) -> Callable[[dict[str, np.ndarray]], t
     import jax
     from flax import nnx
 
-    from runtime.sharding import shard_rows
-    from runtime.step import micro_batch_loss
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.training.step import micro_batch_loss
 
     graph, state = nnx.split(built.model)
     settings: Any = SimpleNamespace(objective="sft")

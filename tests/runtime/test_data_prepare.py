@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.data.prepare import PreparedData, prepare
-from runtime.errors import UserError
-from runtime.settings import DataSettings, Source, TrainSettings
+from recipec.runtime.data.prepare import PreparedData, prepare
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime.chats import GEMMA4, chat, tokenizer, write
 from tests.runtime.preparing import conversations, pieces, prepared, same
 

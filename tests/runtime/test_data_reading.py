@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.data.formats import Row
-from runtime.data.sources import Reader, open_rows
-from runtime.errors import UserError
-from runtime.settings import DataSettings, Source
+from recipec.runtime.data.formats import Row
+from recipec.runtime.data.sources import Reader, open_rows
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings, Source
 from tests.runtime.chats import chat
 from tests.runtime.data_files import (
     KINDS,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.data.formats import Row
-from runtime.data.sources import open_rows
-from runtime.settings import DataSettings
+from recipec.runtime.data.formats import Row
+from recipec.runtime.data.sources import open_rows
+from recipec.runtime.settings import DataSettings
 
 
 def read_rows(folder: Path, *names: str) -> list[Row]:

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from runtime.data.prepare import PreparedData, prepare
-from runtime.data.sources import choose, count, open_rows, open_split, splits
-from runtime.errors import UserError
-from runtime.settings import DataSettings, Source, TrainSettings
+from recipec.runtime.data.prepare import PreparedData, prepare
+from recipec.runtime.data.sources import choose, count, open_rows, open_split, splits
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings, Source, TrainSettings
 from tests.runtime import hub_sets
 from tests.runtime.chats import chat, tokenizer, write
 from tests.runtime.data_files import KINDS

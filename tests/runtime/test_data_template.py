@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime.data.template import ChatTemplate, Misplaced, Refused
-from runtime.errors import UserError
+from recipec.runtime.data.template import ChatTemplate, Misplaced, Refused
+from recipec.runtime.errors import UserError
 from tests.runtime.chats import chat, published, tokenizer
 from tests.runtime.tool_calls import CALL, TOOLS
 
@@ -116,7 +116,7 @@ def test_a_template_cannot_reach_the_machine() -> None:
 )
 def test_a_template_has_an_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In time, in what it writes, and in what it makes of a few characters."""
-    monkeypatch.setattr("runtime.data.template.RENDER_SECONDS", 0.5)
+    monkeypatch.setattr("recipec.runtime.data.template.RENDER_SECONDS", 0.5)
     with pytest.raises(Refused):
         ChatTemplate(source, {}).render(chat("Hello"))
 

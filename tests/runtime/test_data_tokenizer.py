@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.data.tokenizer import load_tokenizer
-from runtime.errors import UserError
-from runtime.settings import DataSettings, ModelSettings
+from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings, ModelSettings
 from tests.runtime.chats import GEMMA4, tokenizer
 
 

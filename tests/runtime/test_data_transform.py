@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.data.sources import Reader, open_rows
-from runtime.errors import UserError
-from runtime.settings import DataSettings
+from recipec.runtime.data.sources import Reader, open_rows
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import DataSettings
 
 FILE = '''"""Questions and answers, without the empty ones."""
 

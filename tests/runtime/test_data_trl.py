@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime.data.prepare import prepare
-from runtime.settings import DataSettings, TrainSettings
+from recipec.runtime.data.prepare import prepare
+from recipec.runtime.settings import DataSettings, TrainSettings
 from tests.runtime.chats import MARKED, chat, published, tokenizer
 from tests.runtime.tool_calls import CALL, TOOLS
 

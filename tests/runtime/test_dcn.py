@@ -33,10 +33,10 @@ def computed(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[
     import optax
     from flax import nnx
 
-    from runtime.partition_rules import data_parallel
-    from runtime.settings import TrainSettings
-    from runtime.sharding import shard_rows
-    from runtime.step import Step, micro_batch_loss, trained_type
+    from recipec.runtime.model.partition_rules import data_parallel
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.settings import TrainSettings
+    from recipec.runtime.training.step import Step, micro_batch_loss, trained_type
 
     mesh, built = training.build(directory, axes, seed=1, **options)
     for number, path in enumerate(sorted(training.arrays(built.model))):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import UserError
+from recipec.runtime.errors import UserError
 from tests import tiny
 from tests.runtime import training
 
@@ -29,10 +29,10 @@ MODEL_TYPES = {"llama3": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 
 def abstract(family: str, remat: str = "none", dtype: str = "float32", tied: bool = True) -> Any:
     """A model with LoRA and shapes for values."""
-    from runtime.adapters import LoraSettings
-    from runtime.families import FAMILIES
-    from runtime.model import abstract_model
-    from runtime.settings import ModelSettings
+    from recipec.runtime.model.adapters import LoraSettings
+    from recipec.runtime.model.families import FAMILIES
+    from recipec.runtime.model.loading import abstract_model
+    from recipec.runtime.settings import ModelSettings
 
     config = {**SIZES, "model_type": MODEL_TYPES[family], "tie_word_embeddings": tied}
     settings = ModelSettings(id="", family=family, dtype=dtype, remat=remat)
@@ -45,9 +45,9 @@ def traced(built: Any) -> str:
     import jax
     from flax import nnx
 
-    from runtime.loss import batch_loss
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
+    from recipec.runtime.training.loss import batch_loss
 
     graph, adapters, rest = nnx.split(built.model, nnx.LoRAParam, ...)
     one = training.batch(0)
@@ -123,7 +123,7 @@ def rewrite(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) ->
 
 
 def test_an_output_head_that_the_config_promises_is_missed_by_name(tmp_path: Path) -> None:
-    from runtime.checkpoint import HFCheckpoint
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     tiny.make_llama(tmp_path / "base")
     HFCheckpoint.open(tmp_path / "base").verify()
@@ -134,7 +134,7 @@ def test_an_output_head_that_the_config_promises_is_missed_by_name(tmp_path: Pat
 
 def test_a_head_beside_a_tied_embedding_is_not_read(tmp_path: Path) -> None:
     """As in transformers: some checkpoints hold the embedding once more under the head's name."""
-    from runtime.checkpoint import HFCheckpoint
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     tiny.make_qwen3(tmp_path / "base", tie_word_embeddings=False)
     rewrite(tmp_path / "base", {"tie_word_embeddings": True})

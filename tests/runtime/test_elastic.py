@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import UserError
-from runtime.record import check_record
+from recipec.runtime.checkpoints.record import check_record
+from recipec.runtime.errors import UserError
 from tests.runtime.artifacts import saved, train, write_artifact
 from tests.runtime.lives import Lives
 
@@ -167,7 +167,7 @@ def test_an_optimizers_state_is_taken_up_by_any_accumulation() -> None:
     import jax.numpy as jnp
     import optax
 
-    from runtime.elastic import after_step, between_steps
+    from recipec.runtime.training.elastic import after_step, between_steps
 
     parameters = {"w": jnp.arange(8.0)}
     gradients = [{"w": jnp.cos(jnp.arange(8.0) * (i + 1))} for i in range(12)]
@@ -213,9 +213,9 @@ def test_the_backends_drop_the_same(tmp_path: Path) -> None:
     import jax
     from flax import nnx
 
-    from runtime.settings import TrainSettings
-    from runtime.sharding import shard_rows
-    from runtime.step import micro_batch_loss
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.settings import TrainSettings
+    from recipec.runtime.training.step import micro_batch_loss
     from tests import tiny
     from tests.backends import torchax_models
     from tests.runtime import training

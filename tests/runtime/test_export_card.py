@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from runtime.export.card import adapter_card, carried, model_card
-from runtime.reach import Reach
+from recipec.runtime.merging.card import adapter_card, carried, model_card
+from recipec.runtime.model.reach import Reach
 from tests import tiny
 from tests.runtime import chats
 
@@ -247,7 +247,7 @@ def blocks(text: str, language: str) -> list[str]:
 @pytest.mark.parametrize("name", ["gemma4-31b-v5p8", "qwen3-8b-dpo-v5e8", "gemma3-270m-cpu"])
 def test_the_recipe_of_a_card_is_the_recipe(name: str, root: Path, tmp_path: Path) -> None:
     """It can be built again."""
-    from spec.load import load
+    from recipec.spec.load import load
 
     sets = ["lora.rank_pattern={q_proj: 8, '[kv]_proj': 2}"]
     recipe = load(root / "recipes" / f"{name}.yaml", sets).recipe

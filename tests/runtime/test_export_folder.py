@@ -18,8 +18,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from runtime.errors import UserError
-from runtime.export.folder import LocalFolder, OutputFolder, RemoteFolder, output_folder, stale
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging.folder import LocalFolder, OutputFolder, RemoteFolder, output_folder, stale
 from tests.conftest import ROOT
 
 
@@ -168,7 +168,7 @@ def test_what_a_killed_process_left_is_told_apart() -> None:
 def test_a_killed_process_leaves_a_file_that_is_known_for_stale(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib
-from runtime.export.folder import LocalFolder
+from runtime.merging.folder import LocalFolder
 with LocalFolder(pathlib.Path({str(tmp_path)!r})).create("shard") as file:
     file.write(b"half")
     file.flush()

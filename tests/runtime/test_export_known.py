@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import UserError
-from runtime.export.known import PIECE, BaseSums, known_hashes
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging.known import PIECE, BaseSums, known_hashes
 
 FILE = "model.safetensors"
 CONTENT = bytes(range(256)) * 5

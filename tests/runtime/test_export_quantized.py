@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.checkpoint import HFCheckpoint
-from runtime.export.quantized import FORMATS, ignored, quantization
+from recipec.runtime.merging.quantized import FORMATS, ignored, quantization
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 
 NAMES = ("fp8", "int8")

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from runtime.adapter_reader import TrainedAdapters, load_trained
-from runtime.checkpoint import INDEX, HFCheckpoint
-from runtime.errors import UserError
-from runtime.export import sampling
-from runtime.export.merged_files import check_files
-from runtime.export.sampling import Sampled, check_tensors
-from runtime.full import Replacement, TrainedWeights
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.checkpoints.full import Replacement, TrainedWeights
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging import sampling
+from recipec.runtime.merging.merged_files import check_files
+from recipec.runtime.merging.sampling import Sampled, check_tensors
+from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 import transformers
 
-from runtime.adapters import LoraSettings, build_adapters, matches, parse_layers
-from runtime.families import FAMILIES, Architecture, UnsupportedCheckpoint, family_of
-from runtime.families.base import Parameter
+from recipec.runtime.model.adapters import LoraSettings, build_adapters, matches, parse_layers
+from recipec.runtime.model.families import FAMILIES, Architecture, UnsupportedCheckpoint, family_of
+from recipec.runtime.model.families.base import Parameter
 from tests import tiny
 
 CATALOGUE = Path(__file__).parents[2] / "compiler" / "data" / "models.json"

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import merge
-from runtime.checkpoint import HFCheckpoint
-from runtime.export.journal import RECORD
-from runtime.settings import ModelSettings
+from recipec.runtime.merging import merge
+from recipec.runtime.merging.journal import RECORD
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.references import losses, reference_logits
@@ -128,7 +128,7 @@ def test_twenty_steps_are_those_of_transformers(family: str, cases: Callable[[st
 
 
 def rows() -> dict[str, np.ndarray]:
-    from runtime.logits import token_rows
+    from recipec.runtime.merging.logits import token_rows
 
     return token_rows(500, 8)  # beyond are the image and audio placeholders, which transformers replaces
 
@@ -151,9 +151,9 @@ def test_the_merged_folder_computes_what_was_trained(
     family: str, cases: Callable[[str], Case], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The merged folder in transformers against Tunix's trained model, and `--verify` without torch."""
-    from runtime.logits import logits
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.merging.logits import logits
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
 
     case = cases(family)
     assert run_merge(case, case.folder, "float32", "--verify") == 0
@@ -197,7 +197,7 @@ def trained_elsewhere(base: HFCheckpoint, folder: Path) -> dict[str, np.ndarray]
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> None:
     """Loaded into Tunix, saved by Tunix, and merged: every number under its old name, the rest untouched."""
-    from runtime.saving import Checkpoints
+    from recipec.runtime.checkpoints.saving import Checkpoints
 
     make, sizes = FAMILIES[name]
     make(tmp_path / "base", **sizes)
@@ -223,7 +223,7 @@ def test_every_family_goes_back_to_hugging_face(name: str, tmp_path: Path) -> No
 
 
 def test_every_family_is_among_them() -> None:
-    from runtime.families import FAMILIES as ALL
+    from recipec.runtime.model.families import FAMILIES as ALL
 
     assert {name.partition("-")[0] for name in FAMILIES} == set(ALL)
 
@@ -288,7 +288,7 @@ def test_arrays_that_the_checkpoint_does_not_fill_are_not_trained(tmp_path: Path
     """Gemma 4's layers that share keys and values have arrays of their own in Tunix, which nothing reads."""
     from flax import nnx
 
-    from runtime.model import Frozen, abstract_model
+    from recipec.runtime.model.loading import Frozen, abstract_model
 
     tiny.make_gemma4(
         tmp_path / "base",

@@ -106,9 +106,9 @@ def test_experts_and_their_gradients_are_those_of_transformers(axes: dict[str, i
     import jax.numpy as jnp
     import torch
 
-    from runtime.experts import mixture
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.model.experts import mixture
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
 
     experts, hidden, features = 6, 16, 8
     block, arrays = expert_weights(experts, hidden, features)
@@ -154,9 +154,9 @@ def test_a_device_computes_the_experts_of_its_own_rows_alone() -> None:
     import jax
     import jax.numpy as jnp
 
-    from runtime.experts import mixture
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.model.experts import mixture
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
 
     _, arrays = expert_weights(6, 16, 8)
     variables = {name: SimpleNamespace(value=jnp.asarray(value)) for name, value in arrays.items()}
@@ -176,7 +176,7 @@ def test_bfloat16_norms_are_those_of_transformers() -> None:
     import torch
     from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
-    from runtime.norms import offset_rms_norm
+    from recipec.runtime.model.norms import offset_rms_norm
 
     random = np.random.default_rng(0)
     x, scale = random.standard_normal((8, 32)), random.standard_normal(32) * 0.01

@@ -28,12 +28,12 @@ from typing import Any
 
 import pytest
 
-from runtime import interrupts
-from runtime.export import writer
-from runtime.export.known import BaseSums
-from runtime.in_order import in_order
-from runtime.interrupts import Interrupted, Interrupts, held
-from runtime.limit import limit
+from recipec.runtime import interrupts
+from recipec.runtime.in_order import in_order
+from recipec.runtime.interrupts import Interrupted, Interrupts, held
+from recipec.runtime.limit import limit
+from recipec.runtime.merging import writer
+from recipec.runtime.merging.known import BaseSums
 from tests.conftest import ROOT
 from tests.waiting import until
 

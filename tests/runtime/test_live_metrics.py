@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from runtime import remote_metrics, wandb_log
-from runtime.backends.report import Report
-from runtime.errors import UserError
-from runtime.interrupts import Interrupted
-from runtime.metrics import FILE, Backends
-from runtime.run_state import recorded
+from recipec.runtime.backends.report import Report
+from recipec.runtime.errors import UserError
+from recipec.runtime.interrupts import Interrupted
+from recipec.runtime.metrics import remote as remote_metrics
+from recipec.runtime.metrics import wandb_log
+from recipec.runtime.metrics.loggers import FILE, Backends
+from recipec.runtime.metrics.run_state import recorded
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
 LOCK = {"compiler": "recipec 0", "recipe": {"name": "tiny", "lora": {"rank": 4}, "train": {"steps": 8}}}

@@ -95,10 +95,10 @@ def test_a_local_disk_that_is_full_stops_nothing(
     from flax import nnx
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    from runtime import manifest
-    from runtime.local_saving import LocalCheckpoints
-    from runtime.resuming import Found
-    from runtime.settings import LocalCheckpointSettings
+    from recipec.runtime.checkpoints import manifest
+    from recipec.runtime.checkpoints.local_saving import LocalCheckpoints
+    from recipec.runtime.checkpoints.resuming import Found
+    from recipec.runtime.settings import LocalCheckpointSettings
 
     mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
     settings = LocalCheckpointSettings(str(tmp_path), 2)

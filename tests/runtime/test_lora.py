@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.adapters import Adapter, LoraSettings, build_adapters
-from runtime.errors import UserError
+from recipec.runtime.errors import UserError
+from recipec.runtime.model.adapters import Adapter, LoraSettings, build_adapters
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.built_models import jaxpr, randomise
@@ -42,9 +42,9 @@ def test_arrays_are_those_that_qwix_would_make(family: str, request: pytest.Fixt
     import qwix
     from flax import nnx
 
-    from runtime.checkpoint import HFCheckpoint
-    from runtime.model import abstract_model
-    from runtime.settings import ModelSettings
+    from recipec.runtime.model.loading import abstract_model
+    from recipec.runtime.settings import ModelSettings
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     base = HFCheckpoint.open(request.getfixturevalue(family))
     lora = LoraSettings(rank=3, alpha=3.0, targets=training.TARGETS, kv="shared")
@@ -77,7 +77,7 @@ def test_arrays_are_those_that_qwix_would_make(family: str, request: pytest.Fixt
 
 
 def test_a_family_that_tunix_does_not_match_is_refused(gemma4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from runtime.families.gemma4 import Gemma4
+    from recipec.runtime.model.families.gemma4 import Gemma4
 
     parameters = Gemma4.parameters
     monkeypatch.setattr(Gemma4, "parameters", lambda self, a: parameters(self, a)[:-1])
@@ -149,7 +149,7 @@ def test_rematerialisation_changes_no_logit(family: str, request: pytest.Fixture
 def test_activation_constraints_are_live_on_the_cpu(
     family: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime import sharding
+    from recipec.runtime.model import sharding
 
     folder = request.getfixturevalue(family)
     mesh, built = training.build(folder, MESH, remat="none")
@@ -163,7 +163,7 @@ def test_activation_constraints_are_live_on_the_cpu(
 
 
 def test_an_axis_that_does_not_divide_is_left_out() -> None:
-    from runtime.sharding import divisible
+    from recipec.runtime.model.sharding import divisible
 
     axes = {"fsdp": 4, "tp": 2}
     assert divisible((8, 5, 3), ("fsdp", None, "tp"), axes) == ("fsdp", None, None)
@@ -195,8 +195,8 @@ def test_bfloat16_computes_in_bfloat16_with_float32_adapters(
 
 
 def test_initial_values_are_peft_s_and_of_their_seed() -> None:
-    from runtime.families import FAMILIES
-    from runtime.initial import initial_a
+    from recipec.runtime.model.families import FAMILIES
+    from recipec.runtime.model.initial import initial_a
 
     config = {**tiny.gemma4_text(**TWO), "model_type": "gemma4_text"}
     family = FAMILIES["gemma4"]
@@ -239,7 +239,7 @@ def test_entries_of_no_trained_projection_have_no_gradient(
     import jax.numpy as jnp
     from flax import nnx
 
-    from runtime.lora import mask_gradients
+    from recipec.runtime.model.lora import mask_gradients
 
     _, built = training.build(gemma4, MESH, targets=targets)
     state = nnx.state(built.model, nnx.LoRAParam)
@@ -270,7 +270,7 @@ def test_dropout_is_a_function_of_seed_row_and_projection() -> None:
     import jax
     import jax.numpy as jnp
 
-    from runtime.lora import dropped, keep_mask, row_salts
+    from recipec.runtime.model.lora import dropped, keep_mask, row_salts
 
     shape = (64, 33, 65)
     salts = [jax.jit(row_salts, static_argnums=(0, 2))(seed, jnp.int32(i), 64) for seed, i in RUNS]
@@ -298,7 +298,7 @@ def test_dropout_is_in_the_loss_and_the_same_when_it_is_recomputed(gemma4: Path)
     import jax
     from flax import nnx
 
-    from runtime.loss import batch_loss
+    from recipec.runtime.training.loss import batch_loss
 
     mesh, built = training.build(gemma4, MESH, dropout=0.5, remat="decoder")
     randomise(built)
@@ -331,9 +331,9 @@ def test_dropout_is_in_the_loss_and_the_same_when_it_is_recomputed(gemma4: Path)
 def test_tracing_many_layers_is_linear() -> None:
     import time
 
-    from runtime.families import FAMILIES
-    from runtime.model import abstract_model
-    from runtime.settings import ModelSettings
+    from recipec.runtime.model.families import FAMILIES
+    from recipec.runtime.model.loading import abstract_model
+    from recipec.runtime.settings import ModelSettings
 
     lora = LoraSettings(rank=4, alpha=4.0, targets=training.TARGETS)
 

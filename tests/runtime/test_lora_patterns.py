@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import merge
-from runtime.adapters import LoraSettings, build_adapters, by_pattern, lora_settings
-from runtime.checkpoint import HFCheckpoint
-from runtime.families import FAMILIES
-from runtime.initial import initial_a
-from runtime.lora import trained_mask
-from runtime.settings import ModelSettings
+from recipec.runtime.merging import merge
+from recipec.runtime.model.adapters import LoraSettings, build_adapters, by_pattern, lora_settings
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.initial import initial_a
+from recipec.runtime.model.lora import trained_mask
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.references import losses, reference_logits, split
@@ -193,7 +193,7 @@ def test_training_is_as_in_peft(case: Case) -> None:
 def test_merged_model_and_exported_adapter_are_what_peft_trained(case: Case) -> None:
     import peft
 
-    from runtime.logits import token_rows
+    from recipec.runtime.merging.logits import token_rows
 
     rows = token_rows(500, 8)
     expected = torch_logits(case.peft, rows)
@@ -216,7 +216,7 @@ def test_the_exported_config_says_it_in_pefts_terms(case: Case) -> None:
 
 
 def test_patterns_that_peft_would_read_otherwise_become_full_names() -> None:
-    from runtime.peft_export import peft_pattern
+    from recipec.runtime.peft.exporting import peft_pattern
 
     wanted = {"model.language_model.layers.0.mlp.up_proj": 2, "model.language_model.layers.1.mlp.up_proj": 4}
     assert peft_pattern({r"^model\.layers\.0\..*": 2}, wanted, 4) == {

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import loss
+from recipec.runtime.training import loss
 from tests import tiny
 from tests.bench import step
 from tests.runtime import training
@@ -27,8 +27,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=[{"fsdp": 8, "tp": 1}, {"fsdp": 4, "tp": 2}], ids=["8x1", "4x2"])
 def mesh(request: pytest.FixtureRequest) -> Any:
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
 
     return start(MeshSettings("cpu", 8, request.param))
 
@@ -51,7 +51,7 @@ def fake(hidden: Any, head: Any) -> SimpleNamespace:
 
 
 def make_head(weight: Any, tied: bool = True, softcap: float | None = None) -> Any:
-    from runtime.forward import Head
+    from recipec.runtime.model.forward import Head
 
     return Head(weight, tied, None, softcap, np.float32)
 
@@ -129,7 +129,7 @@ def test_chunks_change_neither_loss_nor_gradients(
 ) -> None:
     import jax
 
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
 
     length = training.LENGTH - 3
     hidden, weight = random(vocabulary, length)
@@ -254,7 +254,7 @@ def test_the_head_gives_tunix_own_logits(built: Any) -> None:
     import jax
     from flax import nnx
 
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
 
     mesh, model = built
     graph, state = nnx.split(model.model)
@@ -281,7 +281,7 @@ def test_full_fine_tuning_sees_the_embeddings_gradient_from_both_its_uses(
     import jax
     from flax import nnx
 
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
 
     directory: Path = tmp_path_factory.mktemp("model") / "gemma3"
     tiny.make_gemma3(directory, num_hidden_layers=1)
@@ -319,7 +319,7 @@ def test_temporaries_at_a_full_vocabulary_are_a_quarter_of_tunix() -> None:
 def test_a_token_sees_what_came_before_it_in_its_own_sample() -> None:
     import jax.numpy as jnp
 
-    from runtime.forward import attention_mask
+    from recipec.runtime.model.forward import attention_mask
 
     mask = np.asarray(attention_mask(jnp.array([[1, 1, 2, 2, 0]])))[0]
     expected = np.zeros((5, 5), bool)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.loss import batch_loss
+from recipec.runtime.training.loss import batch_loss
 from tests import tiny
 from tests.runtime import training
 from tests.runtime.chats import tokenizer
@@ -46,7 +46,7 @@ def test_normalisation_is_trls(normalization: str, tmp_path: Path) -> None:
     import jax
     from flax import nnx
 
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
 
     model = tiny.make_llama(tmp_path / "model", num_hidden_layers=1)
     batches = [training.batch(index, ACCUMULATION) for index in range(ACCUMULATION)]

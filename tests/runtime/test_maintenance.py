@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, urlparse
 
 import pytest
 
-from runtime import maintenance
-from runtime.interrupts import Interrupted, Interrupts
+from recipec.runtime.interrupts import Interrupted, Interrupts
+from recipec.runtime.training import maintenance
 from tests.ports import free_port
 from tests.runtime.artifacts import assert_equal, script, steps, train, write_artifact
 from tests.runtime.lives import Lives

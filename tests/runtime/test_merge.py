@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import merge
-from runtime.adapter_reader import Delta, choose_step, load_trained, saved_steps
-from runtime.checkpoint import INDEX, HFCheckpoint
-from runtime.errors import UserError
-from runtime.export.plan import shard_bytes
-from runtime.settings import ModelSettings
+from recipec.runtime.checkpoints.adapter_reader import Delta, choose_step, load_trained, saved_steps
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging import merge
+from recipec.runtime.merging.plan import shard_bytes
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import INDEX, HFCheckpoint
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run, write_lock, write_merged
 

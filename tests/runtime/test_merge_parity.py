@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import memory, merge
-from runtime.adapter_reader import TrainedAdapters, load_trained
-from runtime.checkpoint import HFCheckpoint
-from runtime.peft_export import keys_as_values
-from runtime.settings import MeshSettings, ModelSettings
+from recipec.runtime import memory
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.merging import merge
+from recipec.runtime.peft.exporting import keys_as_values
+from recipec.runtime.settings import MeshSettings, ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run
 from tests.runtime.torch_models import make_gemma3_multimodal, torch_logits
@@ -110,9 +111,9 @@ def test_the_merged_model_and_the_adapter_compute_what_tunix_trained(case: Case)
     import peft
     from safetensors.torch import load_file
 
-    from runtime.logits import logits, set_adapters, token_rows
-    from runtime.mesh import start
-    from runtime.model import build
+    from recipec.runtime.merging.logits import logits, set_adapters, token_rows
+    from recipec.runtime.model.loading import build
+    from recipec.runtime.model.mesh import start
 
     rows = token_rows(case.base.architecture.vocab_size, 8)
     rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
@@ -211,8 +212,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the comparison of tensors see nothing."""
-    from runtime import verify
-    from runtime.export.sampling import Sampled
+    from recipec.runtime.merging import verify
+    from recipec.runtime.merging.sampling import Sampled
 
     monkeypatch.setattr(verify, "check_tensors", lambda *arguments: Sampled())
 
@@ -262,7 +263,7 @@ def test_verify_finds_a_wrong_rule_by_tensors_and_by_logits(
 def test_verify_leaves_logits_out_where_memory_is_short(
     small: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime import verify
+    from recipec.runtime.merging import verify
 
     def too_large(*arguments: object) -> None:
         raise MemoryError("the model was built")
@@ -319,6 +320,6 @@ def test_verify_says_so_when_there_is_nothing_to_see(
 
 
 def test_every_family_is_merged() -> None:
-    from runtime.families import FAMILIES
+    from recipec.runtime.model.families import FAMILIES
 
     assert {name.partition("-")[0] for name in CASES} == set(FAMILIES)

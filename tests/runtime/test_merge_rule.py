@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.adapter_reader import Delta
-from runtime.adapters import Adapter, LoraSettings, build_adapters
-from runtime.export import arithmetic
-from runtime.export.arithmetic import changed_blocks, is_finite
-from runtime.families import family_of
-from runtime.peft_export import select_modules
-from runtime.safetensors_files import DTYPES
+from recipec.runtime.checkpoints.adapter_reader import Delta
+from recipec.runtime.merging import arithmetic
+from recipec.runtime.merging.arithmetic import changed_blocks, is_finite
+from recipec.runtime.model.adapters import Adapter, LoraSettings, build_adapters
+from recipec.runtime.model.families import family_of
+from recipec.runtime.peft.exporting import select_modules
+from recipec.runtime.weights.safetensors_files import DTYPES
 from tests import tiny
 from tests.runtime.runs import ALL, random_arrays
 

@@ -7,14 +7,14 @@ from typing import get_args
 
 import pytest
 
-from compiler.emitters.train import train_settings
-from compiler.lower import lower
-from compiler.plan import bound
-from runtime import objectives, preference
-from runtime.backends.trl import objectives as trl_objectives
-from runtime.export.card import training_objective
-from spec.language.train import Train
-from spec.load import load
+from recipec.compiler.emitters.train import train_settings
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.plan import bound
+from recipec.runtime.backends.trl import objectives as trl_objectives
+from recipec.runtime.merging.card import training_objective
+from recipec.runtime.training import objectives, preference
+from recipec.spec.language.train import Train
+from recipec.spec.load import load
 from tests.emit.emitting import program_of
 
 PREFERENCES = ["data.format=preference", "data.packing=false"]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.settings import CheckpointSettings, TrainSettings
+from recipec.runtime.settings import CheckpointSettings, TrainSettings
 from tests.runtime import training
 from tests.runtime.training import arrays
 
@@ -50,19 +50,19 @@ NAMES = ("adamw", "lion", "sgd", "adafactor")
 
 
 def start() -> Any:
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
 
     return start(MeshSettings("cpu", 8, MESH))
 
 
 def toy(mesh: Any, dtype: str = "float32") -> Any:
-    """A model of three parameters, sharded as its metadata says, with the fields of runtime.model.Built."""
+    """A model of three parameters, sharded as its metadata says, with the fields of loading.Built."""
     import jax
     from flax import nnx
     from tunix.utils import env_utils
 
-    from runtime.sharding import named
+    from recipec.runtime.model.sharding import named
 
     env_utils.setup_sharding_environment()  # as Tunix's models do
     random = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def loss(model: Any, tokens: Any) -> Any:
 
 
 def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 2) -> Any:
-    from runtime.trainer import Trainer
+    from recipec.runtime.training.trainer import Trainer
 
     class Toy(Trainer):
         def _loss(self, model: Any, inputs: Any) -> Any:
@@ -181,7 +181,7 @@ def test_small_updates_of_bfloat16_weights_add_up() -> None:
     import jax.numpy as jnp
     import optax
 
-    from runtime.optimizers import master_weights
+    from recipec.runtime.training.optimizers import master_weights
 
     params = {"w": jnp.full((8,), 1.0, jnp.bfloat16)}
     gradient = {"w": jnp.full((8,), 1.0, jnp.bfloat16)}
@@ -203,7 +203,7 @@ def test_master_weights_of_float32_are_the_rule_itself(
 ) -> None:
     import optax
 
-    from runtime.optimizers import master_weights
+    from recipec.runtime.training.optimizers import master_weights
 
     master = arrays(run(tmp_path, master_weights(chain("adamw")), 4).model)
     for path, array in arrays(whole("adamw")[0].model).items():
@@ -218,7 +218,7 @@ def test_bfloat16_weights_are_the_rounded_master_copy(tmp_path: Path) -> None:
     import jax.numpy as jnp
     from flax import nnx
 
-    from runtime.optimizers import master_weights
+    from recipec.runtime.training.optimizers import master_weights
 
     rule = master_weights(chain("adamw"))
     one = run(tmp_path / "whole", rule, 4, 2, "bfloat16")

@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any
     """A folder, transformers' model and its tokenizer."""
     from transformers import AutoTokenizer
 
-    from compiler.miniature import write_tokenizer
+    from recipec.compiler.rehearse.miniature import write_tokenizer
 
     folder = tmp_path_factory.mktemp("tiny") / "llama"
     model = tiny.make_llama(folder, vocab_size=512)
@@ -79,8 +79,8 @@ def differentiated(built: Any, objective: str, smoothing: float) -> tuple[Any, A
     import jax
     from flax import nnx
 
-    from runtime.settings import TrainSettings
-    from runtime.step import micro_batch_loss
+    from recipec.runtime.settings import TrainSettings
+    from recipec.runtime.training.step import micro_batch_loss
 
     graph, state = nnx.split(built.model)
 
@@ -107,7 +107,7 @@ def ours(mesh: Any, built: Any, batch: dict[str, Any], objective: str, smoothing
     """The loss, its metrics, and the gradient of each projection's A and B."""
     import jax
 
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
 
     step, state = compiled(built, objective, smoothing)
     with mesh, jax.default_matmul_precision("highest"):
@@ -203,8 +203,8 @@ def write_pairs(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def prepared(folder: Path, tokenizer: Any, **options: Any) -> Any:
-    from runtime.data.prepare import prepare
-    from runtime.settings import DataSettings, TrainSettings
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.settings import DataSettings, TrainSettings
 
     data = DataSettings(
         train=("pairs.jsonl",),

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from runtime import progress
-from runtime.progress import Progress, duration
+from recipec.runtime import progress
+from recipec.runtime.progress import Progress, duration
 
 
 class Clock:

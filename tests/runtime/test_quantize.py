@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.checkpoint import HFCheckpoint
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime import training
 
@@ -70,8 +70,8 @@ def highest() -> Any:
 
 
 def start(axes: dict[str, int]) -> Any:
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
 
     return start(MeshSettings("cpu", 8, axes))
 
@@ -133,7 +133,7 @@ def test_dequantising_is_qwixs_to_the_bit() -> None:
     import jax.numpy as jnp
     import qwix
 
-    from runtime.quantize import dequantize
+    from recipec.runtime.model.quantize import dequantize
 
     weight = jnp.asarray(np.random.default_rng(0).standard_normal((96, 40)), jnp.float32)
     codes = qwix.quantize(weight, "nf4", channelwise_axes=(1,), tiled_axes={0: 32})
@@ -157,7 +157,7 @@ def test_int8_errs_by_at_most_half_a_step_of_its_channel(built: Callable[[str | 
 
 
 def test_no_block_is_split_over_devices() -> None:
-    from runtime.quantize import layout
+    from recipec.runtime.model.quantize import layout
 
     def block(size: int, fsdp: int) -> int:
         how = layout((size, 4), ("fsdp", None), (0,), "nf4", {"fsdp": fsdp})
@@ -171,7 +171,7 @@ def test_no_block_is_split_over_devices() -> None:
 def test_a_block_is_of_inputs_that_are_neighbours_in_hugging_faces_tensor() -> None:
     """An output projection's inputs are heads times their size: small heads share a block, as bitsandbytes',
     which knows no heads, has them."""
-    from runtime.quantize import layout
+    from recipec.runtime.model.quantize import layout
 
     def blocks(heads: int, size: int, tp: int = 1) -> tuple[int, ...]:
         axes = {"fsdp": 2, "tp": tp}
@@ -206,7 +206,7 @@ def stepper(built: Any) -> Any:
     import optax
     from flax import nnx
 
-    from runtime.loss import batch_loss
+    from recipec.runtime.training.loss import batch_loss
 
     one = training.batch(0)
     names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
@@ -267,8 +267,8 @@ def residuals(built: Any) -> set[tuple[tuple[int, ...], str]]:
     from flax import nnx
     from jax._src.ad_checkpoint import saved_residuals
 
-    from runtime.loss import batch_loss
-    from runtime.model import rematerialise
+    from recipec.runtime.model.loading import rematerialise
+    from recipec.runtime.training.loss import batch_loss
 
     one = training.batch(0)
     rematerialise(built.model, "none")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.remat import POLICIES
+from recipec.runtime.model.remat import POLICIES
 from tests import tiny
 from tests.runtime import training
 
@@ -52,9 +52,9 @@ def step(mesh: Any, built: Any, policy: str) -> Any:
     import jax
     from flax import nnx
 
-    from runtime.loss import batch_loss
-    from runtime.model import rematerialise
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.loading import rematerialise
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.training.loss import batch_loss
 
     forward = replace(built.forward, settings=replace(built.forward.settings, remat=policy))
     rematerialise(built.model, policy)

@@ -15,13 +15,14 @@ import fsspec
 import numpy as np
 import pytest
 
-from compiler import catalog
-from compiler.miniature import complete, write_checkpoint
-from runtime import addresses, safetensors_files
-from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
-from runtime.errors import UserError
-from runtime.locate import locate_model, open_base
-from runtime.settings import ModelSettings
+from recipec.compiler.lowering import catalog
+from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.runtime import addresses
+from recipec.runtime.errors import UserError
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights import safetensors_files
+from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
+from recipec.runtime.weights.locate import locate_model, open_base
 from tests.conftest import ROOT
 
 MEMORY = fsspec.filesystem("memory")
@@ -204,7 +205,8 @@ def test_training_from_a_bucket_names_the_package_that_is_missing(monkeypatch: p
 
 def test_importing_what_reads_a_checkpoint_imports_neither_jax_nor_fsspec() -> None:
     code = (
-        "import sys, runtime.locate, runtime.export.folder; print(*({'jax', 'fsspec'} & sys.modules.keys()))"
+        "import sys, runtime.weights.locate, runtime.merging.folder; "
+        "print(*({'jax', 'fsspec'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -167,7 +167,7 @@ def test_writes_that_fail_together_are_told_once() -> None:
     """asyncio would print the traceback of a write that nobody waits for any more."""
     program = (
         "import asyncio, sys\n"
-        "from runtime import session\n"
+        "from runtime.training import session\n"
         "if 'quiet' in sys.argv: session.quiet()\n"
         "async def fail(): raise OSError('File too large')\n"
         "async def save():\n"
@@ -190,8 +190,8 @@ def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch
     import optax
     from flax import nnx
 
-    from runtime import manifest, resuming, saving
-    from runtime.errors import UserError
+    from recipec.runtime.checkpoints import manifest, resuming, saving
+    from recipec.runtime.errors import UserError
 
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     model.kernel = nnx.LoRAParam(jnp.ones((2, 3)))
@@ -227,8 +227,8 @@ def test_a_save_that_fails_in_the_background_is_told(tmp_path: Path, monkeypatch
 def test_metrics_on_a_full_disk_end_the_run_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.errors import UserError
-    from runtime.metrics import Metrics
+    from recipec.runtime.errors import UserError
+    from recipec.runtime.metrics.loggers import Metrics
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

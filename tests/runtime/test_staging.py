@@ -12,13 +12,13 @@ import fsspec
 import numpy as np
 import pytest
 
-from compiler import catalog
-from compiler.miniature import complete, write_checkpoint
-from runtime import manifest
-from runtime.adapter_reader import TrainedAdapters, choose_step, load_trained
-from runtime.checkpoint import HFCheckpoint
-from runtime.errors import UserError
-from runtime.staging import staged
+from recipec.compiler.lowering import catalog
+from recipec.compiler.rehearse.miniature import complete, write_checkpoint
+from recipec.runtime.checkpoints import manifest
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, choose_step, load_trained
+from recipec.runtime.checkpoints.staging import staged
+from recipec.runtime.errors import UserError
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime import runs
 
 MEMORY = fsspec.filesystem("memory")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.adapters import LoraSettings
-from runtime.checkpoint import HFCheckpoint
-from runtime.errors import UserError
-from runtime.trace import ROWS, Trace, check_writable, count_targets, read_trace
+from recipec.runtime.errors import UserError
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.training.trace import ROWS, Trace, check_writable, count_targets, read_trace
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.docs.blocks import blocks
 from tests.runtime import training
@@ -37,8 +37,8 @@ def run(model: Path, folder: Path, traced: bool, **options: Any) -> tuple[Trace 
     import jax
     import optax
 
-    from runtime.recorder import Recorder
-    from runtime.settings import ModelSettings
+    from recipec.runtime.settings import ModelSettings
+    from recipec.runtime.training.recorder import Recorder
 
     base = HFCheckpoint.open(model)
     with jax.default_matmul_precision("highest"):
@@ -68,8 +68,8 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 def test_a_trace_has_the_gradients_before_clipping_and_changes_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runtime.adapter_reader import restore_tree
-    from runtime.step import Step
+    from recipec.runtime.checkpoints.adapter_reader import restore_tree
+    from recipec.runtime.training.step import Step
 
     trace, trained = run(model, tmp_path / "traced", True)
     assert trace is not None
@@ -109,7 +109,7 @@ def test_the_documented_example_computes_a_traces_first_step(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The rows and the first adapters are all that transformers and PEFT need for its loss and gradients."""
-    from runtime.initial import initial_adapters
+    from recipec.runtime.model.initial import initial_adapters
 
     made, _ = run(model, tmp_path / "run", True)
     assert made is not None

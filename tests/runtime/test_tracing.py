@@ -41,10 +41,10 @@ def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyP
     from flax import nnx
     from jax._src.interpreters import partial_eval
 
-    from runtime.adapters import LoraSettings
-    from runtime.families import family_of
-    from runtime.model import abstract_model
-    from runtime.settings import ModelSettings
+    from recipec.runtime.model.adapters import LoraSettings
+    from recipec.runtime.model.families import family_of
+    from recipec.runtime.model.loading import abstract_model
+    from recipec.runtime.settings import ModelSettings
     from tests.runtime import training
 
     walks = 0
@@ -73,7 +73,7 @@ def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyP
     names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
 
     def step(state: Any, one: Any) -> Any:
-        from runtime.loss import batch_loss
+        from recipec.runtime.training.loss import batch_loss
 
         model = nnx.merge(graph, state)
         optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.LoRAParam)

@@ -121,8 +121,8 @@ def test_wrong_words_are_wrong_usage(place: Path, lives: Lives) -> None:
 
 
 def test_a_record_of_another_recipe_is_refused(tmp_path: Path) -> None:
-    from runtime.errors import UserError
-    from runtime.record import check_record, read_record, write_record
+    from recipec.runtime.checkpoints.record import check_record, read_record, write_record
+    from recipec.runtime.errors import UserError
 
     artifact = tmp_path / "artifact"
     write_artifact(artifact)

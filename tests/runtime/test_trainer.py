@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.errors import UserError
+from recipec.runtime.errors import UserError
 from tests import tiny
 from tests.runtime import training
 
@@ -95,7 +95,7 @@ def test_what_a_run_leaves_behind(model: Path, whole: tuple[Path, Any, Any, Any]
     for name in ("grad_norm", "tokens_per_second", "step_seconds", "peak_memory_bytes"):
         assert all(line[name] > 0 for line in train), name
 
-    from runtime.adapter_reader import restore_tree
+    from recipec.runtime.checkpoints.adapter_reader import restore_tree
 
     saved = restore_tree(str(folder / "5" / "model_params"))
     found = training.adapters(built)
@@ -142,8 +142,8 @@ def test_a_step_that_is_not_finite_is_noticed_before_it_is_due_to_be_read(
 ) -> None:
     import jax.numpy as jnp
 
-    from runtime.metrics import Metrics
-    from runtime.run_report import NotFinite, Numbers, Report
+    from recipec.runtime.metrics.loggers import Metrics
+    from recipec.runtime.metrics.run_report import NotFinite, Numbers, Report
 
     metrics = Metrics(tmp_path, None, tensorboard=False)
     report = Report(0, 1000, 100, lambda step: 0.1, metrics)
@@ -157,9 +157,9 @@ def test_a_step_that_is_not_finite_is_noticed_before_it_is_due_to_be_read(
 
 
 def test_rows_that_do_not_split_are_refused() -> None:
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.model.sharding import shard_rows
+    from recipec.runtime.settings import MeshSettings
 
     mesh = start(MeshSettings("cpu", 8, MESH))
     with pytest.raises(ValueError, match="6 rows"):
@@ -167,8 +167,8 @@ def test_rows_that_do_not_split_are_refused() -> None:
 
 
 def test_devices_that_are_not_there_are_one_sentence() -> None:
-    from runtime.mesh import start
-    from runtime.settings import MeshSettings
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
 
     with pytest.raises(UserError, match="16 CPU devices"):
         start(MeshSettings("cpu", 16, {"fsdp": 16}))

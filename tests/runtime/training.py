@@ -66,17 +66,17 @@ def packed_batch() -> dict[str, np.ndarray]:
 
 
 def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any, Any]:
-    """A checkpoint's model on a mesh of virtual devices: the mesh, and what runtime.model made.
+    """A checkpoint's model on a mesh of virtual devices: the mesh, and what runtime.model.loading made.
 
     Args:
         options: dtype, remat, rules and seed of the model; full for one without LoRA; the others are
             LoraSettings'.
     """
-    from runtime.adapters import LoraSettings
-    from runtime.checkpoint import HFCheckpoint
-    from runtime.mesh import start
-    from runtime.model import build as build_model
-    from runtime.settings import MeshSettings, ModelSettings
+    from recipec.runtime.model.adapters import LoraSettings
+    from recipec.runtime.model.loading import build as build_model
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings, ModelSettings
+    from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     base = HFCheckpoint.open(directory)
     mesh = start(MeshSettings("cpu", math.prod(axes.values()), axes))
@@ -96,8 +96,8 @@ def trainer(
     built: Any, mesh: Any, folder: Path, optimizer: Any, accumulation: int = 2, **options: Any
 ) -> Any:
     """A Trainer that saves into a folder. Make and use it within `with mesh:`."""
-    from runtime.settings import CheckpointSettings, TrainSettings
-    from runtime.trainer import Trainer
+    from recipec.runtime.settings import CheckpointSettings, TrainSettings
+    from recipec.runtime.training.trainer import Trainer
 
     every, recorder = options.pop("every_steps", 2), options.pop("recorder", None)
     settings = TrainSettings(steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, **options)
@@ -109,8 +109,8 @@ def fit(
     trainer: Any, folder: Path, until: int, schedule: Any, accumulation: int = 2, evaluate: bool = False
 ) -> Any:
     """Runs a trainer on the synthetic batches up to a step; returns its Outcome."""
-    from runtime.interrupts import Interrupts
-    from runtime.metrics import Metrics
+    from recipec.runtime.interrupts import Interrupts
+    from recipec.runtime.metrics.loggers import Metrics
 
     def batches(step: int) -> Iterator[dict[str, np.ndarray]]:
         index = step * accumulation
@@ -152,7 +152,7 @@ def logits(built: Any, mesh: Any, one: Mapping[str, np.ndarray]) -> np.ndarray:
     import jax
     from flax import nnx
 
-    from runtime.sharding import shard_rows
+    from recipec.runtime.model.sharding import shard_rows
 
     @jax.jit
     def forward(state: Any, inputs: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from compiler.cli import app
+from recipec.compiler.cli.main import app
 
 RECIPE = """\
 recipe: 1

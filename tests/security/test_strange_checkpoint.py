@@ -14,19 +14,19 @@ from typing import Any, cast
 
 import pytest
 
-from runtime import adapter_reader
-from runtime.adapter_reader import recorded_lora
-from runtime.adapters import Adapter, lora_settings, parse_layers
-from runtime.backends.model import load_model
-from runtime.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
-from runtime.checkpoint_files import LocalFiles
-from runtime.data.tokenizer import load_tokenizer
-from runtime.errors import UserError
-from runtime.families import FAMILIES
-from runtime.peft_import import open_adapter
-from runtime.safetensors_files import read_header
-from runtime.settings import DataSettings, ModelSettings
-from runtime.trace import read_trace
+from recipec.runtime.backends.model import load_model
+from recipec.runtime.checkpoints import adapter_reader
+from recipec.runtime.checkpoints.adapter_reader import recorded_lora
+from recipec.runtime.data.tokenizer import load_tokenizer
+from recipec.runtime.errors import UserError
+from recipec.runtime.model.adapters import Adapter, lora_settings, parse_layers
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.peft.importing import open_adapter
+from recipec.runtime.settings import DataSettings, ModelSettings
+from recipec.runtime.training.trace import read_trace
+from recipec.runtime.weights.checkpoint import CONFIG, INDEX, SINGLE, HFCheckpoint
+from recipec.runtime.weights.checkpoint_files import LocalFiles
+from recipec.runtime.weights.safetensors_files import read_header
 
 TINY = {
     "model_type": "llama",

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from compiler.cli import app
-from compiler.port.ledger import Line
-from compiler.port.meaning import conversion
-from compiler.port.write import recipe_text
-from spec.load import load
+from recipec.compiler.cli.main import app
+from recipec.compiler.port.ledger import Line
+from recipec.compiler.port.meaning import conversion
+from recipec.compiler.port.write import recipe_text
+from recipec.spec.load import load
 
 BREAKING = 'x"""\n    open("CANARY", "w")\n    """'
 """A column's name that ends a docstring."""

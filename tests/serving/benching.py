@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.serving import bench
-from runtime.serving.bench_runner import Runner
+from recipec.runtime.serving import bench
+from recipec.runtime.serving.bench_runner import Runner
 
 STUB = Path(__file__).with_name("stub_vllm.py")
 

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from runtime.serving import bench_report
-from runtime.serving.bench_points import Point
-from runtime.serving.bench_report import Place, Price, Published
-from runtime.serving.bench_server import Machine, Server, look
+from recipec.runtime.serving import bench_report
+from recipec.runtime.serving.bench_points import Point
+from recipec.runtime.serving.bench_report import Place, Price, Published
+from recipec.runtime.serving.bench_server import Machine, Server, look
 from tests.serving import stub_vllm
 
 GOLDEN = Path(__file__).with_name("bench-summary.md")

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler import published
-from compiler.emitters.serve_clients import bench_flags, emit_bench
-from compiler.program import Program
-from runtime.serving import bench
-from runtime.serving.bench_runner import TimedOut
+from recipec.compiler.emitters.serve_clients import bench_flags, emit_bench
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.serving import published
+from recipec.runtime.serving import bench
+from recipec.runtime.serving.bench_runner import TimedOut
 from tests.emit import emitting
 from tests.serving.benching import Bench, point_of
 from tests.serving.fake_vllm import FakeVllm
@@ -173,7 +173,7 @@ def measured(
 @pytest.fixture
 def artifact(tmp_path: Path) -> Path:
     """The folder of an artifact, beside the runtime."""
-    from compiler.emit import emit
+    from recipec.compiler.emitters.emit import emit
 
     program = program_of(tmp_path)
     folder = tmp_path / "generated" / "tuned"
@@ -207,8 +207,8 @@ def test_the_script_measures_the_recipes_points(artifact: Path, measured: Bench)
 
 def command(*words: object) -> tuple[int, str]:
     """`recipe serve bench`, and what went wrong."""
-    from compiler.cli_serve import app
-    from compiler.errors import ArtifactError
+    from recipec.compiler.cli.serve import app
+    from recipec.compiler.errors import ArtifactError
 
     done = CliRunner().invoke(app, ["bench", *map(str, words)])
     error = done.exception
@@ -272,9 +272,9 @@ class Api:
 
 
 def in_container(measured: Bench, name: str = "tuned", **environment: str) -> Any:
-    from compiler.serving.bench import InContainer
-    from compiler.serving.engine import Engine
-    from compiler.serving.logs import Hider
+    from recipec.compiler.serving.bench import InContainer
+    from recipec.compiler.serving.engine import Engine
+    from recipec.compiler.serving.logs import Hider
 
     engine = Engine(Api({"PATH": measured.path, **environment}), Hider(()))
     found = engine.find(name)
@@ -285,13 +285,13 @@ def in_container(measured: Bench, name: str = "tuned", **environment: str) -> An
 def test_the_command_measures_in_the_container(
     artifact: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compiler.serving import engine
+    from recipec.compiler.serving import engine
 
     api = Api({"PATH": measured.path, "VLLM_API_KEY": "of-the-container"})
     connected = engine.Engine(api, lambda text: text)  # type: ignore[arg-type]
     monkeypatch.setattr(engine.Engine, "connect", lambda *_: connected)
     # The server is where the recipe has it.
-    monkeypatch.setattr("compiler.serving.bench.own_address", lambda host: "127.0.0.1")
+    monkeypatch.setattr("recipec.compiler.serving.bench.own_address", lambda host: "127.0.0.1")
     port = int(measured.words[1].rpartition(":")[2])
     lock = json.loads((artifact / "recipe.lock.json").read_text())
     lock["recipe"]["serve"]["port"] = port
@@ -311,7 +311,7 @@ def test_the_command_measures_in_the_container(
 def test_a_container_that_does_not_run_is_one_sentence(
     status: str | None, artifact: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from compiler.serving import engine
+    from recipec.compiler.serving import engine
 
     def find(self: Any, name: str) -> engine.Found | None:
         return None if status is None else engine.Found("c0", name, status, str(artifact), None)
@@ -325,7 +325,7 @@ def test_a_container_that_does_not_run_is_one_sentence(
 
 
 def test_a_client_in_the_container_is_ended(measured: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.serving.bench_runner.GRACE_SECONDS", 0.3)
+    monkeypatch.setattr("recipec.runtime.serving.bench_runner.GRACE_SECONDS", 0.3)
     measured.plan({"input-512-rate-inf": "hang-deaf"})
     runner = in_container(measured)
     more = ["--timeout", "0.02", "--input-lengths", "512", "--request-rates", "inf"]

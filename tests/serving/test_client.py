@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import UserError
-from runtime.serving.client import (
+from recipec.runtime.errors import UserError
+from recipec.runtime.serving.client import (
     BROKEN,
     GARBAGE,
     KEY_VARIABLE,

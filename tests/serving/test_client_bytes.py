@@ -9,11 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtime.serving.client import (
-    Client,
-    ServerError,
-    pick,
-)
+from recipec.runtime.serving.client import Client, ServerError, pick
 
 
 @pytest.fixture

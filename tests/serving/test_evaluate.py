@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import UserError, guarded
-from runtime.serving import evaluate, evaluate_answers
-from runtime.serving.evaluate_answers import Answer, Answers, Settings, Side, differ, same_weights
-from runtime.serving.evaluate_prompts import read
-from runtime.serving.evaluate_summary import judge
+from recipec.runtime.errors import UserError, guarded
+from recipec.runtime.serving import evaluate, evaluate_answers
+from recipec.runtime.serving.evaluate_answers import Answer, Answers, Settings, Side, differ, same_weights
+from recipec.runtime.serving.evaluate_prompts import read
+from recipec.runtime.serving.evaluate_summary import judge
 from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language
 from tests.serving.fake_vllm import FakeVllm

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from compiler import pins
-from compiler.emitters.data_files import data_files
-from compiler.emitters.serve_clients import emit_evaluate
-from compiler.lower import Lowered, lower
-from compiler.render import shell_word
-from spec.diagnostics import render_text
-from spec.load import load
+from recipec.compiler.emitters.data_files import data_files
+from recipec.compiler.emitters.render import shell_word
+from recipec.compiler.emitters.serve_clients import emit_evaluate
+from recipec.compiler.lowering import pins
+from recipec.compiler.lowering.lower import Lowered, lower
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
 from tests.serving.fake_vllm import FakeVllm
 
 RECIPE = """\

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from runtime.serving import intervals
+from recipec.runtime.serving import intervals
 
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 8])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import UserError
-from runtime.serving import evaluate_answers
-from runtime.serving.evaluate_answers import Settings, recorded
-from runtime.serving.evaluate_prompts import parse, read
+from recipec.runtime.errors import UserError
+from recipec.runtime.serving import evaluate_answers
+from recipec.runtime.serving.evaluate_answers import Settings, recorded
+from recipec.runtime.serving.evaluate_prompts import parse, read
 
 
 def test_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import guarded
-from runtime.serving import evaluate
-from runtime.serving.evaluate_tasks import TaskSettings, command, environment, explained
+from recipec.runtime.errors import guarded
+from recipec.runtime.serving import evaluate
+from recipec.runtime.serving.evaluate_tasks import TaskSettings, command, environment, explained
 from tests.serving.fake_vllm import FakeVllm
 
 STAND_IN = """\

@@ -14,12 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from compiler import artifact
-from compiler.emitters.lock import emit_lock
-from compiler.emitters.serve import emit_serve
-from compiler.errors import ArtifactError
-from compiler.serving.artifacts import open_artifact
-from compiler.serving.up import Options, up
+from recipec.compiler.artifacts import artifact
+from recipec.compiler.emitters.lock import emit_lock
+from recipec.compiler.emitters.serve import emit_serve
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.serving.artifacts import open_artifact
+from recipec.compiler.serving.up import Options, up
 from tests.emit.emitting import program_of
 from tests.ports import free_port
 
@@ -99,7 +99,7 @@ class Command:
     ) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "compiler.cli", "serve", *map(str, arguments)],
+            [sys.executable, "-m", "recipec.compiler.cli.main", "serve", *map(str, arguments)],
             cwd=ROOT,
             env={**os.environ, "DOCKER_HOST": engine, "PYTHONUNBUFFERED": "1", **(environ or {})},
             stdout=subprocess.PIPE,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from spec import codes
-from spec.codes import CODES, GROUPS, RETIRED, page
+from recipec.spec import codes
+from recipec.spec.codes import CODES, GROUPS, RETIRED, page
 
 CODE = re.compile(r"\b[EWN]\d{4}\b")
 
@@ -38,7 +38,7 @@ def used(*files: Path) -> set[str]:
 
 def test_the_page_is_current(root: Path) -> None:
     text = (root / "docs" / "diagnostics.md").read_text(encoding="utf-8")
-    assert text == page(), "run: python -m spec.codes > docs/diagnostics.md"
+    assert text == page(), "run: python -m recipec.spec.codes > docs/diagnostics.md"
 
 
 def test_every_code_is_well_formed() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spec.core_schema import flow, scalar
+from recipec.spec.core_schema import flow, scalar
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_nan_is_not_a_number() -> None:
     ],
 )
 def test_flow_reads_back(value: object, text: str) -> None:
-    from spec.document import read
-    from spec.tree import plain
+    from recipec.spec.document import read
+    from recipec.spec.tree import plain
 
     assert flow(value) == text
     root = read(text, "x").root

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spec.diagnostics import Diagnostic, Span, in_order, render_json, render_text, summary
+from recipec.spec.codes import CODES
+from recipec.spec.diagnostics import Diagnostic, Span, in_order, render_json, render_text, summary
 
 LINE = "  axes: {fsdp: 4, tp: 8}"
 ERROR = Diagnostic(
@@ -108,5 +109,5 @@ def test_diagnostics_come_in_order_of_their_places_and_once() -> None:
 
 
 def test_summary_counts() -> None:
-    warning = next(code for code in __import__("spec.codes").codes.CODES if code[0] == "W")
+    warning = next(code for code in CODES if code[0] == "W")
     assert summary([ERROR, Diagnostic(warning, "w"), ERROR]) == "2 errors, 1 warning"

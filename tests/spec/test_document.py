@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from spec import paths
-from spec.document import read
-from spec.tree import Mapping, plain, walk
+from recipec.spec import paths
+from recipec.spec.document import read
+from recipec.spec.tree import Mapping, plain, walk
 
 TEXT = """\
 # A comment.

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from spec.document import read
-from spec.schema import json_schema, modeline, text
-from spec.tree import plain
+from recipec.spec.document import read
+from recipec.spec.schema import json_schema, modeline, text
+from recipec.spec.tree import plain
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def recipe(path: Path) -> Any:
 
 def test_the_committed_file_is_current(root: Path) -> None:
     committed = (root / "docs" / "recipe.schema.json").read_text(encoding="utf-8")
-    assert committed == text(), "run: python -m spec.schema > docs/recipe.schema.json"
+    assert committed == text(), "run: python -m recipec.spec.schema > docs/recipe.schema.json"
 
 
 def test_it_is_a_valid_schema() -> None:

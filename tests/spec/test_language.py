@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 from pydantic.fields import FieldInfo
 
-from spec.language import Recipe, Section
-from spec.schema import json_schema
-from spec.structure import choices_of, section_of
-from spec.validate import validate
+from recipec.spec.language import Recipe, Section
+from recipec.spec.schema import json_schema
+from recipec.spec.structure import choices_of, section_of
+from recipec.spec.validate import validate
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
 SMALLEST: dict[str, Any] = {

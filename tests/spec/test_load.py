@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spec.diagnostics import render_text
-from spec.load import MAX_BYTES, Loaded, load
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import MAX_BYTES, Loaded, load
 
 RECIPE = """\
 recipe: 1

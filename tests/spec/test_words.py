@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from compiler import hardware
-from spec import words
-from spec.language import Recipe
-from spec.structure import choices_of, field_at, paths_of_keys, section_at
-from spec.validate import validate
-from spec.words.keys import KEYS
-from spec.words.values import VALUES
+from recipec.compiler.lowering import hardware
+from recipec.spec import words
+from recipec.spec.language import Recipe
+from recipec.spec.structure import choices_of, field_at, paths_of_keys, section_at
+from recipec.spec.validate import validate
+from recipec.spec.words.keys import KEYS
+from recipec.spec.words.values import VALUES
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SMALLEST: dict[str, Any] = {

@@ -16,12 +16,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from compiler.cli import app
-from compiler.report import place
-from compiler.report.place import open_place
-from compiler.watch import screen
-from compiler.watch.run import Run
-from compiler.watch.screen import Screen
+from recipec.compiler.cli.main import app
+from recipec.compiler.report import place
+from recipec.compiler.report.place import open_place
+from recipec.compiler.watch import screen
+from recipec.compiler.watch.run import Run
+from recipec.compiler.watch.screen import Screen
 from tests.watch.watching import LOCK, append, entry, lines, state, write_run
 
 SCREENS = Path(__file__).parent / "screens"
@@ -369,7 +369,7 @@ def test_a_run_at_an_address_is_watched(folder: Path) -> None:
 
 def test_it_needs_neither_jax_nor_numpy(folder: Path) -> None:
     code = (
-        "import sys; from compiler.watch import screen; w = screen.Watch([sys.argv[1]]); w.update(); "
+        "import sys; from recipec.compiler.watch import screen; w = screen.Watch([sys.argv[1]]); w.update(); "
         "print(sorted({'jax', 'numpy', 'fsspec', 'etils', 'plotext'} & set(sys.modules)), w.runs[0].step)"
     )
     found = subprocess.run(

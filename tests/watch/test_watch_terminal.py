@@ -85,7 +85,7 @@ def terminal(
         if name not in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "LC_ALL", "LANG", "PYTHONIOENCODING")
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "compiler.cli", "watch", *map(str, arguments)],
+        [sys.executable, "-m", "recipec.compiler.cli.main", "watch", *map(str, arguments)],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,

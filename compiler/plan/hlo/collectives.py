@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from compiler.plan.hlo.overlap import COLLECTIVES, Overlap
-from compiler.plan.hlo.parse import Array, Instruction, Module
-from compiler.plan.hlo.walk import executed
-from compiler.plan.results import Collective
+from recipec.compiler.plan.hlo.overlap import COLLECTIVES, Overlap
+from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
+from recipec.compiler.plan.hlo.walk import executed
+from recipec.compiler.plan.results import Collective
 
 MEGASCALE = '"xla_megascale_runtime"'
 """The handler of transfers between slices. libtpu compiles the program of one slice, in which a collective

@@ -7,11 +7,11 @@ import math
 import re
 from collections.abc import Sequence
 
-from compiler.hardware import generations
-from compiler.plan.hlo.overlap import Overlap, kept
-from compiler.plan.hlo.parse import Array, Instruction, Module
-from compiler.plan.hlo.walk import executed
-from compiler.plan.results import Costs
+from recipec.compiler.lowering.hardware import generations
+from recipec.compiler.plan.hlo.overlap import Overlap, kept
+from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
+from recipec.compiler.plan.hlo.walk import executed
+from recipec.compiler.plan.results import Costs
 
 KERNEL = 'custom_call_target="tpu_custom_call"'
 WITHOUT_COST = re.compile(r'custom_call_target="(?:ConcatBitcast|PrepareAsyncCall(?:Start|Done))"')

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from compiler.plan.hlo.names import Names
-from compiler.plan.hlo.parse import Array, Instruction, Module
-from compiler.plan.results import Temporary
+from recipec.compiler.plan.hlo.names import Names
+from recipec.compiler.plan.hlo.parse import Array, Instruction, Module
+from recipec.compiler.plan.results import Temporary
 
 SAME_ARRAYS = ("bitcast", "opt-barrier", "while", "add-dependency", "async-update")
 """Operations whose result is their first operand, as it lies in memory. A loop works on what it is given."""

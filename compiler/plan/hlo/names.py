@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from compiler.plan.hlo.parse import Instruction, Module
+from recipec.compiler.plan.hlo.parse import Instruction, Module
 
 MOVES = ("bitcast", "copy", "convert", "reshape", "transpose", "slice", "all-gather", "all-to-all")
 """Operations that give a weight back, elsewhere or in another form."""

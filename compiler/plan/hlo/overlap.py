@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from compiler.plan.hlo.parse import Instruction, Module
+from recipec.compiler.plan.hlo.parse import Instruction, Module
 
 COLLECTIVES = frozenset(
     (

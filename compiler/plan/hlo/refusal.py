@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from compiler.plan.hlo.liveness import largest
-from compiler.plan.hlo.names import operation, weight_path
-from compiler.plan.hlo.parse import parse
-from compiler.plan.results import OutOfMemory, Temporary
+from recipec.compiler.plan.hlo.liveness import largest
+from recipec.compiler.plan.hlo.names import operation, weight_path
+from recipec.compiler.plan.hlo.parse import parse
+from recipec.compiler.plan.results import OutOfMemory, Temporary
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 SIZE = r"(\d+(?:\.\d+)?)([KMGT]?)i?B?"

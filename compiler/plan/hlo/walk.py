@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from compiler.plan.hlo.parse import Instruction, Module
+from recipec.compiler.plan.hlo.parse import Instruction, Module
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compiler.pages import environment, script_hash
-from compiler.plan import calibration
-from compiler.plan.page import headline, memory, mesh, numbers, placements, roofline, time
-from compiler.plan.page import search as searched
-from compiler.plan.results import Plan, Search, Temporary
+from recipec.compiler.pages import environment, script_hash
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.page import headline, memory, mesh, numbers, placements, roofline, time
+from recipec.compiler.plan.page import search as searched
+from recipec.compiler.plan.results import Plan, Search, Temporary
 
 
 def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, str]] | None = None) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.plan import calibration
-from compiler.plan.page.memory import left
-from compiler.plan.page.numbers import NOT_KNOWN, capacity, gib, hours, ms, number, percent, usd
-from compiler.plan.results import Plan
-from compiler.wording import mesh_axes, plural
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.page.memory import left
+from recipec.compiler.plan.page.numbers import NOT_KNOWN, capacity, gib, hours, ms, number, percent, usd
+from recipec.compiler.plan.results import Plan
+from recipec.compiler.wording import mesh_axes, plural
 
 NO_PRICE = "no price"
 

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from compiler.plan.page.numbers import GIB, capacity, gib, percent
-from compiler.plan.page.parts import Part, rows
-from compiler.plan.page.svg import NARROW, Scale, both, line, picture, rectangle, tag, text, text_width
-from compiler.plan.results import Memory
+from recipec.compiler.plan.page.numbers import GIB, capacity, gib, percent
+from recipec.compiler.plan.page.parts import Part, rows
+from recipec.compiler.plan.page.svg import (
+    NARROW,
+    Scale,
+    both,
+    line,
+    picture,
+    rectangle,
+    tag,
+    text,
+    text_width,
+)
+from recipec.compiler.plan.results import Memory
 
 PARTS = {
     "weights": ("base weights", "the model as it is loaded"),

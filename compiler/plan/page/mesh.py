@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from compiler.plan.page.svg import line, picture, rectangle, tag, text
-from compiler.plan.results import Plan
-from compiler.wording import plural
+from recipec.compiler.plan.page.svg import line, picture, rectangle, tag, text
+from recipec.compiler.plan.results import Plan
+from recipec.compiler.wording import plural
 
 ROWS = 16
 """Rows of a block, more where there are so many devices that it would get too wide."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from compiler.plan.page.numbers import percent
+from recipec.compiler.plan.page.numbers import percent
 
 
 @dataclass(frozen=True)

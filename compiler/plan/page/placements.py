@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from compiler.plan.page.mesh import holders
-from compiler.plan.page.numbers import gib, number
-from compiler.plan.results import Placement, Plan
-from compiler.wording import listing, plural
+from recipec.compiler.plan.page.mesh import holders
+from recipec.compiler.plan.page.numbers import gib, number
+from recipec.compiler.plan.results import Placement, Plan
+from recipec.compiler.wording import listing, plural
 
 SHOWN = 6
 """Rows of a group that are shown before the rest is folded away."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from compiler.plan.page.numbers import flops, moved, ms, number, percent
-from compiler.plan.page.svg import NARROW, Scale, both, line, picture, tag, text
-from compiler.plan.results import Estimate
+from recipec.compiler.plan.page.numbers import flops, moved, ms, number, percent
+from recipec.compiler.plan.page.svg import NARROW, Scale, both, line, picture, tag, text
+from recipec.compiler.plan.results import Estimate
 
 
 @dataclass(frozen=True)

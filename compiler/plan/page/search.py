@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from compiler.plan.page.numbers import NOT_KNOWN, ms, ms_per_token, percent, usd
-from compiler.plan.page.svg import NARROW, Scale, both, line, picture, tag, text, text_width
-from compiler.plan.results import Point, Search
-from compiler.plan.search_text import yaml_lines
+from recipec.compiler.plan.page.numbers import NOT_KNOWN, ms, ms_per_token, percent, usd
+from recipec.compiler.plan.page.svg import NARROW, Scale, both, line, picture, tag, text, text_width
+from recipec.compiler.plan.results import Point, Search
+from recipec.compiler.plan.search_text import yaml_lines
 
 NONE = "–"
 """For a figure that only a compiled configuration has."""

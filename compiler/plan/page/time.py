@@ -6,10 +6,20 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from compiler.plan.page.numbers import flops, moved, ms, number
-from compiler.plan.page.parts import Part, rows
-from compiler.plan.page.svg import NARROW, Scale, both, line, picture, rectangle, tag, text, text_width
-from compiler.plan.results import Estimate
+from recipec.compiler.plan.page.numbers import flops, moved, ms, number
+from recipec.compiler.plan.page.parts import Part, rows
+from recipec.compiler.plan.page.svg import (
+    NARROW,
+    Scale,
+    both,
+    line,
+    picture,
+    rectangle,
+    tag,
+    text,
+    text_width,
+)
+from recipec.compiler.plan.results import Estimate
 
 PARTS = (
     (

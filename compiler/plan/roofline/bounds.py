@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from compiler.plan.roofline.cache import FULL, read_by_blocks, read_bytes, sequence_bytes
-from compiler.plan.roofline.results import Cache, Load, Step, Weights
-from compiler.plan.roofline.weights import layer_head_dim, weights
-from compiler.program import Program
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.roofline.cache import FULL, read_by_blocks, read_bytes, sequence_bytes
+from recipec.compiler.plan.roofline.results import Cache, Load, Step, Weights
+from recipec.compiler.plan.roofline.weights import layer_head_dim, weights
 
 ALL_REDUCES = 2
 """Of each layer: after attention's output projection and after the MLP's."""

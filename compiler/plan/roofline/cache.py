@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from compiler.errors import ArtifactError
-from compiler.plan.roofline.results import Cache
-from compiler.plan.roofline.weights import layer_head_dim, padded_head, runs_jax_model, shares_cache
-from compiler.serving.blocks import (
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.plan.roofline.results import Cache
+from recipec.compiler.plan.roofline.weights import layer_head_dim, padded_head, runs_jax_model, shares_cache
+from recipec.compiler.serving.blocks import (
     SMALL_HEAD,
     batched_kernel,
     decode_blocks,
     default_block,
     read_tokens,
 )
-from runtime.families.base import FULL
+from recipec.runtime.model.families.base import FULL
 
 if TYPE_CHECKING:
-    from compiler.program import Program
-    from spec.language import Serve
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.language import Serve
 
 WORD_BYTES = 4
 DTYPES: Mapping[str, tuple[str, int]] = {

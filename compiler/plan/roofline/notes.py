@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from compiler.plan.roofline.results import Cache, ServingPlan
-from compiler.plan.roofline.weights import missing, runs_jax_model
-from compiler.wording import listing, plural
-from spec.diagnostics import Diagnostic
+from recipec.compiler.plan.roofline.results import Cache, ServingPlan
+from recipec.compiler.plan.roofline.weights import missing, runs_jax_model
+from recipec.compiler.wording import listing, plural
+from recipec.spec.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 
 def promise(plan: ServingPlan) -> Diagnostic | None:

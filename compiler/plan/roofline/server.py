@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from compiler import catalog, published
-from compiler.cost import serving_price
-from compiler.errors import ArtifactError
-from compiler.plan.roofline.bounds import Limits, Server, load, server_of
-from compiler.plan.roofline.cache import DTYPES, caches, sequence_bytes, windows_bound
-from compiler.plan.roofline.notes import notes, promise
-from compiler.plan.roofline.results import SERVING_PLAN, Comparison, ServingPlan, Step
-from compiler.plan.roofline.weights import VISION
-from compiler.serving.memory import memory_share
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.explain.cost import serving_price
+from recipec.compiler.lowering import catalog
+from recipec.compiler.plan.roofline.bounds import Limits, Server, load, server_of
+from recipec.compiler.plan.roofline.cache import DTYPES, caches, sequence_bytes, windows_bound
+from recipec.compiler.plan.roofline.notes import notes, promise
+from recipec.compiler.plan.roofline.results import SERVING_PLAN, Comparison, ServingPlan, Step
+from recipec.compiler.plan.roofline.weights import VISION
+from recipec.compiler.serving import published
+from recipec.compiler.serving.memory import memory_share
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 __all__ = ["SERVING_PLAN", "ServingPlan", "plan_serving", "promise"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.plan.roofline.results import Cache, Comparison, Load, ServingPlan, Step
-from compiler.wording import plural, table
+from recipec.compiler.plan.roofline.results import Cache, Comparison, Load, ServingPlan, Step
+from recipec.compiler.wording import plural, table
 
 TYPES = {4: "float32", 2: "bfloat16", 1: "eight bits"}
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from compiler import catalog
-from compiler.families import FAMILIES
-from compiler.plan.roofline.results import Weights
-from compiler.serving import features
-from compiler.wording import split_layer
-from runtime.families.base import Parameter
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.plan.roofline.results import Weights
+from recipec.compiler.serving import features
+from recipec.compiler.wording import split_layer
+from recipec.runtime.model.families.base import Parameter
 
 if TYPE_CHECKING:
-    from compiler.program import Program
+    from recipec.compiler.lowering.program import Program
 
 LANES = 128
 """A head's numbers are padded to a multiple of this; heads of 64 have a kernel of their own."""

@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compiler import pins
-from compiler.errors import ArtifactError
-from compiler.plan import store
-from compiler.plan.results import Collective
-from compiler.plan.serve import environment
-from compiler.plan.serve.hlo import read
-from compiler.plan.serve.job import ANSWER, JOB, ServeAnswer, ServeJob, ServeProgram
-from compiler.plan.serve.program import depths, job
-from compiler.program import Program
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import pins
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan import store
+from recipec.compiler.plan.results import Collective
+from recipec.compiler.plan.serve import environment
+from recipec.compiler.plan.serve.hlo import read
+from recipec.compiler.plan.serve.job import ANSWER, JOB, ServeAnswer, ServeJob, ServeProgram
+from recipec.compiler.plan.serve.program import depths, job
 
 WORKER = Path(__file__).with_name("worker.py")
 SOURCES = tuple(WORKER.with_name(f"{name}.py") for name in ("worker", "model", "hlo"))

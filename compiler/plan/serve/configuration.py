@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from compiler import pins
-from compiler import published as figures
-from compiler.errors import ArtifactError
-from compiler.plan.serve.compile import Run, Say, compile_program, extrapolated
-from compiler.plan.serve.estimate import Steps, machine, point
-from compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
-from compiler.plan.serve.program import has_vision, padded
-from compiler.plan.serve.results import CompiledServing, ServingPoint
-from compiler.program import Program
-from compiler.serving import blocks
-from runtime.families.base import SLIDING
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import pins
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.serve.compile import Run, Say, compile_program, extrapolated
+from recipec.compiler.plan.serve.estimate import Steps, machine, point
+from recipec.compiler.plan.serve.job import Bucket, ServeAnswer, ServeJob, ServeProgram
+from recipec.compiler.plan.serve.program import has_vision, padded
+from recipec.compiler.plan.serve.results import CompiledServing, ServingPoint
+from recipec.compiler.serving import blocks
+from recipec.compiler.serving import published as figures
+from recipec.runtime.model.families.base import SLIDING
 
 BLOCKS = blocks.VARIABLE
 

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from compiler import pins
-from compiler.errors import ArtifactError
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import pins
 
 VARIABLE = "RECIPEC_SERVE_ENV"
 PYTHON = "3.12"

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler import hardware
-from compiler.plan.serve.hlo import attention_kernel
-from compiler.plan.serve.job import ServeProgram
-from compiler.plan.serve.results import ServingPoint
-from runtime.families.base import FULL, SLIDING
+from recipec.compiler.lowering import hardware
+from recipec.compiler.plan.serve.hlo import attention_kernel
+from recipec.compiler.plan.serve.job import ServeProgram
+from recipec.compiler.plan.serve.results import ServingPoint
+from recipec.runtime.model.families.base import FULL, SLIDING
 
 HOP_SECONDS = 1e-6
 """What each hop between neighbours adds to a collective."""

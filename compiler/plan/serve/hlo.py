@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from compiler.plan.results import Collective
+from recipec.compiler.plan.results import Collective
 
 _LINE = re.compile(r"^\s+(?:ROOT )?%(?P<name>\S+) = (?P<type>.*?) (?P<opcode>[a-z][\w-]*)\(")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from compiler.plan.results import Collective
+from recipec.compiler.plan.results import Collective
 
 
 @dataclass(frozen=True)

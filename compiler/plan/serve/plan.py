@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.plan.serve.compile import Run, Say
-from compiler.plan.serve.configuration import serving
-from compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH
-from compiler.program import Program
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.serve.compile import Run, Say
+from recipec.compiler.plan.serve.configuration import serving
+from recipec.compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def plan_serve(
     Raises:
         ArtifactError: it cannot be planned so.
     """
-    from compiler.plan.serve import search as serve_search
-    from compiler.plan.serve import text as serve_text
+    from recipec.compiler.plan.serve import search as serve_search
+    from recipec.compiler.plan.serve import text as serve_text
 
     if search:
         found = serve_search.search(program, exact, say, run)

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compiler import catalog, hardware
-from compiler.errors import ArtifactError
-from compiler.miniature import period
-from compiler.plan.serve.job import Bucket, ServeJob
-from compiler.program import Program
-from compiler.serving import blocks
-from compiler.serving.flags import by_flag
-from compiler.serving.memory import memory_share
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import catalog, hardware
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.serve.job import Bucket, ServeJob
+from recipec.compiler.rehearse.miniature import period
+from recipec.compiler.serving import blocks
+from recipec.compiler.serving.flags import by_flag
+from recipec.compiler.serving.memory import memory_share
 
 COMPILED_IN_JAX = (
     "Gemma4ForConditionalGeneration",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
-from compiler.plan.serve.job import ServeProgram
+from recipec.compiler.plan.serve.job import ServeProgram
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from compiler.errors import ArtifactError
-from compiler.plan.roofline.notes import none_fits
-from compiler.plan.roofline.server import plan_serving
-from compiler.plan.serve.compile import Run, Say
-from compiler.plan.serve.configuration import BLOCKS, serving
-from compiler.plan.serve.hlo import AttentionKernel, attention_kernel
-from compiler.plan.serve.job import ServeProgram
-from compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
-from compiler.program import Program
-from compiler.serving import blocks as block_sizes
-from compiler.serving.memory import memory_share, weight_size
-from compiler.wording import divisors
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.plan.roofline.notes import none_fits
+from recipec.compiler.plan.roofline.server import plan_serving
+from recipec.compiler.plan.serve.compile import Run, Say
+from recipec.compiler.plan.serve.configuration import BLOCKS, serving
+from recipec.compiler.plan.serve.hlo import AttentionKernel, attention_kernel
+from recipec.compiler.plan.serve.job import ServeProgram
+from recipec.compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingSearch
+from recipec.compiler.serving import blocks as block_sizes
+from recipec.compiler.serving.memory import memory_share, weight_size
+from recipec.compiler.wording import divisors
 
 BLOCK = 1024
 """Tokens of the decode kernel's block that is tried beside its default."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingPoint, ServingSearch
-from compiler.plan.units import aligned, duration, gib, milliseconds, traffic, wrapped
-from compiler.wording import listing, table
+from recipec.compiler.plan.serve.results import CompiledServing, ServingCandidate, ServingPoint, ServingSearch
+from recipec.compiler.plan.units import aligned, duration, gib, milliseconds, traffic, wrapped
+from recipec.compiler.wording import listing, table
 
 WHAT_TO_DO = "a larger tensor_parallel_size, a smaller cache, or fp8 where it has fp8"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol, cast
 
-from compiler.port.ledger import Ledger
+from recipec.compiler.port.ledger import Ledger
 
 
 class Module(Protocol):
@@ -68,7 +68,7 @@ KNOWN = {
 
 def load(name: str) -> Module:
     """A dialect's module."""
-    return cast(Module, import_module(f"compiler.port.dialects.{KNOWN[name].module}"))
+    return cast(Module, import_module(f"recipec.compiler.port.dialects.{KNOWN[name].module}"))
 
 
 def every() -> list[Module]:

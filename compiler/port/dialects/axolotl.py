@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from compiler.catalog import Model
-from compiler.port.dialects.axolotl_data import say_data
-from compiler.port.keys import Keys, defaults_of, table, words
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, models, sharding, trainer, training
-from compiler.port.meaning.sharding import Launch
-from compiler.wording import flow, listing
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.dialects.axolotl_data import say_data
+from recipec.compiler.port.keys import Keys, defaults_of, table, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import adapters, models, sharding, trainer, training
+from recipec.compiler.port.meaning.sharding import Launch
+from recipec.compiler.wording import flow, listing
 
 NAME = "axolotl"
 TITLE = "Axolotl"

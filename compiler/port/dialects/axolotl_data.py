@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compiler.catalog import Model
-from compiler.port.keys import Keys, keeps, table, words
-from compiler.port.meaning import conversion, datasets, templates
-from runtime.data.messages import ALIASES, ROLES
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.keys import Keys, keeps, table, words
+from recipec.compiler.port.meaning import conversion, datasets, templates
+from recipec.runtime.data.messages import ALIASES, ROLES
 
 SPLIT = (
     "the same share of rows; others, since Axolotl takes the last ones of its own shuffled order, without"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from compiler.catalog import original_of
-from compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, conversion, datasets, models, training
-from compiler.port.meaning.models import Named
-from compiler.wording import listing
+from recipec.compiler.lowering.catalog import original_of
+from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import adapters, conversion, datasets, models, training
+from recipec.compiler.port.meaning.models import Named
+from recipec.compiler.wording import listing
 
 NAME = "litgpt"
 TITLE = "litgpt"

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
-from compiler.catalog import Model
-from compiler.port.keys import Keys, defaults_of, keeps, table, words
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, conversion, datasets, models, sharding, templates, trainer
-from compiler.port.meaning.trainer import Run
-from runtime.data.messages import ALIASES, CALLS, ROLES
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.keys import Keys, defaults_of, keeps, table, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import adapters, conversion, datasets, models, sharding, templates, trainer
+from recipec.compiler.port.meaning.trainer import Run
+from recipec.runtime.data.messages import ALIASES, CALLS, ROLES
 
 NAME = "llamafactory"
 TITLE = "LLaMA-Factory"

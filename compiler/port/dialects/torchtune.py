@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compiler.catalog import Model, original_of
-from compiler.port.keys import Keys, defaults_of, keeps, table, tools, words
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, conversion, datasets, models, sharding, templates, training
-from compiler.wording import listing
+from recipec.compiler.lowering.catalog import Model, original_of
+from recipec.compiler.port.keys import Keys, defaults_of, keeps, table, tools, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import (
+    adapters,
+    conversion,
+    datasets,
+    models,
+    sharding,
+    templates,
+    training,
+)
+from recipec.compiler.wording import listing
 
 NAME = "torchtune"
 TITLE = "torchtune"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from compiler.port.keys import Keys, as_number, defaults_of, table, words
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, datasets, models, templates, trainer
-from compiler.port.meaning.models import Named
-from compiler.port.meaning.trainer import Run
-from compiler.port.source import Source
-from compiler.wording import flow
-from spec.diagnostics import Diagnostic
+from recipec.compiler.port.keys import Keys, as_number, defaults_of, table, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import adapters, datasets, models, templates, trainer
+from recipec.compiler.port.meaning.models import Named
+from recipec.compiler.port.meaning.trainer import Run
+from recipec.compiler.port.source import Source
+from recipec.compiler.wording import flow
+from recipec.spec.diagnostics import Diagnostic
 
 NAME = "trainer"
 TITLE = "Trainer"

@@ -8,16 +8,16 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
-from compiler.port.ledger import Ledger
-from compiler.port.meaning import adapters, datasets, models, sharding, templates, trainer
-from compiler.port.meaning.models import Named
-from compiler.port.meaning.sharding import Launch
-from compiler.port.meaning.trainer import Run
-from compiler.port.source import Source
-from compiler.wording import listing
-from spec.diagnostics import Diagnostic
-from spec.document import Refused
+from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.meaning import adapters, datasets, models, sharding, templates, trainer
+from recipec.compiler.port.meaning.models import Named
+from recipec.compiler.port.meaning.sharding import Launch
+from recipec.compiler.port.meaning.trainer import Run
+from recipec.compiler.port.source import Source
+from recipec.compiler.wording import listing
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.document import Refused
 
 NAME = "trl"
 TITLE = "TRL"

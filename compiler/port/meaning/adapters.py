@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler.catalog import Model, entries
-from compiler.port.keys import Keys, table
-from compiler.wording import listing
-from spec.language.lora import PROJECTIONS
+from recipec.compiler.lowering.catalog import Model, entries
+from recipec.compiler.port.keys import Keys, table
+from recipec.compiler.wording import listing
+from recipec.spec.language.lora import PROJECTIONS
 
 GEMMA4 = r".*language_model\..*\.(q_proj|v_proj)"
 

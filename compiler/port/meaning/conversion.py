@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compiler.python_text import docstring
+from recipec.compiler.emitters.python_text import docstring
 
 FILE, FUNCTION = "convert.py", "convert"
 TRANSFORM = f"{FILE}:{FUNCTION}"

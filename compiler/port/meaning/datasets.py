@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from compiler.port.keys import Keys
+from recipec.compiler.port.keys import Keys
 
 FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".array_record")
 """Ends of files' names that a recipe reads, also with .gz or .zst."""

@@ -6,8 +6,16 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.catalog import Model, UnknownModel, entries, find, is_directory, is_quantised, original_of
-from runtime.families import UnsupportedCheckpoint
+from recipec.compiler.lowering.catalog import (
+    Model,
+    UnknownModel,
+    entries,
+    find,
+    is_directory,
+    is_quantised,
+    original_of,
+)
+from recipec.runtime.model.families import UnsupportedCheckpoint
 
 
 @dataclass(frozen=True)

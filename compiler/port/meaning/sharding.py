@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.port.keys import Keys, as_number, notes, words
-from compiler.port.ledger import Ledger
-from compiler.port.source import Source, join
+from recipec.compiler.port.keys import Keys, as_number, notes, words
+from recipec.compiler.port.ledger import Ledger
+from recipec.compiler.port.source import Source, join
 
 MESH = "the mesh is chosen for the accelerator: weights and optimizer state are split over its fsdp axis"
 MEMORY = "where memory lies changes no number; the checks and `recipe plan` say whether it fits here"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.catalog import Model
-from compiler.port.meaning.models import chat_sibling
+from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.meaning.models import chat_sibling
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compiler.port.keys import Keys, table
-from compiler.port.meaning import sharding, training
-from compiler.port.meaning.sharding import DeepSpeed, Launch
+from recipec.compiler.port.keys import Keys, table
+from recipec.compiler.port.meaning import sharding, training
+from recipec.compiler.port.meaning.sharding import DeepSpeed, Launch
 
 AUTOCAST = (
     "the weights are held in bfloat16 here; there in float32, and rounded for each product, while norms and "

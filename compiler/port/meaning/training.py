@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.port.keys import Keys, table
-from compiler.wording import flow, listing
+from recipec.compiler.port.keys import Keys, table
+from recipec.compiler.wording import flow, listing
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.addresses import folder, folder_or_address
+from ..addresses import folder, folder_or_address
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Arguments:
         resume: continue from the newest checkpoint.
         steps: stop after this optimizer step; None for the recipe's own.
         adapter: folder of a PEFT adapter to start from, None for the recipe's initial values.
-        trace: the file that runtime.trace writes, None for none.
+        trace: the file that runtime.training.trace writes, None for none.
     """
 
     model: Path | str | None

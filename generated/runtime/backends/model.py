@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from runtime.adapters import LoraSettings, build_adapters
-from runtime.checkpoint import HFCheckpoint
-from runtime.errors import UserError
-from runtime.initial import initial_adapters
-from runtime.peft_export import WRAPPER, adapter_config, module_prefix
-from runtime.peft_import import check_modules, check_scales, check_shapes, open_adapter, without_copies
-from runtime.settings import ModelSettings
+from ..errors import UserError
+from ..model.adapters import LoraSettings, build_adapters
+from ..model.initial import initial_adapters
+from ..peft.exporting import WRAPPER, adapter_config, module_prefix
+from ..peft.importing import check_modules, check_scales, check_shapes, open_adapter, without_copies
+from ..settings import ModelSettings
+from ..weights.checkpoint import HFCheckpoint
 
 Pairs = Mapping[str, tuple[np.ndarray, np.ndarray]]
 """A and B of each trained projection."""

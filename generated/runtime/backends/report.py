@@ -1,6 +1,6 @@
 """The numbers of another backend's run as it goes: the lines of metrics.jsonl, and what is printed.
 
-As runtime.metrics and runtime.run_report have them, without jax and Tunix.
+As runtime.metrics.loggers and runtime.metrics.run_report have them, without jax and Tunix.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runtime.errors import UserError
-from runtime.metrics import PREFIX, Backends, done_line, last, writing
-from runtime.progress import duration
+from ..errors import UserError
+from ..metrics.loggers import PREFIX, Backends, done_line, last, writing
+from ..progress import duration
 
 if TYPE_CHECKING:
-    from runtime.wandb_log import WandB
+    from ..metrics.wandb_log import WandB
 
 
 class Report:

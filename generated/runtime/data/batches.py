@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from runtime.data.epochs import Epochs
-from runtime.data.samples import Samples
+from .epochs import Epochs
+from .samples import Samples
 
 Batch = dict[str, np.ndarray]
 Row = tuple[int, ...]

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from runtime.data.packing import PackedRows, pack
-from runtime.data.samples import Samples
+from .packing import PackedRows, pack
+from .samples import Samples
 
 
 class Epochs:

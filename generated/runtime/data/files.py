@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from runtime.data.column_files import parquet_rows, read_array_record, read_arrow, read_parquet
-from runtime.data.places import ENDINGS, Place, explained, kind_of
-from runtime.data.text_files import Record, read_csv, read_json, read_json_lines
-from runtime.errors import UserError
+from ..errors import UserError
+from .column_files import parquet_rows, read_array_record, read_arrow, read_parquet
+from .places import ENDINGS, Place, explained, kind_of
+from .text_files import Record, read_csv, read_json, read_json_lines
 
 READERS: dict[str, Callable[[Place], Iterator[Record]]] = {
     "jsonl": read_json_lines,

@@ -25,11 +25,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.data.formats import LOSS_ON
-from runtime.data.messages import taught
-from runtime.data.template import ChatTemplate, Messages, Misplaced, Refused, Span, Tools
-from runtime.errors import UserError
-from runtime.settings import DataSettings
+from ..errors import UserError
+from ..settings import DataSettings
+from .formats import LOSS_ON
+from .messages import taught
+from .template import ChatTemplate, Messages, Misplaced, Refused, Span, Tools
 
 __all__ = ["Blank", "Inconsistent", "Refused", "Rendered", "Renderer", "check_loss_on", "special_tokens"]
 

@@ -18,13 +18,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from runtime.data.encoding import Coding, Encoder
-from runtime.data.formats import AnyRow, PreferenceRow, answers
-from runtime.data.report import SplitReport
-from runtime.data.samples import Samples, join
-from runtime.errors import UserError
-from runtime.in_order import in_order
-from runtime.progress import Progress
+from ..errors import UserError
+from ..in_order import in_order
+from ..progress import Progress
+from .encoding import Coding, Encoder
+from .formats import AnyRow, PreferenceRow, answers
+from .report import SplitReport
+from .samples import Samples, join
 
 CHUNK = 2_500_000
 """Work of one request: some 600 rows of 4,000 characters."""
@@ -162,12 +162,13 @@ class _Pool:
                     pass
 
     def _start(self) -> subprocess.Popen[bytes]:
-        root = Path(__file__).resolve().parents[2]
+        package = __name__.rpartition(".")[0]
+        root = Path(__file__).absolute().parents[__name__.count(".")]
         with self._lock:
             if self._closed:
                 raise RuntimeError("tokenising has been stopped")
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(root)],
+                [sys.executable, "-P", "-c", _PROGRAM, str(root), f"{package}.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
@@ -183,7 +184,9 @@ class _Pool:
         return process
 
 
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from runtime.data.worker import main; main()"
+_PROGRAM = (
+    "import importlib, sys; sys.path.insert(0, sys.argv[1]); importlib.import_module(sys.argv[2]).main()"
+)
 """With -P, so that no folder named runtime in the working directory is taken for this one."""
 
 

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime.endless import check_ends
-from runtime.errors import UserError
-from runtime.families import FAMILIES, foreign_markers
-from runtime.settings import DataSettings, ModelSettings
+from ..endless import check_ends
+from ..errors import UserError
+from ..model.families import FAMILIES, foreign_markers
+from ..settings import DataSettings, ModelSettings
 
 CONVERSATIONS = ("chat", "instruction")
 """Formats all of whose rows need a chat template."""

@@ -4,7 +4,7 @@ JAX's distributed runtime moves the numbers. What it does not do is done here: a
 reached, is late, hangs or dies is named to all others within a stated time, and all stop after the same step.
 """
 
-from runtime.hosts.crew import ALONE, Alone, Crew
-from runtime.hosts.joining import join
+from .crew import ALONE, Alone, Crew
+from .joining import join
 
 __all__ = ["ALONE", "Alone", "Crew", "join"]

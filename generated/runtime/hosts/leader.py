@@ -15,20 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from runtime.errors import printable, say
-from runtime.hosts import wire
-from runtime.hosts.wire import (
-    BEAT,
-    ENDED,
-    SECRET,
-    SENSELESS,
-    STRANGE,
-    Message,
-    broken,
-    packed,
-    processes,
-    unpacked,
-)
+from ..errors import printable, say
+from . import wire
+from .wire import BEAT, ENDED, SECRET, SENSELESS, STRANGE, Message, broken, packed, processes, unpacked
 
 NOTE_AFTER = 30.0
 """Seconds after which it is said for whom the others wait."""

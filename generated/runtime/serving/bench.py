@@ -23,23 +23,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from runtime.errors import UserError, guarded, report
-from runtime.progress import duration
-from runtime.serving import bench_report
-from runtime.serving.bench_points import (
-    Point,
-    as_json,
-    lacking,
-    parse_rate,
-    read_record,
-    set_aside,
-    whole,
-    write_whole,
-)
-from runtime.serving.bench_report import Price, Published
-from runtime.serving.bench_runner import Processes, Runner, TimedOut, new_folder
-from runtime.serving.bench_server import Machine, Server, ask, look, recipe_settings
-from runtime.serving.client import Client, ServerError
+from ..errors import UserError, guarded, report
+from ..progress import duration
+from . import bench_report
+from .bench_points import Point, as_json, lacking, parse_rate, read_record, set_aside, whole, write_whole
+from .bench_report import Price, Published
+from .bench_runner import Processes, Runner, TimedOut, new_folder
+from .bench_server import Machine, Server, ask, look, recipe_settings
+from .client import Client, ServerError
 
 CLIENT = (
     *("--backend", "vllm"),

@@ -12,7 +12,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import UserError
+from ..errors import UserError
 
 ASIDE = "earlier"
 """Folder, beside the points, of what was measured with other settings."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from runtime.errors import UserError
-from runtime.serving.client import KEY_VARIABLE
+from ..errors import UserError
+from .client import KEY_VARIABLE
 
 CLIENT_KEY = "OPENAI_API_KEY"
 """Where vLLM's client looks for a key."""

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from runtime.errors import UserError
-from runtime.serving.client import KEY_VARIABLE
+from ..errors import UserError
+from .client import KEY_VARIABLE
 
 MODELS = {"chat": "local-chat-completions", "completions": "local-completions"}
 """lm-eval's names of what asks an endpoint. The first leaves the chat template to the server, and cannot ask

@@ -6,7 +6,7 @@ Only the text model is built, whatever other towers the checkpoint has.
 
 Around its layers come recomputation and how activations lie, since transformers' own gradient checkpointing
 does nothing under jax.
-Dropout in PEFT's layers drops what train.py's adapters do (runtime.lora). Attention is computed by jax,
+Dropout in PEFT's layers drops what train.py's adapters do (runtime.model.lora). Attention is computed by jax,
 within segments, causal, with a window or without: transformers hands each layer's queries, keys and values
 to a function that its config names, and every other argument of the model's call along with them:
 `segment_ids`, from which the mask is made here. So packed rows, padding and sliding windows mean what they
@@ -34,21 +34,21 @@ from jax.sharding import Mesh
 from torchax.ops.mappings import t2j_dtype
 from transformers import AttentionInterface
 
-from runtime import sharding
-from runtime.adapters import Adapter, LoraSettings, build_adapters
-from runtime.attention import attend_within
-from runtime.backends.torchax.placement import adapter_specs, tensor_specs
-from runtime.backends.torchax.quantized import replace_linears, shapes, spread, tensor_layouts
-from runtime.checkpoint import HEAD, HFCheckpoint
-from runtime.errors import UserError
-from runtime.families import Architecture, Family, family_of
-from runtime.families.base import Spec, text_config
-from runtime.forward import Head, attention_mask
-from runtime.lora import dropped
-from runtime.partition_rules import Rule, divisible
-from runtime.quantize import Layout, quantize
-from runtime.remat import ATTENTION, POLICIES
-from runtime.settings import ModelSettings
+from ...errors import UserError
+from ...model import sharding
+from ...model.adapters import Adapter, LoraSettings, build_adapters
+from ...model.attention import attend_within
+from ...model.families import Architecture, Family, family_of
+from ...model.families.base import Spec, text_config
+from ...model.forward import Head, attention_mask
+from ...model.lora import dropped
+from ...model.partition_rules import Rule, divisible
+from ...model.quantize import Layout, quantize
+from ...model.remat import ATTENTION, POLICIES
+from ...settings import ModelSettings
+from ...weights.checkpoint import HEAD, HFCheckpoint
+from .placement import adapter_specs, tensor_specs
+from .quantized import replace_linears, shapes, spread, tensor_layouts
 
 PREFIX = "model."
 """Of the decoder's weights in the module."""
@@ -98,7 +98,7 @@ class HfModel:
         """[B, T, D]: the hidden states after the final norm.
 
         Args:
-            arrays: trained ones, the base, and the rows' salts of dropout (`runtime.lora.row_salts`), which
+            arrays: trained ones, the base, and the rows' salts of dropout (`lora.row_salts`), which
                 is off without them. Without any adapter's, the projections are the base's own: the model that
                 training started from.
             tokens, positions, segment_ids: int32[B, T].

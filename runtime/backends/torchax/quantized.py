@@ -1,6 +1,6 @@
 """QLoRA of transformers' model: projections whose frozen weights are codes and scales.
 
-They are those of train.py's arrays (runtime.quantize), which hold the same numbers in other shapes: a tensor
+They are those of train.py's arrays (model/quantize.py), which hold the same numbers in other shapes: a tensor
 [out, in] of Hugging Face has Tunix's dimensions merged.
 """
 
@@ -17,12 +17,12 @@ import torch
 import torchax
 from jax.sharding import Mesh
 
-from runtime import sharding
-from runtime.backends.torchax.placement import merged, tensor_specs
-from runtime.families import Architecture, Family
-from runtime.families.base import Source
-from runtime.partition_rules import Rule, resolve_specs
-from runtime.quantize import Layout, dequantize, layouts
+from ...model import sharding
+from ...model.families import Architecture, Family
+from ...model.families.base import Source
+from ...model.partition_rules import Rule, resolve_specs
+from ...model.quantize import Layout, dequantize, layouts
+from .placement import merged, tensor_specs
 
 CODES, SCALES = "codes", "scales"
 """A quantised projection's buffers, in the place of its weight."""

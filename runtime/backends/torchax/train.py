@@ -8,22 +8,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime.adapters import LoraSettings
-from runtime.backends.arguments import Arguments
-from runtime.ending import attended
-from runtime.errors import UserError
-from runtime.hosts import Alone, Crew
-from runtime.interrupts import Interrupts
-from runtime.maintenance import watching
-from runtime.partition_rules import Rule
-from runtime.session import Session, Settings, begin, checkpoint_directory
-from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from ...errors import UserError
+from ...hosts import Alone, Crew
+from ...interrupts import Interrupts
+from ...model.adapters import LoraSettings
+from ...model.partition_rules import Rule
+from ...settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from ...training.ending import attended
+from ...training.maintenance import watching
+from ...training.session import Session, Settings, begin, checkpoint_directory
+from ..arguments import Arguments
 
 if TYPE_CHECKING:
     import optax
 
-    from runtime.backends.torchax.model import Arrays
-    from runtime.checkpoint import HFCheckpoint
+    from ...weights.checkpoint import HFCheckpoint
+    from .model import Arrays
 
 SUFFIX = "-torchax"
 """Of the directory of checkpoints, so that it is not train.py's."""
@@ -82,12 +82,12 @@ def _run(
 ) -> int:
     import numpy as np
 
-    from runtime.backends.model import start
-    from runtime.backends.torchax.checkpoints import Checkpoints
-    from runtime.backends.torchax.model import abstract_model, load_base, load_trained, place_trained
-    from runtime.backends.torchax.step import Step
-    from runtime.backends.torchax.trainer import Trainer, new_trace
-    from runtime.trainer import Outcome
+    from ...training.trainer import Outcome
+    from ..model import start
+    from .checkpoints import Checkpoints
+    from .model import abstract_model, load_base, load_trained, place_trained
+    from .step import Step
+    from .trainer import Trainer, new_trace
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     lora, to = settings.lora, session.arguments.trace
@@ -154,7 +154,7 @@ def _saved(
     """Writes what was trained for other tools, and returns it by a trace's names."""
     import numpy as np
 
-    from runtime.backends.saving import ADAPTER, MODEL, pairs, save_adapter, save_model
+    from ..saving import ADAPTER, MODEL, pairs, save_adapter, save_model
 
     values = _named({name: np.asarray(array) for name, array in trained.items()}, base, lora)
     if lora is None:
@@ -166,6 +166,6 @@ def _saved(
 
 def _named(arrays: Mapping[str, Any], base: HFCheckpoint, lora: LoraSettings | None) -> dict[str, Any]:
     """Arrays of what is trained by a trace's names: without LoRA, those of the checkpoint's tensors."""
-    from runtime.backends.torchax.model import checkpoint_name
+    from .model import checkpoint_name
 
     return {name if lora is not None else checkpoint_name(name, base): a for name, a in arrays.items()}

@@ -13,26 +13,26 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runtime import run_facts
-from runtime.adapters import LoraSettings
-from runtime.backends import saving
-from runtime.backends.arguments import Arguments
-from runtime.backends.arguments import parse_arguments as parse
-from runtime.backends.trl.checkpoints import begin_run, check_data, farewell, open_run
-from runtime.cache import cache_directory
-from runtime.errors import UserError, guarded
-from runtime.interrupts import Interrupted, Interrupts
-from runtime.run_state import recorded
-from runtime.settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
-from runtime.trace import Trace, check_writable
-from runtime.wandb_log import open_wandb
+from ...cache import cache_directory
+from ...errors import UserError, guarded
+from ...interrupts import Interrupted, Interrupts
+from ...metrics import run_facts
+from ...metrics.run_state import recorded
+from ...metrics.wandb_log import open_wandb
+from ...model.adapters import LoraSettings
+from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
+from ...training.trace import Trace, check_writable
+from .. import saving
+from ..arguments import Arguments
+from ..arguments import parse_arguments as parse
+from .checkpoints import begin_run, check_data, farewell, open_run
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-    from runtime.backends.report import Report
-    from runtime.checkpoint import HFCheckpoint
-    from runtime.data.prepare import PreparedData
+    from ...data.prepare import PreparedData
+    from ...weights.checkpoint import HFCheckpoint
+    from ..report import Report
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 """Of which a trace says the versions."""
@@ -135,14 +135,14 @@ def _run(job: _Job) -> int:
     import torch
     from accelerate import PartialState
 
-    from runtime.backends.model import trained_parameters
-    from runtime.backends.report import Report
-    from runtime.backends.trl.objectives import objective_of
-    from runtime.backends.trl.pieces import Pieces
-    from runtime.backends.trl.start import settings_of, trainable_model
-    from runtime.backends.trl.trainer import RecipeTrainer, arrays
-    from runtime.checkpoint import HFCheckpoint
-    from runtime.locate import locate_model
+    from ...weights.checkpoint import HFCheckpoint
+    from ...weights.locate import locate_model
+    from ..model import trained_parameters
+    from ..report import Report
+    from .objectives import objective_of
+    from .pieces import Pieces
+    from .start import settings_of, trainable_model
+    from .trainer import RecipeTrainer, arrays
 
     cpu = os.environ.get("ACCELERATE_USE_CPU") == "true" or not torch.accelerator.is_available()
     place = PartialState(cpu=cpu)
@@ -266,8 +266,8 @@ def _ending(job: _Job, report: Report | None, total: int, until: int) -> Iterato
 
 def _data(job: _Job, base: HFCheckpoint, processes: int) -> tuple[Any, PreparedData]:
     """The tokenizer and the run's data."""
-    from runtime.data.prepare import prepare
-    from runtime.data.tokenizer import load_tokenizer
+    from ...data.prepare import prepare
+    from ...data.tokenizer import load_tokenizer
 
     model, _, data, train, _ = job.settings
     if train.global_batch_size % (train.micro_batch_size * processes):
@@ -306,7 +306,7 @@ def _write(job: _Job, base: HFCheckpoint, trace: Trace, ended: bool) -> None:
 
 
 def _devices(place: PartialState) -> dict[str, Any]:
-    """What trains, as `runtime.run_facts` has it."""
+    """What trains, as `runtime.metrics.run_facts` has it."""
     import torch
 
     cuda = place.device.type == "cuda"

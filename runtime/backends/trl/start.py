@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from runtime.adapters import LoraSettings
-from runtime.backends.model import attach, full_parameters, load_model, set_adapters, start
-from runtime.checkpoint import HFCheckpoint
-from runtime.errors import UserError
-from runtime.peft_export import module_prefix
-from runtime.settings import CheckpointSettings, ModelSettings, TrainSettings
+from ...errors import UserError
+from ...model.adapters import LoraSettings
+from ...peft.exporting import module_prefix
+from ...settings import CheckpointSettings, ModelSettings, TrainSettings
+from ...weights.checkpoint import HFCheckpoint
+from ..model import attach, full_parameters, load_model, set_adapters, start
 
 
 def settings_of(

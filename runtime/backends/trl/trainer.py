@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from runtime.backends.trl.checkpoints import DATA, TRAINED
-from runtime.backends.trl.objectives import Objective
-from runtime.backends.trl.pieces import Pieces
-from runtime.data.batches import Batch
+from ...data.batches import Batch
+from .checkpoints import DATA, TRAINED
+from .objectives import Objective
+from .pieces import Pieces
 
 Numbers = dict[str, float]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.checkpoint import HFCheckpoint
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests.runtime.llama_bases import contents, write_base
 from tests.runtime.merge_faults.merges import SHARDS, Outcome, Place, Run, start
 from tests.runtime.runs import lora_section, save_run

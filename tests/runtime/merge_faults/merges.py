@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from runtime import merge
-from runtime.export.folder import LocalFolder
-from runtime.export.journal import JOURNAL
-from runtime.settings import ModelSettings
+from recipec.runtime.merging import merge
+from recipec.runtime.merging.folder import LocalFolder
+from recipec.runtime.merging.journal import JOURNAL
+from recipec.runtime.settings import ModelSettings
 from tests.runtime.llama_bases import contents
 
 MODEL = ModelSettings(id="./base", family="llama3")

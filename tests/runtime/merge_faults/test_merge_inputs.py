@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
-from runtime.errors import UserError
-from runtime.export import job as jobs
-from runtime.export import record
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging import job as jobs
+from recipec.runtime.merging import record
+from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from tests.runtime.llama_bases import TINY, contents, flip, rewrite, write_base, write_sums
 from tests.runtime.merge_faults.disks import Disk, Killed
 from tests.runtime.merge_faults.merges import Place, Run, copy, interrupt, noted, times

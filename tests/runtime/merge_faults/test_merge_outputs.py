@@ -13,11 +13,11 @@ from typing import IO, Any
 
 import pytest
 
-from runtime.checkpoint import INDEX
-from runtime.export import folder as folders
-from runtime.export.folder import LocalFolder, RemoteFolder, output_folder
-from runtime.export.journal import JOURNAL
-from runtime.peft_export import WEIGHTS
+from recipec.runtime.merging import folder as folders
+from recipec.runtime.merging.folder import LocalFolder, RemoteFolder, output_folder
+from recipec.runtime.merging.journal import JOURNAL
+from recipec.runtime.peft.exporting import WEIGHTS
+from recipec.runtime.weights.checkpoint import INDEX
 from tests.runtime.llama_bases import contents, write_base
 from tests.runtime.merge_faults.disks import mounted, remount
 from tests.runtime.merge_faults.merges import Place, Run, interrupt, times

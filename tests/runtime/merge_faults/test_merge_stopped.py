@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime import merge
-from runtime.checkpoint import CONFIG, INDEX, HFCheckpoint
-from runtime.errors import UserError
-from runtime.export import folder as folders
-from runtime.export import writer
-from runtime.export.folder import LocalFolder
-from runtime.export.journal import JOURNAL, Journal
-from runtime.export.record import MergeSettings
+from recipec.runtime.errors import UserError
+from recipec.runtime.merging import folder as folders
+from recipec.runtime.merging import merge, writer
+from recipec.runtime.merging.folder import LocalFolder
+from recipec.runtime.merging.journal import JOURNAL, Journal
+from recipec.runtime.merging.record import MergeSettings
+from recipec.runtime.weights.checkpoint import CONFIG, INDEX, HFCheckpoint
 from tests.runtime.llama_bases import contents
 from tests.runtime.merge_faults.disks import Disk, Killed, mounted, remount
 from tests.runtime.merge_faults.merges import MODEL, Place, Run, interrupt, noted, times

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.adapter_reader import TrainedAdapters, load_trained
-from runtime.checkpoint import HFCheckpoint
-from runtime.errors import UserError
-from runtime.peft_import import import_adapter
-from runtime.settings import ModelSettings
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.errors import UserError
+from recipec.runtime.peft.importing import import_adapter
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime.runs import lora_section, save_run, write_adapter, write_lock
 

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime import merge, resuming
-from runtime.adapter_reader import TrainedAdapters, load_trained, restore_tree
-from runtime.checkpoint import HFCheckpoint
-from runtime.peft_export import keys_as_values, same_scale
-from runtime.peft_import import import_adapter
-from runtime.settings import ModelSettings
+from recipec.runtime.checkpoints import resuming
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
+from recipec.runtime.merging import merge
+from recipec.runtime.peft.exporting import keys_as_values, same_scale
+from recipec.runtime.peft.importing import import_adapter
+from recipec.runtime.settings import ModelSettings
+from recipec.runtime.weights.checkpoint import HFCheckpoint
 from tests import tiny
 from tests.runtime.peft_import.adapters import CONFIG, LIMIT, TEXT, arrays_of, assert_same, randomise
 from tests.runtime.runs import lora_section, write_adapter, write_lock
@@ -134,10 +135,10 @@ def test_exported_again_it_is_the_adapter_that_peft_saved(case: Case, tmp_path: 
 def test_logits_and_merged_weights_are_pefts(case: Case) -> None:
     import torch
 
-    from runtime.logits import logits, set_adapters, token_rows
-    from runtime.mesh import start
-    from runtime.model import build
-    from runtime.settings import MeshSettings
+    from recipec.runtime.merging.logits import logits, set_adapters, token_rows
+    from recipec.runtime.model.loading import build
+    from recipec.runtime.model.mesh import start
+    from recipec.runtime.settings import MeshSettings
 
     rows = token_rows(case.base.architecture.vocab_size, 8)
     rows["tokens"] %= 500  # beyond are the image and audio placeholders, which transformers replaces
@@ -192,11 +193,11 @@ def test_training_goes_on_from_an_imported_adapter(
     import torch
     import transformers
 
-    from runtime import train
-    from runtime.adapters import LoraSettings
-    from runtime.data.prepare import prepare
-    from runtime.data.tokenizer import load_tokenizer
-    from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, TrainSettings
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.tokenizer import load_tokenizer
+    from recipec.runtime.model.adapters import LoraSettings
+    from recipec.runtime.settings import CheckpointSettings, DataSettings, MeshSettings, TrainSettings
+    from recipec.runtime.training import train
 
     base = HFCheckpoint.open(place / "model")
     targets = ["q_proj", "v_proj", "down_proj"]

@@ -12,10 +12,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime import adapter_reader, manifest, resuming
-from runtime.adapter_reader import TrainedAdapters, load_trained, restore_tree
-from runtime.errors import UserError
-from runtime.peft_import import import_adapter
+from recipec.runtime.checkpoints import adapter_reader, manifest, resuming
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained, restore_tree
+from recipec.runtime.errors import UserError
+from recipec.runtime.peft.importing import import_adapter
 from tests.runtime.peft_import.adapters import (
     Small,
     arrays_of,

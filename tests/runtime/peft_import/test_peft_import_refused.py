@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.adapter_reader import TrainedAdapters, load_trained
-from runtime.errors import UserError
-from runtime.peft_import import PASSIVE, REFUSED, import_adapter
+from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
+from recipec.runtime.errors import UserError
+from recipec.runtime.peft.importing import PASSIVE, REFUSED, import_adapter
 from tests.runtime.peft_import.adapters import (
     BUILD,
     CONFIG,

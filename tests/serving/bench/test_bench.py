@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.serving import bench_runner
-from runtime.serving.bench import parsed, time_left
-from runtime.serving.bench_points import Point, parse_rate
-from runtime.serving.bench_runner import Processes
+from recipec.runtime.serving import bench_runner
+from recipec.runtime.serving.bench import parsed, time_left
+from recipec.runtime.serving.bench_points import Point, parse_rate
+from recipec.runtime.serving.bench_runner import Processes
 from tests.serving.bench.points import ALL, FAULTS, FIRST, LAST, SECOND, THIRD
 from tests.serving.benching import Bench
 from tests.serving.fake_vllm import FakeVllm
@@ -251,7 +251,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_sentence(
 def test_a_second_benchmark_does_not_write_to_the_same_results(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from runtime.serving.bench import alone
+    from recipec.runtime.serving.bench import alone
 
     with alone(bench.results):
         assert bench.run() == 1

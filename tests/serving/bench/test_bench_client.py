@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.serving import bench_runner
-from runtime.serving.bench_runner import Processes
+from recipec.runtime.serving import bench_runner
+from recipec.runtime.serving.bench_runner import Processes
 from tests.serving.bench.points import ALL, FIRST, LAST, SECOND, THIRD
 from tests.serving.benching import Bench
 from tests.serving.fake_vllm import FakeVllm

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.serving import smoke
+from recipec.runtime.serving import smoke
 from tests.serving.fake_vllm import FakeVllm
 
 

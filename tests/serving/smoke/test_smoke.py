@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from runtime.serving import smoke
-from runtime.serving.answers import Scored
-from runtime.serving.client import KEY_VARIABLE
-from runtime.serving.smoke_checks import distance
+from recipec.runtime.serving import smoke
+from recipec.runtime.serving.answers import Scored
+from recipec.runtime.serving.client import KEY_VARIABLE
+from recipec.runtime.serving.smoke_checks import distance
 from tests.ports import free_port
 from tests.serving.fake_language import Language
 from tests.serving.smoke.runs import BOTH, SAME, Start, line, paced

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import UserError
-from runtime.serving import smoke
-from runtime.serving.client import KEY_VARIABLE, Client
-from runtime.serving.smoke import Waited, wait
+from recipec.runtime.errors import UserError
+from recipec.runtime.serving import smoke
+from recipec.runtime.serving.client import KEY_VARIABLE, Client
+from recipec.runtime.serving.smoke import Waited, wait
 from tests.ports import free_port
 from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language

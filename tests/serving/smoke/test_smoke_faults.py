@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from runtime.serving import smoke_checks
-from runtime.serving.answers import Streamed
-from runtime.serving.findings import Failed
-from runtime.serving.smoke_checks import came_one_by_one
+from recipec.runtime.serving import smoke_checks
+from recipec.runtime.serving.answers import Streamed
+from recipec.runtime.serving.findings import Failed
+from recipec.runtime.serving.smoke_checks import came_one_by_one
 from tests.serving import fake_vllm
 from tests.serving.fake_answers import Answers
 from tests.serving.fake_faults import Faults

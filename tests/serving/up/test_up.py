@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from compiler.errors import ArtifactError
-from compiler.serving.artifacts import open_artifact
-from compiler.serving.down import down
-from compiler.serving.up import Options, up
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.serving.artifacts import open_artifact
+from recipec.compiler.serving.down import down
+from recipec.compiler.serving.up import Options, up
 from tests.serving.fake_docker import CUT, STDERR, STDOUT, FakeDocker, Script
 from tests.serving.up_artifact import PORT, SENTINEL, build, write_adapter
 
@@ -298,7 +298,7 @@ def test_a_server_that_takes_too_long_is_given_up_and_removed(
     artifact: Path, docker: FakeDocker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker.script.ready = None
-    monkeypatch.setattr("compiler.serving.up.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("recipec.compiler.serving.up.TELL_SECONDS", 0.0)
     said: list[str] = []
     assert failure(artifact, docker, Options(minutes=0.025), said) == (
         f"sample is not ready after 0.025 min: http://127.0.0.1:{PORT}/health does not answer; its log is "

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from compiler.artifact import LOCK
-from compiler.errors import ArtifactError
-from compiler.serving.artifacts import open_artifact
+from recipec.compiler.artifacts.artifact import LOCK
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.serving.artifacts import open_artifact
 from tests.serving.up_artifact import ROOT, build
 
 PATTERNS = 'lora={rank: 16, rank_pattern: {"q_proj": 8, "gate_proj": 4}}'
@@ -120,7 +120,7 @@ def test_folders_that_are_no_artifacts_are_one_sentence(tmp_path: Path) -> None:
 def test_the_command_line_says_faults_in_a_sentence_and_imports_nothing_heavy(tmp_path: Path) -> None:
     """Sentences on stderr, exit status 1; and nothing heavy is imported before it is needed."""
     script = (
-        "import sys\nfrom compiler import cli\n"
+        "import sys\nfrom recipec.compiler.cli import main as cli\n"
         "heavy = {'docker', 'requests', 'pydantic', 'numpy', 'matplotlib'} & set(sys.modules)\n"
         "assert not heavy, heavy\ncli.main()\n"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.serving.logs import Hider, Lines
+from recipec.compiler.serving.logs import Hider, Lines
 from tests.serving.up_artifact import SENTINEL
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.packages import install
-from compiler.serving.up import Options
+from recipec.compiler.packages import install
+from recipec.compiler.serving.up import Options
 from tests.ports import free_port, listening
 from tests.serving.fake_docker import FakeDocker, Script
 from tests.serving.up_artifact import build, refusal, write_adapter, write_model

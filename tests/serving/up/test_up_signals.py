@@ -92,7 +92,7 @@ threads."""
 def test_a_terminal_that_is_closed_leaves_no_container(artifact: Path, docker: FakeDocker) -> None:
     """SIGHUP, and nowhere to write to: the container is stopped and removed all the same."""
     terminal, of_command = pty.openpty()
-    command = [sys.executable, "-m", "compiler.cli", "serve", "up", str(artifact)]
+    command = [sys.executable, "-m", "recipec.compiler.cli.main", "serve", "up", str(artifact)]
     process = subprocess.Popen(
         [sys.executable, "-c", LEADER, *command],
         env={**os.environ, "DOCKER_HOST": docker.host},

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from compiler.serving.verify import Case, Compared, Reply, Step, Tolerance, allowance, problems, served_types
-from compiler.serving.verify_reference import ServedTypes, Tokens
-from runtime.errors import UserError
+from recipec.compiler.serving.verify import (
+    Case,
+    Compared,
+    Reply,
+    Step,
+    Tolerance,
+    allowance,
+    problems,
+    served_types,
+)
+from recipec.compiler.serving.verify_reference import ServedTypes, Tokens
+from recipec.runtime.errors import UserError
 from tests.serving.verify.verifying import TOKENS, Computed, Start, changed, check, made
 
 
@@ -104,7 +113,7 @@ def test_rounding_is_measured_in_the_servers_types(
 ) -> None:
     server = fake(["m"], language=Computed(checkpoint, types))
     assert check(server, checkpoint)["problems"], "held to float32's tolerance, it is another model"
-    monkeypatch.setattr("compiler.serving.verify.served_types", lambda *_: types)
+    monkeypatch.setattr("recipec.compiler.serving.verify.served_types", lambda *_: types)
     result = check(server, checkpoint)
     assert result["problems"] == []
     assert result["tolerance"]["source"].startswith(
@@ -126,7 +135,7 @@ def test_coarser_types_are_allowed_more(
 ) -> None:
     server, allowed = fake(["m"], language=Computed(checkpoint)), []
     for types in (ServedTypes("float32"), *TYPES[:2]):
-        monkeypatch.setattr("compiler.serving.verify.served_types", lambda *_, types=types: types)
+        monkeypatch.setattr("recipec.compiler.serving.verify.served_types", lambda *_, types=types: types)
         allowed.append(check(server, checkpoint)["tolerance"]["mean"])
     assert allowed == sorted(allowed) and len({*allowed}) == 3
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compiler import cli_serve
-from compiler.serving import verify_reference
-from compiler.serving.verify import verify
-from runtime import memory
-from runtime.errors import UserError
+from recipec.compiler.cli import serve as cli_serve
+from recipec.compiler.serving import verify_reference
+from recipec.compiler.serving.verify import verify
+from recipec.runtime import memory
+from recipec.runtime.errors import UserError
 from tests.ports import free_port
 from tests.serving.verify.verifying import Computed, Start, check
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compiler.miniature import write_tokenizer
-from compiler.serving import verify_reference
-from compiler.serving.verify import verify
-from compiler.serving.verify_reference import Reference, ServedTypes, Tokens
+from recipec.compiler.rehearse.miniature import write_tokenizer
+from recipec.compiler.serving import verify_reference
+from recipec.compiler.serving.verify import verify
+from recipec.compiler.serving.verify_reference import Reference, ServedTypes, Tokens
 from tests import tiny
 from tests.serving.fake_language import END, Language, Ranked, Said
 from tests.serving.fake_vllm import FakeVllm

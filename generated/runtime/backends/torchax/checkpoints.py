@@ -1,6 +1,6 @@
 """The checkpoints of a run: what is trained, the optimizer's state and the place in the data.
 
-They lie as train.py's do (runtime.saving), with the arrays by their names in Hugging Face's layout.
+They lie as train.py's do (runtime.checkpoints.saving), with Hugging Face's names for the arrays.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from runtime.adapter_reader import ITEM
-from runtime.elastic import after_step, between_steps
-from runtime.errors import UserError
-from runtime.resuming import CHECK, DATA, OPTIMIZER, digest
-from runtime.saving import begin_save, first_line, manager, not_written
-from runtime.step import Live
+from ...checkpoints.adapter_reader import ITEM
+from ...checkpoints.resuming import CHECK, DATA, OPTIMIZER, digest
+from ...checkpoints.saving import begin_save, first_line, manager, not_written
+from ...errors import UserError
+from ...training.elastic import after_step, between_steps
+from ...training.step import Live
 
 
 class Checkpoints:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runtime.families import Architecture, Family
-from runtime.families.base import Parameter, Source, Spec
-from runtime.partition_rules import Rule, divisible, resolve_specs
+from ...model.families import Architecture, Family
+from ...model.families.base import Parameter, Source, Spec
+from ...model.partition_rules import Rule, divisible, resolve_specs
 
 
 def tensor_specs(

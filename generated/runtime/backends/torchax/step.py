@@ -10,7 +10,7 @@ alone, which are its own attributes:
 
 `step.live` is (trained arrays, the optimizer's state) and `model.base` the rest, dicts and trees of
 jax.ShapeDtypeStruct with shardings over the mesh, which may be of devices that are described, not there.
-`batch` is a micro-batch as runtime.data makes it (runtime.loss.Batch): tokens, positions and segment_ids
+`batch` is a micro-batch as runtime.data makes it (loss.Batch): tokens, positions and segment_ids
 int32[B, T], loss_mask bool[B, T] with rows over "fsdp", norm float32[] and index int32[]; of preferences
 B is two rows of each. Nothing but the config decides how many layers there are.
 """
@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, PartitionSpec
 
-from runtime import sharding
-from runtime.backends.torchax.model import Arrays, HfModel
-from runtime.lora import row_salts
-from runtime.loss import Batch, token_logps
-from runtime.run_report import Named
-from runtime.settings import TrainSettings
-from runtime.step import Live, objective_loss, record_norm
+from ...metrics.run_report import Named
+from ...model import sharding
+from ...model.lora import row_salts
+from ...settings import TrainSettings
+from ...training.loss import Batch, token_logps
+from ...training.step import Live, objective_loss, record_norm
+from .model import Arrays, HfModel
 
 
 class Step:

@@ -12,19 +12,19 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from runtime import sharding
-from runtime.backends.torchax.checkpoints import Checkpoints
-from runtime.backends.torchax.model import Arrays
-from runtime.backends.torchax.step import Step
-from runtime.errors import UserError
-from runtime.interrupts import Interrupted, Interrupts
-from runtime.loss import Batch
-from runtime.metrics import Metrics, Nowhere
-from runtime.run_report import Named, NotFinite, Numbers, Report
-from runtime.saving import kept
-from runtime.settings import ModelSettings, TrainSettings
-from runtime.step import Live
-from runtime.trace import Trace, count_targets
+from ...checkpoints.saving import kept
+from ...errors import UserError
+from ...interrupts import Interrupted, Interrupts
+from ...metrics.loggers import Metrics, Nowhere
+from ...metrics.run_report import Named, NotFinite, Numbers, Report
+from ...model import sharding
+from ...settings import ModelSettings, TrainSettings
+from ...training.loss import Batch
+from ...training.step import Live
+from ...training.trace import Trace, count_targets
+from .checkpoints import Checkpoints
+from .model import Arrays
+from .step import Step
 
 SHOWN = 8
 """Source rows of a batch that a message names."""

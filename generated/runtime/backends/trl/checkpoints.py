@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import UserError
-from runtime.interrupts import name_of
-from runtime.record import LOCK, check_record, write_record
+from ...checkpoints.record import LOCK, check_record, write_record
+from ...errors import UserError
+from ...interrupts import name_of
 
 TRAINED = "trained.safetensors"
 """The trained parameters, where FSDP does not write shards."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from runtime.settings import TrainSettings
+from ...settings import TrainSettings
 
 Tensors = dict[str, torch.Tensor]
 Objective = Callable[[Any, Any, Mapping[str, Any]], tuple[torch.Tensor, Tensors]]
@@ -82,7 +82,7 @@ def _weighed(values: torch.Tensor, piece: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _metrics(rewards: torch.Tensor, piece: Mapping[str, Any]) -> Tensors:
-    """runtime.preference's METRICS, from the rewards of the answers, float32[2 P]."""
+    """runtime.training.preference's METRICS, from the rewards of the answers, float32[2 P]."""
     chosen, rejected = rewards.detach()[0::2], rewards.detach()[1::2]
     values = {
         "rewards_accuracy": (chosen > rejected).to(rewards.dtype),

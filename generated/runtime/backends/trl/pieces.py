@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from runtime.backends.model import labels
-from runtime.data.batches import Batch
-from runtime.data.prepare import PreparedData
-from runtime.objectives import OBJECTIVES
+from ...data.batches import Batch
+from ...data.prepare import PreparedData
+from ...training.objectives import OBJECTIVES
+from ..model import labels
 
 
 class Pieces:

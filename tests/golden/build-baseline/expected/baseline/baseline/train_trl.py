@@ -15,8 +15,8 @@ except ModuleNotFoundError as error:
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where runtime/ lies
 
-from runtime.adapters import LoraSettings
 from runtime.backends.trl.run import parse_arguments, run
+from runtime.model.adapters import LoraSettings
 from runtime.settings import (
     CheckpointSettings,
     DataSettings,

@@ -1,0 +1,1 @@
+"""Artifacts on disk: written whole or not at all, checked, locked, packed."""

@@ -1,0 +1,221 @@
+"""`recipe pack`: an artifact, the runtime, the recipes' schema and the recipe's local data in one archive
+that runs by itself."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from recipec.compiler.artifacts.artifact import (
+    LOCK,
+    RUNTIME,
+    SCHEMA,
+    artifacts_in,
+    backends_of,
+    digest,
+    locked_files,
+    modules,
+    runtime_digest,
+    schema_file,
+    tree_digest,
+)
+from recipec.compiler.artifacts.writing import demand_writable, replacing
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.sources import IMPORTABLE, escapes, leads_out
+from recipec.runtime.progress import Progress
+
+GZIP = b"\x1f\x8b"
+"""What an archive starts with."""
+
+
+def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | None = None) -> Path:
+    """Makes NAME.tar.gz: NAME/ with its data, runtime/ and the schema. The same contents give the same bytes.
+
+    Args:
+        name: of an artifact in `out_dir`.
+        recipe: the recipe that it was built from, beside which its data lies; looked for in recipes/
+            beside `out_dir`, in recipes/ and in the working folder when None.
+        archive: the file to write; NAME.tar.gz in the working folder when None.
+
+    Raises:
+        ArtifactError: when the artifact is missing, edited or stale, or a data file is missing.
+    """
+    folder = out_dir / name
+    lock = _read_lock(name, out_dir)
+    target = archive or Path(f"{name}.tar.gz")
+    _refuse_other(target)
+    _refuse_edited(folder, out_dir, lock)
+    recipe = recipe or _find_recipe(name, out_dir)
+    if recipe is not None:
+        _refuse_stale(folder, recipe)
+    members = {f"{name}/{path}": folder / path for path in locked_files(folder)}
+    members |= {f"{RUNTIME}/{path}": out_dir / RUNTIME / path for path in modules(out_dir / RUNTIME)}
+    members[SCHEMA] = out_dir / SCHEMA
+    for path in _data_files(lock):
+        found = _find_data(path, folder, recipe)
+        for file in sorted(found.rglob("*")) if found.is_dir() else [found]:
+            if file.is_file():
+                inside = "" if file == found else f"/{file.relative_to(found).as_posix()}"
+                members.setdefault(f"{name}/{path.rstrip('/')}{inside}", file)
+    _write(target, members)
+    return target
+
+
+def _refuse_other(target: Path) -> None:
+    """Nothing but an earlier archive is replaced."""
+    demand_writable(target)
+    try:
+        with target.open("rb") as file:
+            start = file.read(len(GZIP))
+    except OSError:  # there is none, or it cannot be told what it is
+        return
+    if start and start != GZIP:
+        raise ArtifactError(f"{target} is there already, and is no archive", "name another file with -o")
+
+
+def _read_lock(name: str, out_dir: Path) -> Mapping[str, Any]:
+    path = out_dir / name / LOCK
+    built = artifacts_in(out_dir)
+    if name not in built:
+        has = f"it has {', '.join(built)}" if built else "build one first: recipe build RECIPE"
+        raise ArtifactError(f"there is no artifact `{name}` in {out_dir}", has)
+    try:
+        lock = json.loads(path.read_bytes())
+        if not isinstance(lock["files"], dict):
+            raise TypeError
+        _data_files(lock)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ArtifactError(f"{path} cannot be read", f"build {name} again") from None
+    return dict(lock)
+
+
+def _refuse_edited(folder: Path, out_dir: Path, lock: Mapping[str, Any]) -> None:
+    """The files are those that were built, and by this compiler's runtime."""
+    again = "build it again: recipe build RECIPE"
+    for path in locked_files(folder):
+        if path == LOCK:
+            continue
+        if not (folder / path).is_file():
+            raise ArtifactError(f"{folder / path} is missing", again)
+        if digest((folder / path).read_bytes()) != lock["files"][path]:
+            raise ArtifactError(f"{folder / path} was edited after it was built", again)
+    present = {path: (out_dir / RUNTIME / path).read_bytes() for path in modules(out_dir / RUNTIME)}
+    if tree_digest(present) != lock.get("runtime"):
+        raise ArtifactError(f"{out_dir / RUNTIME} is not the runtime that {folder} was built with", again)
+    if lock.get("runtime") != runtime_digest():
+        raise ArtifactError(f"{folder} is stale: it was built with another version's runtime", again)
+    schema = out_dir / SCHEMA
+    if not schema.is_file():
+        raise ArtifactError(f"{schema} is missing", again)
+    if schema.read_bytes() != schema_file():
+        raise ArtifactError(f"{schema} is stale: it is another version's", again)
+
+
+def _find_recipe(name: str, out_dir: Path) -> Path | None:
+    for folder in (out_dir.resolve().parent / "recipes", Path("recipes"), Path()):
+        for path in (folder / f"{name}.yaml", folder / f"{name}.yml"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _refuse_stale(folder: Path, recipe: Path) -> None:
+    """The recipe still gives this artifact."""
+    from recipec.compiler.emitters.backends import others
+    from recipec.compiler.emitters.emit import emit
+    from recipec.compiler.lowering.lower import lower
+    from recipec.spec.load import load
+
+    program = lower(load(recipe)).program
+    if program is None:
+        raise ArtifactError(f"{recipe} has errors", f"see them with: recipe check {recipe}")
+    if program.name != folder.name:
+        raise ArtifactError(
+            f"{recipe} is the recipe of `{program.name}`, not of `{folder.name}`",
+            f"build it again: recipe build {recipe}",
+        )
+    for path, content in emit(program, others(backends_of(folder))).items():
+        if not (folder / path).is_file() or (folder / path).read_bytes() != content:
+            raise ArtifactError(
+                f"{folder} is stale: {recipe} gives another {path}",
+                f"build it again: recipe build {recipe}; if it was built with --set, name its own recipe: "
+                f"--recipe {folder / 'recipe.yaml'}",
+            )
+
+
+def _data_files(lock: Mapping[str, Any]) -> list[str]:
+    """The local data files, and data sets' folders, that the recipe names."""
+    data = lock["recipe"].get("data", {})
+    sources = [*data.get("train", []), *data.get("eval", [])]
+    return sorted({source["path"] for source in sources if "://" not in source["path"]})
+
+
+def _find_data(path: str, folder: Path, recipe: Path | None) -> Path:
+    places = [folder] if recipe is None else [recipe.parent, folder]
+    for place in places:
+        if (place / path).exists():
+            _refuse_elsewhere(place, path)
+            return place / path
+    where = " nor in ".join(str(place) for place in places)
+    raise ArtifactError(
+        f"the data file {path} is not in {where}",
+        "put it there, or name the recipe that it lies beside with --recipe",
+    )
+
+
+def _refuse_elsewhere(place: Path, path: str) -> None:
+    """Data that is packed lies below the recipe, and holds no code that the scripts would import.
+
+    What a link leads to is another's: an archive is handed on.
+    """
+    top = place / path
+    files = [file for file in top.rglob("*") if not file.is_dir()] if top.is_dir() else [top]
+    for file in [top, *files]:
+        inside = file.relative_to(place).as_posix()
+        if escapes(path) or leads_out(place, inside):
+            raise ArtifactError(
+                f"{file} lies outside of {place}, and would be packed", f"put a copy of it into {place}"
+            )
+        if inside.lower().endswith(IMPORTABLE):
+            raise ArtifactError(
+                f"{file} is code, which would lie beside train.py", "keep it out of the data's folder"
+            )
+
+
+def _write(target: Path, members: Mapping[str, Path]) -> None:
+    """A tar archive without times, owners or the machine's order, compressed, whole or not at all."""
+    with (
+        replacing(target) as file,
+        gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        size = sum(path.stat().st_size for path in members.values())
+        with Progress("packing", size, unit="B") as progress:
+            for name in sorted(members):
+                _add(tar, name, members[name], progress)
+
+
+def _add(tar: tarfile.TarFile, name: str, path: Path, progress: Progress) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = path.stat().st_size
+    info.mode = 0o755 if name.endswith(".sh") else 0o644
+    with path.open("rb") as source:
+        tar.addfile(info, _Counted(source, progress))
+
+
+class _Counted(io.BufferedIOBase):
+    """A file whose bytes count as work done when they are read."""
+
+    def __init__(self, source: BinaryIO, progress: Progress) -> None:
+        self._source = source
+        self._progress = progress
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = self._source.read(-1 if size is None else size)
+        self._progress.advance(len(data))
+        return data

@@ -1,0 +1,364 @@
+"""Artifacts on disk: writing them, and holding them against what a recipe gives.
+
+A folder of artifacts ("generated") holds runtime/, the recipes' JSON Schema and a .gitignore once, and one
+folder per recipe. Only files that an artifact's recipe.lock.json lists are replaced or removed, and others
+that have their names when that is asked for, with a copy: a checkpoint or a note beside them stays.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from recipec import runtime
+from recipec.compiler.artifacts.whole import (
+    Change,
+    changing,
+    content,
+    digest,
+    finish,
+    is_inside,
+    linked_folder,
+)
+from recipec.compiler.artifacts.writing import cannot_be_written, clear
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.json_value import json_value
+from recipec.compiler.wording import listing, plural
+
+LOCK = "recipe.lock.json"
+LOCK_VERSION = 1
+"""Of the lock's own layout."""
+RUNTIME = "runtime"
+SCHEMA = "recipe.schema.json"
+"""The language's JSON Schema, for the editors of those who read an artifact's recipe.yaml. No lock records
+it: nothing that runs depends on it."""
+
+IGNORE = ".gitignore"
+IGNORED = """\
+# Made by recipec where there was none: from here on it is yours. Each artifact has one of its own.
+__pycache__/
+/.recipe-build/
+/venv/
+"""
+"""What git passes over beside the artifacts: of Python, of builds, and the environment of their README.md."""
+
+ANY = "any"
+"""In place of a digest: of a file that a build wrote, whatever it holds."""
+
+Files = Mapping[str, bytes]
+"""Contents by path relative to the artifact's folder, with forward slashes."""
+Part = tuple[Files, Mapping[str, str]]
+"""New files of a folder, and the digests of those that the last build wrote there."""
+
+
+@functools.cache
+def runtime_files() -> Files:
+    """The modules and scripts of runtime/ by path relative to it."""
+    folder = Path(runtime.__file__).parent
+    return {path: (folder / path).read_bytes() for path in modules(folder)}
+
+
+@functools.cache
+def runtime_digest() -> str:
+    """sha256 over the paths and contents of runtime/."""
+    return tree_digest(runtime_files())
+
+
+@functools.cache
+def schema_file() -> bytes:
+    """The content of recipe.schema.json."""
+    from recipec.spec.schema import text
+
+    return text().encode()
+
+
+def tree_digest(files: Files) -> str:
+    """sha256 over paths and contents, independent of order."""
+    return digest("".join(f"{digest(files[path])}  {path}\n" for path in sorted(files)).encode())
+
+
+def write(
+    out_dir: Path, artifacts: Mapping[str, Files], force: bool = False, forced: str = "recipe build --force"
+) -> list[str]:
+    """Writes runtime/, the schema and each artifact, all or nothing; returns what the user should know about.
+
+    Args:
+        out_dir: the folder of artifacts, made when it is missing.
+        artifacts: files of each artifact by its name.
+        force: whether files that no build wrote are replaced, with a copy of each beside it.
+        forced: the command that does so, for a help.
+
+    Returns:
+        Lines that begin with "note: ", or with "warning: " where something of the user's was replaced.
+
+    Raises:
+        ArtifactError: when something is in the way.
+        OSError: when a file cannot be written.
+    """
+    finish(out_dir)
+    _refuse_obstacles(out_dir, artifacts)
+    notes = []
+    with _made(out_dir), changing(out_dir) as change:
+        clear(out_dir, {RUNTIME, SCHEMA, *artifacts, *artifacts_in(out_dir)})
+        parts: dict[str, Part] = {}
+        if _runtime_on_disk(out_dir) != runtime_files():
+            parts[RUNTIME] = (runtime_files(), _recorded_runtime(out_dir))
+        parts |= {name: (files, _recorded(out_dir / name)) for name, files in artifacts.items()}
+        notes += _keep(out_dir, parts, change, force, forced)
+        for name, (files, recorded) in parts.items():
+            for path in sorted(files, key=lambda path: (path == LOCK, path)):
+                change.write(f"{name}/{path}", files[path])
+            for path in sorted({*recorded, *_beside(out_dir, name)} - {*files}):
+                if _is_there(out_dir / name / path):
+                    change.remove(f"{name}/{path}")
+        change.write(SCHEMA, schema_file())
+        if not os.path.lexists(out_dir / IGNORE):
+            change.write(IGNORE, IGNORED.encode())
+        notes += [line for name in artifacts for line in _others(out_dir / name, artifacts[name])]
+    for name in artifacts_in(out_dir):
+        built = _lock_of(out_dir / name).get("runtime")
+        if name not in artifacts and built not in (None, runtime_digest()):
+            notes.append(f"note: {out_dir / name} was built with another runtime/: build it again too")
+    return notes
+
+
+def _keep(out_dir: Path, parts: Mapping[str, Part], change: Change, force: bool, forced: str) -> list[str]:
+    """What becomes of files that are not as a build left them: it is said, or refused, or copies are kept."""
+    edited, foreign = [], []
+    for name, (files, recorded) in parts.items():
+        for path in sorted({*files, *recorded, *_beside(out_dir, name)}):
+            target = out_dir / name / path
+            if not _is_there(target) or (found := content(target)) == files.get(path):
+                continue
+            if path not in recorded:
+                foreign.append(f"{name}/{path}")
+            elif recorded[path] not in (digest(found), ANY):
+                edited.append(f"{name}/{path}")
+    if foreign and not force:
+        first = listing([*(str(out_dir / path) for path in foreign[:3]), *_more(foreign[3:])])
+        raise ArtifactError(
+            f"{first} would be replaced, and no build wrote what is there",
+            f"move it away, or have a copy kept beside it: {forced}",
+        )
+    notes = []
+    for path in sorted([*edited, *foreign]):
+        kept = _free(out_dir, path) if force else None
+        if kept is not None:
+            change.copy(path, kept)
+        said = "had been edited since it was built" if path in edited else "was written by no build"
+        where = f", a copy is {out_dir / kept}" if kept else ""
+        notes.append(f"warning: {out_dir / path} {said}: replaced{where}")
+    return notes
+
+
+def _more(others: Sequence[str]) -> list[str]:
+    return [plural(len(others), "other file")] if others else []
+
+
+def _is_there(target: Path) -> bool:
+    return target.is_symlink() or target.is_file()
+
+
+def _free(out_dir: Path, path: str) -> str:
+    """A name for a copy of a file that is not there yet: PATH.kept, PATH.kept-2 and so on."""
+    names = (f"{path}.kept{f'-{number}' if number > 1 else ''}" for number in itertools.count(1))
+    return next(name for name in names if not os.path.lexists(out_dir / name))
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """The digests of an artifact's files when it was built, by its lock; of the lock itself ANY."""
+    files = _lock_of(folder).get("files")
+    if not isinstance(files, dict):
+        return {}
+    return {path: str(files.get(path, ANY)) for path in locked_files(folder)}
+
+
+def _recorded_runtime(out_dir: Path) -> dict[str, str]:
+    """The same of runtime/, of which locks record one digest: where it is another now, this version's
+    modules were edited."""
+    present = _runtime_on_disk(out_dir)
+    built = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
+    return (
+        dict.fromkeys(present, ANY) if tree_digest(present) in built else dict.fromkeys(runtime_files(), "")
+    )
+
+
+def _beside(out_dir: Path, name: str) -> Files:
+    """What runtime/ may not hold beside its own modules: scripts would import it."""
+    return _runtime_on_disk(out_dir) if name == RUNTIME else {}
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A folder that is there; where it is not and nothing comes to lie in it, it goes again."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException as error:
+        for path in new:
+            with suppress(OSError):
+                path.rmdir()
+        if isinstance(error, OSError) and error.filename is None:  # the disk is full
+            raise cannot_be_written(folder, error) from error
+        raise
+
+
+def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
+    """A unified diff from what is on disk to what the recipes give; empty when they agree.
+
+    Files that a lock lists but the recipe does not give, and modules that runtime/ does not have, count
+    as differences; other files in the folders do not.
+    """
+    parts = list(_differences(out_dir / RUNTIME, _runtime_on_disk(out_dir), runtime_files()))
+    schema = {SCHEMA: content(out_dir / SCHEMA)} if (out_dir / SCHEMA).is_file() else {}
+    parts += _differences(out_dir, schema, {SCHEMA: schema_file()})
+    for name in sorted(artifacts):
+        folder, files = out_dir / name, artifacts[name]
+        on_disk = {
+            path: content(folder / path)
+            for path in {*files, *locked_files(folder)}
+            if (folder / path).is_file()
+        }
+        parts += _differences(folder, on_disk, files)
+    return "".join(parts)
+
+
+def locked_files(folder: Path) -> list[str]:
+    """The files of the artifact in a folder, by its lock, the lock included; none when there is no lock."""
+    files = _lock_of(folder).get("files")
+    paths = [path for path in files if is_inside(path)] if isinstance(files, dict) else []
+    # Behind a link lie files of somebody else's, which no lock may have removed.
+    own = [path for path in paths if linked_folder(folder, path) is None]
+    return sorted([*own, LOCK]) if (folder / LOCK).is_file() else []
+
+
+def backends_of(folder: Path) -> list[str]:
+    """Names of the backends that the artifact in a folder was built for beside Tunix, by its lock."""
+    backends = _lock_of(folder).get("backends")
+    return list(backends) if isinstance(backends, dict) else []
+
+
+def difference(before: bytes | None, after: bytes | None, before_name: str, after_name: str) -> str:
+    """A unified diff of two versions of a file, of which one may be missing."""
+    if before == after:
+        return ""
+    from difflib import unified_diff
+
+    names = ("/dev/null" if before is None else before_name, "/dev/null" if after is None else after_name)
+    lines = unified_diff(_lines(before), _lines(after), *names)
+    ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+    # An empty file has no lines to show, so that it is missing or new would go unsaid.
+    return "".join(ended) or f"--- {names[0]}\n+++ {names[1]}\n"
+
+
+def modules(folder: Path) -> list[str]:
+    """Python modules and shell scripts below a folder, relative to it, sorted."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        within = PurePosixPath(Path(place).relative_to(folder).as_posix())
+        found += [str(within / name) for name in names if name.endswith((".py", ".sh"))]
+    return sorted(found)
+
+
+def _runtime_on_disk(out_dir: Path) -> dict[str, bytes]:
+    folder = out_dir / RUNTIME
+    return {path: content(folder / path) for path in modules(folder)}
+
+
+def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
+    if RUNTIME in artifacts:
+        raise ArtifactError(
+            f"a recipe cannot be named {RUNTIME}: its folder would be the runtime's", "choose another `name`"
+        )
+    for path in (out_dir, out_dir / RUNTIME, *(out_dir / name for name in artifacts)):
+        if path.exists() and not path.is_dir():
+            raise ArtifactError(f"{path} is in the way: it is not a folder", "choose another folder with -o")
+    present = modules(out_dir / RUNTIME)
+    if present and not {"model/families/base.py", "families/base.py"} & {*present}:
+        raise ArtifactError(
+            f"{out_dir / RUNTIME} holds other modules or scripts, where the runtime would go",
+            "choose another folder with -o",
+        )
+    _refuse_another_schema(out_dir / SCHEMA)
+    for name, files in artifacts.items():
+        for file in files:
+            target = out_dir / name / file
+            blocked = [folder for folder in target.parents if folder.is_file()]
+            if blocked:
+                raise ArtifactError(f"{blocked[0]} is in the way: it is not a folder", "remove it")
+            if target.exists() and not target.is_file():
+                raise ArtifactError(f"{target} is in the way: it is no file", "remove it")
+            _refuse_link(out_dir / name, file)
+    for file in runtime_files():
+        _refuse_link(out_dir / RUNTIME, file)
+
+
+def _refuse_link(folder: Path, file: str) -> None:
+    """Nothing is written through a link: what it leads to is no part of the artifact."""
+    if (link := linked_folder(folder, file)) is not None:
+        raise ArtifactError(f"{link} is a link to another folder, where files would be replaced", "remove it")
+
+
+def _refuse_another_schema(path: Path) -> None:
+    """A file of the schema's name that is not recipec's is the user's own."""
+    if not os.path.lexists(path):
+        return
+    try:
+        found = json.loads(path.read_bytes())
+        own = json.loads(schema_file())
+    except (OSError, ValueError):
+        found, own = None, {}
+    if not isinstance(found, dict) or found.get("title") != own.get("title"):
+        raise ArtifactError(
+            f"{path} is in the way: it is not the schema of recipes", "choose another folder with -o"
+        )
+
+
+def _others(folder: Path, files: Files) -> list[str]:
+    """A note about files that are none of the artifact's."""
+    if not folder.is_dir():
+        return []
+    own = {PurePosixPath(path).parts[0] for path in (*files, *locked_files(folder))}
+    others = sorted(
+        f"{entry.name}/" if entry.is_dir() else entry.name
+        for entry in folder.iterdir()
+        if entry.name not in own and entry.name != "__pycache__" and not entry.name.startswith(".")
+    )
+    return [f"note: left alone in {folder}, not of the artifact: {', '.join(others)}"] if others else []
+
+
+def _differences(folder: Path, before: Files, after: Files) -> Iterator[str]:
+    for path in sorted({*before, *after}):
+        name = (folder / path).as_posix()
+        yield difference(before.get(path), after.get(path), name, f"{name} (rebuilt)")
+
+
+def _lines(content: bytes | None) -> list[str]:
+    text = (content or b"").decode("utf-8", "replace")
+    lines = [f"{line}\n" for line in text.split("\n")]
+    # What follows the last line break is a line without one, or nothing.
+    last = lines.pop()[:-1]
+    return [*lines, last] if last else lines
+
+
+def artifacts_in(out_dir: Path) -> list[str]:
+    """Names of the artifacts in a folder."""
+    return sorted(path.parent.name for path in out_dir.glob(f"*/{LOCK}")) if out_dir.is_dir() else []
+
+
+def _lock_of(folder: Path) -> dict[str, Any]:
+    if not (folder / LOCK).is_file():  # a pipe would be waited for
+        return {}
+    try:
+        lock = json_value((folder / LOCK).read_bytes())
+    except OSError:
+        return {}
+    return lock if isinstance(lock, dict) else {}

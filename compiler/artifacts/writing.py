@@ -1,0 +1,156 @@
+"""Files that a user names to be written: whole or not at all, and nothing but a file is ever replaced."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from recipec.compiler.errors import ArtifactError
+
+WAYS_OUT = {
+    errno.ENOSPC: "make room there, or name another place",
+    errno.EDQUOT: "make room there, or name another place",
+    errno.EFBIG: "it would be larger than this system or `ulimit -f` allows",
+    errno.EACCES: "check its permissions, or name another place",
+    errno.EPERM: "check its permissions, or name another place",
+    errno.EROFS: "name a place that can be written",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "`ulimit -n` says how many files may be open at a time: raise it",
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.EISDIR: "name a file",
+}
+"""Helps for the system's own errors."""
+
+START, END = ".recipe-", ".part"
+LEFT = re.compile(r"\.recipe-[a-z0-9_]{8}(\.part)?")
+"""Names of what is written before it has its place; END is younger than builds and archives without it."""
+ARCHIVE = b"\x1f\x8b\x08\0\0\0\0\0"
+"""How each archive of `recipe pack` starts: gzip's, without a time."""
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A file beside `target` that takes its place in the end; whatever goes wrong, nothing is left of it.
+
+    A link is followed: what it leads to is replaced.
+
+    Raises:
+        ArtifactError: `target` is a folder or a device, or cannot be written.
+    """
+    real = demand_writable(target)
+    temporary = None
+    try:
+        clear(real.parent)
+        handle, temporary = _locked(real.parent)
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.chmod(temporary, 0o666 & ~umask())
+            os.replace(temporary, real)
+        temporary = None
+    except OSError as error:
+        if error.filename in (None, temporary) or str(error.filename).startswith(f"{real.parent}/{START}"):
+            raise cannot_be_written(target, error) from error
+        raise
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+def _locked(folder: Path) -> tuple[int, str]:
+    """A new file in a folder: its handle, whose lock says that its writer lives, and its name."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=START, suffix=END, dir=folder)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:  # else it was cleared before it was locked
+            return handle, name
+        os.close(handle)
+
+
+def clear(folder: Path, built: Collection[str] = ()) -> None:
+    """Removes what killed commands have left in a folder; what is not surely theirs stays.
+
+    Args:
+        built: what a build may hold, by name, where earlier versions' builds are to be removed too.
+    """
+    found: list[str] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = [entry.path for entry in entries if LEFT.fullmatch(entry.name)]
+    for path in found:
+        with suppress(OSError):
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                about = os.fstat(handle)
+                if about.st_uid != os.getuid() or stat.S_IMODE(about.st_mode) not in (0o600, 0o700):
+                    continue
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if stat.S_ISREG(about.st_mode):
+                    if path.endswith(END) or os.read(handle, len(ARCHIVE)) in (b"", ARCHIVE):
+                        os.unlink(path)
+                elif stat.S_ISDIR(about.st_mode) and built and {*os.listdir(handle)} <= {*built}:
+                    shutil.rmtree(path)
+            finally:
+                os.close(handle)
+
+
+def write_text(target: Path, text: str) -> None:
+    """Writes a text as UTF-8, as `replacing` does.
+
+    Raises:
+        ArtifactError: as for `replacing`.
+    """
+    with replacing(target) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def demand_writable(target: Path) -> Path:
+    """Where a file is to be written, with links followed; best asked before the work that it is for.
+
+    Raises:
+        ArtifactError: it is a folder or a device, or lies in a folder that is not there or takes no file.
+    """
+    real = Path(os.path.realpath(target))
+    way_out = "give a file in a folder that is there and can be written"
+    try:
+        mode = os.lstat(real).st_mode
+    except FileNotFoundError:
+        if not os.path.isdir(real.parent):
+            raise ArtifactError(
+                f"{target} cannot be written: there is no folder {target.parent}", way_out
+            ) from None
+    except (OSError, ValueError) as error:
+        raise cannot_be_written(target, error) from error
+    else:
+        if stat.S_ISDIR(mode):
+            raise ArtifactError(f"{target} is a folder", way_out)
+        if not stat.S_ISREG(mode):
+            raise ArtifactError(f"{target} is no regular file", way_out)
+    if not os.access(real.parent, os.W_OK | os.X_OK):
+        raise ArtifactError(f"{target} cannot be written: Permission denied", way_out)
+    return real
+
+
+def cannot_be_written(target: Path, error: OSError | ValueError) -> ArtifactError:
+    """The sentence about a place that the system refuses to write."""
+    reason = getattr(error, "strerror", None) or error
+    return ArtifactError(
+        f"{target} cannot be written: {reason}", WAYS_OUT.get(getattr(error, "errno", 0) or 0)
+    )
+
+
+def umask() -> int:
+    """The permissions that new files are made without."""
+    current = os.umask(0o022)
+    os.umask(current)
+    return current

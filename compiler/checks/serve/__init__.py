@@ -1,0 +1,1 @@
+"""Checks of the recipe's server: its flags, its plan, its weights."""

@@ -1,0 +1,402 @@
+"""Flags of the server, and variables of its environment.
+
+Flags are those that vLLM has, and none that a key sets already; variables those that the server reads, and
+none that lets others in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.families import FAMILIES, Served
+from recipec.compiler.serving import blocks, features
+from recipec.compiler.serving import flags as vllm
+from recipec.compiler.serving.flags import abbreviated, problems
+from recipec.compiler.wording import listing
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import join, split
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Serve
+
+
+KEYS = {
+    "tensor-parallel-size": "serve.tensor_parallel_size",
+    "tp": "serve.tensor_parallel_size",
+    "data-parallel-size": "serve.data_parallel_size",
+    "dp": "serve.data_parallel_size",
+    "model": "serve.model",
+    "served-model-name": "name",
+    "enable-lora": "serve.weights",
+    "lora-modules": "serve.weights",
+    "max-lora-rank": "serve.weights",
+    "max-model-len": "serve.max_model_len",
+    "max-num-seqs": "serve.max_num_seqs",
+    "max-num-batched-tokens": "serve.max_num_batched_tokens",
+    "kv-cache-dtype": "serve.kv_cache_dtype",
+    "quantization": "serve.quantization",
+    "enable-prefix-caching": "serve.prefix_caching",
+    "enable-auto-tool-choice": "serve.tool_call_parser",
+    "tool-call-parser": "serve.tool_call_parser",
+    "host": "serve.host",
+    "port": "serve.port",
+}
+"""Flags of `vllm serve` that a key of the recipe sets."""
+
+MISPLACED = {
+    "config": "a file of further flags would be read that is not part of the artifact",
+    "headless": "a server without an endpoint answers no health check",
+    "grpc": "the health check, the client scripts and the load balancer speak HTTP",
+    "uds": "host and port would be ignored, and the health check with them",
+    "ssl-keyfile": "the health check and the client scripts speak plain HTTP",
+    "ssl-certfile": "the health check and the client scripts speak plain HTTP",
+    "root-path": "the health check and the client scripts ask for /health and /v1",
+}
+"""Flags that the rest of the artifact does not go with, and why."""
+
+CODE = {
+    "code-revision": "names a revision of code that comes with the weights",
+    "distributed-executor-backend": "imports a class by its name",
+    "io-processor-plugin": "loads a plugin",
+    "log-config-file": "reads a file that names classes to import",
+    "logits-processors": "imports classes by their names",
+    "middleware": "imports a class by its name, which sees every request",
+    "model-class-overrides": "imports classes by their names",
+    "reasoning-parser-plugin": "runs a Python file",
+    "scheduler-cls": "imports a class by its name",
+    "tool-parser-plugin": "runs a Python file",
+    "trust-remote-code": "runs code that came with the weights: untrusted model code is off",
+    "worker-cls": "imports a class by its name",
+    "worker-extension-cls": "imports a class by its name",
+}
+"""Flags by which the server runs code that is not vLLM's."""
+
+KNOWN_EXECUTORS = ("ray", "mp", "uni", "external_launcher")
+"""Values of --distributed-executor-backend that are no class's."""
+
+CODE_KEYS = (
+    *("auto_map", "ec_connector_module_path", "inductor_passes", "kv_connector_module_path"),
+    *("reasoning_parser_plugin", "trust_remote_code"),
+)
+"""Keys of configurations, at any depth, that name code."""
+
+OPEN_FLAGS = {
+    "allowed-local-media-path": "lets a request read the files below that folder of the server",
+    "allowed-media-domains": "lets a request have the server fetch from those addresses",
+    "enable-log-requests": "writes every prompt into the log",
+    "enable-log-outputs": "writes every answer into the log",
+    "enable-prompt-embeds": "lets a request bring tensors, which are unpickled with checks alone",
+    "enable-mm-embeds": "lets a request bring tensors, which are unpickled with checks alone",
+    "enable-tokenizer-info-endpoint": "adds a route that asks for no key",
+    "enable-sleep-mode": "lets the server's own routes put it to sleep",
+    "kv-events-config": "publishes on a port of its own, which asks for no key",
+    "otlp-traces-endpoint": "sends traces of requests to that address",
+    "profiler-config": "adds /start_profile, which asks for no key and writes to the server's disk",
+    "tool-server": "lets answers call the tools of other servers",
+    "trust-request-chat-template": "lets a request bring a chat template, which is a program",
+    "trust-request-mm-kwargs": "lets a request set how its media are processed",
+}
+"""Flags by which whoever reaches the server may do more than ask the model."""
+
+CODES = {"unknown": "E0623", "abbreviated": "E0624", "value": "E0625", "key": "E0626"}
+
+NAME = r"[a-z][a-z0-9]*(-[a-z0-9]+)*(\.[A-Za-z0-9_-]+)*"
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    serve = facts.recipe.serve
+    if serve is None:
+        return
+    yield from _flags(serve, FAMILIES[facts.model.family.name].served.switches if facts.model else {})
+    yield from _parsers(facts, serve)
+    yield from _structured_outputs(serve)
+    yield from _variables(serve)
+
+
+def _flags(serve: Serve, needed: Mapping[str, str]) -> Iterator[Diagnostic]:
+    seen: dict[str, str] = {}
+    for name, value in serve.extra_args.items():
+        where = join(("serve", "extra_args", name))
+        flag = vllm.dashed(name)
+        if not re.fullmatch(NAME, flag):
+            plain = re.sub(r"[^a-z0-9.-]+", "-", flag.lower()).strip("-.")
+            yield Diagnostic(
+                "E0615",
+                f"`{name}` is not the name of a flag: names have no leading dashes and are in lower case",
+                where,
+                f"did you mean `{plain}`?" if plain else "write for example disable_chunked_mm_input: true",
+                at_key=True,
+            )
+            continue
+        known = vllm.find(flag.partition(".")[0])
+        own = known.name if known else flag
+        if (key := _set_by_key(flag, own)) is not None:
+            yield Diagnostic(
+                "E0616",
+                f"`{name}` is what {key} sets: the flag would be given twice",
+                where,
+                f"remove it, and set {key}",
+                at_key=True,
+            )
+        elif runs := _runs_code(own, flag, value):
+            yield Diagnostic(
+                "E0629",
+                f"`{name}` {runs}",
+                where,
+                "remove it: vLLM has code of its own for the models that can be fine-tuned here",
+                at_key=True,
+            )
+        elif own in needed and (value is False or flag != own):
+            yield Diagnostic("E0630", f"`{name}`: {needed[own]}", where, "remove it", at_key=True)
+        elif own in MISPLACED and value not in (None, False):
+            yield Diagnostic("E0630", f"`{name}`: {MISPLACED[own]}", where, "remove it", at_key=True)
+        else:
+            if own in OPEN_FLAGS and flag != f"no-{own}" and value not in (None, False, ""):
+                yield Diagnostic("W0659", f"`{name}` {OPEN_FLAGS[own]}", where, "remove it", at_key=True)
+            yield from _checked(name, value, where)
+        whole = own + flag.removeprefix(flag.partition(".")[0])
+        again = next((other for path, other in seen.items() if _overlap(path, whole)), None)
+        if again is not None:
+            yield Diagnostic(
+                "E0627",
+                f"`{name}` and `{again}` set the same, and vLLM takes one of them alone",
+                where,
+                "remove one of the two",
+                at_key=True,
+            )
+        seen.setdefault(whole, name)
+
+
+def _runs_code(own: str, flag: str, value: Any) -> str | None:
+    """What code a flag has the server run, None where it has none."""
+    if value in (None, False, "") or flag == f"no-{own}":
+        return None
+    if own == "distributed-executor-backend" and value in KNOWN_EXECUTORS:
+        return None
+    if own in CODE:
+        return CODE[own]
+    keys = {*_keys(value), *flag.split(".")[1:]}
+    if named := next((key for key in CODE_KEYS if key in keys), None):
+        return f"names code by `{named}`"
+    given = value.get("backend") if isinstance(value, dict) else value if flag.endswith(".backend") else None
+    if own == "compilation-config" and isinstance(given, str) and "." in given:
+        return f"imports `{given}`"
+    return None
+
+
+def _keys(value: Any) -> Iterator[str]:
+    """The keys of a configuration at any depth, in text that is JSON too."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return
+    if isinstance(value, dict):
+        yield from value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(item)
+
+
+def _set_by_key(flag: str, own: str) -> str | None:
+    """The key that sets a flag, also where vLLM would take the flag's name for the beginning of it."""
+    if flag in KEYS or own in KEYS:
+        return KEYS.get(flag) or KEYS[own]
+    stands_for = abbreviated(flag)
+    return KEYS.get(stands_for[0].name) if len(stands_for) == 1 else None
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two flags set the same: they are one, or one is a key of the other's configuration."""
+    return one == other or one.startswith(f"{other}.") or other.startswith(f"{one}.")
+
+
+def _checked(name: str, value: Any, where: str) -> Iterator[Diagnostic]:
+    for problem in problems(name, value):
+        inner = join((*split(where), *problem.keys))
+        yield Diagnostic(CODES[problem.kind], problem.message, inner, problem.help, at_key=problem.at_key)
+
+
+def _parsers(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    given = vllm.by_flag(serve.extra_args)
+    reasoning = given.get("reasoning-parser")
+    asked = [
+        ("tool-call", "tool_parsers", serve.tool_call_parser, "serve.tool_call_parser"),
+        ("reasoning", "reasoning_parsers", reasoning, _argument(serve, "reasoning-parser")),
+    ]
+    for what, registered, parser, where in asked:
+        if not isinstance(parser, str) or parser.lower() in ("", "none"):
+            continue
+        known = vllm.catalogue()[registered]
+        if parser not in known:
+            close = difflib.get_close_matches(parser, known, 3, 0.5)
+            said = f"did you mean {listing((f'`{one}`' for one in close), 'or')}?" if close else None
+            yield Diagnostic(
+                "E0631",
+                f"vLLM {vllm.version()} has no {what} parser `{parser}`",
+                where,
+                said or f"it has {listing(known)}",
+            )
+    served = FAMILIES[facts.model.family.name].served if facts.model else Served()
+    expected, parser = served.tool_call_parser, serve.tool_call_parser
+    if parser in vllm.catalogue()["tool_parsers"] and expected not in (None, parser):
+        yield Diagnostic(
+            "W0619",
+            f"tool_call_parser `{parser}` is not the one for this model's markup; vLLM accepts any name and "
+            "finds no tool calls",
+            "serve.tool_call_parser",
+            f"tool_call_parser: {expected}",
+        )
+
+
+def _structured_outputs(serve: Serve) -> Iterator[Diagnostic]:
+    """Options of one backend that another is asked for, which vLLM refuses when it starts."""
+    known = features.features()["structured_outputs"]
+    given, places = _configuration(serve, "structured-outputs-config")
+    backend = given.get("backend", "auto")
+    for option, backends in known["options"].items():
+        if given.get(option) is True and backend not in backends:
+            yield Diagnostic(
+                "E0649",
+                f"{option} is for the {listing(backends, 'or')} backend of structured outputs, and the "
+                f"backend is {backend}: vLLM refuses it",
+                places[option],
+                f"backend: {backends[0]}"
+                if split(places[option])[-1] == option
+                else f"structured-outputs-config.backend: {backends[0]}",
+            )
+    if given and features.replicas_in_one_process(serve):
+        yield Diagnostic(
+            "W0648",
+            f"{features.ONE_PROCESS}: 0 runs the replicas in one process, where tpu-inference "
+            f"{vllm.version()} does not support structured outputs",
+            f"serve.env.{features.ONE_PROCESS}",
+            "remove it",
+            at_key=True,
+        )
+
+
+def _configuration(serve: Serve, flag: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """The keys of a configuration, as a mapping or by dotted flags, and the place of each in the recipe."""
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for name, value in serve.extra_args.items():
+        head, _, key = vllm.dashed(name).partition(".")
+        if head == flag:
+            found = value if not key and isinstance(value, dict) else {key: value} if key else {}
+            values |= found
+            inside = () if key else ((option,) for option in found)
+            places |= {option: join(("serve", "extra_args", name)) for option in found}
+            places |= {one: join(("serve", "extra_args", name, one)) for (one,) in inside}
+    return values, places
+
+
+def _argument(serve: Serve, flag: str) -> str:
+    """The place of a flag in the recipe."""
+    name = next((name for name in serve.extra_args if vllm.dashed(name) == flag), flag)
+    return join(("serve", "extra_args", name))
+
+
+REFUSED_VARIABLES = {
+    "decides what code the server's processes run, or where it comes from": re.compile(
+        # The interpreter's, the shell's, the dynamic linker's and what it loads into any process.
+        r"PYTHON.*|LD_.*|DYLD_.*|BASH_ENV|ENV|BASH_FUNC.*|SHELLOPTS|BASHOPTS|IFS|PATH|SHELL|GCONV_PATH|"
+        r"GLIBC_TUNABLES|NODE_OPTIONS|OPENSSL_(CONF|ENGINES|MODULES)|"
+        # Libraries: TPU_LIBRARY_PATH, PJRT_NAMES_AND_LIBRARY_PATHS, MOSAIC_GPU_NVSHMEM_SO_PATH and the like.
+        r".*_(LIBRARY|LIBRARIES|LIB|SO|BC|LIBDEVICE)_(PATH|DIR)S?|(TPU|PJRT)_.*LIBRARY.*|HALIDE_LIB|"
+        # Compilers and what else is called, and where they look.
+        r"CC|CXX|CFLAGS|CXXFLAGS|LDFLAGS|(C|CPLUS|HALIDE)_INCLUDE(_PATH)?|CPATH|CUDACXX|PYTORCH_NVCC|OMP_PREFIX|"
+        r"(CUDA|CUDNN|ROCM|MOSAIC_GPU_CUDA)_(HOME|PATH|ROOT)|TRITON_.*_PATH|TORCH_ADDR2LINE_BINARY|"
+        # Code and pickles that are loaded again, also from a server, and functions that are named.
+        r"TORCH_EXTENSIONS_DIR|TORCHINDUCTOR_(.*_DIR|REDIS_.*|.*REMOTE_CACHE.*)|TRITON_(CACHE|OVERRIDE)_DIR|"
+        r"TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD|TORCH_PYTHON_NATIVE_USER_GRAPH_ORDER_FN|RAY_RUNTIME_ENV_HOOK|"
+        r"HF_MODULES_CACHE|TRUST_REMOTE_CODE|VLLM_PLUGINS|VLLM_ALLOW_INSECURE_SERIALIZATION|"
+        r"VLLM_RUST_FRONTEND_PATH|VLLM_LOGGING_CONFIG_PATH|VLLM_MODEL_REDIRECT_PATH"
+    ),
+    "decides where the server sends HF_TOKEN, or who reads it on the way": re.compile(
+        r"HF_ENDPOINT|HF_INFERENCE_ENDPOINT|HUGGINGFACE_CO_STAGING|(HTTP|HTTPS|ALL)_PROXY|"
+        r"REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|SSL_CERT_(FILE|DIR)"
+    ),
+    "opens the server to requests that need no key, or has it talk to another machine": re.compile(
+        r"VLLM_SERVER_DEV_MODE|(USE_)?JAX_PROFILER_SERVER(_PORT)?|JAX_(BACKEND_TARGET|COORDINATOR_.*ADDRESS|CROSS_HOST_TRANS.*ADDRESS.*)|"
+        r"IFRT_PROXY_.*|GRPC_XDS_BOOTSTRAP.*|MEGASCALE_(COORDINATOR_ADDRESS|DEBUG_PORT)|KINETO_.*|"
+        r"TPU_(EMBEDDING_SERVER_PORT|RUNTIME_METRICS_PORTS|RUNTIME_PRIMARY_METRIC_PORT)|"
+        r"VLLM_(LOOPBACK_IP|DP_MASTER_IP|RPC_BASE_PATH|.*_SIDE_CHANNEL_HOST|MOONCAKE_BOOTSTRAP_PORT)"
+    ),
+}
+"""Variables of the server's libraries that a recipe may not set: by what they do, in the words of the
+diagnostic, patterns of their names in capital letters."""
+
+OPEN_VARIABLES = {
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "lets a request load adapters from the server's disk",
+    "VLLM_LORA_RESOLVER_CACHE_DIR": "lets a request load adapters from the server's disk",
+    "VLLM_LORA_RESOLVER_HF_REPO_LIST": "lets a request load adapters from the hub",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "writes every answer into the log",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "lets an address that a request names lead to another",
+}
+"""Variables by which whoever reaches the server may do more than ask the model, where they are not 0."""
+
+CLOSE = 0.85
+"""How alike two names of environment variables are when one is taken for a misspelling of the other."""
+
+
+def _variables(serve: Serve) -> Iterator[Diagnostic]:
+    for name, value in serve.env.items():
+        where = join(("serve", "env", name))
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield Diagnostic(
+                "E0618",
+                f"`{name}` is not the name of an environment variable",
+                where,
+                "use letters, digits and underscores",
+                at_key=True,
+            )
+        elif not value.isprintable():
+            yield Diagnostic(
+                "E0618",
+                f"`{name}` holds a line break or another control character, which no Dockerfile can set",
+                where,
+                "write it on one line",
+            )
+        elif does := _refused(name):
+            yield Diagnostic(
+                "E0629",
+                f"`{name}` {does}",
+                where,
+                "leave it out; an image of your own (serve.image) may set it",
+            )
+        elif name in OPEN_VARIABLES and value not in ("", "0", "false", "False"):
+            yield Diagnostic("W0659", f"`{name}` {OPEN_VARIABLES[name]}", where, "leave it out")
+        elif name == blocks.VARIABLE and serve.decode_block_sizes is not None:
+            yield Diagnostic(
+                "E0638",
+                f"`{name}` is what serve.decode_block_sizes sets: it would be given twice",
+                where,
+                "remove it",
+                at_key=True,
+            )
+        elif said := _misspelt(name):
+            yield Diagnostic("W0632", said[0], where, said[1], at_key=True)
+
+
+def _refused(name: str) -> str | None:
+    """What a variable does that a recipe may not set."""
+    found = (does for does, names in REFUSED_VARIABLES.items() if names.fullmatch(name.upper()))
+    return next(found, None)
+
+
+def _misspelt(name: str) -> tuple[str, str | None] | None:
+    """What to say of a variable that neither vLLM nor tpu-inference reads, if it looks like one of theirs."""
+    own, tpu = (vllm.catalogue()["environment"][which] for which in ("vllm", "tpu_inference"))
+    if name in own or name in tpu:
+        return None
+    close = difflib.get_close_matches(name, [*own, *tpu], 1, CLOSE)
+    if not close and not name.startswith("VLLM_"):
+        return None
+    who = "vLLM" if name.startswith("VLLM_") else "tpu-inference"
+    said = f"did you mean `{close[0]}`?" if close else "remove it, or check its name"
+    return f"{who} {vllm.version()} reads no variable `{name}`, and passes over it without a word", said

@@ -1,0 +1,304 @@
+"""The server on paper: what fits its key/value cache, and settings that its compiled step recommends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from recipec.compiler.checks.serve import server as hardware
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.serving import blocks
+from recipec.compiler.serving import flags as vllm
+from recipec.compiler.serving.memory import memory_share
+from recipec.compiler.wording import divisors, line, listing, plural
+from recipec.spec.diagnostics import Diagnostic, has_errors
+from recipec.spec.paths import join
+
+if TYPE_CHECKING:
+    from recipec.compiler.plan.roofline.bounds import Server
+    from recipec.compiler.plan.roofline.results import Cache
+    from recipec.spec.language import Serve
+
+BLOCK = 1024
+"""Tokens of the decode blocks that are recommended: what the compiled step was looked at with."""
+
+LEAST_GAIN = 0.05
+"""Of a decode step's estimated time, for which block sizes are worth a note."""
+
+SIZED_BY_HAND = ("num-gpu-blocks-override", "kv-cache-memory-bytes")
+"""Flags that say how large the cache is, so that it does not follow from the memory."""
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    serve = facts.recipe.serve
+    if serve is None:
+        return
+    yield from _lengths(facts, serve)
+    malformed = list(_malformed_blocks(serve))
+    yield from malformed
+    room = None if malformed else _planned(facts, serve)
+    if isinstance(room, Diagnostic):
+        yield room
+    elif room is not None:
+        yield from _cache(room, serve)
+        yield from _heads(facts, room, serve)
+        yield from _blocks(room, serve)
+
+
+def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    """Requests that the client scripts would send and vLLM would refuse."""
+    recipe, most = facts.recipe, serve.max_model_len
+    output = recipe.benchmark.output_length
+    refused = [n for n in recipe.benchmark.input_lengths if n + output > most]
+    fits = [n for n in recipe.benchmark.input_lengths if n not in refused]
+    given = "benchmark" in recipe.model_fields_set
+    place = facts.first_given("benchmark.input_lengths", "benchmark.output_length", "serve.max_model_len")
+    if refused and (given or len(refused) == len(recipe.benchmark.input_lengths)):
+        yield Diagnostic(
+            "W0640",
+            f"{listing(f'{n:,}' for n in refused)} tokens in and {output:,} out are more than max_model_len "
+            f"{most:,}: vLLM refuses such requests",
+            place,
+            line("benchmark.input_lengths", fits or [most - output], place)
+            if most > output
+            else line("serve.max_model_len", max(recipe.benchmark.input_lengths) + output, place),
+        )
+
+
+@dataclass(frozen=True)
+class Room:
+    """A server on paper.
+
+    Attributes:
+        program: what the estimates read; of training it has stand-ins.
+        server: one replica.
+        cache_bytes: on each device.
+        sequence: bytes of one of max_model_len on each device.
+    """
+
+    program: Program
+    server: Server
+    cache_bytes: float
+    sequence: float
+
+    @property
+    def sequences(self) -> int:
+        """Of max_model_len, that a replica's cache holds."""
+        return int(self.cache_bytes // self.sequence)
+
+    @property
+    def tokens(self) -> int:
+        """That a replica's cache holds in sequences of max_model_len."""
+        serve = self.program.recipe.serve
+        assert serve is not None
+        return int(self.cache_bytes * serve.max_model_len // self.sequence)
+
+
+def _planned(facts: Facts, serve: Serve) -> Room | Diagnostic | None:
+    """The recipe's server, or what keeps it from being planned; None where another check has said that."""
+    model, accelerator = facts.model, facts.serve_accelerator
+    if model is None or accelerator is None or accelerator.hbm_gib is None:
+        return None
+    if has_errors(hardware.check(facts)):
+        # Estimates of a server that does not start help nobody.
+        return None
+    program = Program(
+        recipe=facts.recipe,
+        source=facts.source,
+        family=model.family,
+        architecture=model.architecture,
+        model_origin=model.origin,
+        accelerator=accelerator,
+        serve_accelerator=accelerator,
+        data_parallel=1,
+        accumulation_steps=1,
+        parameters=facts.defaults,
+        lora=None,
+        adapters=(),
+        rules=(),
+        text="",
+    )
+    try:
+        return _room(program)
+    except ArtifactError as error:
+        share = next((n for n in serve.extra_args if vllm.dashed(n) == "gpu-memory-utilization"), "")
+        return Diagnostic("E0625", str(error), join(("serve", "extra_args", share)), error.help)
+
+
+def _room(program: Program) -> Room:
+    """The server of a program.
+
+    Raises:
+        ArtifactError: when a flag's value has no meaning.
+    """
+    from recipec.compiler.plan.roofline.bounds import server_of
+    from recipec.compiler.plan.roofline.cache import caches, sequence_bytes, windows_bound
+
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    assert serve is not None and accelerator is not None
+    kinds = caches(program)
+    server = server_of(program, kinds)
+    bounded = serve.max_num_batched_tokens if windows_bound(program, kinds) else None
+    usable = accelerator.hbm_bytes_per_device * memory_share(serve.extra_args)
+    return Room(
+        program,
+        server,
+        max(0.0, usable - sum(one.bytes for one in server.weights)),
+        sequence_bytes(kinds, serve.max_model_len, bounded),
+    )
+
+
+def _cache(room: Room, serve: Serve) -> Iterator[Diagnostic]:
+    from recipec.compiler.plan.roofline.notes import none_fits, too_many
+
+    if any(vllm.dashed(str(name)) in SIZED_BY_HAND for name in serve.extra_args):
+        return
+    more = "a larger tensor_parallel_size or a larger accelerator"
+    if room.sequences == 0:
+        yield Diagnostic(
+            "E0634",
+            none_fits(serve.max_model_len, room.tokens),
+            "serve.max_model_len",
+            f"max_model_len: {room.tokens}, {more}" if room.tokens else more,
+        )
+    elif room.sequences < serve.max_num_seqs:
+        yield too_many(serve.max_num_seqs, serve.max_model_len, room.sequences)
+
+
+def _heads(facts: Facts, room: Room, serve: Serve) -> Iterator[Diagnostic]:
+    """What fewer devices a replica would save where a device stores copies or padding of key/value heads."""
+    tp, assumed = serve.tensor_parallel_size, room.server.caches
+    short = [kind for kind in assumed if kind.heads < tp]
+    if not short or facts.model is None:
+        return
+    least = min(kind.heads for kind in short)
+    size = max(n for n in divisors(tp) if n <= least)
+    replicas = tp * serve.data_parallel_size // size
+    other = _room(_with(room.program, tensor_parallel_size=size, data_parallel_size=replicas))
+    before, after = (_token_bytes(one.server.caches, n) for one, n in ((room, tp), (other, size)))
+    if after >= before:
+        return
+    fits = [serve.data_parallel_size * room.tokens, replicas * other.tokens]
+    names = listing(
+        f"{kind.layers} {kind.name}" if kind.name != "all" else f"all {kind.layers}" for kind in short
+    )
+    fp8 = ", where fp8 saves nothing" if serve.kv_cache_dtype.startswith("fp8") else ""
+    yield Diagnostic(
+        "N0607",
+        f"{facts.model.title} has {plural(least, 'key/value head')} in {names} layers, fewer than "
+        f"tensor_parallel_size {tp}: each device stores one{fp8}; a token takes {before / 1024:,.0f} KiB "
+        f"of a replica's cache, and {after / 1024:,.0f} KiB at {size} (an estimate)",
+        "serve.tensor_parallel_size",
+        f"tensor_parallel_size: {size}, data_parallel_size: {replicas}; each replica then holds the "
+        f"weights, and all caches together {fits[1]:,} tokens instead of {fits[0]:,}"
+        if fits[1] > 0
+        else f"nothing: at {size} the weights leave a cache no room",
+    )
+
+
+def _with(program: Program, **changes: object) -> Program:
+    """A program whose server has other settings."""
+    serve = program.recipe.serve
+    assert serve is not None
+    changed = program.recipe.model_copy(update={"serve": serve.model_copy(update=changes)})
+    return replace(program, recipe=changed)
+
+
+def _token_bytes(kinds: Sequence[Cache], devices: int) -> float:
+    """Of a token in all layers, on all devices of a replica together."""
+    return sum(kind.bytes_per_token for kind in kinds) * devices
+
+
+def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
+    """Sizes that the decode kernel refuses."""
+    where = "serve.decode_block_sizes"
+    if serve.decode_block_sizes is None:
+        where = f"serve.env.{blocks.VARIABLE}"
+    recommended = f"[1, {BLOCK}, 1, {BLOCK}]"
+    try:
+        sizes = blocks.decode_blocks(serve)
+    except ValueError:
+        yield Diagnostic(
+            "E0636",
+            f"{blocks.VARIABLE} is `{serve.env[blocks.VARIABLE]}`, which is not four positive whole numbers",
+            where,
+            f"remove it, and write decode_block_sizes: {recommended}",
+        )
+        return
+    if sizes is None:
+        return
+    queries, tokens, queries_at_once, tokens_at_once = sizes
+    page = blocks.page_tokens(serve)
+    if queries % queries_at_once or tokens % tokens_at_once:
+        yield Diagnostic(
+            "E0636",
+            f"a block of {queries} x {tokens} is not whole parts of {queries_at_once} x {tokens_at_once}: "
+            "the decode kernel refuses it",
+            where,
+            f"decode_block_sizes: {recommended}",
+        )
+    elif tokens % page or tokens_at_once % page:
+        yield Diagnostic(
+            "E0636",
+            f"blocks of {tokens} and {tokens_at_once} tokens are not whole pages: the cache has pages of "
+            f"{page}, and the decode kernel refuses it",
+            where,
+            f"decode_block_sizes: {recommended}, or other multiples of {page}",
+        )
+
+
+def _blocks(room: Room, serve: Serve) -> Iterator[Diagnostic]:
+    """Whether decode blocks are set where they save reads, and not where they do nothing."""
+    from recipec.compiler.plan.roofline.cache import decode_block
+
+    windowed = [kind for kind in room.server.caches if kind.window and kind.head_dim != blocks.SMALL_HEAD]
+    sizes = blocks.decode_blocks(serve)
+    if sizes is not None:
+        if useless := _useless(serve, room, windowed, sizes[1]):
+            named = "decode_block_sizes" if serve.decode_block_sizes else f"env.{blocks.VARIABLE}"
+            help = "decode_block_sizes: null" if serve.decode_block_sizes else "remove it"
+            yield Diagnostic("W0637", useless, f"serve.{named}", help)
+        return
+    if not windowed or blocks.batched_kernel(serve) or BLOCK % blocks.page_tokens(serve):
+        return
+    benchmark = room.program.recipe.benchmark
+    context = min(max(benchmark.input_lengths), serve.max_model_len)
+    sequences = max(1, min(serve.max_num_seqs, int(room.tokens // context)))
+    recommended = (1, BLOCK, 1, BLOCK)
+    other = replace(room.server, program=_with(room.program, decode_block_sizes=list(recommended)))
+    before, after = (server.decode(sequences, context) for server in (room.server, other))
+    if after.estimate_seconds > before.estimate_seconds * (1 - LEAST_GAIN):
+        return
+    block = max(decode_block(kind, serve) or 0 for kind in windowed)
+    read = [step.whole_cache_bytes / 1e9 for step in (before, after)]
+    took = [step.estimate_seconds * 1e3 for step in (before, after)]
+    yield Diagnostic(
+        "N0635",
+        f"the decode kernel reads {block:,} tokens at a time, and skips little or nothing of what lies "
+        f"before a window of {windowed[0].window:,}: for {plural(sequences, 'sequence')} of {context:,} "
+        f"tokens a step reads {read[0]:.1f} GB of each device's cache in about {took[0]:.1f} ms, and with "
+        f"blocks of {BLOCK:,} it would be {read[1]:.1f} GB in {took[1]:.1f} ms (an estimate, untested on "
+        "hardware)",
+        "serve.decode_block_sizes",
+        f"decode_block_sizes: {list(recommended)}",
+    )
+
+
+def _useless(serve: Serve, room: Room, windowed: list[Cache], block: int) -> str | None:
+    """Why set block sizes change no reads, None where they may."""
+    if blocks.batched_kernel(serve):
+        return f"{blocks.BATCHED} runs another kernel, which has no such block sizes"
+    if not windowed:
+        if any(kind.window for kind in room.server.caches):
+            return f"heads of {blocks.SMALL_HEAD} have a kernel of their own, which has no such block sizes"
+        return "the model has no layers with a sliding window: every block is read whatever its size"
+    window = min(kind.window or 0 for kind in windowed)
+    if serve.max_model_len < window + block:
+        return (
+            f"blocks of {block:,} tokens are never skipped: the window is {window:,} and max_model_len "
+            f"{serve.max_model_len:,}"
+        )
+    return None

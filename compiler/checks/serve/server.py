@@ -1,0 +1,291 @@
+"""Serving: the accelerator's data types, devices and memory; vLLM's limits; the image."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.hardware import Accelerator, from_name, known_names, supported_by_vllm
+from recipec.compiler.serving.flags import by_flag, version
+from recipec.compiler.serving.memory import DEFAULT_SHARE, memory_share, weight_size
+from recipec.compiler.wording import divisors, listing, plural
+from recipec.spec.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Serve
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    serve = facts.recipe.serve
+    if serve is None:
+        return
+    accelerator = facts.serve_accelerator
+    if accelerator is not None:
+        yield from _devices(serve, accelerator)
+        yield from _types(serve, accelerator)
+    yield from _heads(facts, serve)
+    yield from _memory(facts, serve)
+    yield from _limits(facts, serve)
+    yield from _image(serve)
+
+
+def _devices(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
+    tp, dp = serve.tensor_parallel_size, serve.data_parallel_size
+    need = tp * dp
+    product = f"tensor_parallel_size {tp} x data_parallel_size {dp} = {plural(need, 'device')}"
+    has = f"{accelerator.name} has {plural(accelerator.devices, 'device')}"
+    if accelerator.devices != accelerator.chips or accelerator.name_counts == "tensorcores":
+        has += f" ({plural(accelerator.chips, 'chip')})"
+    other = [size for size in divisors(accelerator.devices) if size <= tp]
+    better = f"tensor_parallel_size: {other[-1]}, data_parallel_size: {accelerator.devices // other[-1]}"
+    sizes = ("tensor_parallel_size", "data_parallel_size", "accelerator")
+    place = f"serve.{next((name for name in sizes if name in serve.model_fields_set), sizes[0])}"
+    if need > accelerator.devices:
+        yield Diagnostic("E0602", f"{product}, and {has}", place, better)
+    elif need < accelerator.devices:
+        yield Diagnostic("W0602", f"{product}, and {has}: the rest stay idle", place, better)
+    if accelerator.hosts > 1:
+        yield Diagnostic(
+            "E0915",
+            f"{accelerator.name} is {accelerator.hosts} hosts, and serving over several hosts is not in "
+            "this version",
+            "serve.accelerator",
+            _one_host(serve),
+        )
+    if accelerator.generation in supported_by_vllm("experimental"):
+        yield Diagnostic(
+            "N0609",
+            f"vllm-tpu calls {accelerator.generation} experimental; "
+            f"{listing(supported_by_vllm('advised', 'tested'))} are the ones it is tested on",
+            "serve.accelerator",
+            _one_host(serve),
+        )
+    if accelerator.generation in supported_by_vllm("no kernel"):
+        yield Diagnostic(
+            "W0609",
+            f"tpu-inference {version()} has no sizes of its attention kernel for {accelerator.generation}: "
+            "by its sources the server ends with the first compilation",
+            "serve.accelerator",
+            _one_host(serve),
+        )
+
+
+def _one_host(serve: Serve) -> str:
+    """A slice of one host that has as many devices as the server takes, as a help."""
+    need = serve.tensor_parallel_size * serve.data_parallel_size
+    (generation,) = supported_by_vllm("advised")
+    slices = [from_name(name) for name in known_names() if name.startswith(f"{generation}-")]
+    slices = [slice for slice in slices if slice.hosts == 1]
+    for slice in slices:
+        if need <= slice.devices:
+            return f"accelerator: {slice.name}"
+    largest = slices[-1]
+    tp = max(size for size in divisors(largest.devices) if size <= serve.tensor_parallel_size)
+    replicas = largest.devices // tp
+    return f"accelerator: {largest.name}, tensor_parallel_size: {tp}, data_parallel_size: {replicas}"
+
+
+def _types(serve: Serve, accelerator: Accelerator) -> Iterator[Diagnostic]:
+    where = f"{accelerator.generation} has no fp8"
+    if serve.kv_cache_dtype.startswith("fp8") and not accelerator.fp8_kv_cache:
+        yield Diagnostic(
+            "E0603",
+            f"kv_cache_dtype {serve.kv_cache_dtype}: {where}; vllm-tpu accepts the flag there and keeps "
+            "the cache in bfloat16, at twice the size that was planned with",
+            "serve.kv_cache_dtype",
+            "kv_cache_dtype: auto, or accelerator: v6e-8",
+        )
+    if serve.quantization == "fp8" and not accelerator.fp8_matmul:
+        yield Diagnostic(
+            "E0604",
+            f"quantization fp8: {where}, and vllm-tpu does not run fp8 weights on it",
+            "serve.quantization",
+            "quantization: null, or accelerator: v6e-8",
+        )
+
+
+def _heads(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    if facts.model is None:
+        return
+    architecture, title, tp = facts.model.architecture, facts.model.title, serve.tensor_parallel_size
+    heads = architecture.num_heads
+    if heads % tp:
+        yield Diagnostic(
+            "E0606",
+            f"tensor_parallel_size {tp} does not divide the {heads} attention heads of {title}: vLLM "
+            "refuses it",
+            "serve.tensor_parallel_size",
+            _split(facts, tp),
+        )
+        return
+    for count in sorted({architecture.kv_heads(i) for i in range(architecture.num_layers)}):
+        if max(count, tp) % min(count, tp):
+            yield Diagnostic(
+                "E0606",
+                f"{title} has {plural(count, 'key/value head')}, which tensor_parallel_size {tp} can neither "
+                "split nor copy evenly: tpu-inference refuses it",
+                "serve.tensor_parallel_size",
+                _split(facts, tp),
+            )
+
+
+def _possible_sizes(facts: Facts) -> list[int]:
+    """The sizes of tensor_parallel_size that the model's heads and the accelerator's devices take."""
+    assert facts.model is not None
+    architecture, accelerator = facts.model.architecture, facts.serve_accelerator
+    counts = {architecture.kv_heads(i) for i in range(architecture.num_layers)}
+    return [
+        n
+        for n in divisors(architecture.num_heads)
+        if (accelerator is None or accelerator.devices % n == 0)
+        and not any(max(count, n) % min(count, n) for count in counts)
+    ]
+
+
+def _split(facts: Facts, most: int) -> str:
+    """The largest size that is possible and not above another, with the replicas that it leaves room for."""
+    size = max(n for n in _possible_sizes(facts) if n <= most)
+    accelerator = facts.serve_accelerator
+    replicas = f", data_parallel_size: {accelerator.devices // size}" if accelerator else ""
+    return f"tensor_parallel_size: {size}{replicas}"
+
+
+def _memory(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    sizes = _weight_gib(facts)
+    if sizes is not None and sizes[0] > sizes[1]:
+        assert facts.model is not None and facts.serve_accelerator is not None
+        yield Diagnostic(
+            "E0608",
+            f"the weights of {facts.model.title} take {sizes[0]:.1f} GiB of each device at "
+            f"tensor_parallel_size {serve.tensor_parallel_size}, and vLLM uses {sizes[1]:.1f} GiB "
+            f"({_share(serve):.0%}) of a {facts.serve_accelerator.generation} device, with no room for a "
+            "key/value cache",
+            "serve.tensor_parallel_size",
+            _fitting(facts, serve),
+        )
+
+
+def _weight_gib(facts: Facts) -> tuple[float, float] | None:
+    """GiB of a device that the weights take, and that vLLM uses; None where they cannot be told."""
+    serve, accelerator = facts.recipe.serve, facts.serve_accelerator
+    if serve is None or facts.model is None or accelerator is None or accelerator.hbm_gib is None:
+        return None
+    numbers = sum(math.prod(p.shape) for p in facts.defaults if p.sources)
+    gib = numbers * weight_size(facts.recipe) / serve.tensor_parallel_size / 2**30
+    return gib, accelerator.hbm_gib / accelerator.devices_per_chip * _share(serve)
+
+
+def _fitting(facts: Facts, serve: Serve) -> str:
+    """The smallest tensor_parallel_size that the weights fit, or what else makes them fit."""
+    accelerator, sizes = facts.serve_accelerator, _weight_gib(facts)
+    assert facts.model is not None and accelerator is not None and sizes is not None
+    whole, most = sizes[0] * serve.tensor_parallel_size, sizes[1]
+    possible = _possible_sizes(facts)
+    for size in possible:
+        if whole / size <= most:
+            return _split(facts, size)
+    if weight_size(facts.recipe) == 2 and accelerator.fp8_matmul and whole / 2 / possible[-1] <= most:
+        return f"tensor_parallel_size: {possible[-1]}, quantization: fp8"
+    return "an accelerator with more memory, or a smaller model"
+
+
+def _share(serve: Serve) -> float:
+    """Of the device's memory, for weights: vLLM's default, or more where the recipe gives it more."""
+    try:
+        return max(DEFAULT_SHARE, memory_share(serve.extra_args))
+    except ArtifactError:
+        return DEFAULT_SHARE
+
+
+def _limits(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    if serve.max_num_batched_tokens < serve.max_num_seqs:
+        yield Diagnostic(
+            "E0605",
+            f"max_num_batched_tokens {serve.max_num_batched_tokens} is below max_num_seqs "
+            f"{serve.max_num_seqs}: each request needs a token of every step, and vLLM refuses it",
+            "serve.max_num_batched_tokens",
+            f"max_num_batched_tokens: {max(2048, serve.max_num_seqs)}",
+        )
+    given = by_flag(serve.extra_args)
+    whole = given.get("no-enable-chunked-prefill") is True or given.get("enable-chunked-prefill") is False
+    if whole and serve.max_num_batched_tokens < serve.max_model_len:
+        yield Diagnostic(
+            "E0610",
+            f"without chunked prefill a prompt is handled in one step: max_num_batched_tokens "
+            f"{serve.max_num_batched_tokens} is below max_model_len {serve.max_model_len}, and vLLM "
+            "refuses it",
+            "serve.max_num_batched_tokens",
+            f"max_num_batched_tokens: {serve.max_model_len}, or extra_args without the flag",
+        )
+    yield from _media(facts, serve, given)
+    if serve.max_num_batched_tokens > serve.max_model_len * serve.max_num_seqs:
+        yield Diagnostic(
+            "W0611",
+            f"max_num_batched_tokens {serve.max_num_batched_tokens} is more than {serve.max_num_seqs} "
+            f"requests of {serve.max_model_len} tokens can fill",
+            "serve.max_num_batched_tokens",
+            f"max_num_batched_tokens: {serve.max_model_len * serve.max_num_seqs}",
+        )
+    if serve.max_model_len < facts.recipe.data.max_length:
+        yield Diagnostic(
+            "W0617",
+            f"it is trained on up to {facts.recipe.data.max_length:,} tokens and serves "
+            f"{serve.max_model_len:,}: longer requests are refused",
+            "serve.max_model_len",
+            f"max_model_len: {facts.recipe.data.max_length}",
+        )
+
+
+def _media(facts: Facts, serve: Serve, given: Mapping[str, Any]) -> Iterator[Diagnostic]:
+    """A picture or video that no step is large enough for, where it may not be cut."""
+    if facts.model is None:
+        return
+    served = FAMILIES[facts.model.family.name].served
+    tokens = served.media_tokens
+    whole = {**served.flags, **given}.get("disable-chunked-mm-input") is True
+    if whole and "limit-mm-per-prompt" not in given and serve.max_num_batched_tokens < tokens:
+        yield Diagnostic(
+            "E0641",
+            f"{facts.model.title} is served with media in one piece, a video in {tokens:,} tokens: "
+            f"max_num_batched_tokens {serve.max_num_batched_tokens:,} is below, and vLLM refuses it",
+            "serve.max_num_batched_tokens",
+            f"max_num_batched_tokens: {tokens}, or extra_args: {{limit_mm_per_prompt: {{video: 0}}}}",
+        )
+
+
+def _image(serve: Serve) -> Iterator[Diagnostic]:
+    if "@sha256:" in serve.image:
+        if not re.fullmatch(r".+@sha256:[0-9a-f]{64}", serve.image):
+            yield Diagnostic(
+                "E0612",
+                f"`{serve.image}` does not end in a digest of 64 hexadecimal digits",
+                "serve.image",
+                _pinned(serve.image.partition("@")[0]),
+            )
+        return
+    tag = serve.image.rpartition("/")[2].partition(":")[2]
+    if tag in ("", "latest", "nightly"):
+        moving = f"the tag {tag} moves" if tag else "it has no tag, which means latest"
+        yield Diagnostic(
+            "W0613",
+            f"the image `{serve.image}` is another one tomorrow: {moving}",
+            "serve.image",
+            _pinned(serve.image),
+        )
+    else:
+        yield Diagnostic(
+            "N0614",
+            f"the image's tag `{tag}` may be moved by its publisher; a digest pins it",
+            "serve.image",
+            _pinned(serve.image),
+        )
+
+
+def _pinned(image: str) -> str:
+    """How an image is pinned to what its registry has now."""
+    return f"image: {image}@sha256:..., as `docker buildx imagetools inspect {image}` shows it"

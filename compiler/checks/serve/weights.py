@@ -1,0 +1,194 @@
+"""What is served, and to whom: where the weights come from, adapters, the address, replicas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.serving import features
+from recipec.compiler.serving import flags as vllm
+from recipec.compiler.serving.weights import HUB_ID
+from recipec.compiler.wording import plural
+from recipec.runtime.serving.hosts import is_loopback
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import join
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Recipe, Serve
+
+FOLDER = re.compile(r"[\w./~@+=-]+")
+"""Characters of a folder that shells, YAML, Docker and Kubernetes all read alike."""
+
+BUCKET = re.compile(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/[\w.@+=-]+)*/?")
+
+MODEL_FORMS = "./FOLDER, /FOLDER, gs://BUCKET/FOLDER, or ORGANISATION/NAME on the Hugging Face hub"
+
+
+def check(facts: Facts) -> Iterator[Diagnostic]:
+    recipe, serve = facts.recipe, facts.recipe.serve
+    if serve is None:
+        return
+    if serve.model is not None:
+        malformed = list(_malformed(serve.model))
+        yield from malformed
+        if not malformed:
+            yield from _unlike(recipe, serve, serve.model)
+    if serve.weights == "adapter":
+        yield from _adapter(facts, serve)
+    yield from _address(serve)
+    scaling = serve.autoscaling
+    if scaling is not None and scaling.min_replicas > scaling.max_replicas:
+        yield Diagnostic(
+            "E0639",
+            f"min_replicas {scaling.min_replicas} is above max_replicas {scaling.max_replicas}",
+            "serve.autoscaling.min_replicas",
+            f"min_replicas: {scaling.max_replicas}, or max_replicas: {scaling.min_replicas}",
+        )
+
+
+def _malformed(model: str) -> Iterator[Diagnostic]:
+    """What is wrong with `serve.model` as a folder, an address or an id."""
+    where = "serve.model"
+    if "://" in model:
+        if not BUCKET.fullmatch(model) or "/../" in f"{model}/":
+            yield Diagnostic(
+                "E0642", f"`{model}` is no gs:// address of a folder", where, f"serve.model is {MODEL_FORMS}"
+            )
+    elif catalog.is_directory(model) or model.startswith("."):
+        climbs = not model.startswith(("/", "~")) and ".." in model.split("/")
+        if climbs:
+            yield Diagnostic(
+                "E0642",
+                f"`{model}` leaves the artifact's folder, which runs where it is copied to",
+                where,
+                "remove the line, and name the folder by MODEL_DIR when the server is started; or write an "
+                "absolute folder",
+            )
+        elif not FOLDER.fullmatch(model) or (model.startswith("~") and not model.startswith("~/")):
+            yield Diagnostic(
+                "E0642",
+                f"`{model}` is no folder that every shell and container engine reads alike",
+                where,
+                "use letters, digits and ._/@+=- alone",
+            )
+    elif not HUB_ID.fullmatch(model) or "/" not in model:
+        yield Diagnostic(
+            "E0642",
+            f"`{model}` is neither a folder nor a Hugging Face id",
+            where,
+            f"serve.model is {MODEL_FORMS}"
+            + (f"; did you mean `./{model}`?" if FOLDER.fullmatch(model) else ""),
+        )
+
+
+def _unlike(recipe: Recipe, serve: Serve, model: str) -> Iterator[Diagnostic]:
+    """Weights that are hardly those that `serve.weights` says."""
+    where, hub = "serve.model", "://" not in model and not catalog.is_directory(model)
+    if serve.weights == "merged" and model == recipe.model.id:
+        yield Diagnostic(
+            "W0643",
+            f"`{model}` is the model that training starts from: without merged weights or an adapter the "
+            "server answers as if nothing had been trained",
+            where,
+            "model: null serves merge.output; or weights: adapter",
+        )
+    elif serve.weights == "merged" and hub:
+        yield Diagnostic(
+            "N0643",
+            f"the server loads `{model}` from the Hugging Face hub, where the merged weights have to be",
+            where,
+            f"nothing where they were uploaded; a folder is written ./{model}",
+        )
+    elif serve.weights == "adapter" and _folder(model) == _folder(recipe.merge.output):
+        yield Diagnostic(
+            "W0643",
+            f"`{model}` is where the merged weights go, which hold the adapter already: it would count twice",
+            where,
+            "model: null serves the adapter beside its base; or weights: merged",
+        )
+    elif serve.weights == "adapter" and hub and model != recipe.model.id:
+        yield Diagnostic(
+            "W0643",
+            f"the adapter is trained on `{recipe.model.id}`, and would be added to `{model}`",
+            where,
+            f"model: {recipe.model.id}",
+        )
+
+
+def _folder(path: str) -> str:
+    return path.removeprefix("./").rstrip("/")
+
+
+def _adapter(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
+    """What vLLM refuses of `weights: adapter`, and what tpu-inference has no code for."""
+    recipe, known, where = facts.recipe, features.features()["adapters"], "serve.weights"
+    if recipe.lora is None or not recipe.merge.adapter:
+        added = "lora: {rank: 16}" if recipe.lora is None else "merge: {adapter: true}"
+        yield Diagnostic(
+            "E0644",
+            "there is no adapter to serve: the recipe has no lora section"
+            if recipe.lora is None
+            else "there is no adapter to serve: merge.adapter is false, and merging writes none",
+            where,
+            f"weights: merged, or add {added}",
+        )
+        return
+    if features.max_lora_rank(recipe) is None:
+        rank, largest = features.adapter_rank(recipe), features.lora_ranks()[-1]
+        patterns = recipe.lora.rank_pattern
+        widest = next((pattern for pattern, its in patterns.items() if its == rank), None)
+        yield Diagnostic(
+            "E0646",
+            f"the adapter has rank {rank}, and vLLM {vllm.version()} serves adapters up to rank {largest}",
+            join(("lora", "rank_pattern", widest)) if widest else "lora.rank",
+            f"{widest or 'rank'}: {largest}, or serve: {{weights: merged}}",
+        )
+    if features.replicas_in_one_process(serve):
+        yield Diagnostic(
+            "E0648",
+            f"{features.ONE_PROCESS}: 0 runs {plural(serve.data_parallel_size, 'replica')} in one process, "
+            "where tpu-inference refuses adapters",
+            f"serve.env.{features.ONE_PROCESS}",
+            "remove it",
+            at_key=True,
+        )
+    if facts.model is None:
+        return
+    family, title = facts.model.family.name, facts.model.title
+    if family not in known["families"]:
+        yield Diagnostic(
+            "E0645",
+            f"vLLM {vllm.version()} serves no adapters of {title}",
+            where,
+            "weights: merged",
+        )
+    elif features.runs_jax_model(family, serve):
+        yield Diagnostic(
+            "E0645",
+            f"tpu-inference {vllm.version()} runs {title} by a JAX model of its own, which takes no "
+            "adapters: the server ends while it warms up",
+            where,
+            "weights: merged; or env: {MODEL_IMPL_TYPE: vllm} for vLLM's own model, which takes them and is "
+            "untried on TPUs",
+        )
+    else:
+        yield Diagnostic(
+            "N0647",
+            f"vLLM's own model of {title} on torchax takes the adapter by its sources; on a CPU that was "
+            "tried, on a TPU it was not",
+            where,
+        )
+
+
+def _address(serve: Serve) -> Iterator[Diagnostic]:
+    if not is_loopback(serve.host):
+        yield Diagnostic(
+            "N0633",
+            f"the server listens on {serve.host}, where others than its own machine reach it: it starts with "
+            "VLLM_API_KEY set in its environment alone, and asks every client for that key",
+            "serve.host",
+            "host: 127.0.0.1 needs no key; it guards /v1, and not /health or /metrics",
+        )

@@ -1,0 +1,155 @@
+"""What the commands of `recipe` share: their arguments, a recipe's checks, and how diagnostics are shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recipec.compiler.cli import completion
+from recipec.compiler.terminal import color, console, doing, log, manner, note, on_ctrl_c, result, say, tell
+from recipec.compiler.wording import mesh_axes
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.lower import Lowered
+    from recipec.spec.diagnostics import Diagnostic
+    from recipec.spec.load import Loaded
+
+__all__ = ["color", "console", "end_build", "note", "on_ctrl_c", "result", "say", "tell"]
+
+DONE, FAILED, MISUSED = 0, 1, 2
+"""Exit statuses."""
+
+
+class Format(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
+    """How diagnostics are shown."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Recipe = Annotated[
+    Path,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe's YAML file.",
+        show_default=False,
+        autocompletion=completion.recipes,
+    ),
+]
+Recipes = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="RECIPE", help="Recipes' YAML files.", show_default=False, autocompletion=completion.recipes
+    ),
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Set a key to a YAML value; may be repeated.",
+        show_default=False,
+        autocompletion=completion.sets,
+    ),
+]
+Shown = Annotated[
+    Format, typer.Option("--format", help="Diagnostics as text on stderr, or as JSON on stdout.")
+]
+Output = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The folder of artifacts.")]
+
+
+CHECK_SECONDS = 60.0
+"""That reading and checking one recipe may take; a second or two is usual."""
+
+
+def read(path: Path, sets: Sequence[str] | None, planning: bool = False) -> tuple[Loaded, Lowered]:
+    """A recipe, loaded and lowered.
+
+    Args:
+        planning: whether what only a plan can do is let through.
+    """
+    from recipec.compiler.lowering.lower import lower
+    from recipec.runtime.limit import TooLong, limit
+    from recipec.spec.load import load
+
+    try:
+        with limit(CHECK_SECONDS):
+            with doing(f"reading {path}"):
+                loaded = load(path, sets or ())
+            with doing(f"checking {path}"):
+                lowered = lower(loaded, planning)
+    except TooLong:
+        loaded, lowered = _unending(path)
+    if manner.verbose:
+        _detail(loaded, lowered)
+    return loaded, lowered
+
+
+def _unending(path: Path) -> tuple[Loaded, Lowered]:
+    """What is known of a recipe that cannot be checked in its time."""
+    from recipec.compiler.lowering.lower import Lowered
+    from recipec.spec.diagnostics import Diagnostic
+    from recipec.spec.load import Loaded, display
+    from recipec.spec.secrets import Concealer
+    from recipec.spec.sources import Sources
+
+    found = Diagnostic(
+        "E0042",
+        f"the checks of {display(path)} have not ended within {CHECK_SECONDS:g} s",
+        help="look for a regular expression with repetitions within repetitions, such as (a+)+b",
+    )
+    return Loaded(path, None, [found], Sources(None, Concealer(None))), Lowered(None, [found])
+
+
+def end_build(folder: Path) -> None:
+    """Ends the build that a kill cut off in a folder of artifacts, and says so."""
+    from recipec.compiler.artifacts.whole import finish
+
+    if finish(folder):
+        note(f"note: the build that was cut off in {folder} has been ended")
+
+
+def show(diagnostics: Sequence[Diagnostic], format: Format) -> None:
+    """Prints diagnostics: as text on stderr, or as JSON on stdout."""
+    if format is Format.JSON:
+        from recipec.spec.diagnostics import json_text, render_json
+
+        print(json_text(render_json(diagnostics)))
+        return
+    shown = [item for item in diagnostics if item.severity == "error" or not manner.quiet]
+    if shown:
+        from recipec.spec.diagnostics import render_text
+
+        print(render_text(shown, color=color(sys.stderr)), end="", file=sys.stderr)
+
+
+def has_errors(diagnostics: Sequence[Diagnostic]) -> bool:
+    return any(diagnostic.severity == "error" for diagnostic in diagnostics)
+
+
+def _detail(loaded: Loaded, lowered: Lowered) -> None:
+    """What a recipe came to, for --verbose."""
+    from recipec.compiler.wording import plural, quantity
+    from recipec.spec.tree import walk
+
+    root, program = loaded.sources.root, lowered.program
+    if root is not None:
+        files = {node.place.span.file: None for _, _, node in walk(root) if node.place.kind != "set"}
+        log.info("values from %s", ", ".join(files))
+    if program is None:
+        return
+    axes = mesh_axes(program.recipe.mesh.axes)
+    log.info("model from %s; %s", program.model_origin, program.accelerator.describe())
+    log.info(
+        "mesh %s, %s a step; %s, %s trained in %s",
+        axes,
+        plural(program.accumulation_steps, "micro-batch").replace("batchs", "batches"),
+        plural(len(program.parameters), "array"),
+        quantity(program.trainable_parameters),
+        plural(len(program.adapters), "adapter"),
+    )

@@ -1,0 +1,176 @@
+"""The commands `recipe build` and `recipe check`: many recipes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recipec.compiler.cli.base import (
+    FAILED,
+    Format,
+    Output,
+    Recipes,
+    Sets,
+    Shown,
+    doing,
+    end_build,
+    has_errors,
+    note,
+    on_ctrl_c,
+    read,
+    result,
+    say,
+    show,
+    tell,
+)
+from recipec.compiler.emitters.backends import Backend, diagnosed, others
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.lower import Lowered
+    from recipec.spec.diagnostics import Diagnostic
+    from recipec.spec.load import Loaded
+
+
+def build(
+    recipes: Recipes,
+    output: Output = Path("generated"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; exit 1 and show a diff when something is stale.")
+    ] = False,
+    backend: Annotated[
+        list[Backend] | None,
+        typer.Option(
+            "--backend",
+            help="What else shall train it: trl writes baseline/, torchax train_torchax.py, tunix neither; "
+            "may be repeated. By default what the artifact on disk was built for.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace files that no build wrote, too; a copy is kept beside each."),
+    ] = False,
+    sets: Sets = None,
+    format: Shown = Format.TEXT,
+) -> None:
+    """Write the artifacts of recipes, or check that they are current."""
+    from recipec.spec.diagnostics import in_order
+
+    if not check:
+        end_build(output)
+    pairs = _read_all(recipes, sets)
+    programs = {item.program.name: item.program for _, item in pairs if item.program is not None}
+    backends = {name: _backends(backend, output / name) for name in programs}
+    diagnostics = in_order(
+        [
+            *(d for _, item in pairs for d in item.diagnostics),
+            *(d for loaded, item in pairs for d in _of_backends(loaded, item, backends)),
+            *_same_names(pairs),
+        ]
+    )
+    show(diagnostics, format)
+    if has_errors(diagnostics):
+        raise typer.Exit(FAILED)
+    from recipec.compiler.artifacts import artifact
+    from recipec.compiler.emitters.emit import emit
+    from recipec.runtime.progress import each
+
+    artifacts = {}
+    for name, program in each("making the artifacts", list(programs.items())):
+        with doing(f"making {name}"):
+            artifacts[name] = emit(program, backends[name])
+    again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend)])
+    if check:
+        difference = artifact.check(output, artifacts)
+        if difference:
+            result(difference, end="")
+            say(f"error: {output} is not what the recipes give; build it again: {again}")
+            raise typer.Exit(FAILED)
+        if format is Format.TEXT:
+            tell(f"{output}: {_count(len(artifacts), 'artifact')} up to date")
+        return
+    on_ctrl_c(
+        lambda: f"{output} is {'as it was' if artifact.check(output, artifacts) else 'whole and current'}"
+    )
+    with doing(f"writing {output}"):
+        notes = artifact.write(output, artifacts, force, f"{again} --force")
+    for line in notes:
+        (note if line.startswith("note: ") else say)(line)
+    if format is Format.TEXT:
+        for name, files in artifacts.items():
+            tell(f"{output / name}: {_count(len(files), 'file')}")
+
+
+def check(recipes: Recipes, sets: Sets = None, format: Shown = Format.TEXT) -> None:
+    """Check recipes against the language, the model and the hardware."""
+    pairs = _read_all(recipes, sets)
+    diagnostics = [*(d for _, item in pairs for d in item.diagnostics), *_same_names(pairs)]
+    show(diagnostics, format)
+    if has_errors(diagnostics):
+        raise typer.Exit(FAILED)
+    if format is Format.TEXT:
+        for path in recipes:
+            tell(f"{path}: ok")
+
+
+def _read_all(recipes: Sequence[Path], sets: Sequence[str] | None) -> list[tuple[Loaded, Lowered]]:
+    """Recipes, loaded and lowered one after the other."""
+    from recipec.runtime.progress import each
+
+    return [read(path, sets) for path in each("checking", recipes)]
+
+
+def _same_names(pairs: Sequence[tuple[Loaded, Lowered]]) -> list[Diagnostic]:
+    """Two recipes of one name would write one folder."""
+    from recipec.spec.diagnostics import Diagnostic
+    from recipec.spec.load import display, locate
+
+    out: list[Diagnostic] = []
+    first: dict[str, Path] = {}
+    for loaded, lowered in pairs:
+        if lowered.program is None:
+            continue
+        name = lowered.program.name
+        if name in first:
+            message = f"{display(first[name])} is named `{name}` too: they would write one folder"
+            found = Diagnostic("E0041", message, "name", "give one of them another name")
+            out += locate([found], loaded.sources)
+        first.setdefault(name, loaded.path)
+    return out
+
+
+def _backends(given: Sequence[Backend] | None, folder: Path) -> tuple[Backend, ...]:
+    """The backends beside Tunix that an artifact is built for.
+
+    Args:
+        given: with --backend; None for those that the artifact on disk was built for.
+        folder: of the artifact.
+    """
+    from recipec.compiler.artifacts.artifact import backends_of
+
+    return others(backends_of(folder) if given is None else [backend.value for backend in given])
+
+
+def _of_backends(
+    loaded: Loaded, lowered: Lowered, backends: Mapping[str, Sequence[Backend]]
+) -> list[Diagnostic]:
+    """What the backends of a recipe's artifact say about it."""
+    from recipec.spec.load import locate
+
+    program = lowered.program
+    return locate(diagnosed(program, backends[program.name]), loaded.sources) if program is not None else []
+
+
+def _as_options(output: Path, sets: Sequence[str] | None, backends: Sequence[Backend] | None) -> list[str]:
+    from shlex import quote
+
+    chosen = [] if output == Path("generated") else ["-o", quote(str(output))]
+    chosen += [word for backend in backends or () for word in ("--backend", backend.value)]
+    return [*chosen, *(word for item in sets or () for word in ("--set", quote(item)))]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,242 @@
+"""How the command `recipe` ends: with sentences and an exit status, whatever happens.
+
+What goes wrong in a way that no command foresees (a full disk, a reader that went away, a terminal that
+cannot show a letter, a fault of the compiler's own) is dealt with here, once for all commands.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import json
+import os
+import re
+import select
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn, TextIO
+
+import typer
+
+from recipec.compiler.cli.base import DONE, FAILED
+
+INTERRUPTED = 128 + signal.SIGINT
+UNREAD = 128 + signal.SIGPIPE
+"""Exit status where the reader of the output went away, as of a program that the signal ends."""
+
+PATHLIB = ("Symlink loop", "Could not determine home directory", "Can't determine home directory")
+"""What pathlib says of paths that lead nowhere, as a RuntimeError."""
+
+
+PLAINLY = {
+    r"Value error, ": "",
+    r"Input should be greater than or equal to (\S+)": r"it must be at least \1",
+    r"Input should be less than or equal to (\S+)": r"it must be at most \1",
+    r"Input should be a valid integer.*": "it must be a whole number",
+    r"Input should be a valid number.*": "it must be a number",
+}
+"""Pydantic's wording of a wrong value on the command line, and ours."""
+
+
+def guarded(command: Callable[[], object]) -> NoReturn:
+    """Runs the command line to its end and leaves with its exit status.
+
+    Args:
+        command: the application, not standalone: it raises its usage errors and returns an exit status, or
+            anything else for 0.
+
+    Raises:
+        SystemExit: always.
+    """
+    _open_streams()
+    before = sys.stdout
+    for ended in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ended) != signal.SIG_IGN:  # as nohup has it
+            # Ended from outside, it takes its workers and temporary files along, as at Ctrl-C.
+            signal.signal(ended, _leave)
+    status = _status(command)
+    if sys.stdout is not before:  # typer has met a broken pipe, hidden it and left with 1
+        status = (
+            UNREAD if _unread() else _failed(BrokenPipeError(errno.EPIPE, "a process ended unexpectedly"))
+        )
+    raise SystemExit(_delivered(status))
+
+
+def _leave(signum: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def _status(command: Callable[[], object]) -> int:
+    try:
+        _demand_folder()
+        given = command()
+        return given if isinstance(given, int) else DONE
+    except SystemExit as left:
+        return _of_exit(left.code)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except typer.Abort as aborted:  # Ctrl-C or Ctrl-D where something was asked
+        if isinstance(aborted.__context__, KeyboardInterrupt):
+            return INTERRUPTED
+        _tell("error: the input ended before every question was answered")
+        return FAILED
+    except Exception as error:
+        return _failed(error)
+
+
+def _of_exit(code: object) -> int:
+    """The exit status of a SystemExit, whose code may be a sentence as well."""
+    if code is None:
+        return DONE
+    if isinstance(code, int):
+        return code
+    _tell(f"error: {code}")
+    return FAILED
+
+
+def _demand_folder() -> None:
+    from recipec.compiler.errors import ArtifactError
+
+    try:
+        os.getcwd()
+    except OSError:
+        raise ArtifactError(
+            "the folder that you are in is no longer there", "go to one that is: cd"
+        ) from None
+
+
+def _failed(error: Exception) -> int:
+    """Says what failed, and gives the exit status; a fault of the compiler's own is said to be one."""
+    from recipec.compiler.artifacts.writing import WAYS_OUT
+    from recipec.compiler.errors import ArtifactError
+    from recipec.runtime.errors import UserError
+
+    shown = getattr(error, "show", None)  # a usage error of typer's, whose class it does not export
+    if callable(shown) and isinstance(status := getattr(error, "exit_code", None), int):
+        text = io.StringIO()
+        shown(file=text)
+        _tell(_plainly(text.getvalue().rstrip("\n")))
+        return status
+    if isinstance(error, ArtifactError | UserError):
+        _tell(f"error: {error}", error.help)
+    elif isinstance(error, BrokenPipeError) and _unread():
+        return UNREAD
+    elif isinstance(error, OSError):
+        place = _place(error)
+        _tell(
+            f"error: {f'{place}: ' if place else ''}{error.strerror or error}", WAYS_OUT.get(error.errno or 0)
+        )
+    elif isinstance(error, RuntimeError) and str(error).startswith(PATHLIB):
+        _tell(f"error: {error}", "check the path")
+    elif isinstance(error, MemoryError):
+        _tell("error: there is not enough memory")
+    else:
+        _own_fault(error)
+    return FAILED
+
+
+def _plainly(text: str) -> str:
+    """What typer says of a wrong argument, without the wording of pydantic, which reads its values."""
+    for pattern, words in PLAINLY.items():
+        text = re.sub(pattern, words, text)
+    return text
+
+
+def _own_fault(error: Exception) -> None:
+    if os.environ.get("RECIPEC_TRACEBACK"):
+        import traceback
+
+        with suppress(OSError):
+            traceback.print_exc()
+    first = (str(error).splitlines() or [""])[0]
+    _tell(
+        f"error[E0000]: the compiler itself failed: {type(error).__name__}: {first}",
+        "this is a fault of recipec, not of the recipe. Run the command again with\n"
+        "          RECIPEC_TRACEBACK=1 set, and report what it prints together with the recipe",
+    )
+
+
+def _place(error: OSError) -> str:
+    """The file that an error is about, in one line; "" where it is none."""
+    if isinstance(error.filename, str | bytes):
+        return os.fsdecode(error.filename).replace("\n", "\ufffd")
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return "stdout"
+    return ""
+
+
+def _tell(text: str, help: str | None = None) -> None:
+    """Prints to stderr, where that can be written."""
+    from recipec.spec.diagnostics import printable
+
+    with suppress(OSError, ValueError):
+        print(printable(text if not help else f"{text}\n  = help: {help}"), file=sys.stderr, flush=True)
+
+
+def _open_streams() -> None:
+    """stdin, stdout and stderr as there are, or that lead nowhere; what they cannot show is escaped.
+
+    A file that is opened later would get the number of a stream that is closed (`recipe ... >&-`), and what
+    is printed would end up in it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 (for good)
+    codecs.register_error("recipec", _escape)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="recipec")
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """As JSON escapes letters, so that what is JSON stays JSON."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def _delivered(status: int) -> int:
+    """The exit status once everything that was printed has arrived, or could not.
+
+    Python's own flush at its end would print a traceback and leave with 120.
+    """
+    for name in ("stdout", "stderr"):
+        stream: TextIO = getattr(sys, name)
+        try:
+            stream.flush()
+        except (OSError, ValueError) as error:
+            _silence(stream)
+            if isinstance(error, BrokenPipeError):
+                status = status or UNREAD
+            elif status == DONE:
+                _tell(f"error: {name}: {getattr(error, 'strerror', None) or error}")
+                status = FAILED
+    return status
+
+
+def _silence(stream: TextIO) -> None:
+    """Nothing more may be written, not even when Python closes the stream."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _unread() -> bool:
+    """Whether the reader of stdout or stderr has gone."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if any(event & select.POLLERR for _, event in poll.poll(0)):
+                return True
+    return False

@@ -1,0 +1,288 @@
+"""The command `recipe`. What a command needs is imported when it runs, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from recipec.compiler.cli import build as cli_build
+from recipec.compiler.cli import completion
+from recipec.compiler.cli import lsp as cli_lsp
+from recipec.compiler.cli import new as cli_new
+from recipec.compiler.cli import parity as cli_parity
+from recipec.compiler.cli import plan as cli_plan
+from recipec.compiler.cli import port as cli_port
+from recipec.compiler.cli import report as cli_report
+from recipec.compiler.cli import serve as cli_serve
+from recipec.compiler.cli import watch as cli_watch
+from recipec.compiler.cli.base import (
+    DONE,
+    FAILED,
+    Format,
+    Recipe,
+    Sets,
+    color,
+    end_build,
+    on_ctrl_c,
+    read,
+    result,
+    show,
+)
+from recipec.compiler.cli.guard import guarded
+from recipec.compiler.terminal import Commands
+
+app = typer.Typer(
+    name="recipe",
+    help="Compiles one YAML recipe into everything that fine-tunes and serves a model on TPUs.",
+    no_args_is_help=True,
+    cls=Commands,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class Split(str, Enum):  # noqa: UP042 (as Format)
+    """The data of a recipe."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        from recipec.compiler import __version__
+
+        print(f"recipec {__version__}")
+        raise typer.Exit(DONE)
+
+
+app.command()(cli_build.build)
+app.command()(cli_build.check)
+
+
+@app.command()
+def explain(
+    recipe: Recipe,
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PATH",
+            help="A section or key, such as train.schedule.",
+            show_default=False,
+            autocompletion=completion.keys,
+        ),
+    ] = None,
+    sets: Sets = None,
+) -> None:
+    """Show each value, where it comes from, and what it turns into."""
+    from recipec.compiler.explain.explain import explain as explained
+    from recipec.compiler.explain.explain import unknown_path
+
+    loaded, lowered = read(recipe, sets)
+    if path is not None:
+        problem = unknown_path(path, loaded)
+        if problem is not None:
+            show([problem], Format.TEXT)
+            raise typer.Exit(FAILED)
+    if lowered.program is None:
+        show(lowered.diagnostics, Format.TEXT)
+        raise typer.Exit(FAILED)
+    result(explained(lowered.program, loaded, path), end="")
+
+
+@app.command()
+def pack(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="An artifact's name.",
+            show_default=False,
+            autocompletion=completion.artifacts,
+        ),
+    ],
+    folder: Annotated[
+        Path, typer.Option("-d", "--from", metavar="DIR", help="The folder of artifacts.")
+    ] = Path("generated"),
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            metavar="RECIPE",
+            help="The recipe it was built from; found by itself in recipes/.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="The archive; NAME.tar.gz.", show_default=False),
+    ] = None,
+) -> None:
+    """Make one archive of an artifact that runs by itself, with its local data."""
+    from recipec.compiler.artifacts.archive import pack as packed
+
+    end_build(folder)
+    result(str(packed(name, folder, recipe, output)))
+
+
+@app.command()
+def diff(
+    a: Recipe,
+    b: Recipe,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Plan both: what changes in memory, time and cost.")
+    ] = False,
+    sets: Sets = None,
+) -> None:
+    """Show what changes from one recipe to another, in the run and in the artifact.
+
+    --set applies to both; where both are the same recipe, to the second alone.
+    """
+    from recipec.compiler.explain.diff import diff as differences
+
+    asked = tuple(sets or ())
+    own = () if a.resolve() == b.resolve() else asked  # else there would be nothing to compare
+    (_, before), (_, after) = read(a, list(own), plan), read(b, list(asked), plan)
+    if before.program is None or after.program is None:
+        show([*before.diagnostics, *after.diagnostics], Format.TEXT)
+        raise typer.Exit(FAILED)
+    result(differences(before.program, after.program), end="")
+    if plan:
+        result(cli_plan.compare((before.program, own), (after.program, asked)), end="")
+
+
+@app.command()
+def models(
+    word: Annotated[
+        str,
+        typer.Argument(
+            metavar="WORD",
+            help="A part of an id or of a family's name; all without it.",
+            show_default=False,
+            autocompletion=completion.models,
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the models of the catalogue: their sizes, and what works with each."""
+    import json
+    from dataclasses import asdict
+
+    from recipec.compiler.explain.models import models as known
+    from recipec.compiler.explain.models import text, unknown
+
+    found = known(word)
+    if not found:
+        show([unknown(word)], Format.JSON if as_json else Format.TEXT)
+        raise typer.Exit(FAILED)
+    result(json.dumps([asdict(one) for one in found], indent=2) if as_json else text(found))
+
+
+app.command()(cli_new.new)
+app.command()(cli_parity.parity)
+app.command()(cli_plan.plan)
+app.command()(cli_plan.cost)
+app.command()(cli_port.port)
+app.command()(cli_report.report)
+app.command()(cli_watch.watch)
+app.command()(cli_lsp.lsp)
+app.add_typer(cli_serve.app, name="serve")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the language."""
+    import json
+
+    from recipec.spec.schema import json_schema
+
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+
+
+@app.command()
+def rehearse(
+    recipe: Recipe,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=4, help="Optimizer steps to run.")] = 12,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Keep what was run in this folder.", show_default=False),
+    ] = None,
+    sets: Sets = None,
+) -> None:
+    """Run the recipe's artifact in miniature on virtual CPU devices."""
+    from recipec.compiler.rehearse.rehearse import rehearse as rehearsed
+
+    _, lowered = read(recipe, sets)
+    show(lowered.diagnostics, Format.TEXT)
+    if lowered.program is None:
+        raise typer.Exit(FAILED)
+    on_ctrl_c(None)  # it says by itself what is there
+    raise typer.Exit(DONE if rehearsed(lowered.program, steps, keep).ok else FAILED)
+
+
+@app.command()
+def preview(
+    recipe: Recipe,
+    count: Annotated[int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples to show.")] = 3,
+    split: Annotated[Split, typer.Option("--split", help="The data to look at.")] = Split.TRAIN,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", metavar="DIR", help="Folder of the model or of its tokenizer.", show_default=False
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir", metavar="DIR", help="Where the data lies; the recipe's folder.", show_default=False
+        ),
+    ] = None,
+    sets: Sets = None,
+    format: Annotated[Format, typer.Option("--format", help="Text or JSON, on stdout.")] = Format.TEXT,
+) -> None:
+    """Show samples with the tokens that carry loss, and what becomes of the data."""
+    import json
+
+    from recipec.compiler.explain.preview import preview as previewed
+    from recipec.compiler.explain.preview import text
+    from recipec.runtime.errors import UserError, report
+
+    _, lowered = read(recipe, sets)
+    if lowered.program is None:
+        show(lowered.diagnostics, format)
+        raise typer.Exit(FAILED)
+    show([item for item in lowered.diagnostics if item.severity != "note"], Format.TEXT)
+    try:
+        made = previewed(lowered.program, count, split.value, model, data_dir)
+    except UserError as error:
+        report(error)
+        raise typer.Exit(FAILED) from error
+    if format is Format.JSON:
+        print(json.dumps(made.to_dict(), indent=2))
+    else:
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="backslashreplace")  # data may hold what the terminal has not
+        print(text(made, color(sys.stdout)), end="")
+    if made.problem:
+        report(UserError(*made.problem))
+        raise typer.Exit(FAILED)
+
+
+def main() -> NoReturn:
+    """The console script: whatever happens, the user reads sentences and gets an exit status."""
+    # Most of what a command makes lives until its end: looking for garbage often is a tenth of its time.
+    gc.set_threshold(50_000)
+    guarded(lambda: app(prog_name="recipe", standalone_mode=False))
+
+
+if __name__ == "__main__":
+    main()

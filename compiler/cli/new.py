@@ -1,0 +1,300 @@
+"""`recipe new`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from recipec.compiler.cli import completion
+from recipec.compiler.cli.base import MISUSED, Format, note, say, show, tell
+from recipec.compiler.wording import as_typed, listing
+
+if TYPE_CHECKING:
+    from recipec.compiler.new.recipe import Made
+    from recipec.compiler.new.source import Source
+
+FOLDER = Path("recipes")
+"""Where recipes lie, unless their data lies elsewhere."""
+
+
+class Method(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
+    """How it is trained."""
+
+    LORA = "lora"
+    QLORA = "qlora"
+    DPO = "dpo"
+    FULL = "full"
+
+
+class DataFormat(str, Enum):  # noqa: UP042
+    """What a sample holds, as data.format."""
+
+    CHAT = "chat"
+    INSTRUCTION = "instruction"
+    PROMPT_COMPLETION = "prompt_completion"
+    TEXT = "text"
+    PREFERENCE = "preference"
+
+
+def new(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="Name of the recipe, and of its artifact.", show_default=False),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="ID",
+            help="A Hugging Face id of the catalogue, or a directory with a checkpoint.",
+            show_default=False,
+            autocompletion=completion.models,
+        ),
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerator",
+            metavar="NAME",
+            help="The machine that trains, such as v6e-8.",
+            show_default=False,
+            autocompletion=completion.accelerators,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="PATH",
+            help="A file of samples, or hf://OWNER/NAME. Without it the recipe names data/train.jsonl, to be "
+            "put there.",
+            show_default=False,
+        ),
+    ] = None,
+    format: Annotated[
+        DataFormat | None,
+        typer.Option("--format", help="What a sample holds; seen from a local file.", show_default=False),
+    ] = None,
+    method: Annotated[
+        Method | None,
+        typer.Option(
+            "--method",
+            help="lora, or qlora where that does not fit; dpo where the data is preferences.",
+            show_default=False,
+        ),
+    ] = None,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            "--serve",
+            metavar="NAME",
+            help="The TPU that serves the model with vLLM, or none.",
+            show_default=False,
+            autocompletion=completion.servers,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help="The recipe's folder: recipes, or this one where the data lies here.",
+            show_default=False,
+        ),
+    ] = None,
+    github: Annotated[
+        bool, typer.Option("--github", help="Write a GitHub Actions workflow that checks the recipes.")
+    ] = False,
+    pre_commit: Annotated[
+        bool, typer.Option("--pre-commit", help="Have pre-commit check the recipes before each commit.")
+    ] = False,
+) -> None:
+    """Write a commented recipe for a model and a machine.
+
+    On a terminal it asks for what is not given. No file that is there is replaced.
+    """
+    from recipec.compiler.new import ask, hooks, recipe
+    from recipec.compiler.new.source import as_turns, placed
+
+    asking = ask.possible()
+    _demand(asking, model, accelerator)
+    if refused := recipe.refusal_of_name(name):
+        raise typer.BadParameter(refused, param_hint="NAME")
+    kind = None if method is None else method.value
+    source = _source(data, format) if data is not None or not asking else None
+    if source is not None:
+        _target(name, output, source)  # before anything is asked
+    here = Path(f"{name}.yaml")
+    if model is None:
+        model = ask.model(lambda text: recipe.look(name, recipe.spelt(text, Path()), kind, here))
+    if accelerator is None:
+        machine = ask.accelerator(recipe.look(name, recipe.spelt(model, Path()), kind, here), kind)
+    else:
+        machine = recipe.machine(accelerator)
+    source = source or ask.data(lambda text: _within_reach(_source(text, format), output))
+    target = _target(name, output, source)
+    spelt = recipe.spelt(model, target.parent)
+    usual = recipe.usual_format(spelt, kind, target)
+    source = _with_format(source if usual == "text" else as_turns(source), usual, asking)
+    server = ask.serve() if serve is None and asking else ask.server(serve or ask.NO_SERVER)
+    if asking and not (github or pre_commit) and hooks.in_repository(target.parent):
+        github = ask.confirm("Have GitHub Actions check the recipes at each push?")
+        pre_commit = ask.confirm("Have pre-commit check them before each commit?")
+    asked = recipe.Asked(name, spelt, machine, kind, placed(source, target.parent), server, target)
+    _write(recipe.make(asked), target, github, pre_commit)
+
+
+def _demand(asking: bool, model: str | None, accelerator: str | None) -> None:
+    """Refuses to guess what only the user knows, where nobody can be asked."""
+    missing = [flag for flag, given in (("--model", model), ("--accelerator", accelerator)) if given is None]
+    if missing and not asking:
+        _misused(f"give {listing(missing)}: only on a terminal is asked for what is missing")
+
+
+def _misused(message: str) -> NoReturn:
+    say(f"error: {message}")
+    raise typer.Exit(MISUSED)
+
+
+def _source(data: str | None, format: DataFormat | None) -> Source:
+    """The data, with a local file's path as given.
+
+    Raises:
+        ArtifactError: there is no such file, or it cannot be used.
+    """
+    from recipec.compiler.errors import ArtifactError
+    from recipec.compiler.new.source import PLACEHOLDER, Source, look
+
+    said = None if format is None else format.value
+    if data is None or (data == PLACEHOLDER and not Path(data).exists()):
+        return Source(PLACEHOLDER, said)
+    if "://" in data:
+        return Source(data, said)
+    if not Path(data).exists():
+        raise ArtifactError(
+            f"there is no {data}", f"name a file that is there, or {PLACEHOLDER}, to be put there later"
+        )
+    return look(Path(data), said)
+
+
+def _target(name: str, output: Path | None, source: Source) -> Path:
+    """Where the recipe goes.
+
+    Raises:
+        ArtifactError: it cannot, or something is there.
+    """
+    from recipec.compiler.new.files import refuse_existing
+
+    target = _folder(output, source) / f"{name}.yaml"
+    refuse_existing(target, "choose another name, or another folder with -o")
+    return target
+
+
+def _within_reach(source: Source, output: Path | None) -> Source:
+    """The source, where there is a folder for its recipe; what is raised is that folder's."""
+    _folder(output, source)
+    return source
+
+
+def _folder(output: Path | None, source: Source) -> Path:
+    """The recipe's folder: its data has to lie below it.
+
+    Raises:
+        ArtifactError: it does not.
+    """
+    from recipec.compiler.errors import ArtifactError
+
+    folders = [FOLDER, Path()] if output is None else [output]
+    local = "://" not in source.path and Path(source.path).exists()
+    fitting = [one for one in folders if not local or _within(Path(source.path), one)]
+    if not fitting:
+        way = "start in a folder above it" if output is None else "name a folder above it with -o"
+        raise ArtifactError(
+            f"{source.path} lies outside of {output or 'this folder'}, below which the recipe's data must be",
+            f"copy it there, or {way}",
+        )
+    return fitting[0]
+
+
+def _within(path: Path, folder: Path) -> bool:
+    return not os.path.relpath(os.path.abspath(path), os.path.abspath(folder)).startswith("..")
+
+
+def _with_format(source: Source, usual: str, asking: bool) -> Source:
+    """The source with a format: a file that is not there yet has the usual one, another is asked for."""
+    from recipec.compiler.new import ask
+    from recipec.compiler.new.source import PLACEHOLDER
+
+    if source.format is not None:
+        return source
+    if source.path == PLACEHOLDER and source.rows is None:
+        return replace(source, format=usual)
+    if not asking and source.columns:
+        raise source.refused()
+    if not asking:
+        _misused(f"say with --format what a sample of {source.path} holds: it cannot be looked at from here")
+    words = [word.value for word in DataFormat]
+    held = ask.choice(f"What does a sample of {source.path} hold?", words, "Format", usual)
+    columns = source.columns
+    return source.told(
+        held,
+        lambda name: ask.choice(
+            f"Which column holds the {name}?", columns, "Column", name if name in columns else None
+        ),
+    )
+
+
+def _write(made: Made, target: Path, github: bool, pre_commit: bool) -> None:
+    """Writes the recipe and what goes with it, and says what was written and what comes next."""
+    from recipec.compiler.artifacts.artifact import SCHEMA
+    from recipec.compiler.new import files, hooks
+    from recipec.compiler.new.machines import TITLES
+    from recipec.spec.schema import text as schema
+
+    folder, top = target.parent, hooks.root(target.parent)
+    new: dict[Path, str] = {target: made.text}
+    replaced: dict[Path, str] = {}
+    left: list[Path] = []
+    if not (folder / SCHEMA).exists():
+        new[folder / SCHEMA] = schema()
+    if github:
+        workflow = as_typed(top / hooks.WORKFLOW)
+        text = hooks.workflow(target, top)
+        if not workflow.exists():
+            new[workflow] = text
+        elif _read(workflow) != text:
+            left.append(workflow)
+    if pre_commit:
+        config = as_typed(top / hooks.PRE_COMMIT)
+        present = _read(config) if config.exists() else None
+        extended = hooks.pre_commit(target, top, present)
+        if extended is not None:
+            (new if present is None else replaced)[config] = extended
+    files.write(new, replaced)
+    show([item for item in made.diagnostics if item.severity != "note"], Format.TEXT)
+    d = made.draft
+    tell(f"{target}: {TITLES[d.method]} on {d.accelerator.name}, rows of {d.length:,} tokens")
+    for path in [path for path in new if path != target]:
+        tell(f"{path}: written")
+    for path in replaced:
+        tell(f"{path}: extended")
+    for path in left:
+        note(f"note: {path} is there already, and another: it is left as it is")
+    file = quote(str(target))
+    note(f"next: `recipe plan {file}` for memory, time and price; `recipe build {file}` for its scripts")
+
+
+def _read(path: Path) -> str:
+    from recipec.compiler.errors import ArtifactError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ArtifactError(f"{path} is not UTF-8", "correct it, or leave the option out") from None

@@ -1,0 +1,147 @@
+"""The command `recipe parity`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recipec.compiler.cli.base import DONE, FAILED, Format, Sets, on_ctrl_c, read, show
+from recipec.compiler.emitters.backends import Backend
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def parity(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RECIPE", help="A recipe's YAML file; traces, with --compare.", show_default=False
+        ),
+    ],
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare traces (.npz) that scripts' --trace has written.")
+    ] = False,
+    backends: Annotated[
+        list[Backend] | None,
+        typer.Option(
+            "--backend", help="A backend that takes part; may be repeated. All.", show_default=False
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Optimizer steps to run.")] = 20,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Keep what was run in this folder.", show_default=False),
+    ] = None,
+    tolerances: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tolerance",
+            metavar="QUANTITY=X",
+            help="Another limit, of initial, gradients, losses, trained or merged; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
+    sets: Sets = None,
+) -> None:
+    """Train the recipe in miniature with each backend, and compare what they compute.
+
+    Exits with 1 when two of them differ by more than they may.
+    """
+    from recipec.compiler.rehearse.pipeline import new_console
+
+    limits = _limits(tolerances or ())
+    # With --json, stdout is the JSON's alone.
+    console = _on_stderr() if as_json else new_console()
+    if compare:
+        if keep or backends or sets:
+            raise typer.BadParameter("--keep, --backend and --set do not go with it", param_hint="--compare")
+        if len(paths) < 2:
+            raise typer.BadParameter("name two traces or more: A.npz B.npz", param_hint="--compare")
+        raise typer.Exit(_compare(paths, limits, as_json, console))
+    if len(paths) > 1:
+        raise typer.BadParameter("one at a time; traces are compared with --compare", param_hint="RECIPE")
+    if paths[0].suffix == ".npz":
+        raise typer.BadParameter(f"{paths[0]} looks like a trace: add --compare", param_hint="RECIPE")
+    raise typer.Exit(_run(paths[0], sets, steps, keep, backends, limits, as_json, console))
+
+
+def _run(
+    path: Path,
+    sets: Sequence[str] | None,
+    steps: int,
+    keep: Path | None,
+    backends: Sequence[Backend] | None,
+    limits: dict[str, float],
+    as_json: bool,
+    console: Console,
+) -> int:
+    from recipec.compiler.parity.backends import choose
+    from recipec.compiler.parity.run import parity as compared
+
+    loaded, lowered = read(path, sets)
+    if lowered.program is None:
+        show(lowered.diagnostics, Format.JSON if as_json else Format.TEXT)
+        return FAILED
+    show(lowered.diagnostics, Format.TEXT)
+    chosen, diagnostics = choose(loaded, lowered.program, backends or tuple(Backend))
+    if chosen is None:
+        show(diagnostics, Format.JSON if as_json else Format.TEXT)
+        return FAILED
+    show(diagnostics, Format.TEXT)
+    on_ctrl_c(None)
+    found = compared(lowered.program, chosen, steps, keep, limits, console)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    return DONE if found.ok else FAILED
+
+
+def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, console: Console) -> int:
+    from recipec.compiler.parity.table import print_rows, to_dict
+    from recipec.compiler.parity.traces import compare
+    from recipec.runtime.errors import UserError, report
+
+    try:
+        title, rows = compare(paths, limits)
+    except UserError as error:
+        report(error)
+        return FAILED
+    if as_json:
+        print(json.dumps(to_dict(rows), indent=2))
+    else:
+        print_rows(console, title, rows)
+    return DONE if all(row.ok for row in rows) else FAILED
+
+
+QUANTITIES = ("initial", "gradients", "losses", "trained", "merged")
+
+
+def _limits(given: Sequence[str]) -> dict[str, float]:
+    """Limits by quantity, from "QUANTITY=NUMBER"."""
+    limits = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in QUANTITIES:
+            raise typer.BadParameter(
+                f"{name!r} is none of {', '.join(QUANTITIES)}", param_hint="--tolerance QUANTITY=X"
+            )
+        try:
+            limits[name] = float(value)
+        except ValueError:
+            limits[name] = -1.0
+        if not 0 <= limits[name] < float("inf"):
+            raise typer.BadParameter(f"{value!r} is no limit", param_hint=f"--tolerance {name}=X")
+    return limits
+
+
+def _on_stderr() -> Console:
+    import sys
+
+    from recipec.compiler.rehearse.pipeline import new_console
+
+    return new_console(sys.stderr)

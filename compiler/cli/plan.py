@@ -1,0 +1,286 @@
+"""The commands that plan: `recipe plan` and `recipe cost`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recipec.compiler.cli.base import (
+    DONE,
+    FAILED,
+    Format,
+    Recipe,
+    Sets,
+    has_errors,
+    note,
+    on_ctrl_c,
+    read,
+    result,
+    say,
+    show,
+)
+from recipec.compiler.emitters.backends import Backend
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+    from recipec.compiler.plan.pool import Progress
+    from recipec.compiler.plan.serve.plan import Served
+    from recipec.compiler.plan.session import Planned
+    from recipec.spec.load import Loaded
+
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model", metavar="DIR", help="Folder of the model or of its tokenizer.", show_default=False
+    ),
+]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", metavar="DIR", help="Where the data lies; the recipe's folder.", show_default=False
+    ),
+]
+Effort = Annotated[
+    float,
+    typer.Option(
+        "--effort",
+        min=-1.0,
+        max=1.0,
+        help="Of the compiler: -1 is quickest, 0 what training uses, which takes three times as long.",
+    ),
+]
+Step = Annotated[
+    Backend, typer.Option("--backend", help="Whose step is compiled: train.py's, or train_torchax.py's.")
+]
+
+
+def plan(
+    recipe: Recipe,
+    backend: Step = Backend.TUNIX,
+    exact: Annotated[bool, typer.Option("--exact", help="Compile all layers; do not extrapolate.")] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Look for better meshes, micro-batches, remat and attention.")
+    ] = False,
+    most: Annotated[
+        int, typer.Option("--most", metavar="N", min=1, help="Configurations that a search compiles.")
+    ] = 24,
+    free_batch: Annotated[
+        bool, typer.Option("--free-batch", help="Let a search raise the rows of an optimizer step.")
+    ] = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Compile the server's step as well, in an environment of its own.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Write one page with pictures.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for CI.")] = False,
+    effort: Effort = -1.0,
+    model: Model = None,
+    data_dir: DataDir = None,
+    sets: Sets = None,
+) -> None:
+    """Compile the training step for its TPU, without one: memory, time, collectives and cost.
+
+    Exits with 1 when the step does not fit, or is over the recipe's budget.
+    """
+    from recipec.compiler.plan import session
+    from recipec.compiler.plan.search import Interrupted
+
+    format = Format.JSON if as_json else Format.TEXT
+    loaded, lowered = read(recipe, sets, planning=True)
+    if lowered.program is None:
+        show(lowered.diagnostics, format)
+        raise typer.Exit(FAILED)
+    _refuse_backend(loaded, lowered.program, backend, format)
+    _refuse_early(lowered.program, serve, html)
+    asked = session.Asked(
+        tuple(sets or ()), exact, search, most, free_batch, effort, model, data_dir, backend
+    )
+    try:
+        with progress_line(f"planning {lowered.program.name}") as progress:
+            planned = session.run(loaded, lowered.program, asked, progress)
+    except Interrupted as interrupted:
+        from recipec.compiler.plan.search_text import text as search_text
+
+        result(search_text(lowered.program, interrupted.found), end="")
+        say(f"interrupted: {_kept()}")
+        raise typer.Exit(130) from None
+    served = _serve(lowered.program, exact, search) if serve else None
+    sections = served.sections if served else []
+    if html is not None:
+        _page(html, planned, sections)
+    if as_json:
+        print(json.dumps(planned.to_dict() | {"compiled_serving": served and served.data}, indent=2))
+    else:
+        _print(planned, lowered.program, sections)
+        if html is not None:
+            result(f"\n{html}: written")
+    raise typer.Exit(FAILED if has_errors(planned.diagnostics) else DONE)
+
+
+def _refuse_backend(loaded: Loaded, program: Program, backend: Backend, format: Format) -> None:
+    """Ends the command where nothing can be compiled, or the backend cannot train the recipe."""
+    from recipec.compiler.emitters.backends import diagnosed
+    from recipec.compiler.plan.planner import check_target
+    from recipec.spec.load import locate
+
+    check_target(program, backend)
+    found = locate(diagnosed(program, (backend,)), loaded.sources)
+    if has_errors(found):
+        show(found, format)
+        raise typer.Exit(FAILED)
+
+
+def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
+    """What would fail after minutes of compiling.
+
+    Raises:
+        ArtifactError: the server to be planned is none, or the page cannot be written.
+    """
+    from recipec.compiler.artifacts.writing import demand_writable
+    from recipec.compiler.errors import ArtifactError
+
+    if serve and program.recipe.serve is None:
+        raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
+    if html is not None:
+        demand_writable(html)
+
+
+def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple[str, ...]]) -> str:
+    """What a change does to memory, time and cost, for `recipe diff --plan`.
+
+    Args:
+        before, after: a program with the --set that made it.
+    """
+    from recipec.compiler.plan.compare import compare as compared
+    from recipec.compiler.plan.counted import statistics
+    from recipec.compiler.plan.planner import plan as planned
+
+    plans = []
+    for program, sets in (before, after):
+        with progress_line(f"planning {program.name}") as progress:
+            plans.append(planned(program, sets, data=statistics(program), progress=progress))
+    return f"\n{compared(*plans)}"
+
+
+@contextmanager
+def progress_line(label: str) -> Iterator[Progress]:
+    """A line on stderr that says how far the compiles are."""
+    from recipec.runtime.progress import Progress as Line
+
+    on_ctrl_c(_kept)
+    with Line(label, 1.0) as line:
+
+        def show(share: float, what: str) -> None:
+            line.label = f"{label}, {what}"
+            if share < line.done:  # what comes next: a search after the plan
+                line.done, line.started = 0.0, time.monotonic()
+            line.advance(share - line.done)
+
+        yield show
+
+
+def _kept() -> str:
+    """What Ctrl-C leaves of the compiles."""
+    from recipec.compiler.plan import store
+    from recipec.compiler.wording import plural
+
+    count = len(store.put_now)
+    kept = f"{plural(count, 'result')} of this command" if count else "what was compiled before"
+    return f"{kept} {'are' if count > 1 else 'is'} kept, and the same command goes on from there"
+
+
+def _serve(program: Program, exact: bool, search: bool) -> Served:
+    """The server's compiled step."""
+    from recipec.compiler.plan.serve.plan import plan_serve
+
+    return plan_serve(program, exact, search, note)
+
+
+def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
+    from recipec.compiler.artifacts.writing import write_text
+    from recipec.compiler.plan.page.document import page
+    from recipec.compiler.plan.roofline.text import text as serving_text
+
+    sections = [] if planned.serving is None else [("Serving, on paper", serving_text(planned.serving))]
+    text = page(planned.plan, planned.search, [*sections, *served])
+    write_text(file, text)
+
+
+def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) -> None:
+    from recipec.compiler.plan.roofline.text import text as serving_text
+    from recipec.compiler.plan.text import text
+
+    parts = [text(planned.plan)]
+    if planned.search is not None:
+        from recipec.compiler.plan.search_text import text as search_text
+
+        parts.append(search_text(program, planned.search))
+    if planned.serving is not None:
+        parts.append(serving_text(planned.serving))
+    parts += [f"{title}\n{said}" for title, said in served]
+    result("\n".join(parts), end="")
+    show(planned.diagnostics, Format.TEXT)
+
+
+def cost(
+    recipe: Recipe,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            "--serve-hours",
+            "--hours",
+            metavar="H",
+            help="Hours that the server runs, beside 1 and 24; the training's are --train-hours.",
+            show_default=False,
+        ),
+    ] = None,
+    train_hours: Annotated[
+        float | None,
+        typer.Option("--train-hours", metavar="H", help="Hours of the training.", show_default=False),
+    ] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", metavar="DIR", help="A run's folder, whose measured hours count.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    backend: Step = Backend.TUNIX,
+    model: Model = None,
+    data_dir: DataDir = None,
+    sets: Sets = None,
+) -> None:
+    """What training and serving cost, by hours given, measured or planned.
+
+    Without --train-hours and --run the training is planned, as `recipe plan` does.
+    """
+    from recipec.compiler.explain.cost import COST, text
+    from recipec.compiler.explain.cost import cost as costs
+    from recipec.compiler.lowering.duration import training_hours
+    from recipec.compiler.plan import session
+
+    format = Format.JSON if as_json else Format.TEXT
+    loaded, lowered = read(recipe, sets, planning=True)
+    program = lowered.program
+    if program is None:
+        show(lowered.diagnostics, format)
+        raise typer.Exit(FAILED)
+    planned = None
+    if train_hours is None and run is None:
+        _refuse_backend(loaded, program, backend, format)
+        with progress_line(f"planning {program.name}") as progress:
+            asked = session.Asked(tuple(sets or ()), model=model, data_dir=data_dir, backend=backend)
+            planned = session.plan_run(program, asked, progress)
+    made = costs(program, training_hours(train_hours, run, planned, program.recipe.train.steps), hours)
+    if as_json:
+        print(COST.dump_json(made, indent=2).decode())
+    else:
+        result(text(made).rstrip("\n"))

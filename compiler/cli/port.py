@@ -1,0 +1,266 @@
+"""The command `recipe port`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from recipec.compiler.cli import completion
+from recipec.compiler.cli.base import DONE, FAILED, Format, color, note, show
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.hardware import Accelerator
+    from recipec.compiler.port.port import Asked, Ported
+    from recipec.spec.diagnostics import Diagnostic
+
+PLAIN_WIDTH = 110
+"""Columns of the table where the output is no terminal."""
+
+
+class Dialect(str, Enum):  # noqa: UP042 (as Format)
+    """The tools whose files can be ported."""
+
+    AXOLOTL = "axolotl"
+    LLAMAFACTORY = "llamafactory"
+    TRL = "trl"
+    TRAINER = "trainer"
+    TORCHTUNE = "torchtune"
+    LITGPT = "litgpt"
+
+
+class Script(str, Enum):  # noqa: UP042 (as Format)
+    """TRL's scripts whose files can be ported."""
+
+    SFT = "sft"
+    DPO = "dpo"
+    ORPO = "orpo"
+
+
+class Shape(str, Enum):  # noqa: UP042 (as Format)
+    """How the report is shown."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    JSON = "json"
+
+
+def port(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="The config of another tool, and the files that go with it: accelerate's or DeepSpeed's, "
+            "dataset_info.json, adapter_config.json.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="RECIPE",
+            help="The recipe's file; - or none is stdout.",
+            show_default=False,
+        ),
+    ] = None,
+    dialect: Annotated[
+        Dialect | None,
+        typer.Option("--from", help="Whose config it is; recognised by itself.", show_default=False),
+    ] = None,
+    script: Annotated[
+        Script | None,
+        typer.Option(
+            "--script", help="TRL's script that the config is for; told by its keys.", show_default=False
+        ),
+    ] = None,
+    accelerator: Annotated[
+        str,
+        typer.Option(
+            "--accelerator",
+            metavar="NAME",
+            help="The machine that the recipe is for.",
+            autocompletion=completion.accelerators,
+        ),
+    ] = "v5p-8",
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            "--devices",
+            metavar="N",
+            min=1,
+            help="GPUs that the source runs on, where its files do not say it.",
+            show_default=False,
+        ),
+    ] = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Choose the mesh by compiling the step for the accelerator.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail on anything approximated or unsupported.")
+    ] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Write the recipe even if it is not whole; it says so.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Write the report: .md or .json.", show_default=False),
+    ] = None,
+    format: Annotated[Shape, typer.Option("--format", help="How the report is shown.")] = Shape.TEXT,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a key of the config; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Take a GPU recipe of another tool over, with a report on every key.
+
+    The report goes to stdout, or to stderr when the recipe does. Exits with 1 when the run cannot be taken
+    over.
+    """
+    from recipec.compiler.artifacts.artifact import SCHEMA
+    from recipec.compiler.artifacts.writing import write_text
+    from recipec.compiler.port.port import Asked, port
+    from recipec.spec.schema import text as schema
+
+    target = None if output is None or str(output) == "-" else output
+    _refuse_report(report)
+    problems = [*_in_the_way(target, "-o", files, force), *_in_the_way(report, "--report", files, force)]
+    machine = _accelerator(accelerator)
+    if problems or isinstance(machine, list):
+        _fail([*problems, *(machine if isinstance(machine, list) else [])], format)
+    asked = Asked(
+        machine,
+        dialect.value if dialect else None,
+        devices,
+        partial,
+        target or Path("recipe.yaml"),
+        tuple(sets or ()),
+        writes=target is not None,
+        force=force,
+        script=script.value if script else None,
+    )
+    made = port(files, asked)
+    if plan and made.whole:
+        _plan(made, asked)
+    refusal = _strict(made) if strict else None
+    made.diagnostics += [refusal] if refusal else []
+    written = bool(made.text) and refusal is None and (made.whole or partial)
+    _show(made, format, stdout=target is not None or not written)
+    if report is not None and made.rows:
+        write_text(report, _rendered(made, Shape.JSON if report.suffix == ".json" else Shape.MARKDOWN))
+    if not written:
+        raise typer.Exit(FAILED)
+    if target is None:
+        print(made.text, end="")
+    else:
+        for name, content in (made.ledger.files if made.ledger else {}).items():
+            write_text(target.parent / name, content)
+        write_text(target, made.text)
+        if not (target.parent / SCHEMA).exists():  # the recipe's first line names it, for editors
+            write_text(target.parent / SCHEMA, schema())
+        note(f"{target}: {'a partial recipe, ' if made.missing else ''}ported from {made.title}")
+    raise typer.Exit(DONE)
+
+
+def _refuse_report(report: Path | None) -> None:
+    if report is not None and report.suffix not in (".md", ".json"):
+        raise typer.BadParameter(f"{report} is neither .md nor .json", param_hint="--report")
+
+
+def _in_the_way(target: Path | None, option: str, files: Sequence[Path], force: bool) -> list[Diagnostic]:
+    """Why a file cannot be written; found before any work is done."""
+    from recipec.spec.diagnostics import Diagnostic
+
+    if target is None:
+        return []
+    if any(os.path.realpath(target) == os.path.realpath(file) for file in files):
+        return [
+            Diagnostic("E1112", f"{target} is ported, and would be replaced", help=f"give {option} another")
+        ]
+    if target.is_dir():
+        return [Diagnostic("E1112", f"{target} is a folder", help=f"{option} {target / 'recipe.yaml'}")]
+    if not target.parent.is_dir():
+        message = f"{target} cannot be written: there is no folder {target.parent}"
+        return [Diagnostic("E1112", message, help=f"mkdir -p {target.parent}")]
+    if target.exists() and not force:
+        return [Diagnostic("E1112", f"{target} is there already", help="--force replaces it")]
+    return []
+
+
+def _accelerator(name: str) -> Accelerator | list[Diagnostic]:
+    from recipec.compiler.lowering.hardware import UnknownAccelerator, from_text
+    from recipec.spec.diagnostics import Diagnostic
+
+    try:
+        return from_text(name)
+    except UnknownAccelerator as error:
+        return [Diagnostic("E0201", str(error), help=error.help)]
+
+
+def _fail(diagnostics: Sequence[Diagnostic], format: Shape) -> NoReturn:
+    """Shows what is wrong before there is a report."""
+    from recipec.compiler.port.port import Ported
+    from recipec.compiler.port.report import to_json
+
+    if format is Shape.JSON:
+        print(to_json(Ported(diagnostics=list(diagnostics)).to_dict()), end="")
+    else:
+        show(diagnostics, Format.TEXT)
+    raise typer.Exit(FAILED)
+
+
+def _plan(made: Ported, asked: Asked) -> None:
+    from recipec.compiler.cli.plan import progress_line
+    from recipec.compiler.plan.search import search
+    from recipec.compiler.port.plan import FIXED, MOST, plan
+
+    with progress_line("planning the mesh") as progress:
+        plan(made, asked, lambda program: search(program, progress=progress, most=MOST, fixed=FIXED))
+
+
+def _strict(made: Ported) -> Diagnostic | None:
+    """What --strict fails on, as one diagnostic at the first such key."""
+    from recipec.compiler.wording import plural
+    from recipec.spec.diagnostics import Diagnostic
+
+    if not made.inexact:
+        return None
+    first = made.inexact[0]
+    message = (
+        f"--strict: {plural(len(made.inexact), 'key')} not taken over one to one, the first `{first.key}`"
+    )
+    return Diagnostic("E1113", message, help="remove those keys from the source, or port without --strict")
+
+
+def _show(made: Ported, format: Shape, stdout: bool) -> None:
+    """The report and the findings; in JSON the findings are part of it."""
+    stream = sys.stdout if stdout else sys.stderr
+    if format is Shape.JSON or made.rows:
+        print(_rendered(made, format, stream), end="", file=stream)
+    if format is not Shape.JSON:
+        stream.flush()
+        show(made.diagnostics, Format.TEXT)
+
+
+def _rendered(made: Ported, format: Shape, stream: object = None) -> str:
+    from recipec.compiler.port.report import markdown, terminal, to_json
+
+    if format is Shape.JSON:
+        return to_json(made.to_dict())
+    if format is Shape.MARKDOWN:
+        return markdown(made.title, made.files, made.rows)
+    colored = stream is not None and color(stream)
+    width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH
+    return terminal(made.title, made.files, made.rows, width, colored)

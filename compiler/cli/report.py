@@ -1,0 +1,181 @@
+"""`recipe report`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from recipec.compiler.cli.base import result, say
+
+if TYPE_CHECKING:
+    from recipec.compiler.report.place import Place
+    from recipec.compiler.report.reality import Reality
+    from recipec.compiler.report.run import Run
+
+HEAD = 4096
+"""Bytes of a file in which it is told whether it is a report."""
+
+
+def report(
+    folders: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_DIR",
+            help="The folder of a run's checkpoints, or one that holds some, or of a sweep's results; "
+            "others are compared with it.",
+            show_default=False,
+        ),
+    ],
+    compare: Annotated[
+        list[str] | None,
+        typer.Option("--compare", metavar="RUN", help="Another one to lay over it.", show_default=False),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="The page; NAME-report.html.", show_default=False
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            metavar="FILE",
+            help="What `recipe plan --json` printed; what is in recipec's cache otherwise.",
+            show_default=False,
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            metavar="FILE",
+            help="The run's recipe, for where its values come from.",
+            show_default=False,
+        ),
+    ] = None,
+    results: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--results",
+            metavar="PATH",
+            help="A merged folder, results of bench.sh or eval.sh, or JSON of `recipe serve verify`.",
+            show_default=False,
+        ),
+    ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
+) -> None:
+    """Make one HTML page of a run, or of a serving sweep.
+
+    It opens without a network. Folders may be addresses, such as gs://bucket/run.
+    """
+    from recipec.compiler.report import run
+    from recipec.compiler.report.document import plotly
+    from recipec.compiler.report.place import existing_place
+
+    plotly()
+    names = [folders[0], *(compare or []), *folders[1:]]
+    places = [found for name in names for found in run.inside(existing_place(name))]
+    if run.is_run(places[0]):
+        page, name = _run_page([place.name for place in places], plan, recipe, results or [])
+    else:
+        if plan or recipe or results:
+            raise typer.BadParameter("--plan, --recipe and --results go with a run, not with a sweep")
+        page, name = _sweep_page(places)
+    file = output or Path(re.sub(r"[^\w.-]+", "-", name).strip("-.")[:100] + "-report.html")
+    write(file, page)
+    result(f"{file}: written")
+    if show:
+        typer.launch(file.absolute().as_uri())
+
+
+def _run_page(
+    names: list[str], plan: Path | None, recipe: Path | None, results: list[str]
+) -> tuple[str, str]:
+    from recipec.compiler.report.document import run_page
+    from recipec.compiler.report.outcome import outcome
+    from recipec.compiler.report.run import read_runs
+
+    runs = read_runs(names, recipe)
+    found, why = _plan(runs[0], plan)
+    page = run_page(runs, found, outcome(runs[0], results), why)
+    return page, runs[0].name
+
+
+def _plan(run: Run, file: Path | None) -> tuple[Reality | None, str]:
+    """The plan beside the run, or why there is none."""
+    from recipec.compiler.report.reality import kept_plan, read_plan, reality
+
+    if file is not None:
+        return reality(run, read_plan(file), str(file)), ""
+    found = kept_plan(run)
+    if found is not None:
+        return reality(run, found, "recipec's cache"), ""
+    if run.program is not None and run.program.accelerator.platform != "tpu":
+        return None, f"The recipe runs on {run.program.accelerator.name}, for which nothing is planned."
+    return None, (
+        "There is no plan of this recipe in recipec's cache: `recipe plan RECIPE` makes one, and "
+        "`recipe plan RECIPE --json > plan.json` a file for --plan."
+    )
+
+
+def _sweep_page(places: Sequence[Place]) -> tuple[str, str]:
+    from recipec.compiler.errors import ArtifactError
+    from recipec.compiler.report.document import sweep_page
+    from recipec.compiler.report.run import labels
+    from recipec.compiler.report.sweep import read_sweep
+
+    sweeps = []
+    for place, label in zip(places, labels([place.path for place in places]), strict=True):
+        sweep = read_sweep(place, label)
+        if sweep is None:
+            raise ArtifactError(
+                f"{place.name} holds neither a run nor a sweep",
+                "give the folder of a run's checkpoints (with metrics.jsonl), or of a sweep's results (with "
+                "summary.json)",
+            )
+        sweeps.append(sweep)
+    if not any(sweep.measured for sweep in sweeps):
+        say("note: no point of the sweep was measured")
+    return sweep_page(sweeps), f"{sweeps[0].model.rpartition('/')[2] or 'sweep'}-sweep"
+
+
+def write(file: Path, page: str) -> None:
+    """Writes a page whole or not at all, in place of an earlier report alone.
+
+    Raises:
+        ArtifactError: something else is there, or it cannot be written.
+    """
+    import os
+    import tempfile
+
+    from recipec.compiler.errors import ArtifactError
+    from recipec.compiler.report.document import GENERATOR
+
+    if file.exists() and not file.is_file():
+        what = "a folder" if file.is_dir() else "no ordinary file"
+        raise ArtifactError(f"{file} is {what}", "name a file: -o report.html")
+    try:
+        if file.exists():
+            with file.open("rb") as there:
+                if GENERATOR.encode() not in there.read(HEAD):
+                    raise ArtifactError(
+                        f"{file} is there, and is no report: it is left alone", "name another file with -o"
+                    )
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as part:
+            try:
+                part.write(page)
+                part.flush()
+                os.fchmod(part.fileno(), 0o644)
+                os.replace(part.name, file)
+            except BaseException:
+                Path(part.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise ArtifactError(
+            f"{file} cannot be written: {error.strerror or error}", "name a file in a folder that can be: -o"
+        ) from error

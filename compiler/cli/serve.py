@@ -1,0 +1,289 @@
+"""The commands `recipe serve`: a server in a container, and what is asked of it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recipec.compiler.cli import completion
+from recipec.compiler.cli.base import FAILED, note, say
+
+app = typer.Typer(
+    help="Run an artifact's server, measure it and compare its answers.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+class ReferenceDtype(str, Enum):  # noqa: UP042 (typer shows the values of a str enum)
+    """In which type transformers computes."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+class ServerDtype(str, Enum):  # noqa: UP042
+    """In which type the server computes."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+Artifact = Annotated[
+    Path,
+    typer.Argument(
+        metavar="ARTIFACT",
+        help="An artifact's folder: generated/NAME.",
+        show_default=False,
+        autocompletion=completion.artifact_folders,
+    ),
+]
+
+
+@app.command()
+def up(
+    artifact: Artifact,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", metavar="DIR", help="Folder of the weights on this machine.", show_default=False
+        ),
+    ] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option("--adapter", metavar="DIR", help="Folder of the PEFT adapter.", show_default=False),
+    ] = None,
+    base_image: Annotated[
+        str | None,
+        typer.Option(
+            "--base-image", metavar="IMAGE", help="Instead of the recipe's serve.image.", show_default=False
+        ),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once the server is ready.")] = False,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            "--wait",
+            metavar="MINUTES",
+            min=0.01,
+            help="How long it may load and compile; 30.",
+            show_default=False,
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="SIZE",
+            help="Limit of the container's memory, such as 64g.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Build the image, start the server and wait until it answers.
+
+    It runs until Ctrl-C, which stops and removes the container; with --detach until `recipe serve down`.
+    """
+    from recipec.compiler.serving.artifacts import open_artifact
+    from recipec.compiler.serving.up import Options
+    from recipec.compiler.serving.up import up as started
+
+    options = Options(model, adapter, base_image, detach, wait, memory)
+    _interruptible(lambda: started(open_artifact(artifact), options, _note))
+
+
+@app.command()
+def down(
+    artifact: Artifact,
+    volumes: Annotated[
+        bool, typer.Option("--volumes", help="Remove the compiled programs and downloads, too.")
+    ] = False,
+) -> None:
+    """Stop the server, whose requests in flight may finish, and remove its container."""
+    from recipec.compiler.serving.artifacts import open_artifact
+    from recipec.compiler.serving.down import down as stopped
+
+    _interruptible(lambda: stopped(open_artifact(artifact), volumes, _note))
+
+
+@app.command()
+def bench(
+    artifact: Artifact,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="Of another server than the one of `recipe serve up`; then vllm has to be on PATH.",
+            show_default=False,
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(
+            "--results", metavar="DIR", help="Of the results; ARTIFACT/results/bench.", show_default=False
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="DIR",
+            help="Folder of the model's tokenizer as vllm sees it; the recipe's weights.",
+            show_default=False,
+        ),
+    ] = None,
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="NAME",
+            help="What the server runs on, such as v6e-8, where that cannot be seen.",
+            show_default=False,
+        ),
+    ] = None,
+    usd_per_hour: Annotated[
+        float | None,
+        typer.Option(
+            "--usd-per-hour",
+            metavar="X",
+            min=1e-6,
+            help="Price of what the server runs on; the accelerator's.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="MINUTES", min=0.01, help="Of a point; 30.", show_default=False),
+    ] = None,
+) -> None:
+    """Measure the server over the recipe's benchmark; an interrupted run goes on where it stopped."""
+    from recipec.compiler.serving.bench import bench as measured
+
+    raise typer.Exit(measured(artifact, url, results, tokenizer, machine, usd_per_hour, timeout))
+
+
+@app.command()
+def verify(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL", help="The endpoint, for example http://127.0.0.1:8000.", show_default=False
+        ),
+    ],
+    artifact: Annotated[
+        Path | None,
+        typer.Option(
+            "--artifact",
+            metavar="DIR",
+            help="Its artifact: says where the merged weights are, under which name they are served and in "
+            "which types.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", metavar="DIR", help="Folder of the merged weights.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="Name that they are served by.", show_default=False),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts",
+            metavar="FILE",
+            help="Further prompts: JSONL, as evaluate.prompts.",
+            show_default=False,
+        ),
+    ] = None,
+    tokens: Annotated[int, typer.Option("--tokens", min=1, max=1024, help="Tokens of each answer.")] = 16,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            "--tolerance",
+            metavar="X",
+            min=0,
+            help="Allowed difference of log probabilities, instead of a measured one.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        ReferenceDtype, typer.Option("--dtype", help="In which transformers computes.")
+    ] = ReferenceDtype.FLOAT32,
+    server_dtype: Annotated[
+        ServerDtype | None,
+        typer.Option(
+            "--server-dtype",
+            help="In which the server computes, whatever the artifact says.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON on stdout.")] = False,
+) -> None:
+    """Compare an endpoint's greedy answers, token by token, with transformers on the merged checkpoint.
+
+    It needs torch and transformers, and memory for the weights in float32. Exit status 1 when the endpoint
+    is not the checkpoint.
+    """
+    from recipec.compiler.errors import ArtifactError
+    from recipec.compiler.serving.verify import report
+    from recipec.compiler.serving.verify import verify as verified
+    from recipec.runtime.errors import UserError
+
+    if artifact is None and model is None:
+        raise typer.BadParameter("give --artifact DIR or --model DIR")
+    try:
+        result = verified(
+            url,
+            artifact=artifact,
+            model=model,
+            name=name,
+            prompts=prompts,
+            tokens=tokens,
+            tolerance=tolerance,
+            dtype=dtype.value,
+            server_dtype=server_dtype.value if server_dtype else None,
+        )
+    except (UserError, ArtifactError) as error:
+        say(f"error: {error}")
+        if error.help:
+            say(f"  = help: {error.help}")
+        raise typer.Exit(FAILED) from None
+    if as_json:
+        import json
+
+        print(json.dumps(result, indent=2))
+    else:
+        print(report(result), end="")
+    if result["problems"]:
+        raise typer.Exit(FAILED)
+
+
+def _interruptible(run: Callable[[], None]) -> None:
+    from recipec.compiler.serving.events import Interrupted
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a log may hold what the terminal has not
+    try:
+        run()
+    except Interrupted as interrupted:
+        with suppress(OSError):
+            say(f"interrupted by {signal.Signals(interrupted.signum).name}")
+        raise typer.Exit(128 + interrupted.signum) from None
+
+
+def _note(text: str) -> None:
+    """As `note`; but a terminal that is gone stops nothing."""
+    with suppress(OSError):
+        note(text)

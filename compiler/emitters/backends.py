@@ -1,0 +1,77 @@
+"""The backends that a recipe can be built for beside Tunix: what each emits, refuses and needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.pins import Pins
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.diagnostics import Diagnostic
+
+Files = dict[str, str]
+"""Texts by path in the artifact."""
+
+
+class Backend(str, Enum):  # noqa: UP042 (as compiler.cli.base.Format)
+    """What trains a recipe: Tunix's train.py, which every artifact has, TRL on GPUs, or TorchAX on TPUs."""
+
+    TUNIX = "tunix"
+    TRL = "trl"
+    TORCHAX = "torchax"
+
+
+@dataclass(frozen=True)
+class Support:
+    """What the compiler knows of a backend.
+
+    Attributes:
+        emit: its files of an artifact.
+        check: what it cannot do of a recipe, and what it does otherwise than train.py.
+        packages: its tested environment.
+    """
+
+    emit: Callable[[Program], Files]
+    check: Callable[[Program], Iterator[Diagnostic]]
+    packages: Callable[[Program], Pins]
+
+
+def support(backend: Backend) -> Support | None:
+    """What emits and checks a backend; None for Tunix, which every artifact has."""
+    if backend is Backend.TRL:
+        from recipec.compiler.emitters import baseline
+
+        return Support(baseline.emit_baseline, baseline.check, baseline.packages)
+    if backend is Backend.TORCHAX:
+        from recipec.compiler.emitters import torchax
+
+        return Support(torchax.emit_torchax, torchax.check, torchax.packages)
+    return None
+
+
+def diagnosed(program: Program, backends: Sequence[Backend]) -> list[Diagnostic]:
+    """What the backends cannot do of a recipe, or do otherwise; without places in its file."""
+    return [found for backend in backends if (how := support(backend)) for found in how.check(program)]
+
+
+def files(program: Program, backends: Sequence[Backend]) -> Files:
+    """The backends' files of an artifact."""
+    return {
+        path: text
+        for backend in backends
+        if (how := support(backend))
+        for path, text in how.emit(program).items()
+    }
+
+
+def packages(program: Program, backends: Sequence[Backend]) -> Mapping[str, Mapping[str, str]]:
+    """The versions of each backend's packages, by the backend's name; Tunix's are the artifact's own."""
+    return {backend.value: how.packages(program).all for backend in backends if (how := support(backend))}
+
+
+def others(names: Sequence[str]) -> tuple[Backend, ...]:
+    """The backends beside Tunix among these names, in the order above; unknown names are passed over."""
+    return tuple(backend for backend in Backend if backend.value in names and backend is not Backend.TUNIX)

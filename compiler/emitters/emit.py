@@ -1,0 +1,53 @@
+"""From a program to the files of its artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from recipec.compiler.artifacts.artifact import IGNORE, LOCK
+from recipec.compiler.emitters import backends as other_backends
+from recipec.compiler.emitters.data_files import data_files
+from recipec.compiler.emitters.ignored import emit_ignored
+from recipec.compiler.emitters.launch import emit_launch
+from recipec.compiler.emitters.lock import emit_lock
+from recipec.compiler.emitters.merge import emit_merge
+from recipec.compiler.emitters.readme import emit_readme
+from recipec.compiler.emitters.requirements import emit_requirements
+from recipec.compiler.emitters.serve import emit_serve
+from recipec.compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
+from recipec.compiler.emitters.train import emit_train
+
+if TYPE_CHECKING:
+    from recipec.compiler.emitters.backends import Backend
+    from recipec.compiler.lowering.program import Program
+
+
+def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]:
+    """The contents of every file of generated/NAME/, by path relative to it, sorted.
+
+    The same program gives the same bytes everywhere: nothing here reads the clock, the environment or
+    the machine, and of the recipe's folder only the files that the artifact takes along.
+
+    Args:
+        backends: that it is built for beside Tunix.
+    """
+    texts = {
+        "README.md": emit_readme(program, backends),
+        "recipe.yaml": program.text,
+        "train.py": emit_train(program),
+        "merge.py": emit_merge(program),
+        "requirements-train.txt": emit_requirements(program),
+        **other_backends.files(program, backends),
+        **emit_serve(program),
+        **emit_smoke(program),
+        **emit_bench(program),
+        **emit_evaluate(program),
+        **emit_launch(program),
+    }
+    files = {path: text.encode() for path, text in texts.items()}
+    files = data_files(program) | files
+    files[IGNORE] = emit_ignored(program, files, backends).encode()
+    files = dict(sorted(files.items()))
+    files[LOCK] = emit_lock(program, files, backends).encode()
+    return dict(sorted(files.items()))

@@ -1,0 +1,113 @@
+"""Fills the templates. Jinja is imported on first use, so that commands which emit nothing stay fast."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipec import templates
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FOLDER = Path(templates.__file__).parent
+
+
+def render(template: str, **values: Any) -> str:
+    """The text of `templates/TEMPLATE.j2` filled with `values`; an unknown name in it is an error."""
+    return _environment().get_template(f"{template}.j2").render(**values)
+
+
+def docker_value(text: str) -> str:
+    """A value of a Dockerfile's ENV or ARG, quoted."""
+    return '"' + re.sub(r'(["\\$])', r"\\\1", text) + '"'
+
+
+def exec_form(words: Sequence[str]) -> str:
+    """Words of a Dockerfile's exec form, without the brackets."""
+    return ", ".join(json.dumps(word, ensure_ascii=False) for word in words)
+
+
+def yaml_string(text: str) -> str:
+    """A YAML string: in quotes where a reader would take it for something else."""
+    if PLAIN_YAML.fullmatch(text) and text.lower() not in OTHER_YAML:
+        return text
+    return '"' + "".join(map(_yaml_character, text)) + '"'
+
+
+PLAIN_YAML = re.compile(r"(--)?[A-Za-z/][A-Za-z0-9._/-]*(:[A-Za-z0-9._/-]+)*(@sha256:[0-9a-f]+)?")
+"""Strings that every reader of YAML takes for strings, unless they are in OTHER_YAML."""
+
+OTHER_YAML = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+
+
+def compose_string(text: str) -> str:
+    """A YAML string that docker compose, which fills in variables at $, reads as `text`."""
+    return yaml_string(text.replace("$", "$$"))
+
+
+def kubernetes_string(text: str) -> str:
+    """A YAML string of a container's command or environment, where Kubernetes fills in $(NAME)."""
+    return yaml_string(text.replace("$", "$$"))
+
+
+def _yaml_character(character: str) -> str:
+    if character in '"\\':
+        return "\\" + character
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def code_span(text: str) -> str:
+    """Text as code in Markdown, in a table too, whatever backticks and bars it holds."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence, blank = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{blank}{text}{blank}{fence}".replace("|", "\\|")
+
+
+def shell_word(text: str) -> str:
+    """A word of a shell command, in double quotes where it must be."""
+    if re.fullmatch(r"[A-Za-z0-9_@%+=:./-]+", text):
+        return text
+    return f'"{within_quotes(text)}"'
+
+
+def within_quotes(text: str) -> str:
+    """A part of a shell's word that is in double quotes."""
+    quoted = re.sub(r'(["\\$`])', r"\\\1", text)
+    # Within double quotes in an array bash puts a byte of its own before these.
+    return re.sub("[\x01\x7f]", lambda found: f"\"$'\\{ord(found[0]):03o}'\"", quoted)
+
+
+@functools.cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from recipec.compiler.emitters.compiled_templates import CompiledTemplates
+
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER),
+        bytecode_cache=CompiledTemplates(FOLDER),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters.update(
+        docker=docker_value,
+        exec_form=exec_form,
+        yaml=yaml_string,
+        code=code_span,
+        compose=compose_string,
+        kubernetes=kubernetes_string,
+        shell=shell_word,
+        quoted=within_quotes,
+    )
+    return environment

@@ -1,0 +1,257 @@
+"""`recipe cost`: what training and serving come to, and where each figure is from.
+
+Money is computed in decimals and rounded once, at the end: sums do not drift by a cent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering.duration import Hours, check_hours
+from recipec.compiler.wording import plural, table
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.hardware import Accelerator
+    from recipec.compiler.lowering.program import Program
+
+SERVED_HOURS = (1.0, 24.0)
+"""How long a server runs in the table, beside what --serve-hours asks for."""
+CENT = Decimal("0.01")
+ANY_SIZE = Context(prec=700)
+"""Digits enough for every price and number of hours: the usual 28 are refused where they do not suffice."""
+
+
+@dataclass(frozen=True)
+class Price:
+    """Of a whole machine.
+
+    Attributes:
+        usd_per_hour: exact.
+        source: "the recipe", or "list price of 2026-05, on demand: 8 x US$ 2.69".
+    """
+
+    usd_per_hour: Decimal
+    source: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table, in US$ rounded to cents.
+
+    Attributes:
+        trained: whether the training is counted.
+        serve_hours: of serving; 0 for training alone.
+        usd: of this recipe.
+        baseline_usd, ratio: of the baseline, and how many times this recipe's that is; None without one. The
+            ratio is None as well where this recipe costs nothing.
+    """
+
+    trained: bool
+    serve_hours: float
+    usd: float
+    baseline_usd: float | None
+    ratio: float | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a recipe comes to.
+
+    Attributes:
+        recipe: its name.
+        train_hours, train_usd_per_hour: of this recipe.
+        serve_usd_per_hour: None when the recipe serves nothing.
+        sources: where each figure comes from, by what it is called in the table.
+        baseline: the baseline's name, None without one.
+        baseline_hours, baseline_train_usd_per_hour, baseline_serve_usd_per_hour: as the recipe gives them.
+        rows: training alone, serving alone by its hours, both.
+        notes: sentences.
+    """
+
+    recipe: str
+    train_hours: float
+    train_usd_per_hour: float
+    serve_usd_per_hour: float | None
+    sources: dict[str, str]
+    baseline: str | None
+    baseline_hours: float | None
+    baseline_train_usd_per_hour: float | None
+    baseline_serve_usd_per_hour: float | None
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+
+COST: TypeAdapter[Cost] = TypeAdapter(Cost)
+"""To and from JSON."""
+
+
+def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
+    """The costs of a recipe.
+
+    Args:
+        training: as from `compiler.lowering.duration.training_hours`.
+        hours: of serving, beside 1 and 24; None for no other.
+
+    Raises:
+        ArtifactError: when a price is not known, or hours have no meaning.
+    """
+    baseline = program.recipe.cost.baseline
+    train, serve = _required_prices(program)
+    check_hours(hours, "--serve-hours")
+    served = sorted({*SERVED_HOURS, *([hours] if hours else [])}) if serve else []
+    own = (_decimal(training.hours), train.usd_per_hour, serve.usd_per_hour if serve else Decimal(0))
+    other = None
+    if baseline is not None:
+        other = (
+            _decimal(baseline.train_hours),
+            _decimal(baseline.train_usd_per_hour),
+            _decimal(baseline.serve_usd_per_hour),
+        )
+    notes = []
+    if serve is None:
+        notes.append("the recipe has no section `serve`: training is all that it pays for")
+    if program.recipe.launch.spot and program.recipe.cost.train_usd_per_hour is None:
+        notes.append("spot capacity costs less than the list price that is counted here")
+    return Cost(
+        recipe=program.name,
+        train_hours=training.hours,
+        train_usd_per_hour=float(train.usd_per_hour),
+        serve_usd_per_hour=float(serve.usd_per_hour) if serve else None,
+        sources={
+            "training hours": training.source,
+            "training price": train.source,
+            **({"serving price": serve.source} if serve else {}),
+        },
+        baseline=baseline.name if baseline else None,
+        baseline_hours=baseline.train_hours if baseline else None,
+        baseline_train_usd_per_hour=baseline.train_usd_per_hour if baseline else None,
+        baseline_serve_usd_per_hour=baseline.serve_usd_per_hour if baseline else None,
+        rows=(
+            _row(own, other, True, 0.0),
+            *(_row(own, other, trained, hour) for trained in (False, True) for hour in served),
+        ),
+        notes=tuple(notes),
+    )
+
+
+def training_price(program: Program) -> Price | None:
+    """Of the whole training machine; None when nobody says it."""
+    return machine_price(program.recipe.cost.train_usd_per_hour, program.accelerator)
+
+
+def serving_price(program: Program) -> Price | None:
+    """Of the whole serving machine; None without one, or when nobody says it."""
+    if program.serve_accelerator is None:
+        return None
+    return machine_price(program.recipe.cost.serve_usd_per_hour, program.serve_accelerator)
+
+
+def text(cost: Cost) -> str:
+    """For people: the table, and where each figure comes from."""
+    names = [cost.recipe, *([cost.baseline, "ratio"] if cost.baseline else [])]
+    lines = table([_cells(cost, row) for row in cost.rows], ["US$", *names])
+    lines += ["", *table(list(_origins(cost)))]
+    if cost.baseline is not None:
+        lines.append(f"ratio: what {cost.baseline} costs over what {cost.recipe} costs")
+    return "\n".join([*lines, *cost.notes]) + "\n"
+
+
+def _cells(cost: Cost, row: Row) -> list[str]:
+    what = ["training"] if row.trained else []
+    what += [f"{row.serve_hours:g} h of serving"] if row.serve_hours else []
+    cells = [" and ".join(what), f"{row.usd:,.2f}"]
+    if row.baseline_usd is not None:
+        cells += [f"{row.baseline_usd:,.2f}", "-" if row.ratio is None else f"{row.ratio:.2f}"]
+    return cells
+
+
+def _origins(cost: Cost) -> Iterator[list[str]]:
+    """What it rests on: of this recipe, of the baseline, and where the former comes from."""
+    other = (
+        ("training hours", f"{cost.train_hours:.2f} h", cost.baseline_hours, "{:.2f} h"),
+        (
+            "training price",
+            f"US$ {cost.train_usd_per_hour:.2f}/h",
+            cost.baseline_train_usd_per_hour,
+            "US$ {:.2f}/h",
+        ),
+        (
+            "serving price",
+            f"US$ {cost.serve_usd_per_hour or 0:.2f}/h",
+            cost.baseline_serve_usd_per_hour,
+            "US$ {:.2f}/h",
+        ),
+    )
+    for name, own, theirs, form in other:
+        if name in cost.sources:
+            beside = [] if theirs is None else [f"{cost.baseline}: {form.format(theirs)}"]
+            yield [name, own, *beside, cost.sources[name]]
+
+
+def _required_prices(program: Program) -> tuple[Price, Price | None]:
+    train, serve = training_price(program), serving_price(program)
+    if train is None:
+        raise ArtifactError(
+            f"the price of {program.accelerator.name} is not in the catalogue",
+            "set cost.train_usd_per_hour in the recipe, or with --set cost.train_usd_per_hour=16.80",
+        )
+    if program.serve_accelerator is not None and serve is None:
+        raise ArtifactError(
+            f"the price of {program.serve_accelerator.name} is not in the catalogue",
+            "set cost.serve_usd_per_hour in the recipe, or with --set cost.serve_usd_per_hour=21.52",
+        )
+    return train, serve
+
+
+def machine_price(own: float | None, accelerator: Accelerator) -> Price | None:
+    """Of a whole machine: the recipe's own, or else the catalogue's; None when nobody says it.
+
+    Args:
+        own: the recipe's, in US$ per hour.
+    """
+    if own is not None:
+        return Price(_decimal(own), "the recipe")
+    if accelerator.usd_per_chip_hour is None:
+        return None
+    chips = accelerator.chips
+    return Price(
+        _decimal(accelerator.usd_per_chip_hour) * chips,
+        f"list price of {accelerator.price_date}, on demand: {plural(chips, 'chip')} at US$ "
+        f"{accelerator.usd_per_chip_hour:.2f}",
+    )
+
+
+Inputs = tuple[Decimal, Decimal, Decimal]
+"""Hours of training, its price per hour, serving's price per hour."""
+
+
+def _row(own: Inputs, other: Inputs | None, trained: bool, served: float) -> Row:
+    ours = _total(own, trained, served)
+    theirs = None if other is None else _total(other, trained, served)
+    return Row(
+        trained=trained,
+        serve_hours=served,
+        usd=float(_cents(ours)),
+        baseline_usd=None if theirs is None else float(_cents(theirs)),
+        ratio=None if theirs is None or not ours else float(theirs / ours),
+    )
+
+
+def _total(inputs: Inputs, trained: bool, served: float) -> Decimal:
+    hours, train, serve = inputs
+    return (hours * train if trained else Decimal(0)) + _decimal(served) * serve
+
+
+def _decimal(number: float) -> Decimal:
+    """The number as it is written, not as it is stored: 16.8 and not 16.800000000000000710..."""
+    return Decimal(str(number))
+
+
+def _cents(amount: Decimal) -> Decimal:
+    return amount.quantize(CENT, ROUND_HALF_UP, ANY_SIZE)

@@ -1,0 +1,562 @@
+"""`recipe explain`: each value, where it comes from, and what it turns into.
+
+`summary` says in a few lines what a section of the recipe means, `detail` all there is to say about a path.
+The tables at the end name the functions that do so for each section.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
+from recipec.compiler.lowering.steps import held_out, run_length, warmup_steps
+from recipec.compiler.serving.memory import weight_size
+from recipec.compiler.wording import (
+    flow,
+    grouped,
+    listing,
+    plural,
+    quantity,
+    ranges,
+    split_layer,
+    table,
+    which_layers,
+)
+from recipec.runtime.model.adapters import Adapter, Projection
+from recipec.runtime.model.families.base import FULL, SLIDING, Spec
+from recipec.runtime.model.partition_rules import DATA
+from recipec.spec.diagnostics import Diagnostic
+from recipec.spec.paths import Part, join, split
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.language import Data, Optimizer, Section
+    from recipec.spec.load import Loaded
+
+
+WIDTH = 100
+"""Columns to which descriptions are wrapped."""
+
+
+def explain(program: Program, loaded: Loaded, path: str | None = None) -> str:
+    """The text that the command prints.
+
+    Args:
+        program: of the recipe.
+        loaded: the same recipe with its sources.
+        path: a section or key, for all there is to say about it; None for the whole recipe in short.
+    """
+    if path is None:
+        return _whole(program, loaded)
+    parts = split(path)
+    out = [*_described(program.recipe, parts), ""]
+    values = [(p, v) for p, v in leaves(program.recipe) if p[: len(parts)] == parts]
+    out += table([_row(p, v, loaded) for p, v in values])
+    said = detail(parts, program)
+    if said:
+        out += ["", *said]
+    return "\n".join(out) + "\n"
+
+
+def unknown_path(path: str, loaded: Loaded) -> Diagnostic | None:
+    """What is wrong with a path that a user asks about, None when it names a section or key."""
+    recipe = loaded.recipe
+    if recipe is None:
+        return None
+    known: dict[str, None] = {}
+    for parts, _ in leaves(recipe):
+        for end in range(1, len(parts) + 1):
+            known.setdefault(join(parts[:end]))
+    if path in known:
+        return None
+    try:
+        first = split(path)[:1]
+    except ValueError:
+        first = ()
+    absent = [name for name in ("lora", "serve") if first == (name,) and getattr(recipe, name) is None]
+    if absent:
+        return Diagnostic(
+            "E0040",
+            f"the recipe has no section `{absent[0]}`",
+            "",
+            f"add it: `recipe schema` lists the keys of {absent[0]}",
+        )
+    close = get_close_matches(path, list(known), n=1, cutoff=0.4)
+    last = re.split(r"[.\[]", path)[-1]
+    ending = [name for name in known if name.rpartition(".")[2] == last]
+    near = ending[:1] or close
+    help = f"did you mean `{near[0]}`?" if near else f"sections are {', '.join(type(recipe).model_fields)}"
+    return Diagnostic("E0040", f"`{path}` is no section or key of the recipe", "", help)
+
+
+def leaves(section: Section, above: tuple[Part, ...] = ()) -> Iterator[tuple[tuple[Part, ...], Any]]:
+    """Every value of a recipe with its path, in the order of the language. Lists of plain values are one."""
+    from recipec.spec.language import Section
+
+    for name in type(section).model_fields:
+        value, path = getattr(section, name), (*above, name)
+        if isinstance(value, Section):
+            yield from leaves(value, path)
+        elif isinstance(value, list) and value and isinstance(value[0], Section):
+            for index, item in enumerate(value):
+                yield from leaves(item, (*path, index))
+        elif isinstance(value, dict) and value:
+            for key, item in value.items():
+                yield (*path, key), item
+        else:
+            yield path, value
+
+
+def _whole(program: Program, loaded: Loaded) -> str:
+    recipe = program.recipe
+    out = []
+    sections: dict[str, list[tuple[tuple[Part, ...], Any]]] = {}
+    for parts, value in leaves(recipe):
+        # recipe, name and extends make one block.
+        sections.setdefault(str(parts[0]) if len(parts) > 1 else "", []).append((parts, value))
+    for name, values in sections.items():
+        out += table([_row(parts, value, loaded) for parts, value in values])
+        out += [f"  -> {line}" for line in summary(name, program)]
+        out.append("")
+    return "\n".join(out).rstrip("\n") + "\n"
+
+
+def _row(parts: tuple[Part, ...], value: Any, loaded: Loaded) -> list[str]:
+    path = join(parts)
+    return [path, flow(value), str(loaded.sources.origin(path))]
+
+
+def _described(recipe: Any, parts: tuple[Part, ...]) -> list[str]:
+    """The path, and what the schema says of it."""
+    from textwrap import wrap
+
+    from recipec.spec.language import Section
+
+    node, text = recipe, ""
+    for part in parts:
+        if isinstance(node, Section) and isinstance(part, str):
+            text = type(node).model_fields[part].description or ""
+            node = getattr(node, part)
+        elif isinstance(node, list) and isinstance(part, int):
+            node = node[part]
+    return [join(parts), *(f"  {line}" for line in wrap(text, WIDTH - 2))]
+
+
+def summary(section: str, program: Program) -> list[str]:
+    """A few lines on what a section of the recipe means."""
+    return SUMMARIES[section](program) if section in SUMMARIES else []
+
+
+def detail(parts: Sequence[Part], program: Program) -> list[str]:
+    """All there is to say about a path of the recipe."""
+    section = str(parts[0])
+    if section == "train" and len(parts) > 1:
+        return TRAIN_DETAILS.get(str(parts[1]), _batches)(program)
+    out = summary(section, program)
+    more = DETAILS.get(section)
+    if more is None:
+        return out
+    return [*out, *([""] if out else []), *more(program)]
+
+
+def _model(program: Program) -> list[str]:
+    a, recipe = program.architecture, program.recipe
+    kinds = {"local": SLIDING, "global": FULL}
+    layers = {
+        name: [i for i, kind in enumerate(a.layer_types) if kind == value] for name, value in kinds.items()
+    }
+    present = {name: numbers for name, numbers in layers.items() if numbers}
+    kv = listing(f"{a.kv_heads(numbers[0])} in {name} layers" for name, numbers in present.items())
+    origin = "the catalogue" if program.model_origin == "catalogue" else program.model_origin
+    size = program.base_parameters * BYTES[recipe.model.dtype] / 2**30
+    out = [
+        f"{catalog.title(recipe.model.id)}, family {program.family.name}; its sizes are from {origin}",
+        f"{a.num_layers} layers ({listing(f'{len(n)} {name}' for name, n in present.items())}), hidden size "
+        f"{a.hidden_size:,}, {a.num_heads} attention heads, key/value heads {kv}",
+        f"{program.base_parameters:,} base parameters ({quantity(program.base_parameters)}), {size:.1f} "
+        f"GiB in {recipe.model.dtype}; {'all are trained' if program.lora is None else 'they stay frozen'}",
+        f"dtype is set for loading, parameters and computation: {recipe.model.dtype} in all three",
+    ]
+    if len(present.get("global", ())) and len(present) > 1:
+        out.append(f"global layers: {ranges(present['global'])}")
+    return out
+
+
+def _mesh(program: Program) -> list[str]:
+    accelerator, axes = program.accelerator, program.recipe.mesh.axes
+    out = [accelerator.describe()]
+    if accelerator.bf16_tflops is not None:
+        out.append(
+            f"{accelerator.bf16_tflops * accelerator.chips:,.0f} TFLOP/s in bfloat16 at most, all chips"
+        )
+    if accelerator.usd_per_chip_hour is not None:
+        price = accelerator.usd_per_chip_hour * accelerator.chips
+        out.append(f"list price US$ {price:.2f} an hour (on demand, as of {accelerator.price_date})")
+    over = " x ".join(axis for axis in DATA if axis in axes)
+    out.append(
+        f"{plural(program.data_parallel, 'data-parallel device')} ({over}); heads and features split over "
+        f"{plural(axes['tp'], 'device')} (tp)"
+    )
+    gib = weight_bytes(program) / 2**30
+    room = f" of {accelerator.hbm_gib / accelerator.devices_per_chip:g}" if accelerator.hbm_gib else ""
+    out.append(f"base weights take {gib:.2f}{room} GiB of each device")
+    return out
+
+
+def weight_bytes(program: Program) -> float:
+    """Bytes of base weights on one device."""
+    size, axes = BYTES[program.recipe.model.dtype], program.recipe.mesh.axes
+    return sum(size * math.prod(_local_shape(p.shape, p.spec, axes)) for p in program.parameters)
+
+
+def _local_shape(shape: Sequence[int], spec: Spec, axes: dict[str, int]) -> tuple[int, ...]:
+    """The part of an array that one device holds."""
+    return tuple(n // axes[axis] if axis else n for n, axis in zip(shape, spec, strict=True))
+
+
+def _shardings(program: Program) -> list[str]:
+    """The PartitionSpec of every parameter and adapter, one row for all layers that are alike."""
+    groups: dict[tuple[str, tuple[int, ...], Spec], list[str]] = {}
+    arrays = [(p.path, p.shape, p.spec) for p in program.parameters]
+    for adapter in program.adapters:
+        arrays.append((adapter.a_path, adapter.a_shape, adapter.a_spec))
+        arrays.append((adapter.b_path, adapter.b_shape, adapter.b_spec))
+    for path, shape, spec in arrays:
+        groups.setdefault((split_layer(path)[0], shape, spec), []).append(path)
+    axes, rows = program.recipe.mesh.axes, []
+    order = list(dict.fromkeys(pattern for pattern, _, _ in groups))
+    defaults = {p.path: p.spec for p in program.family.parameters(program.architecture)}
+    for pattern, shape, spec in sorted(groups, key=lambda key: order.index(key[0])):
+        paths = groups[pattern, shape, spec]
+        layers = next(iter(grouped(paths).values()))
+        changed = " (changed)" if paths[0] in defaults and defaults[paths[0]] != spec else ""
+        rows.append(
+            [
+                pattern.replace("{}", "*"),
+                _layers(program, layers),
+                _shape(shape),
+                f"P({', '.join(repr(axis) if axis else 'None' for axis in spec)}){changed}",
+                _shape(_local_shape(shape, spec, axes)),
+            ]
+        )
+    return table(rows, ["parameter", "layers", "shape", "PartitionSpec", "on a device"], widest=48)
+
+
+def _layers(program: Program, layers: Sequence[int]) -> str:
+    return which_layers(program.architecture.layer_types, layers) if layers else ""
+
+
+def _lora(program: Program) -> list[str]:
+    lora = program.lora
+    if lora is None:
+        return []
+    trained = program.trainable_parameters
+    arrays = 2 * len(program.adapters)
+    held = sum(math.prod(x.a_shape) + math.prod(x.b_shape) - x.trained_size for x in program.adapters)
+    out = [
+        f"{trained:,} trained parameters ({trained / program.base_parameters:.2%} of the base's) in "
+        f"{arrays:,} arrays, {scales(program)}",
+        f"LoRA reaches {program.reach}",
+        f"adapters and optimizer state in {lora.dtype}: "
+        f"{3 * (trained + held) * BYTES[lora.dtype] / 2**30:.2f} GiB over all devices",
+    ]
+    if held:
+        out.append(
+            f"{held:,} further numbers of B are held at zero, so that fused projections train what PEFT "
+            "trains (first in the optimizer chain)"
+        )
+    return out
+
+
+def scales(program: Program) -> str:
+    """What adapters' products are multiplied by."""
+    by = "sqrt(rank)" if program.lora and program.lora.rslora else "rank"
+    found = sorted({part.scale for adapter in program.adapters for part in adapter.projections})
+    return f"scale alpha / {by} = {listing(f'{scale:g}' for scale in found)}"
+
+
+def _adapters(program: Program) -> list[str]:
+    """Tunix's names and the count of numbers for each target."""
+    rows: list[list[str]] = []
+    totals: dict[str, int] = {}
+    groups: dict[tuple[str, str, tuple[int, ...], tuple[int, ...]], list[tuple[Adapter, Projection]]] = {}
+    for adapter in program.adapters:
+        leaf = split_layer(adapter.target.weight)[0].replace("{}", "*")
+        for part in adapter.projections:
+            name = part.name.rpartition(".")[2]
+            groups.setdefault((name, leaf, adapter.a_shape, adapter.b_shape), []).append((adapter, part))
+    order = list(dict.fromkeys(name for name, *_ in groups))
+    for key in sorted(groups, key=lambda key: order.index(key[0])):
+        name, leaf, a_shape, b_shape = key
+        members = groups[key]
+        first = members[0][0]
+        count = sum(_projection_size(adapter, part) for adapter, part in members)
+        totals[name] = totals.get(name, 0) + count
+        shared = " (A shared)" if first.shared else ""
+        rows.append(
+            [
+                name,
+                leaf,
+                _layers(program, [adapter.target.layer for adapter, _ in members]),
+                f"{_shape(a_shape)} x {_shape(b_shape)}{shared}",
+                f"{count:,}",
+            ]
+        )
+    out = table(rows, ["target", "Tunix weight", "layers", "lora_a x lora_b", "trained"], widest=44)
+    out += ["", *table([[name, f"{count:,}"] for name, count in totals.items()], ["target", "in all"])]
+    both = sum(totals.values()) - program.trainable_parameters
+    if both:
+        out.append(f"an A that projections share is counted for each of them: {both:,} of these twice")
+    return out
+
+
+def _projection_size(adapter: Adapter, part: Projection) -> int:
+    """Numbers that serve one projection of an adapter."""
+    slots = len(adapter.target.projections) if adapter.target.fused else 1
+    return part.rank * (math.prod(adapter.a_shape[:-1]) + math.prod(adapter.b_shape[1:]) // slots)
+
+
+def _remat(program: Program) -> list[str]:
+    return [
+        {
+            "none": "every activation is stored for the backward pass: fastest, and the most memory",
+            "block": "attention and feed-forward blocks are computed again in the backward pass",
+            "decoder": "each decoder layer is computed again in the backward pass: the least memory",
+            "save_attention": "each decoder layer is computed again in the backward pass, but for its "
+            "attention, whose result is stored",
+            "save_dots": "the results of matrix products with weights are stored, and the rest is computed "
+            "again in the backward pass",
+            "offload_dots": "the results of matrix products with weights wait in the host's memory for the "
+            "backward pass, and the rest is computed again",
+        }[program.recipe.remat.policy]
+    ]
+
+
+def _data(program: Program) -> list[str]:
+    data, train = program.recipe.data, program.recipe.train
+    local = run_length(program.recipe, program.source.parent).data
+    out = []
+    if local is not None:
+        out.append(f"{plural(local.rows, 'row')} at hand, of {local.lengths()}")
+    if data.eval_fraction is not None:
+        number = f": {held_out(data.eval_fraction, local.rows):,} of those at hand" if local else ""
+        out.append(
+            f"{data.eval_fraction:.3g} of the rows are held out to evaluate on{number}; which ones, "
+            f"datasets' train_test_split says with the seed {data.eval_seed}"
+        )
+    fill = "several samples in each" if data.packing else "one sample in each, padded"
+    out.append(
+        f"an optimizer step is {plural(train.global_batch_size, 'row')} of {data.max_length:,} tokens, {fill}"
+    )
+    out += _sources(data)
+    long = {"drop": "left out", "truncate": "cut", "error": "an error"}[data.overlong]
+    out.append(f"samples longer than {data.max_length:,} tokens are {long}; `train.py` reports how many")
+    return out
+
+
+def _sources(data: Data) -> list[str]:
+    """How sources of other weights than 1 are mixed, and what becomes of their rows."""
+    out = []
+    if any(source.weight != 1.0 for source in data.train):
+        shares = listing(f"{source.weight:g} x the rows of {source.path}" for source in data.train)
+        out.append(f"an epoch has {shares}")
+    for source in (*data.train, *data.eval):
+        if source.limit is not None:
+            out.append(f"of {source.path} only the first {plural(source.limit, 'row')}")
+    if data.transform is not None:
+        out.append(f"each row goes through {data.transform}, which is copied into the artifact and locked")
+    return out
+
+
+def _train(program: Program) -> list[str]:
+    return [*_batches(program), *_length(program), *_chain(program)]
+
+
+def _batches(program: Program) -> list[str]:
+    train, data = program.recipe.train, program.recipe.data
+    room = train.global_batch_size * data.max_length
+    over = " x ".join(axis for axis in DATA if axis in program.recipe.mesh.axes)
+    return [
+        f"micro_batch_size {train.micro_batch_size} x {over} {program.data_parallel} = "
+        f"{plural(program.micro_batch_rows, 'row')} a micro-batch, {_micro_batches(program)} a step: "
+        f"{plural(train.global_batch_size, 'row')}, {room:,} tokens of room",
+        {
+            "tokens": "the loss is the mean over all target tokens of a step",
+            "micro_batches": "the loss is the mean of the micro-batches' means",
+        }[train.loss_normalization],
+    ]
+
+
+def _micro_batches(program: Program) -> str:
+    count = program.accumulation_steps
+    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
+
+
+def _length(program: Program) -> list[str]:
+    recipe = program.recipe
+    length = run_length(recipe, program.source.parent)
+    per_step = recipe.train.global_batch_size * recipe.data.max_length
+    counted = (
+        "steps = epochs x rows that are kept / global_batch_size, each epoch rounded up; train.py counts "
+        "them as it starts"
+    )
+    if length.steps is None:
+        return [counted]
+    if length.exact:
+        tokens = length.steps * per_step
+        return [f"{length.words()}, at most {tokens:,} tokens ({quantity(tokens)})"]
+    at_hand = length.data.rows if length.data else 0
+    rows = plural(at_hand - held_out(recipe.data.eval_fraction, at_hand), "row")
+    return [f"{length.words()} of at most {per_step:,} tokens, from {rows} at hand", counted]
+
+
+def _schedule(program: Program) -> list[str]:
+    train = program.recipe.train
+    schedule, peak = train.schedule, train.optimizer.learning_rate
+    length = run_length(program.recipe, program.source.parent)
+    if schedule.warmup_ratio is not None:
+        warm = f"ceil({schedule.warmup_ratio:g} x steps) steps"
+        if length.exact and length.steps is not None:
+            warm = plural(warmup_steps(program.recipe, length.steps), "step")
+    else:
+        warm = plural(schedule.warmup_steps or 0, "step")
+    has_warmup = bool(schedule.warmup_ratio or schedule.warmup_steps)
+    start = f"from 0 to {peak:g} in {warm}, then " if has_warmup else f"from {peak:g}, "
+    decay = {
+        "constant": "constant",
+        "cosine": f"along a cosine to {peak * schedule.final_ratio:g} one step after the last",
+        "linear": f"in a line to {peak * schedule.final_ratio:g} one step after the last",
+    }[schedule.name]
+    return [f"learning rate {start}{decay}"]
+
+
+def _chain(program: Program) -> list[str]:
+    """The links that turn a step's gradient into an update, in order."""
+    o = program.recipe.train.optimizer
+    links = []
+    masked = sum(adapter.masked for adapter in program.adapters)
+    if masked:
+        links.append(
+            f"zero the untrained part of the gradient of lora_b in {plural(masked, 'fused adapter')}"
+        )
+    if o.max_grad_norm is not None:
+        links.append(f"optax.clip_by_global_norm({o.max_grad_norm:g})")
+    links.append(_rule(o))
+    if needs_master_weights(program.recipe):
+        links.append("added to a float32 copy of the weights, which is rounded to bfloat16")
+    out = [", then ".join([f"optimizer: the mean gradient of {_micro_batches(program)}", *links])]
+    if o.max_grad_norm is None:
+        out.append("no clipping: max_grad_norm is null")
+    return [*out, *_schedule(program)]
+
+
+def _rule(o: Optimizer) -> str:
+    """The optax optimizer with its hyperparameters."""
+    decay = f"weight_decay={o.weight_decay:g}"
+    if o.name == "adamw":
+        return f"optax.adamw(learning_rate, b1={o.b1:g}, b2={o.b2:g}, eps={o.eps:g}, {decay})"
+    if o.name == "lion":
+        return f"optax.lion(learning_rate, b1={o.b1:g}, b2={o.b2:g}, {decay})"
+    if o.name == "adafactor":
+        return f"optax.scale_by_factored_rms(), updates clipped to RMS 1, {decay} (Adafactor)"
+    return f"optax.sgd(learning_rate, momentum={o.momentum:g}), {decay} added to the gradient"
+
+
+def _cache(program: Program) -> list[str]:
+    directory = program.recipe.cache.directory
+    if directory is None:
+        return ["nothing is kept: each run tokenises and compiles anew"]
+    where = directory if "://" in directory else f"OUTPUT/{directory}"
+    return [
+        f"tokenised data under {where}/data, compiled programs under {where}/xla; either is found again "
+        "only when all that made it is the same, and may be removed at any time",
+        "compiled programs are run as they are found: keep the folder as safe as the scripts",
+    ]
+
+
+def _checkpoint(program: Program) -> list[str]:
+    checkpoint = program.recipe.checkpoint
+    where = checkpoint.directory if "://" in checkpoint.directory else f"OUTPUT/{checkpoint.directory}"
+    out = [
+        f"{'weights' if program.lora is None else 'adapters'} and optimizer state every "
+        f"{plural(checkpoint.every_steps, 'step')} and at the end, "
+        f"under {where}, the newest {checkpoint.keep} kept; recipe.lock.json lies beside them"
+    ]
+    if checkpoint.local is not None:
+        local = checkpoint.local
+        out.append(
+            f"in between every {plural(local.every_steps, 'step')} under {local.directory} on each host; "
+            "train.py goes on from there where that is newer"
+        )
+    return out
+
+
+def _merge(program: Program) -> list[str]:
+    merge = program.recipe.merge
+    where = merge.output if "://" in merge.output else f"OUTPUT/{merge.output}"
+    split = (
+        "split as the base is"
+        if merge.max_shard_size == "base"
+        else f"files of {merge.max_shard_size} at most"
+    )
+    kind = (
+        f"{merge.quantization} linear weights, the rest {merge.dtype}" if merge.quantization else merge.dtype
+    )
+    if program.lora is None:
+        return [f"the trained weights under the base's own names, in {kind}, {split}, under {where}"]
+    adapter = ", and a PEFT adapter beside it" if merge.adapter else ""
+    return [
+        f"the base's tensors with the adapters added in, in {kind}, {split}, under {where}{adapter}; rank "
+        "and alpha are read from the checkpoint's record"
+    ]
+
+
+def _serve(program: Program) -> list[str]:
+    serve, accelerator = program.recipe.serve, program.serve_accelerator
+    if serve is None or accelerator is None:
+        return []
+    gib = program.base_parameters * weight_size(program.recipe) / serve.tensor_parallel_size / 2**30
+    return [
+        accelerator.describe(),
+        f"{plural(serve.data_parallel_size, 'replica')}, each on "
+        f"{plural(serve.tensor_parallel_size, 'device')}; its weights take about {gib:.1f} GiB of each",
+    ]
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+SUMMARIES: dict[str, Callable[[Program], list[str]]] = {
+    "model": _model,
+    "mesh": _mesh,
+    "lora": _lora,
+    "remat": _remat,
+    "data": _data,
+    "train": _train,
+    "checkpoint": _checkpoint,
+    "cache": _cache,
+    "merge": _merge,
+    "serve": _serve,
+}
+"""By section, what `summary` says."""
+
+DETAILS: dict[str, Callable[[Program], list[str]]] = {
+    "mesh": _shardings,
+    "sharding": _shardings,
+    "lora": _adapters,
+}
+"""By section, what `detail` adds to that."""
+
+TRAIN_DETAILS: dict[str, Callable[[Program], list[str]]] = {
+    "optimizer": _chain,
+    "schedule": lambda program: [*_schedule(program), *_length(program)],
+    "epochs": _length,
+    "steps": _length,
+}
+"""By key of the train section, what `detail` says; of other keys, its batches."""

@@ -1,0 +1,132 @@
+"""`recipe models`: the catalogue's ids, with their sizes and what works with each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from recipec.compiler.lowering import catalog, families
+from recipec.compiler.wording import listing, quantity, table
+from recipec.runtime.model.families import FAMILIES
+from recipec.runtime.model.reach import reach
+from recipec.spec.diagnostics import Diagnostic
+
+SERVED = {True: "tpu-inference", False: "vLLM on torchax"}
+"""Whose model of a family vllm-tpu runs, by whether tpu-inference has one."""
+TRAINED = ("lora", "qlora", "full")
+"""How every model that can be trained can be."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model of the catalogue.
+
+    Attributes:
+        family: in words; None where the model cannot be trained.
+        parameters: of the text model; None where the model cannot be trained.
+        chat: whether it is tuned for chat.
+        trained: the methods, () where it cannot be.
+        splash: whether it trains with splash attention.
+        served: whose model vllm-tpu runs.
+        unsupported: why it cannot be trained.
+        copy: the id that was asked for, of which this is the original.
+    """
+
+    id: str
+    family: str | None = None
+    parameters: int | None = None
+    chat: bool | None = None
+    trained: tuple[str, ...] = ()
+    splash: bool = False
+    served: str | None = None
+    unsupported: str | None = None
+    copy: str | None = None
+
+
+def models(word: str) -> list[Known]:
+    """The models whose id or family has a word, in the catalogue's order; the original of a copy's id.
+
+    Args:
+        word: upper and lower case are alike; "" for all.
+    """
+    found = [id for id in catalog.entries() if _has(id, word.lower())]
+    bare = _bare(word)
+    if not found and bare:  # "gemma4-31b" and "Gemma 4 31B" are gemma-4-31B
+        found = [id for id in catalog.entries() if bare in _bare(id) or bare in _bare(_family(id))]
+    if not found and "/" in word and (original := catalog.original_of(word)):
+        return [_known(original, word)]
+    return [_known(id) for id in found]
+
+
+def text(found: Sequence[Known]) -> str:
+    """The table that the command prints."""
+    head = ("id", "family", "parameters", "tuned for chat", "splash", "served by")
+    rows = [
+        (
+            known.id,
+            known.family or "",
+            quantity(known.parameters),
+            "yes" if known.chat else "no",
+            "yes" if known.splash else "no",
+            known.served or "",
+        )
+        for known in found
+        if known.parameters is not None
+    ]
+    out = table(rows, head)
+    if rows:
+        out += [
+            "",
+            "Each is trained with LoRA, with QLoRA, or in all its weights; a copy is known as its original.",
+        ]
+    out += [f"{known.id} cannot be trained: {known.unsupported}" for known in found if known.unsupported]
+    for known in found:
+        if known.copy is not None:
+            quantised = catalog.is_quantised(known.copy)
+            why = f" whose weights are stored quantised: name {known.id}" if quantised else ""
+            out.append(f"{known.copy} is a copy of {known.id}{why}")
+    return "\n".join(out)
+
+
+def unknown(word: str) -> Diagnostic:
+    """Why there is no model of a word."""
+    known = f"known are checkpoints of {listing(families.titles())}"
+    if others := catalog.others(word):
+        return Diagnostic("E0803", f"this version cannot train models of {listing(others, 'or')}", "", known)
+    return Diagnostic(
+        "E0801",
+        f"no model in the catalogue has `{word}` in its id or family",
+        "",
+        f"{known}, which `recipe models` lists; any other of these families is named by its directory",
+    )
+
+
+def _known(id: str, copy: str | None = None) -> Known:
+    entry = catalog.entries()[id]
+    if "unsupported" in entry:
+        return Known(id, unsupported=entry["unsupported"], copy=copy)
+    family = FAMILIES[entry["family"]]
+    return Known(
+        id=id,
+        family=_family(id),
+        parameters=reach(family.parameters(family.architecture(entry["config"])), ()).total,
+        chat=entry.get("chat"),
+        trained=TRAINED,
+        splash=family.flash_attention,
+        served=SERVED[families.FAMILIES[family.name].served.jax_model],
+        copy=copy,
+    )
+
+
+def _family(id: str) -> str:
+    family = catalog.entries()[id].get("family")
+    return families.FAMILIES[family].title if family else ""
+
+
+def _has(id: str, word: str) -> bool:
+    return word in id.lower() or word in _family(id).lower()
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name.lower())

@@ -1,0 +1,334 @@
+"""`recipe preview`: what a recipe makes of its data, before anything is trained.
+
+Everything is tokenised as train.py will do it; the weights are not needed, and jax is not imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.packages import require_packages
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+    from recipec.runtime.data.encoding import Shown
+    from recipec.runtime.data.formats import Row
+    from recipec.runtime.data.report import SplitReport
+    from recipec.runtime.data.sources import Split
+    from recipec.runtime.settings import DataSettings, ModelSettings, Source
+    from recipec.spec.language import Recipe
+
+PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
+
+TOKENIZER_FILES = ("config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.jinja")
+"""What is downloaded of a model."""
+
+BARS = 12
+BAR_WIDTH = 40
+
+BRACKETS = (("⟦", "⟧"), ("⦃", "⦄"), ("⟪", "⟫"), ("<<<", ">>>"), ("<<<<<<", ">>>>>>"))
+"""Of targets in plain text: the first pair that no sample shown contains."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Kept samples of first to last tokens."""
+
+    first: int
+    last: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What became of a split.
+
+    Attributes:
+        name: of the recipe.
+        split: "train" or "eval".
+        shown: the first samples, as they are trained on.
+        report: of the whole split.
+        lengths: the kept samples by their tokens.
+        packing: whether samples share rows.
+        draws: samples of an epoch, which are others than the kept ones where sources have weights.
+        steps_per_epoch: optimizer steps of one pass; 0 for eval.
+        problem: why train.py would refuse the split, and what to do; None when it would not.
+    """
+
+    name: str
+    split: str
+    shown: list[Shown]
+    report: SplitReport
+    lengths: list[Bar]
+    packing: bool
+    draws: int
+    steps_per_epoch: int
+    problem: tuple[str, str | None] | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "recipe": self.name,
+            "split": self.split,
+            "samples": [
+                {
+                    **asdict(sample),
+                    "pieces": [{"text": text, "target": target} for text, target in sample.pieces],
+                }
+                for sample in self.shown
+            ],
+            "lengths": [asdict(bar) for bar in self.lengths],
+            "packing": self.packing,
+            "draws": self.draws,
+            "steps_per_epoch": self.steps_per_epoch,
+            "report": self.report.to_dict(),
+            "problem": self.problem[0] if self.problem else None,
+        }
+
+
+def preview(
+    program: Program, count: int, split: str, model: Path | None = None, data_dir: Path | None = None
+) -> Preview:
+    """Tokenises a split of a recipe's data.
+
+    Args:
+        count: samples to show.
+        split: "train" or "eval".
+        model: folder of the checkpoint or of its tokenizer; None finds the recipe's own.
+        data_dir: what relative paths of data are relative to; None for the recipe's folder.
+
+    Raises:
+        ArtifactError: the packages that tokenise are not installed.
+        runtime.errors.UserError: the tokenizer or the data cannot be read.
+    """
+    require_packages("previewing", PACKAGES)
+    from recipec.runtime.data.encoding import Encoder, coding
+    from recipec.runtime.data.epochs import Epochs
+    from recipec.runtime.data.masking import check_loss_on
+    from recipec.runtime.data.prepare import check_split, count_rows
+    from recipec.runtime.data.report import SplitReport
+    from recipec.runtime.data.sources import splits
+    from recipec.runtime.data.tokenising import tokenise
+    from recipec.runtime.data.tokenizer import chat_template, load_tokenizer
+    from recipec.runtime.errors import UserError
+
+    folder = data_dir or program.source.parent
+    data, settings = data_settings(program.recipe, program.source.parent), _model_settings(program)
+    part = splits(data, folder)[split != "train"]
+    if part is None:
+        raise UserError(
+            f"{program.name} has no data.eval", "name its sources in the recipe, or give data.eval_fraction"
+        )
+    check_loss_on(data)
+    tokenizer = load_tokenizer(_tokenizer_folder(program, settings, model), settings, data, folder)
+    how = coding(tokenizer, chat_template(tokenizer, data, folder), data, program.architecture.vocab_size)
+
+    encoder = Encoder(how)
+    rows = (row for reader in _readers(part, data, folder) for row in reader)
+    shown = list(islice((sample for row in rows if (sample := encoder.show(row))), count))
+
+    readers = _readers(part, data, folder)
+    samples, encoded = tokenise(readers, how, label=f"tokenising {part.name}")
+    report = SplitReport(row_length=data.max_length)
+    for reader in readers:
+        reader.count(report)
+    report.merge(encoded)
+    problem = None
+    try:
+        check_split(part.name, report, data)
+    except UserError as error:
+        problem = error.message, error.help
+    draws = steps = 0
+    if len(samples):
+        weights = [item.weight for item in program.recipe.data.train] if split == "train" else []
+        epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
+        count_rows(report, epochs, samples)
+        draws = epochs.draws
+        steps = math.ceil(report.rows / program.recipe.train.global_batch_size) if split == "train" else 0
+    lengths = histogram(samples.lengths.tolist())
+    return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem)
+
+
+def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
+    """The `data` section as the runtime takes it, with files of the recipe's folder found from anywhere."""
+    from recipec.compiler.lowering.sources import is_inline
+    from recipec.runtime.settings import DataSettings, Source
+
+    data = recipe.data
+    template, transform = data.chat_template, data.transform
+    if template is not None and not is_inline(template):
+        template = str((folder / template).resolve())
+    if transform is not None:
+        path, _, function = transform.partition(":")
+        transform = f"{(folder / path).resolve()}:{function}"
+
+    def sources(given: Iterable[Any]) -> tuple[Source, ...]:
+        return tuple(Source(item.path, item.weight, item.split, item.config, item.limit) for item in given)
+
+    return DataSettings(
+        train=sources(data.train),
+        eval=sources(data.eval),
+        eval_fraction=data.eval_fraction,
+        eval_seed=data.eval_seed,
+        format=data.format,
+        fields=dict(data.fields),
+        transform=transform,
+        chat_template=template,
+        loss_on=data.loss_on,
+        max_length=data.max_length,
+        overlong=data.overlong,
+        max_invalid_ratio=data.max_invalid_ratio,
+        packing=data.packing,
+        shuffle_seed=data.shuffle_seed,
+    )
+
+
+def histogram(lengths: Sequence[int]) -> list[Bar]:
+    """At most BARS bars of equal width, a power of two, from the shortest to the longest."""
+    if not lengths:
+        return []
+    width = 1
+    while (max(lengths) - 1) // width - (min(lengths) - 1) // width >= BARS:
+        width *= 2
+    first, last = (min(lengths) - 1) // width, (max(lengths) - 1) // width
+    counts = [0] * (last - first + 1)
+    for length in lengths:
+        counts[(length - 1) // width - first] += 1
+    return [Bar((first + i) * width + 1, (first + i + 1) * width, n) for i, n in enumerate(counts)]
+
+
+def text(preview: Preview, color: bool) -> str:
+    """For people: with ANSI colors, or with brackets around the targets."""
+    report = preview.report
+    everything = "".join(piece for sample in preview.shown for piece, _ in sample.pieces)
+    before, after = next(
+        (pair for pair in BRACKETS if not any(mark in everything for mark in pair)), BRACKETS[-1]
+    )
+    if color:
+        before, after = "\x1b[1;32m", "\x1b[0m"
+    lines = []
+    if preview.shown:
+        how = "are green" if color else f"stand in {before} {after}"
+        lines += [f"Tokens that carry loss {how}.", ""]
+    for sample in preview.shown:
+        cut = ", cut" if sample.truncated else ""
+        lines.append(
+            f"--- {_visible(sample.origin)}: {sample.tokens:,} tokens, {sample.targets:,} carry loss{cut}"
+        )
+        body = "".join(
+            f"{before}{_visible(piece)}{after}" if target else _visible(piece)
+            for piece, target in sample.pieces
+        )
+        lines += [body.rstrip("\n") if body.endswith("\n") else body, ""]
+    if preview.lengths:
+        lines += ["lengths of the samples, in tokens", *_bars(preview.lengths), ""]
+    lines.append(report.sentence(preview.split))
+    lines += [f"  {_visible(note)}" for note in report.notes()]
+    if report.rows:
+        lines.append(_fullness(preview))
+    if preview.steps_per_epoch:
+        lines.append(f"steps: {preview.steps_per_epoch:,} an epoch")
+    return "\n".join(lines) + "\n"
+
+
+def _fullness(preview: Preview) -> str:
+    report, draws = preview.report, preview.draws
+    if not preview.packing:
+        return f"not packed: {report.rows:,} rows of one sample, {100 * report.efficiency:.1f} % full"
+    alone = report.row_tokens / (draws * report.row_length)
+    return (
+        f"packing: {draws:,} samples in {report.rows:,} rows, {100 * report.efficiency:.1f} % full; "
+        f"one sample a row would be {100 * alone:.1f} % full"
+    )
+
+
+def _bars(bars: Sequence[Bar]) -> Iterator[str]:
+    most = max(bar.count for bar in bars)
+    digits = max(len(f"{bar.last:,}") for bar in bars)
+    for bar in bars:
+        length = math.ceil(BAR_WIDTH * bar.count / most)
+        drawn = f"{'#' * length} " if length else ""
+        yield f"  {bar.first:>{digits},} to {bar.last:>{digits},}  {drawn}{bar.count:,}"
+
+
+def _visible(piece: str) -> str:
+    """Text that cannot steer the terminal that it is printed on."""
+    return "".join(char if char in "\n\t" or char.isprintable() else f"\\x{ord(char):02x}" for char in piece)
+
+
+class _Rows:
+    """A source's rows; of a preference, both answers, each as a prompt and its completion."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[Row]:
+        from recipec.runtime.data.formats import PreferenceRow, answers
+
+        for row in self._reader:
+            if isinstance(row, PreferenceRow):
+                for name, answer in zip(("chosen", "rejected"), answers(row), strict=True):
+                    yield replace(answer, origin=f"{row.origin} {name}")
+            else:
+                yield row
+
+    def count(self, report: SplitReport) -> None:
+        """Adds what was read, once it was."""
+        report.read += self._reader.read
+        report.removed += self._reader.removed
+        report.malformed.merge(self._reader.malformed)
+
+
+def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
+    from recipec.runtime.data.sources import open_split
+
+    return [_Rows(reader) for reader in open_split(split, data, folder)]
+
+
+def _model_settings(program: Program) -> ModelSettings:
+    from recipec.runtime.settings import ModelSettings
+
+    model = program.recipe.model
+    return ModelSettings(
+        id=model.id, family=program.family.name, revision=model.revision, tokenizer=model.tokenizer
+    )
+
+
+def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | None) -> Path:
+    """The folder with the model's tokenizer; of a model on the hub, its few files are downloaded."""
+    from recipec.runtime.errors import UserError
+
+    if given is None and not settings.id.startswith((".", "/", "~")) and "://" not in settings.id:
+        return _download(settings.id, settings.revision)
+    if given is None and "://" in settings.id:
+        raise UserError(
+            f"{settings.id}: a preview does not read from a bucket", "copy its tokenizer and give --model DIR"
+        )
+    folder = given or program.source.parent / Path(settings.id).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder", "--model DIR says where the tokenizer lies")
+    return folder
+
+
+def _download(repository: str, revision: str | None) -> Path:
+    import huggingface_hub
+
+    from recipec.runtime.errors import UserError
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository, revision=revision, allow_patterns=list(TOKENIZER_FILES)
+            )
+        )
+    except Exception as error:  # the hub, the network, the disk: each with errors of its own
+        raise UserError(
+            f"{repository}: its tokenizer could not be downloaded ({str(error).strip().splitlines()[0]})",
+            "check the connection, or HF_TOKEN for a model with terms; or give a folder with its tokenizer: "
+            "--model DIR",
+        ) from error

@@ -1,0 +1,250 @@
+"""The models that a recipe can name: by Hugging Face id, or by a directory with a config.json.
+
+data/models.json holds, for each id, its family, whether it is tuned for chat, and the keys of its
+config.json that the family reads. A copy that others publish (unsloth/Qwen3-8B) is known as its original.
+data/other_models.json holds the families that cannot be trained, each with the beginnings of its ids' last
+parts: such an id is refused before anything is downloaded. A directory's own config.json wins: it is what
+will be loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
+
+DATA = Path(__file__).parents[1] / "data" / "models.json"
+OTHERS = DATA.with_name("other_models.json")
+
+MAX_CONFIG = 1 << 22
+"""Bytes of a config.json; a few thousand are usual."""
+
+_QUANTISED = re.compile(
+    r"-(?:unsloth-bnb-4bit|(?:bnb-)?[48]bit|(?:awq|exl2|fp8|gguf|gptq|hqq|quantized)(?:[-.].*)?)$",
+    re.IGNORECASE,
+)
+"""How the name of a copy ends whose publisher quantised it."""
+
+
+class UnknownModel(ValueError):
+    """A model whose config.json is neither in the catalogue nor readable.
+
+    Attributes:
+        code: of the diagnostic.
+        help: what to write instead.
+    """
+
+    def __init__(self, code: str, message: str, help: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.help = help
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that the compiler knows the sizes of.
+
+    Attributes:
+        id: as in the recipe.
+        title: for messages: "Gemma 4 31B".
+        family, architecture: what Tunix's model looks like.
+        origin: "catalogue", or the config.json that was read.
+        chat: whether it is tuned for chat; None when only its config.json is known.
+    """
+
+    id: str
+    title: str
+    family: Family
+    architecture: Architecture
+    origin: str
+    chat: bool | None
+
+
+@functools.cache
+def entries() -> Mapping[str, Mapping[str, Any]]:
+    """data/models.json: {id: {"family": ..., "chat": ..., "config": {...}}}.
+
+    A model that is known by name alone has {"unsupported": why} instead.
+    """
+    data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def is_directory(model_id: str) -> bool:
+    """Whether `model.id` names a directory rather than a Hugging Face id."""
+    return model_id in (".", "..") or model_id.startswith(("./", "../", "/", "~"))
+
+
+def find(model_id: str, folder: Path) -> Model:
+    """The model that a recipe in `folder` names.
+
+    Raises:
+        UnknownModel: when there is no such id, or no readable config.json.
+        UnsupportedCheckpoint: when its family's Tunix model does not do what its config asks for.
+    """
+    if is_directory(model_id):
+        return _local(model_id, folder)
+    if model_id.startswith("gs://"):
+        raise UnknownModel(
+            "E0804",
+            f"the config.json of `{model_id}` cannot be read while compiling",
+            "write the Hugging Face id, or a directory with its config.json, as model.id; "
+            "train.py and merge.py take the checkpoint's place with --model",
+        )
+    if model_id not in entries() and os.path.isdir(folder / model_id):
+        raise UnknownModel(
+            "E0801",
+            f"`{model_id}` is not in the catalogue: a directory is written with ./",
+            f"id: ./{model_id}",
+        )
+    entry = entry_of(model_id)
+    if entry is None:
+        _refuse_others(model_id)
+        raise UnknownModel("E0801", f"`{model_id}` is not in the catalogue", _nearest(model_id))
+    if "unsupported" in entry:
+        raise UnsupportedCheckpoint(entry["unsupported"])
+    if model_id not in entries() and is_quantised(model_id):
+        original = original_of(model_id)
+        message = f"`{model_id}` is a copy of `{original}` whose weights are stored quantised"
+        raise UnknownModel("E0803", message, f"id: {original}")
+    family = FAMILIES[entry["family"]]
+    architecture = family.architecture(entry["config"])
+    return Model(model_id, title(model_id), family, architecture, "catalogue", entry.get("chat"))
+
+
+def entry_of(model_id: str) -> Mapping[str, Any] | None:
+    """What `entries` has of an id, or of the original of a copy; None for neither, and for directories."""
+    return entries().get(model_id) or entries().get(_copied(model_id) or "")
+
+
+def _copied(model_id: str) -> str | None:
+    """The original of an id that is another publisher's, or a quantised copy."""
+    original = original_of(model_id) if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model_id) else None
+    own = original is not None and original.partition("/")[0].lower() == model_id.partition("/")[0].lower()
+    return None if own and not is_quantised(model_id) else original
+
+
+def original_of(name: str) -> str | None:
+    """The id in the catalogue that a copy's name, quantised or not, ends as; None for none."""
+    bare = _QUANTISED.sub("", name.rpartition("/")[2]).lower()
+    spellings = {bare, bare.removeprefix("meta-"), f"meta-{bare}"}
+    found = [known for known in entries() if known.rpartition("/")[2].lower() in spellings]
+    return found[0] if len(found) == 1 else None
+
+
+def is_quantised(name: str) -> bool:
+    """Whether a copy's name says that its publisher quantised it."""
+    return _QUANTISED.search(name) is not None
+
+
+@functools.cache
+def _others() -> Mapping[str, re.Pattern[str]]:
+    data: dict[str, list[str]] = json.loads(OTHERS.read_text(encoding="utf-8"))
+    return {family: re.compile("|".join(starts), re.IGNORECASE) for family, starts in data.items()}
+
+
+def others(name: str) -> list[str]:
+    """Families that are known not to be trained, by a part of their name or by a model's id."""
+    bare = name.rpartition("/")[2].removeprefix("Meta-")
+    return [
+        family
+        for family, starts in _others().items()
+        if bare and (starts.match(bare) or bare.lower() in family.lower())
+    ]
+
+
+def _refuse_others(model_id: str) -> None:
+    """Refuses an id of a family that is known not to be trained, whoever publishes it."""
+    bare = model_id.rpartition("/")[2].removeprefix("Meta-")
+    for family, starts in _others().items():
+        if starts.match(bare):
+            raise UnsupportedCheckpoint(f"it has no model of {family}", "model_type")
+
+
+def family_name(model_id: str, folder: Path) -> str | None:
+    """The family of an id or directory, None where it cannot be told."""
+    try:
+        return find(model_id, folder).family.name
+    except (UnknownModel, UnsupportedCheckpoint):
+        return None
+
+
+def title(model_id: str) -> str:
+    """What to call a model in a sentence: "google/gemma-4-31B-it" is "Gemma 4 31B"."""
+    if model_id not in entries() and (original := _copied(model_id)):
+        return title(original)
+    if match := re.fullmatch(r"(?:google/)?gemma-(\d+)-(.+?)(?:-(?:it|pt))?", model_id):
+        return f"Gemma {match[1]} {match[2].upper()}"
+    if match := re.fullmatch(r"(?:meta-llama/)?(?:Meta-)?Llama-([\d.]+)-(\w+)(?:-Instruct)?", model_id):
+        return f"Llama {match[1]} {match[2]}"
+    if match := re.fullmatch(r"(?:Qwen/)?Qwen([\d.]+)-(.+?)(?:-(?:Instruct|Base))?", model_id):
+        return f"Qwen {match[1]} {match[2].replace('-', ' ')}"
+    return model_id
+
+
+def _local(model_id: str, folder: Path) -> Model:
+    config = _read_config(model_id, folder)
+    family = family_of(config)
+    try:
+        architecture = family.architecture(config)
+        sizes = {n for parameter in family.parameters(architecture) for n in parameter.shape}
+        if not all(isinstance(n, int) and n > 0 for n in sizes):
+            raise TypeError("a size is no positive whole number")
+    except UnsupportedCheckpoint:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+        raise UnsupportedCheckpoint(f"config.json: a value is of the wrong type: {error}") from None
+    return Model(model_id, model_id, family, architecture, f"{model_id.rstrip('/')}/config.json", None)
+
+
+def _read_config(model_id: str, folder: Path) -> dict[str, Any]:
+    """The config.json of a directory."""
+    again = "copy it again from the model's repository"
+    try:
+        path = folder / Path(model_id).expanduser() / "config.json"
+        if not folder.is_dir():  # of a recipe that is yet to be written: there is no way back out of it
+            path = Path(os.path.normpath(path))
+        if path.is_file() and path.stat().st_size > MAX_CONFIG:
+            raise ValueError(f"it has more than {MAX_CONFIG:,} bytes")
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no regular file")
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UnknownModel(
+            "E0802",
+            f"there is no config.json in `{model_id}`",
+            "model.id names a checkpoint's directory, relative to the recipe's own; "
+            "its config.json is read while compiling",
+        ) from None
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~user unknown, or nested too deeply
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UnknownModel("E0802", f"`{model_id}/config.json` cannot be read: {reason}", again) from None
+    if not isinstance(config, dict):
+        raise UnknownModel("E0802", f"`{model_id}/config.json` is not a JSON object", again)
+    return config
+
+
+def _nearest(model_id: str) -> str:
+    """A way out: the same maker's id that is written nearly so, and how any other model is named."""
+    owner, _, bare = model_id.lower().rpartition("/")
+    names = {name.rpartition("/")[2].lower(): name for name in entries()}
+    made = {bare: name for bare, name in names.items() if not owner or _alike(owner, name.partition("/")[0])}
+    close = get_close_matches(bare, made, n=1, cutoff=0.8)
+    hint = f"did you mean `{made[close[0]]}`? " if close else ""
+    return (
+        f"{hint}for a model that is not in it, fetch its config.json alone (`hf download {quote(model_id)} "
+        "config.json --local-dir checkpoint`) and write id: ./checkpoint: it is read then"
+    )
+
+
+def _alike(owner: str, known: str) -> bool:
+    return bool(get_close_matches(owner, [known.lower()], cutoff=0.8))

@@ -1,0 +1,200 @@
+"""What the checks look at: the recipe, beside what the catalogues say about its model and hardware.
+
+Gathering never stops at a fault: what cannot be known is None, a diagnostic says why, and the checks
+that need it are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recipec.compiler.lowering import catalog, families, hardware
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.compiler.lowering.steps import Length, run_length
+from recipec.compiler.wording import listing
+from recipec.runtime.model.adapters import LoraSettings, lora_settings, parse_layers
+from recipec.runtime.model.families import UnsupportedCheckpoint
+from recipec.runtime.model.families.base import LoraTarget, Parameter, Spec
+from recipec.runtime.model.partition_rules import apply_rules, data_parallel
+from recipec.spec.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Recipe
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A recipe and what is known about it.
+
+    Attributes:
+        recipe: validated against the language.
+        source: the recipe's file.
+        model, accelerator, serve_accelerator: None where unknown (a diagnostic has been given) or
+            where the recipe has no such section.
+        layers: the adapted layers, None where they cannot be told.
+    """
+
+    recipe: Recipe
+    source: Path
+    model: catalog.Model | None
+    accelerator: Accelerator | None
+    serve_accelerator: Accelerator | None
+    layers: tuple[int, ...] | None
+
+    @property
+    def folder(self) -> Path:
+        return self.source.parent
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Devices along each mesh axis."""
+        return dict(self.recipe.mesh.axes)
+
+    @property
+    def data_parallel(self) -> int:
+        """Devices that see different samples."""
+        return data_parallel(self.axes)
+
+    def first_given(self, *paths: str) -> str:
+        """The first of these paths that the recipe itself gives rather than a default; else the first."""
+        for path in paths:
+            node: object = self.recipe
+            for name in path.split("."):
+                if name not in getattr(node, "model_fields_set", ()):
+                    break
+                node = getattr(node, name)
+            else:
+                return path
+        return paths[0]
+
+    @cached_property
+    def length(self) -> Length:
+        """How long the run is, and what the data at hand shows."""
+        return run_length(self.recipe, self.folder)
+
+    @cached_property
+    def rules(self) -> tuple[tuple[str, Spec], ...]:
+        return tuple((rule.match, tuple(rule.spec)) for rule in self.recipe.sharding.rules)
+
+    @cached_property
+    def lora(self) -> LoraSettings | None:
+        """The `lora` section; None without one, or when its layers cannot be told."""
+        section = self.recipe.lora
+        if section is None or self.layers is None or self.model is None:
+            return None
+        return lora_settings(section.model_dump(), self.model.architecture.num_layers)
+
+    @cached_property
+    def defaults(self) -> tuple[Parameter, ...]:
+        """The model's arrays with the family's shardings; () without a model."""
+        return tuple(self.model.family.parameters(self.model.architecture)) if self.model else ()
+
+    @cached_property
+    def lora_targets(self) -> tuple[LoraTarget, ...]:
+        """The weights that can carry LoRA; () without a model."""
+        return tuple(self.model.family.lora_targets(self.model.architecture)) if self.model else ()
+
+    @cached_property
+    def ruled(self) -> tuple[Parameter, ...]:
+        """The model's arrays after those of the recipe's sharding rules that fit what they match."""
+        fitting = []
+        for match, spec in self.rules:
+            pattern = re.compile(match)
+            axes = [axis for axis in spec if axis is not None]
+            ranks = {len(p.shape) for p in self.defaults if pattern.fullmatch(p.path)}
+            if len(set(axes)) == len(axes) and ranks <= {len(spec)}:
+                fitting.append((match, spec))
+        return apply_rules(self.defaults, fitting)
+
+
+def gather(recipe: Recipe, source: Path) -> tuple[Facts, list[Diagnostic]]:
+    """Looks a recipe's model and hardware up.
+
+    Args:
+        recipe: validated against the language.
+        source: the recipe's file: relative directories are relative to its folder.
+    """
+    found: list[Diagnostic] = []
+    model = _model(recipe, source, found)
+    accelerator = _accelerator(recipe, found)
+    serve_accelerator = _serve_accelerator(recipe, found)
+    layers = _layers(recipe, model, found)
+    return Facts(recipe, source, model, accelerator, serve_accelerator, layers), found
+
+
+def _model(recipe: Recipe, source: Path, found: list[Diagnostic]) -> catalog.Model | None:
+    try:
+        return catalog.find(recipe.model.id, source.parent)
+    except catalog.UnknownModel as error:
+        found.append(Diagnostic(error.code, str(error), "model.id", error.help))
+    except UnsupportedCheckpoint as error:
+        known = f"known are checkpoints of {listing(families.titles())}"
+        found.append(
+            Diagnostic(
+                "E0803",
+                f"`{recipe.model.id}` cannot be trained by this version: {error}",
+                "model.id",
+                known if error.key == "model_type" else "choose another checkpoint",
+            )
+        )
+    return None
+
+
+def _accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator | None:
+    mesh = recipe.mesh
+    path = "mesh.topology" if mesh.topology else "mesh.accelerator"
+    try:
+        return hardware.accelerator(mesh)
+    except hardware.UnknownAccelerator as error:
+        found.append(Diagnostic("E0201", str(error), path, error.help))
+        return None
+
+
+def _serve_accelerator(recipe: Recipe, found: list[Diagnostic]) -> Accelerator | None:
+    if recipe.serve is None:
+        return None
+    name = recipe.serve.accelerator
+    try:
+        accelerator = hardware.from_text(name)
+    except hardware.UnknownAccelerator as error:
+        found.append(Diagnostic("E0601", str(error), "serve.accelerator", error.help))
+        return None
+    if accelerator.platform != "tpu":
+        found.append(
+            Diagnostic(
+                "E0601",
+                f"vllm-tpu does not serve on `{name}`",
+                "serve.accelerator",
+                "accelerator: v6e-8, or leave the serve section out",
+            )
+        )
+        return None
+    return accelerator
+
+
+def _outside(layers: str | Sequence[int], count: int) -> str:
+    """The place of the first layer that a model of so many does not have."""
+    index = next((i for i, layer in enumerate(layers) if isinstance(layer, int) and layer >= count), None)
+    return "lora.layers" if index is None else f"lora.layers[{index}]"
+
+
+def _layers(recipe: Recipe, model: catalog.Model | None, found: list[Diagnostic]) -> tuple[int, ...] | None:
+    if recipe.lora is None or model is None:
+        return None
+    try:
+        return parse_layers(recipe.lora.layers, model.architecture.num_layers)
+    except ValueError as error:
+        found.append(
+            Diagnostic(
+                "E0304",
+                f"lora.layers: {error}",
+                _outside(recipe.lora.layers, model.architecture.num_layers),
+                f"layers: all, a range such as 0-{model.architecture.num_layers - 1}, or a list of numbers",
+            )
+        )
+        return None

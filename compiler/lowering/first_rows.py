@@ -1,0 +1,89 @@
+"""The first rows of a local file of data, read without the packages that train."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from recipec.compiler.lowering.sources import ENDINGS, is_dataset
+from recipec.compiler.wording import listing
+
+LOOKED_AT = 200
+"""Rows that are read."""
+
+MOST = 8 << 20
+"""Characters of a line, or of a file that is one JSON list, that are read."""
+
+
+def first_rows(file: Path) -> list[dict[str, Any]] | None:
+    """At most LOOKED_AT rows; None of a kind that this environment cannot read, or a data set's folder.
+
+    Raises:
+        OSError, EOFError, ValueError, RecursionError, csv.Error: it cannot be read.
+    """
+    if is_dataset(file.name):
+        if file.is_file():
+            raise ValueError(f"its name ends in none of {listing(ENDINGS, 'or')}, which tell how it is read")
+        return None
+    if not file.is_file():
+        raise ValueError("it is no regular file")
+    name = file.name.lower()
+    kind = name.removesuffix(".gz").rpartition(".")[2]
+    if kind == "parquet" and find_spec("pyarrow"):
+        return _parquet(file)
+    if kind not in ("jsonl", "json", "csv"):
+        return None
+    with gzip.open(file) if name.endswith(".gz") else file.open("rb") as stream:
+        text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+        rows = csv.DictReader(text) if kind == "csv" else _json_rows(text, kind)
+        return list(islice(rows, LOOKED_AT))
+
+
+def _json_rows(text: io.TextIOWrapper, kind: str) -> Iterator[dict[str, Any]]:
+    """The rows of a file with one object a line, or of one list of objects.
+
+    Raises:
+        ValueError: a line is no object, or the list no JSON, with its place.
+    """
+    line = text.readline(MOST)
+    if kind == "json" and line.lstrip().startswith("["):
+        whole = line + text.read(MOST)
+        if len(whole) >= MOST:
+            raise ValueError("it is one JSON list of more than 8 MB: write it as .jsonl")
+        yield from (row for row in _value(whole, 1) if isinstance(row, dict))
+        return
+    number = 1
+    while line:
+        if line.strip():
+            row = _value(line, number)
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is no JSON object")
+            yield row
+        line, number = text.readline(MOST), number + 1
+
+
+def _value(text: str, number: int) -> Any:
+    """The value of a JSON text that begins in a line of its file."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"line {number + error.lineno - 1}, column {error.colno}"
+        raise ValueError(f"it is not JSON at {place}: {error.msg}") from None
+
+
+def _parquet(file: Path) -> list[dict[str, Any]]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        batch = next(ParquetFile(file).iter_batches(LOOKED_AT), None)
+    except ArrowInvalid as error:
+        raise ValueError(str(error)) from None
+    return [] if batch is None else batch.to_pylist()

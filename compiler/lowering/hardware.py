@@ -1,0 +1,335 @@
+"""Which chips an accelerator's name or topology stands for.
+
+The number in a name counts TensorCores for v4, v5p and tpu7x, and chips for v5e and v6e: v5p-8 is four
+chips. All that is known of a generation is its entry of data/hardware.json, each price with its date:
+
+- aliases: other spellings of it in the names that the Cloud console and tools show; gcloud: its own one.
+- compiler: what libtpu compiles for it with. chip_config: where libtpu's default is not how Cloud TPU shows a
+  chip (v4's two TensorCores are one device). tflops and gb_per_s of a device: what the compiler's own
+  estimate of time rests on. They follow from what libtpu 0.0.42.1 says of one large product and of one large
+  sum, and are not always the published ones: a v5p has 459 TFLOP/s and 2765 GB/s. cycles_ghz: the clock of
+  its estimated cycles, the published peak over what the matrix units do in a cycle; null where the serving
+  step is not compiled.
+- vllm: support by tpu-inference's compatibility table: "advised" in helps, "tested", "experimental", or "no
+  kernel" where its ragged paged attention raises NotImplementedError. name and kernel_version: what
+  tpu-inference calls the chip, and the number that its kernels know it by.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Protocol
+
+from recipec.compiler.wording import plural
+
+DATA = Path(__file__).parents[1] / "data" / "hardware.json"
+
+
+class MeshSection(Protocol):
+    """The part of a recipe's `mesh` that names the hardware."""
+
+    @property
+    def accelerator(self) -> str | None: ...
+
+    @property
+    def topology(self) -> str | None: ...
+
+    @property
+    def hosts(self) -> int | None: ...
+
+    @property
+    def axes(self) -> Mapping[str, int]: ...
+
+
+class UnknownAccelerator(ValueError):
+    """A name or topology that the catalogue does not have.
+
+    Attributes:
+        help: what to write instead.
+    """
+
+    def __init__(self, message: str, help: str) -> None:
+        super().__init__(message)
+        self.help = help
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A slice of one TPU generation, or virtual CPU devices.
+
+    Attributes:
+        name: as in the recipe, aliases resolved: "v5p-8", "cpu-8".
+        generation: "v5p", "cpu".
+        chips: physical chips of all slices; for a CPU the number of virtual devices.
+        devices: what JAX shows: one per chip, two on tpu7x.
+        hosts: machines that the slices are made of: as Cloud TPU VMs, or as the recipe's mesh.hosts says.
+        platform: "tpu" or "cpu".
+        hbm_gib: memory of a chip that a program can use, in GiB, None for a CPU.
+        bf16_tflops: peak of a chip in bfloat16, TFLOP/s, None for a CPU.
+        topology: "2x2x1", None for a CPU.
+        usd_per_chip_hour: on-demand list price, None where none is published.
+        price_date: when that price was read.
+        runtime_version: of the Cloud TPU VM's image, None when there is no such VM.
+        name_counts: what the number in the name counts: "tensorcores", "chips" or "devices".
+        tensorcores_per_chip: 0 for a CPU.
+        fp8_kv_cache, fp8_matmul: whether vLLM serves with them on this generation.
+        hbm_gb_per_s, ici_gb_per_s: bandwidth of a chip's memory, and of its links in both directions, in
+            10^9 bytes/s; None for a CPU.
+        slices: how many, joined over the data centre's network (DCN).
+        gke_accelerator: what GKE's node label calls the generation: "tpu-v6e-slice"; None for a CPU.
+        gke_machine: the machine type of a node that has the whole slice, None where no single node has.
+        gke_disk: the type of disk that its machines attach: "hyperdisk-balanced"; None for a CPU.
+    """
+
+    name: str
+    generation: str
+    chips: int
+    devices: int
+    hosts: int
+    platform: str
+    hbm_gib: float | None
+    bf16_tflops: float | None
+    topology: str | None
+    usd_per_chip_hour: float | None
+    price_date: str | None
+    runtime_version: str | None
+    name_counts: str
+    tensorcores_per_chip: int
+    fp8_kv_cache: bool
+    fp8_matmul: bool
+    hbm_gb_per_s: float | None = None
+    ici_gb_per_s: float | None = None
+    slices: int = 1
+    gke_accelerator: str | None = None
+    gke_machine: str | None = None
+    gke_disk: str | None = None
+
+    @property
+    def devices_per_chip(self) -> int:
+        return self.devices // self.chips
+
+    @property
+    def hbm_bytes_per_device(self) -> float:
+        """0 for a CPU."""
+        return (self.hbm_gib or 0) * 2**30 / self.devices_per_chip
+
+    @property
+    def peak_flops_per_device(self) -> float:
+        """FLOP/s in bfloat16; 0 for a CPU."""
+        return (self.bf16_tflops or 0) * 1e12 / self.devices_per_chip
+
+    @property
+    def bandwidth_per_device(self) -> float:
+        """Bytes/s of the device's memory; 0 for a CPU."""
+        return (self.hbm_gb_per_s or 0) * 1e9 / self.devices_per_chip
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """List price of all chips together, None where none is published."""
+        return None if self.usd_per_chip_hour is None else self.usd_per_chip_hour * self.chips
+
+    def describe(self) -> str:
+        """One phrase: "v5p-8: 4 chips (its 8 counts TensorCores), topology 2x2x1, 95 GiB each"."""
+        if self.platform == "cpu":
+            return f"{self.name}: {plural(self.devices, 'virtual CPU device')}"
+        counted = " (the number in its name counts TensorCores)" if self.name_counts == "tensorcores" else ""
+        devices = f", {self.devices} JAX devices" if self.devices != self.chips else ""
+        each = f"{self.slices} slices of topology" if self.slices > 1 else "topology"
+        return (
+            f"{self.name}: {plural(self.chips, 'chip')}{counted}{devices}, {each} {self.topology}, "
+            f"{self.hbm_gib:g} GiB each"
+        )
+
+
+@functools.cache
+def generations() -> Mapping[str, Mapping[str, Any]]:
+    """The generations of data/hardware.json by name."""
+    data: dict[str, dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def known_generation(name: str) -> str:
+    """A generation by its name or another spelling; what is unknown, as it is."""
+    return next((known for known, data in generations().items() if name in data["aliases"]), name)
+
+
+def supported_by_vllm(*support: str) -> list[str]:
+    """The generations that tpu-inference supports so: "tested" and others of the module's docstring."""
+    return [name for name, data in generations().items() if data["vllm"]["support"] in support]
+
+
+def accelerator(mesh: MeshSection) -> Accelerator:
+    """The hardware that a recipe's `mesh` section asks for.
+
+    Raises:
+        UnknownAccelerator: when the catalogue does not have it.
+    """
+    found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
+    if found.platform == "cpu":
+        return replace(found, hosts=mesh.hosts or 1)
+    count = mesh.axes.get("dcn", 1)
+    hosts = mesh.hosts or found.hosts * count
+    return replace(
+        found,
+        chips=found.chips * count,
+        devices=found.devices * count,
+        hosts=hosts,
+        slices=count,
+        gke_machine=found.gke_machine if hosts == 1 else None,
+    )
+
+
+def arranged(slices: int, fsdp: int, tp: int) -> dict[str, int]:
+    """Sizes of the mesh's axes as a recipe gives them: fsdp and tp of each slice, and dcn over several."""
+    return {**({"dcn": slices} if slices > 1 else {}), "fsdp": fsdp, "tp": tp}
+
+
+def host_counts(mesh: MeshSection) -> list[int]:
+    """The numbers of machines that a recipe's accelerator can be: as Cloud TPU VMs, and on GKE as machines of
+    4 chips; of virtual CPU devices, processes that share them evenly.
+
+    Raises:
+        UnknownAccelerator: when the catalogue does not have it.
+    """
+    found = from_topology(mesh.topology) if mesh.topology else from_name(mesh.accelerator or "")
+    if found.platform == "cpu":
+        return [count for count in range(1, found.devices + 1) if found.devices % count == 0]
+    count = mesh.axes.get("dcn", 1)
+    quarters = found.chips // 4 if found.chips % 4 == 0 else found.hosts
+    return sorted({found.hosts * count, max(found.hosts, quarters) * count})
+
+
+def from_text(text: str) -> Accelerator:
+    """An accelerator by its name, "v6e-8", or by its topology, "v6e:2x4".
+
+    Raises:
+        UnknownAccelerator: when there is none such.
+    """
+    return from_topology(text) if ":" in text else from_name(text)
+
+
+def from_name(name: str) -> Accelerator:
+    """The hardware of a name such as "v5p-8", "v5litepod-8", "v6e-8", "tpu7x-8" or "cpu-8".
+
+    Raises:
+        UnknownAccelerator: when the catalogue does not have it.
+    """
+    match = re.fullmatch(r"([a-z][a-z0-9]*)-([1-9][0-9]{0,5})", name.strip().lower())
+    generation = known_generation(match[1]) if match else ""
+    if match and generation == "cpu" and len(match[2]) > 3:
+        raise UnknownAccelerator(f"`{name}` is too many virtual devices", "cpu-1 to cpu-999; cpu-8 is usual")
+    if match and generation == "cpu":
+        return _cpu(int(match[2]))
+    if match is None or generation not in generations():
+        close = get_close_matches(name.lower(), known_names(), n=1, cutoff=0.5)
+        hint = f"did you mean `{close[0]}`? " if close else ""
+        known = ", ".join(
+            f"{known}-N" if data["gcloud"] == known else f"{known}-N ({data['gcloud']}-N)"
+            for known, data in generations().items()
+        )
+        raise UnknownAccelerator(f"unknown accelerator `{name}`", f"{hint}known are {known} and cpu-N")
+    data, number = generations()[generation], int(match[2])
+    cores = _counted_per_chip(data)
+    sizes = {_chips(shape) * cores: shape for shape in data["topologies"]}
+    if number not in sizes:
+        offered = ", ".join(f"{generation}-{size}" for size in sizes)
+        raise UnknownAccelerator(f"there is no {data['title']} slice `{name}`", f"the slices are {offered}")
+    return _tpu(generation, sizes[number])
+
+
+def from_topology(topology: str) -> Accelerator:
+    """The hardware of an explicit topology such as "v5p:2x2x1" or "v6e:2x4".
+
+    Raises:
+        UnknownAccelerator: when the catalogue does not have it.
+    """
+    generation, _, shape = topology.strip().lower().partition(":")
+    generation = known_generation(generation)
+    if generation not in generations():
+        raise UnknownAccelerator(
+            f"unknown TPU generation in topology `{topology}`",
+            "write GENERATION:SHAPE, for example v5p:2x2x1 or v6e:2x4; generations are "
+            + ", ".join(generations()),
+        )
+    shapes = generations()[generation]["topologies"]
+    if shape not in shapes:
+        raise UnknownAccelerator(
+            f"{generations()[generation]['title']} has no topology `{shape}`",
+            f"its topologies are {', '.join(shapes)}",
+        )
+    return _tpu(generation, shape)
+
+
+def known_names() -> list[str]:
+    """Every accelerator name of the catalogue, and the CPU ones that are usual."""
+    names = [f"cpu-{count}" for count in (1, 2, 4, 8)]
+    for generation, data in generations().items():
+        cores = _counted_per_chip(data)
+        names += [f"{generation}-{_chips(shape) * cores}" for shape in data["topologies"]]
+    return names
+
+
+def _tpu(generation: str, shape: str) -> Accelerator:
+    data = generations()[generation]
+    chips = _chips(shape)
+    cores = _counted_per_chip(data)
+    return Accelerator(
+        name=f"{generation}-{chips * cores}",
+        generation=generation,
+        chips=chips,
+        devices=chips * data["devices_per_chip"],
+        hosts=1 if chips in data["single_host_chips"] else math.ceil(chips / data["chips_per_host"]),
+        platform="tpu",
+        hbm_gib=data["hbm_gib"],
+        bf16_tflops=data["bf16_tflops"],
+        topology=shape,
+        usd_per_chip_hour=data["usd_per_chip_hour"],
+        price_date=data["price_date"],
+        runtime_version=data["runtime_version"],
+        name_counts=data["name_counts"],
+        tensorcores_per_chip=data["tensorcores_per_chip"],
+        fp8_kv_cache=data["fp8_kv_cache"],
+        fp8_matmul=data["fp8_matmul"],
+        hbm_gb_per_s=data["hbm_gb_per_s"],
+        ici_gb_per_s=data["ici_gb_per_s"],
+        gke_accelerator=data["gke"]["accelerator"],
+        gke_machine=data["gke"]["machines"].get(str(chips)),
+        gke_disk=data["gke"]["disk"],
+    )
+
+
+def _cpu(devices: int) -> Accelerator:
+    return Accelerator(
+        name=f"cpu-{devices}",
+        generation="cpu",
+        chips=devices,
+        devices=devices,
+        hosts=1,
+        platform="cpu",
+        hbm_gib=None,
+        bf16_tflops=None,
+        topology=None,
+        usd_per_chip_hour=None,
+        price_date=None,
+        runtime_version=None,
+        name_counts="devices",
+        tensorcores_per_chip=0,
+        fp8_kv_cache=False,
+        fp8_matmul=False,
+    )
+
+
+def _counted_per_chip(data: Mapping[str, Any]) -> int:
+    """What a chip adds to the number in a name."""
+    return int(data["tensorcores_per_chip"]) if data["name_counts"] == "tensorcores" else 1
+
+
+def _chips(shape: str) -> int:
+    return math.prod(int(size) for size in shape.split("x"))

@@ -1,0 +1,81 @@
+"""From a loaded recipe to a program: settles what it means, and checks it against the model and the
+hardware. All errors are found in one pass, as far as the recipe can be understood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from recipec.compiler.checks import run_checks
+from recipec.compiler.emitters.recipe_text import recipe_text
+from recipec.compiler.lowering.facts import Facts, gather
+from recipec.compiler.lowering.program import Program
+from recipec.runtime.model.adapters import build_adapters
+from recipec.runtime.model.partition_rules import resolve_specs
+from recipec.spec.diagnostics import Diagnostic, has_errors, in_order
+from recipec.spec.load import Loaded, locate
+
+LASTING_GROUPS = ("02", "03", "06", "08")
+"""Groups of codes whose diagnostics are the same on every machine, whatever data lies beside the recipe."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The outcome of lowering.
+
+    Attributes:
+        program: None when any diagnostic is an error.
+        diagnostics: of loading and of lowering, with their places, in the order of the file.
+    """
+
+    program: Program | None
+    diagnostics: list[Diagnostic]
+
+
+PLANNED = ("E0634", "E1301", "E1302")
+"""What cannot be run, and can be planned: a server whose plan shows that nothing fits, and checkpoints that
+not all hosts reach."""
+
+
+def lower(loaded: Loaded, planning: bool = False) -> Lowered:
+    """Checks a recipe and settles its program.
+
+    Args:
+        planning: whether the program is for planning alone, to which some errors are no obstacle.
+    """
+    recipe = loaded.recipe or loaded.tentative
+    if recipe is None:
+        return Lowered(None, list(loaded.diagnostics))
+    facts, found = gather(recipe, loaded.path)
+    found += [d for d in run_checks(facts) if not (planning and d.code in PLANNED)]
+    diagnostics = in_order([*loaded.diagnostics, *locate(loaded.credible(found), loaded.sources)])
+    if has_errors(diagnostics):
+        return Lowered(None, diagnostics)
+    notes = tuple(d for d in found if d.code[1:3] in LASTING_GROUPS)
+    return Lowered(_program(facts, recipe_text(loaded), notes), diagnostics)
+
+
+def _program(facts: Facts, text: str, notes: tuple[Diagnostic, ...]) -> Program:
+    recipe = facts.recipe
+    assert facts.model is not None and facts.accelerator is not None
+    family, architecture = facts.model.family, facts.model.architecture
+    parameters = resolve_specs(facts.defaults, facts.rules, facts.axes, recipe.sharding.on_indivisible)
+    specs = {parameter.path: parameter.spec for parameter in parameters}
+    adapters = build_adapters(family, architecture, facts.lora, specs) if facts.lora else []
+    return Program(
+        recipe=recipe,
+        source=facts.source,
+        family=family,
+        architecture=architecture,
+        model_origin=facts.model.origin,
+        accelerator=facts.accelerator,
+        serve_accelerator=facts.serve_accelerator,
+        data_parallel=facts.data_parallel,
+        accumulation_steps=recipe.train.global_batch_size
+        // (recipe.train.micro_batch_size * facts.data_parallel),
+        parameters=parameters,
+        lora=facts.lora,
+        adapters=tuple(adapters),
+        rules=facts.rules,
+        text=text,
+        notes=notes,
+    )

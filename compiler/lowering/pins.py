@@ -1,0 +1,102 @@
+"""The package versions that this compiler's artifacts were tested with, from data/pins.json.
+
+Each set has the packages that a script imports ("direct") and what those need ("transitive").
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+
+DATA = Path(__file__).parents[1] / "data" / "pins.json"
+
+
+@dataclass(frozen=True)
+class Pins:
+    """Versions by package, sorted by name.
+
+    Attributes:
+        direct: what the generated scripts and the runtime import.
+        transitive: what those need.
+    """
+
+    direct: Mapping[str, str]
+    transitive: Mapping[str, str]
+
+    @property
+    def all(self) -> dict[str, str]:
+        return dict(sorted({**self.direct, **self.transitive}.items()))
+
+    def __or__(self, other: Pins) -> Pins:
+        return Pins(
+            _sorted({**self.direct, **other.direct}), _sorted({**self.transitive, **other.transitive})
+        )
+
+
+@functools.cache
+def sets() -> Mapping[str, Any]:
+    """data/pins.json: the sets by environment."""
+    data: dict[str, Any] = json.loads(DATA.read_text(encoding="utf-8"))
+    return data
+
+
+def training(program: Program) -> Pins:
+    """The environment of train.py and merge.py."""
+    return _logging(program, without_logging(program))
+
+
+def without_logging(program: Program) -> Pins:
+    """That environment but for what takes a run's numbers elsewhere."""
+    return _reaching(program, _pins(f"train-{program.accelerator.platform}"))
+
+
+def torchax() -> Pins:
+    """What train_torchax.py needs beside the environment of train.py."""
+    return _pins("torchax")
+
+
+def evaluation() -> Pins:
+    """The environment of lm-eval, which serve/eval.sh runs."""
+    return _pins("eval")
+
+
+def trl(program: Program) -> Pins:
+    """The environment of train_trl.py."""
+    pins = _pins("trl")
+    if program.lora is not None and program.lora.quantize is not None:
+        pins |= _pins("trl-quantized")
+    return _logging(program, _reaching(program, pins))
+
+
+def _reaching(program: Program, pins: Pins) -> Pins:
+    """With what reaches the addresses that a recipe names."""
+    return pins | _pins("gcs") if uses_gcs(program) else pins
+
+
+def _logging(program: Program, pins: Pins) -> Pins:
+    """With what takes a run's numbers to where the recipe says."""
+    return pins if program.recipe.train.log.wandb_project is None else pins | _pins("wandb")
+
+
+def uses_gcs(program: Program) -> bool:
+    """Whether anything that a recipe reads or writes lies in Google Cloud Storage."""
+    recipe = program.recipe
+    places = [source.path for source in (*recipe.data.train, *recipe.data.eval)]
+    places += [recipe.model.id, recipe.model.tokenizer or ""]
+    places += [recipe.checkpoint.directory, recipe.merge.output, recipe.cache.directory or ""]
+    return any(place.startswith("gs://") for place in places)
+
+
+def _pins(name: str) -> Pins:
+    return Pins(sets()[name]["direct"], sets()[name]["transitive"])
+
+
+def _sorted(versions: Mapping[str, str]) -> dict[str, str]:
+    return dict(sorted(versions.items()))

@@ -1,0 +1,81 @@
+"""The program: a recipe whose meaning is settled. Emitters read this and nothing else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recipec.compiler.lowering.hardware import Accelerator
+from recipec.runtime.model.adapters import Adapter, LoraSettings
+from recipec.runtime.model.families import Architecture, Family
+from recipec.runtime.model.families.base import Parameter, Spec
+from recipec.runtime.model.reach import Reach, reach
+
+if TYPE_CHECKING:
+    from recipec.spec.diagnostics import Diagnostic
+    from recipec.spec.language import Recipe
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a recipe means, after every check has passed.
+
+    Attributes:
+        recipe: the resolved recipe: `extends`, `--set` and defaults applied.
+        source: the recipe's file.
+        family, architecture: of the model.
+        model_origin: "catalogue", or the config.json that was read.
+        accelerator: what it trains on.
+        serve_accelerator: what it is served on, None without a `serve` section.
+        data_parallel: devices that see different samples: the size of the axis fsdp.
+        accumulation_steps: micro-batches of one optimizer step.
+        parameters: every array of the model with its final sharding.
+        lora, adapters: None and () for full fine-tuning.
+        rules: the recipe's sharding rules, first match wins.
+        text: recipe.yaml of the artifact: the recipe as it was written.
+        notes: warnings and notes of the checks that hang on the recipe alone, not on files beside it.
+    """
+
+    recipe: Recipe
+    source: Path
+    family: Family
+    architecture: Architecture
+    model_origin: str
+    accelerator: Accelerator
+    serve_accelerator: Accelerator | None
+    data_parallel: int
+    accumulation_steps: int
+    parameters: tuple[Parameter, ...]
+    lora: LoraSettings | None
+    adapters: tuple[Adapter, ...]
+    rules: tuple[tuple[str, Spec], ...]
+    text: str
+    notes: tuple[Diagnostic, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.recipe.name
+
+    @property
+    def micro_batch_rows(self) -> int:
+        """Rows of one micro-batch over all devices."""
+        return self.recipe.train.micro_batch_size * self.data_parallel
+
+    @property
+    def base_parameters(self) -> int:
+        """Numbers in the model that the checkpoint fills."""
+        return sum(math.prod(p.shape) for p in self.parameters if p.sources)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Numbers that the optimizer changes: all, or A and B of every trained projection, as PEFT counts."""
+        if self.lora is None:
+            return self.base_parameters
+        return sum(adapter.trained_size for adapter in self.adapters)
+
+    @property
+    def reach(self) -> Reach:
+        """Which share of the parameters the adapters reach."""
+        return reach(self.parameters, self.adapters)

@@ -1,0 +1,29 @@
+"""Bytes of numbers, and of what an optimizer keeps beside each number that it trains."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Recipe
+
+BYTES = {"bfloat16": 2, "float32": 4}
+
+MOMENTS = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}
+"""Arrays as large as the weights that each optimizer keeps, without sgd's momentum."""
+
+
+def needs_master_weights(recipe: Recipe) -> bool:
+    """Whether a float32 copy of the weights is kept, which adapters do not need."""
+    return recipe.lora is None and recipe.model.dtype == "bfloat16" and recipe.train.optimizer.master_weights
+
+
+def optimizer_bytes(recipe: Recipe, size: int) -> int:
+    """Bytes of moments, and of the float32 copy, for each number that is trained.
+
+    Args:
+        size: bytes of the number itself.
+    """
+    optimizer = recipe.train.optimizer
+    moments = MOMENTS[optimizer.name] + (optimizer.name == "sgd" and optimizer.momentum > 0)
+    return 4 + moments * 4 if needs_master_weights(recipe) else moments * size

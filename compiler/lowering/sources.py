@@ -1,0 +1,68 @@
+"""What a recipe names, told by how it writes it: files, data sets, templates, chats, paths that lead out."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Recipe
+
+COMPRESSIBLE = (".jsonl", ".json", ".csv")
+ENDINGS = (*COMPRESSIBLE, ".parquet", ".arrow", ".array_record", ".arrayrecord")
+FILE = re.compile(r"\.((jsonl|json|csv)(\.(gz|zst))?|parquet|arrow|array_?record(-\d+-of-\d+)?)", re.I)
+"""The ending of a file's name that is read."""
+
+TEXT_FORMATS = ("text", "prompt_completion")
+"""Formats of data that know no turns."""
+
+IMPORTABLE = (".py", ".pyc", ".so", ".pyd")
+"""Endings of the files that Python imports."""
+
+
+def is_dataset(path: str) -> bool:
+    """Whether a source is a Hugging Face data set, on the hub or a folder, by its name."""
+    return re.search(rf"{FILE.pattern}$", path, re.I) is None
+
+
+def is_inline(template: str) -> bool:
+    """Whether `data.chat_template` is the template itself rather than a file's path."""
+    return "{%" in template or "{{" in template or "\n" in template
+
+
+def asks_chats(recipe: Recipe) -> bool:
+    """Whether a prompt is a user's turn; else it is text to go on with."""
+    return recipe.data.format not in TEXT_FORMATS
+
+
+def leads_out(folder: Path, path: str) -> bool:
+    """Whether a path below a folder is, by a link, one outside of it."""
+    root = os.path.realpath(folder)
+    try:
+        real = os.path.realpath(folder / path)
+    except ValueError:  # a NUL
+        return False
+    return os.path.commonpath([root, real]) != root
+
+
+def names_nothing(address: str) -> bool:
+    """Whether an address has no bucket or host, or climbs out of it by `..`."""
+    parts = address.partition("://")[2].split("/")
+    return "://" in address and not escapes(address) and (parts[0] in ("", ".") or ".." in parts)
+
+
+def escapes(path: str) -> bool:
+    """Whether a path of a recipe leads out of the recipe's folder, file:// and local:// too."""
+    if "://" in path:
+        return path.lower().startswith(("file:", "local:"))
+    parts = PurePosixPath(path.replace("\\", "/")).parts
+    if parts and (parts[0] == "/" or parts[0].startswith("~") or re.fullmatch("[A-Za-z]:", parts[0])):
+        return True
+    depth = 0
+    for part in parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0:
+            return True
+    return False

@@ -1,0 +1,227 @@
+"""An artifact's scripts as steps of a pipeline: what each runs, in which folder, and its figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipec import ROOT
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, last_lines
+from recipec.compiler.wording import plural
+from recipec.runtime.cache import FOLDER as COMPILED
+
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+"""XLA's flags for programs that run for a moment on a CPU: without LLVM's passes and MLIR's kernels. The
+second is one of jax 0.10's; XLA ends a process whose flags it does not know."""
+
+MARKER = ".recipec-run"
+"""An empty file that says that a folder is a run's own."""
+
+CACHE = "jax-cache"
+"""Folder of compiled functions."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """An artifact, what it is run on, and where its output goes.
+
+    Attributes:
+        pipeline: what runs the scripts.
+        artifact: folder with train.py and merge.py.
+        model: the checkpoint's directory.
+        data: what the recipe's data paths are relative to.
+        work: folder for what the scripts write.
+        checkpoints: the recipe's checkpoint.directory, below an output folder.
+        merged: the recipe's merge.output, below an output folder.
+        cache: the recipe's cache.directory; None for none.
+        processes: that train together.
+    """
+
+    pipeline: Pipeline
+    artifact: Path
+    model: Path
+    data: Path
+    work: Path
+    checkpoints: str
+    merged: str
+    cache: str | None = None
+    processes: int = 1
+
+    @property
+    def whole(self) -> Path:
+        """Output folder of the run that is not interrupted."""
+        return self.work / "whole"
+
+    @property
+    def resumed(self) -> Path:
+        """Output folder of the run that is killed and resumed."""
+        return self.work / "resumed"
+
+    def train(self) -> str:
+        """Trains without interruption; the figure is the loss and its fall."""
+        text = self._train(self.whole, "train")
+        summary = done_line(text)
+        losses = self.losses(self.whole)
+        if not losses:
+            raise StepFailed("train.py wrote no losses to metrics.jsonl", last_lines(text))
+        if any(loss != loss or abs(loss) == float("inf") for loss in losses):
+            raise StepFailed("the loss is not finite", last_lines(text))
+        speed = f", {summary['tokens/s']} tokens/s" if "tokens/s" in summary else ""
+        return f"{summary.get('steps', len(losses))} steps, loss {losses[0]:.2f} to {losses[-1]:.2f}{speed}"
+
+    def kill(self) -> str:
+        """Trains again into another folder and kills it once a checkpoint is there.
+
+        What the first run compiled is taken along; what it tokenised is not.
+        """
+        compiled, again = (folder / (self.cache or "") / COMPILED for folder in (self.whole, self.resumed))
+        if self.cache is not None and compiled.is_dir() and not again.exists():
+            shutil.copytree(compiled, again)
+        self._train(self.resumed, "kill", until=lambda: bool(self.saved_steps(self.resumed)))
+        saved = self.saved_steps(self.resumed)
+        reached = self.last_step(self.resumed)
+        return f"SIGKILL at step {max(reached, saved[-1])}, checkpoint of step {saved[-1]} is there"
+
+    def resume(self) -> str:
+        """Resumes the killed run and lets it end."""
+        before = self.saved_steps(self.resumed)[-1]
+        summary = done_line(self._train(self.resumed, "resume", resume=True))
+        return f"from step {before} to {summary.get('steps', self.saved_steps(self.resumed)[-1])}"
+
+    def compare(self) -> str:
+        """Holds the resumed run's parameters against the uninterrupted run's, bit by bit."""
+        folders = [str(output / self.checkpoints) for output in (self.whole, self.resumed)]
+        return _last(
+            self._script(["-P", "-m", "recipec.compiler.rehearse.same_parameters", *folders], "compare")
+        )
+
+    def merge(self) -> str:
+        """Merges the resumed run's adapters into the base."""
+        self._script([str(self.artifact / "merge.py"), *self._merge_paths()], "merge")
+        files = sorted((self.resumed / self.merged).glob("*.safetensors"))
+        if not files:
+            raise StepFailed(f"merge.py wrote no safetensors to {self.resumed / self.merged}")
+        size = sum(file.stat().st_size for file in files)
+        return f"{plural(len(files), 'file')}, {size / 1e6:.1f} MB"
+
+    def verify(self) -> str:
+        """Holds base + adapter in Tunix against the merged checkpoint, by their logits."""
+        command = [str(self.artifact / "merge.py"), *self._merge_paths(), "--verify"]
+        return _last(self._script(command, "verify"))
+
+    def losses(self, output: Path) -> list[float]:
+        """Training losses of a run in order of steps."""
+        return [float(row["loss"]) for row in self._metrics(output) if "loss" in row]
+
+    def evaluation_losses(self, output: Path) -> list[float]:
+        """Evaluation losses of a run in order of steps; none without evaluation data."""
+        return [float(row["eval_loss"]) for row in self._metrics(output) if "eval_loss" in row]
+
+    def last_step(self, output: Path) -> int:
+        """The last step that a run has logged, 0 for none."""
+        return max((int(row["step"]) for row in self._metrics(output) if "step" in row), default=0)
+
+    def saved_steps(self, output: Path) -> list[int]:
+        """Steps whose checkpoint is complete."""
+        folder = output / self.checkpoints
+        if not folder.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+
+    def environment(self) -> dict[str, str]:
+        """Of the scripts, as `script_environment` has it."""
+        return script_environment(self.work)
+
+    def _train(
+        self, output: Path, log: str, resume: bool = False, until: Callable[[], bool] | None = None
+    ) -> str:
+        command = [str(self.artifact / "train.py"), "--model", str(self.model)]
+        if self.processes > 1:
+            several = self.artifact.parent / "runtime" / "hosts" / "local.py"
+            command = [str(several), str(self.processes), *command]
+        command += ["--data-dir", str(self.data), "--output", str(output)]
+        return self._script(command + ["--resume"] * resume, log, until)
+
+    def _merge_paths(self) -> list[str]:
+        return [
+            *("--checkpoint", str(self.resumed / self.checkpoints)),
+            *("--model", str(self.model)),
+            *("--output", str(self.resumed)),
+        ]
+
+    def _script(self, command: list[str], log: str, until: Callable[[], bool] | None = None) -> str:
+        return self.pipeline.script([sys.executable, *command], log, self.environment(), until)
+
+    def _metrics(self, output: Path) -> list[dict[str, Any]]:
+        path = output / self.checkpoints / "metrics.jsonl"
+        if not path.is_file():
+            return []
+        rows = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                # The last line of a process that was killed while it wrote.
+                continue
+        return rows
+
+
+def script_environment(work: Path) -> dict[str, str]:
+    """Of scripts that run in miniature: CPU, no network, compiled functions kept from one to the next.
+
+    They run for a moment, so optimisations of them would take more time than they save.
+    """
+    return dict(os.environ) | {
+        # For the comparison; the scripts put their own folder's runtime first.
+        "PYTHONPATH": str(ROOT),
+        "HF_HUB_OFFLINE": "1",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": QUICK_TO_COMPILE,
+        "JAX_COMPILATION_CACHE_DIR": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(work / CACHE)),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        # A cache of GPUs, whose path would be a part of each key: a copied folder would be of no use.
+        "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
+        "PYTHONUNBUFFERED": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+
+
+def claim(folder: Path) -> Path:
+    """A folder to work in: a new or empty one, or one of an earlier run, cleared but for its cache.
+
+    Raises:
+        ArtifactError: when it holds something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ArtifactError(f"{folder} is not a folder", "give a new folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        if not (folder / MARKER).is_file():
+            raise ArtifactError(f"{folder} holds other files than an earlier run's", "give a new folder")
+        for entry in folder.iterdir():
+            if entry.is_dir() and entry.name != CACHE:
+                shutil.rmtree(entry)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+    return folder.resolve()
+
+
+def done_line(text: str) -> dict[str, str]:
+    """The figures of train.py's last line, "done: steps=40 loss=1.2"; {} without such a line."""
+    for line in reversed(text.splitlines()):
+        if line.startswith("done:"):
+            return dict(item.split("=", 1) for item in line.split()[1:] if "=" in item)
+    return {}
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

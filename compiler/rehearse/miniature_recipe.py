@@ -1,0 +1,220 @@
+"""A recipe in miniature: the same run with only the model's size, the data and the mesh replaced.
+
+Its data are short chats, all different, in the format that the recipe reads.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recipec.compiler.lowering.program import Program
+from recipec.runtime.model.adapters import by_pattern, matches
+from recipec.runtime.model.families import family_of
+from recipec.runtime.model.families.base import Architecture, Family
+from recipec.runtime.model.partition_rules import data_parallel
+
+DEVICES = 8
+"""Most virtual CPU devices."""
+LENGTH = 128
+"""Longest sequence, in tokens."""
+ACCUMULATION = 2
+"""Most micro-batches of one optimizer step."""
+LEARNING_RATE = 0.01
+"""Large enough that a few steps move the adapters by more than bfloat16 rounds off."""
+
+NO_PART = {"extends", "serve", "benchmark", "evaluate", "launch", "cost"}
+"""Sections that say nothing about training and merging, and are left out."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A value of the recipe that the miniature does not take over."""
+
+    path: str
+    before: str
+    after: str
+
+
+def scale_axes(axes: Mapping[str, int]) -> dict[str, int]:
+    """Mesh axes of at most DEVICES in all: the largest is halved until they fit."""
+    small = dict(axes)
+    while math.prod(small.values()) > DEVICES:
+        largest = max(small, key=lambda name: small[name])
+        small[largest] //= 2
+    return small
+
+
+def processes(program: Program) -> int:
+    """Processes of the miniature's run: two stand for several hosts."""
+    devices = math.prod(scale_axes(program.recipe.mesh.axes).values())
+    return 2 if program.accelerator.hosts > 1 and devices % 2 == 0 else 1
+
+
+def derive(
+    program: Program, config: Mapping[str, Any], model: str, train: str, evaluate: str, steps: int
+) -> tuple[dict[str, Any], list[Replacement]]:
+    """The miniature's recipe as plain data, and what differs from the original's.
+
+    Args:
+        program: the original.
+        config: the miniature's config.json.
+        model: what to write as model.id.
+        train, evaluate: data files relative to the miniature's recipe.
+        steps: optimizer steps.
+    """
+    original = program.recipe.model_dump(mode="json", exclude=NO_PART)
+    recipe = program.recipe.model_dump(mode="json", exclude=NO_PART)
+    axes = scale_axes(program.recipe.mesh.axes)
+    micro = min(program.recipe.train.micro_batch_size, 2)
+    recipe["model"] |= {"id": model, "revision": None, "tokenizer": None, "attention": "dot"}
+    recipe["mesh"] |= {
+        "accelerator": f"cpu-{math.prod(axes.values())}",
+        "topology": None,
+        "hosts": processes(program),
+        "axes": axes,
+    }
+    recipe["data"] |= {
+        "train": [{"path": train}],
+        "eval": [{"path": evaluate}] if recipe["data"]["eval"] else [],
+        "max_length": min(recipe["data"]["max_length"], LENGTH),
+        "transform": None,
+    }
+    recipe["train"] |= {
+        "steps": steps,
+        "epochs": None,
+        "micro_batch_size": micro,
+        "global_batch_size": micro * data_parallel(axes) * min(program.accumulation_steps, ACCUMULATION),
+        "eval_every": max(1, steps // 2),
+    }
+    recipe["train"]["optimizer"]["learning_rate"] = LEARNING_RATE
+    recipe["train"]["log"] |= {"every": 1, "wandb_project": None}  # what is rehearsed stays here
+    if recipe["train"]["schedule"]["warmup_steps"]:
+        recipe["train"]["schedule"]["warmup_steps"] = 1
+    recipe["checkpoint"] = {"directory": "checkpoints", "every_steps": max(1, steps // 4), "keep": 3}
+    recipe["merge"]["output"] = "merged"
+    _shrink_lora(recipe, program, config)
+    family, architecture = family_of(config), family_of(config).architecture(config)
+    paths = [parameter.path for parameter in family.parameters(architecture)]
+    recipe["sharding"]["rules"] = [
+        rule
+        for rule in recipe["sharding"]["rules"]
+        if any(re.fullmatch(rule["match"], path) for path in paths)
+    ]
+    return recipe, list(replacements(original, recipe))
+
+
+def _shrink_lora(recipe: dict[str, Any], program: Program, config: Mapping[str, Any]) -> None:
+    lora = recipe["lora"]
+    if lora is None or program.lora is None:
+        return
+    family = family_of(config)
+    small = family.architecture(config)
+    if program.lora.layers is not None:
+        lora["layers"] = _fewer_layers(program.lora.layers, program.architecture, small)
+    lora["rank"] = min(lora["rank"], small.hidden_size)
+    lora["alpha"] = program.lora.alpha * lora["rank"] / program.lora.rank
+    modules = _modules(family, small)
+    for key in ("rank_pattern", "alpha_pattern"):
+        # A pattern of layers that the miniature does not have has nothing to say there.
+        lora[key] = {
+            pattern: min(value, small.hidden_size) if key == "rank_pattern" else value
+            for pattern, value in lora[key].items()
+            if any(by_pattern({pattern: 1}, module, 0) for module in modules)
+        }
+    targets: list[str] = []
+    for target in lora["targets"]:
+        if any(matches(target, module) for module in modules):
+            targets.append(target)
+            continue
+        # It names layers that the miniature does not have: its projections, on all layers.
+        wanted = {
+            module.rpartition(".")[2]
+            for module in _modules(program.family, program.architecture)
+            if matches(target, module)
+        }
+        targets += sorted(wanted)
+    lora["targets"] = list(dict.fromkeys(targets))
+
+
+def _fewer_layers(layers: Sequence[int], original: Architecture, small: Architecture) -> list[int]:
+    """Layers of the miniature that stand for the chosen ones: of the same kind, about as deep."""
+
+    def stand_in(layer: int) -> int:
+        depth = layer * small.num_layers // original.num_layers
+        alike = [i for i in range(small.num_layers) if small.layer_types[i] == original.layer_types[layer]]
+        return min(alike, key=lambda i: abs(i - depth))
+
+    return sorted({stand_in(layer) for layer in layers})
+
+
+def _modules(family: Family, architecture: Architecture) -> list[str]:
+    return [module for target in family.lora_targets(architecture) for module in target.modules]
+
+
+def replacements(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[Replacement]:
+    """What two recipes as plain data differ in."""
+    found = []
+    for key in before:
+        path, old, new = f"{prefix}{key}", before[key], after.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and key != "axes":
+            found += replacements(old, new, f"{path}.")
+        elif old != new:
+            found.append(Replacement(path, _short(old), _short(new)))
+    return found
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        # Of a data source its path, of a sharding rule what it matches.
+        value = [item.get("path") or item.get("match") if isinstance(item, dict) else item for item in value]
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+SUBJECTS = ("the river", "a baker", "her brother", "the old bridge", "a small boat", "the night train")
+DEEDS = ("crosses", "carries", "repairs", "remembers", "counts")
+OBJECTS = ("the valley", "seven loaves", "a red lantern", "the market", "every stone")
+
+
+def conversations(count: int) -> list[list[dict[str, str]]]:
+    """Chats of one or two turns, all different, between some 20 and 80 tokens of a miniature's tokenizer."""
+    rows = []
+    for i in range(count):
+        number = i * 37 % 101
+        who = SUBJECTS[i % len(SUBJECTS)]
+        deed = DEEDS[i // len(SUBJECTS) % len(DEEDS)]
+        what = OBJECTS[number % len(OBJECTS)]
+        row = [
+            {"role": "user", "content": f"Say in one line what {who} does on day {number}."},
+            {"role": "assistant", "content": f"On day {number} {who} {deed} {what}."},
+        ]
+        if i % 3 == 0:
+            row += [
+                {"role": "user", "content": "And the day after?"},
+                {"role": "assistant", "content": f"On day {number + 1} {who} rests."},
+            ]
+        rows.append(row)
+    return rows
+
+
+def row_of(messages: Sequence[dict[str, str]], format: str) -> dict[str, Any]:
+    """A chat as a row of a format of `data.format`; all but its first turn are left out where there is no
+    room for them."""
+    prompt, answer = messages[0]["content"], messages[1]["content"]
+    if format == "chat":
+        return {"messages": list(messages)}
+    if format == "instruction":
+        return {"instruction": prompt, "input": "", "output": answer}
+    if format == "prompt_completion":
+        return {"prompt": prompt, "completion": f" {answer}"}
+    if format == "preference":
+        worse = " ".join(reversed(answer.split()))
+        return {"prompt": prompt, "chosen": f" {answer}", "rejected": f" {worse}"}
+    return {"text": f"{prompt} {answer}"}

@@ -1,0 +1,207 @@
+"""`recipe rehearse`: a recipe's artifact run in miniature on virtual CPU devices.
+
+A miniature of the model is written, the recipe is compiled for it, and the scripts that come out are
+run as a user would run them: train, kill, resume, merge, verify.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.artifacts.artifact import write
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.program import Program
+from recipec.compiler.packages import require_packages
+from recipec.compiler.rehearse.artifact_run import Run, claim
+from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
+from recipec.compiler.rehearse.miniature_recipe import (
+    Replacement,
+    conversations,
+    derive,
+    processes,
+    row_of,
+    scale_axes,
+)
+from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure, say, tell
+from recipec.compiler.wording import mesh_axes
+from recipec.spec.diagnostics import render_text
+from recipec.spec.load import load
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STEPS = 12
+
+TRAIN_ROWS, EVAL_ROWS = 96, 8
+EXPECTED: Mapping[str, float] = {
+    **{"miniature": 0.5, "compile": 0.5, "train": 60, "kill": 30},
+    **{"resume": 40, "compare": 1, "merge": 2, "verify": 12},
+}
+"""Seconds of the steps as three recipes took them: by their ratios the time left is told."""
+
+RECIPE = "recipe.yaml"
+TRAIN_FILE, EVAL_FILE = "rehearsal-train.jsonl", "rehearsal-eval.jsonl"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal left behind.
+
+    Attributes:
+        ok: whether every step passed.
+        folder: with the miniature, its recipe, the artifact, logs and outputs; removed when it passed
+            and was not to be kept.
+        seconds: of each step by its name.
+    """
+
+    ok: bool
+    folder: Path
+    seconds: Mapping[str, float]
+
+
+def rehearse(
+    program: Program, steps: int = STEPS, folder: Path | None = None, console: Console | None = None
+) -> Rehearsal:
+    """Rehearses a program and prints how it goes.
+
+    Args:
+        program: of the recipe.
+        steps: optimizer steps of the miniature's run, at least 4.
+        folder: where everything is written and kept: a new or empty one, or an earlier rehearsal's; a
+            temporary folder, removed on success, when None.
+
+    Raises:
+        ArtifactError: when `folder` holds something else than an earlier rehearsal, or the packages
+            that train are not installed.
+        KeyboardInterrupt: after its scripts have been ended and what was kept has been said.
+    """
+    require_packages("rehearsing")
+    console = console or new_console()
+    work = claim(folder) if folder else Path(tempfile.mkdtemp(prefix=f"rehearse-{program.name}-"))
+    pipeline = Pipeline(console, work / "logs", expected=EXPECTED)
+    try:
+        _run(program, max(4, steps), work, pipeline)
+    except StepFailed as error:
+        report_failure(console, error)
+    except KeyboardInterrupt:
+        say(console, f"\ninterrupted; its scripts have been ended. Kept: {work}")
+        raise
+    pipeline.print_table(f"rehearsal of {program.name}")
+    if pipeline.ok and folder is None:
+        shutil.rmtree(work, ignore_errors=True)
+    else:
+        (tell if pipeline.ok else say)(console, f"kept: {work}")
+    return Rehearsal(pipeline.ok, work, {result.step: result.seconds for result in pipeline.results})
+
+
+def _run(program: Program, steps: int, work: Path, pipeline: Pipeline) -> None:
+    pipeline.step("miniature", lambda: write_miniature(program, work))
+    pipeline.step("compile", lambda: _compile(program, steps, work, pipeline.console))
+    run = Run(
+        pipeline,
+        artifact=work / "generated" / program.name,
+        model=work / "model",
+        data=work,
+        work=work,
+        checkpoints="checkpoints",
+        merged="merged",
+        cache=program.recipe.cache.directory,
+        processes=processes(program),
+    )
+    pipeline.step("train", run.train)
+    pipeline.step("kill", run.kill)
+    pipeline.step("resume", run.resume)
+    pipeline.step("compare", run.compare)
+    pipeline.step("merge", run.merge)
+    pipeline.step("verify", run.verify)
+
+
+def write_miniature(program: Program, work: Path, dtype: str | None = None) -> str:
+    """Writes the data and the checkpoint, and says how large the model is.
+
+    Args:
+        dtype: of the weights; the recipe's when None.
+    """
+    rows = conversations(TRAIN_ROWS + EVAL_ROWS)
+    fields = program.recipe.data.fields
+    for name, part in ((TRAIN_FILE, rows[EVAL_ROWS:]), (EVAL_FILE, rows[:EVAL_ROWS])):
+        lines = [json.dumps(_renamed(row_of(row, program.recipe.data.format), fields)) + "\n" for row in part]
+        (work / name).write_text("".join(lines), encoding="utf-8")
+    axes = scale_axes(program.recipe.mesh.axes)
+    config = shrink(program.architecture, axes, multimodal=_is_multimodal(program))
+    texts = [message["content"] for row in rows for message in row]
+    write_checkpoint(work / "model", config, texts, dtype=dtype or program.recipe.model.dtype)
+    text = config.get("text_config", config)
+    heads = [text["num_attention_heads"], text["num_key_value_heads"]]
+    heads += [text["num_global_key_value_heads"]] if "num_global_key_value_heads" in text else []
+    return (
+        f"{text['num_hidden_layers']} of {program.architecture.num_layers} layers, hidden size "
+        f"{text['hidden_size']}, heads {':'.join(map(str, heads))}"
+    )
+
+
+def _renamed(value: Any, fields: Mapping[str, str]) -> Any:
+    """A row with the column names that the recipe's `data.fields` gives."""
+    if isinstance(value, Mapping):
+        return {fields.get(key, key): _renamed(item, fields) for key, item in value.items()}
+    return [_renamed(item, fields) for item in value] if isinstance(value, list) else value
+
+
+def write_recipe(program: Program, steps: int, work: Path) -> list[Replacement]:
+    """Writes recipe.yaml beside the miniature, and returns what it replaces."""
+    config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
+    recipe, replaced = derive(program, config, "./model", TRAIN_FILE, EVAL_FILE, steps)
+    copy_template(program, recipe, work)
+    write_yaml(work / RECIPE, recipe)
+    return replaced
+
+
+def _compile(program: Program, steps: int, work: Path, console: Console) -> str:
+    replaced = write_recipe(program, steps, work)
+    lowered = lower(load(work / RECIPE))
+    if lowered.program is None:
+        errors = [diagnostic for diagnostic in lowered.diagnostics if diagnostic.severity == "error"]
+        raise StepFailed("the recipe does not compile in miniature", render_text(errors))
+    write(work / "generated", {program.name: emit(lowered.program)})
+    for change in replaced:
+        tell(console, f"  {change.path}: {change.before} -> {change.after}", "dim")
+    axes = lowered.program.recipe.mesh.axes
+    several = f"on {lowered.program.accelerator.hosts} processes, " if processes(program) > 1 else ""
+    return f"{mesh_axes(axes)}, {several}{len(replaced)} values replaced"
+
+
+def _is_multimodal(program: Program) -> bool:
+    """Whether the original's config.json nests its text config."""
+    if program.model_origin == "catalogue":
+        return "text_config" in (catalog.entry_of(program.recipe.model.id) or {})["config"]
+    directory = program.source.parent / Path(program.recipe.model.id).expanduser()
+    return "text_config" in json.loads((directory / "config.json").read_text(encoding="utf-8"))
+
+
+def copy_template(program: Program, recipe: Mapping[str, Any], work: Path) -> None:
+    """Takes a chat template that is a file along."""
+    template = recipe["data"]["chat_template"]
+    if template is None or "{" in template or "\n" in template:
+        return
+    target = work / template
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(program.source.parent / template, target)
+
+
+def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes plain data as YAML in block style."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    with path.open("w", encoding="utf-8") as stream:
+        yaml.dump(dict(value), stream)

@@ -1,0 +1,394 @@
+"""Reads trained adapters back: Orbax checkpoints and the record beside them, as numpy arrays.
+
+Runs without the devices and the mesh of the training run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..addresses import failed, is_address, open_address, passing, path_of, reached, read_by_orbax
+from ..errors import UserError
+from ..limit import TooLong, limit
+from ..model.adapters import Adapter, LoraSettings, build_adapters, lora_settings
+from ..weights.checkpoint import HFCheckpoint
+from . import manifest
+from .full import TrainedWeights, leaf_path, load_weights
+from .record import read_record
+
+LATEST = "latest"
+BEST = "best"
+ITEM = "model_params"
+"""Name under which Tunix's CheckpointManager stores the parameters of a step."""
+METRICS = "metrics.jsonl"
+LOCK = "recipe.lock.json"
+MATCH_SECONDS = 60.0
+"""That the record's expressions may take on the names of the model's projections."""
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What one projection's weight changes by: scale * b @ a.
+
+    Attributes:
+        a: [rank, in].
+        b: [out, rank].
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the weight."""
+        return self.b.shape[0], self.a.shape[1]
+
+
+@dataclass(frozen=True)
+class TrainedAdapters:
+    """The adapters of one training step.
+
+    Attributes:
+        step: the optimizer step that they were saved at.
+        record: the recipe.lock.json of the run.
+        lock: its bytes.
+        settings: the recipe's `lora` section.
+        adapters: their layout.
+        arrays: A and B of each adapter, by its weight's path, as Tunix has them.
+    """
+
+    step: int
+    record: Mapping[str, Any]
+    lock: bytes
+    settings: LoraSettings
+    adapters: tuple[Adapter, ...]
+    arrays: Mapping[str, tuple[np.ndarray, np.ndarray]]
+
+    def changes(self, base: HFCheckpoint) -> dict[str, Delta]:
+        """What each of the base's tensors changes by, by its full name."""
+        return {f"{base.prefix}{name}.weight": delta for name, delta in self.deltas().items()}
+
+    def deltas(self) -> dict[str, Delta]:
+        """The delta of each trained projection, by its module's name ("layers.0.self_attn.q_proj")."""
+        out = {}
+        for adapter in self.adapters:
+            a, b = self.arrays[adapter.target.weight]
+            scale = {part.name: part.scale for part in adapter.projections}
+            for name, (low, high) in adapter.split(a, b).items():
+                out[name] = Delta(low, high, scale[name])
+        return out
+
+    @property
+    def no_op(self) -> bool:
+        """Whether all deltas are zero, as before the first step."""
+        return all(not delta.a.any() or not delta.b.any() for delta in self.deltas().values())
+
+
+def load_trained(directory: str | Path, which: str, base: HFCheckpoint) -> TrainedAdapters | TrainedWeights:
+    """The adapters of a run's checkpoint, or all its weights where it had no LoRA.
+
+    Args:
+        directory: of the run's checkpoints: local, or gs://.
+        which: "latest", "best" (lowest evaluation loss) or a step.
+        base: the checkpoint that the run started from.
+
+    Raises:
+        UserError: when the step, the record or an adapter is missing, damaged, or not the base's.
+    """
+    directory = absolute(directory)
+    with reached(directory):
+        return _load(directory, which, base)
+
+
+def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | TrainedWeights:
+    record = read_record(directory)
+    settings = recorded_lora(record, base)
+    step = choose_step(directory, which)
+    if which == LATEST:
+        folders = sorted({*step_folders(directory), *unfinished(directory)})
+        for empty in (later for later in folders if later > step):
+            print(f"note: {directory}/{empty} holds no checkpoint; step {step} is taken", file=sys.stderr)
+    _check_whole(directory, step)
+    if settings is None:
+        lock = (path_of(directory) / LOCK).read_bytes()
+        return load_weights(directory, step, ITEM, record, lock, base)
+    adapters = _recorded_adapters(base, settings)
+    where = f"{directory}, step {step}"
+    expected = {a.a_path: a.a_shape for a in adapters} | {a.b_path: a.b_shape for a in adapters}
+
+    def check(shapes: Mapping[str, tuple[int, ...]]) -> None:
+        for path in sorted(expected.keys() | shapes.keys()):
+            if path not in shapes:
+                raise UserError(f"{where}: no {path}, which the run's record promises", _OTHER_RUN)
+            if path not in expected:
+                raise UserError(f"{where}: holds {path}, which the run's record does not know", _OTHER_RUN)
+            if shapes[path] != expected[path]:
+                raise UserError(
+                    f"{where}: {path} has shape {list(shapes[path])}, expected {list(expected[path])} "
+                    "from the run's record",
+                    _OTHER_RUN,
+                )
+
+    leaves = restore_tree(f"{directory}/{step}/{ITEM}", check)
+    for path in sorted(leaves):
+        if not np.isfinite(leaves[path].astype(np.float32, copy=False)).all():
+            raise UserError(f"{where}: {path} holds values that are not finite", "take an earlier --step")
+    arrays = {a.target.weight: (leaves[a.a_path], leaves[a.b_path]) for a in adapters}
+    lock = (path_of(directory) / LOCK).read_bytes()
+    return TrainedAdapters(step, record, lock, settings, tuple(adapters), arrays)
+
+
+def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings | None:
+    """The LoRA settings of a run, None where it had none; checks that `base` is of the run's architecture.
+
+    Raises:
+        UserError: when its model had other sizes, or the section is not whole.
+    """
+    section = record["recipe"].get("lora")
+    model = record.get("model") or {}
+    if model.get("family", base.family.name) != base.family.name:
+        raise UserError(
+            f"{base.name}: is of the family {base.family.name}; the run trained one of {model['family']}",
+            "give the base checkpoint of the run with --model",
+        )
+    trained = model.get("architecture") or {}
+    found = json.loads(json.dumps(asdict(base.architecture)))
+    for key in sorted(trained.keys() & found.keys()):
+        if trained[key] != found[key]:
+            raise UserError(
+                f"{base.name}: its {key} is {_short(found[key])}; the run trained a model with "
+                f"{_short(trained[key])}",
+                "give the base checkpoint of the run with --model",
+            )
+    if section is None:
+        return None
+    try:
+        return lora_settings(section, base.architecture.num_layers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"the lora section of the run's record is not whole ({error})", _OTHER_RUN) from error
+
+
+def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapter]:
+    """The layout of a run's adapters, as its record has it, which may hold anything.
+
+    Raises:
+        UserError: when the record's targets are no expressions, or take for ever to match.
+    """
+    try:
+        with limit(MATCH_SECONDS):
+            return build_adapters(base.family, base.architecture, settings)
+    except TooLong:
+        raise UserError(
+            f"the targets of the run's record have not been matched within {MATCH_SECONDS:g} s", _OTHER_RUN
+        ) from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(f"the lora section of the run's record is not whole ({error})", _OTHER_RUN) from error
+
+
+def absolute(directory: str | Path) -> str:
+    """A local folder's absolute path, which Orbax insists on; an address as it is."""
+    return str(directory) if is_address(directory) else str(Path(directory).expanduser().resolve())
+
+
+def step_folders(directory: str | Path) -> list[int]:
+    """Steps that have a folder, whatever is in it, ascending.
+
+    In a bucket those whose save ended; the others are `unfinished`.
+
+    Raises:
+        UserError: when an address cannot be read, or its bucket is not there.
+    """
+    with reached(directory):
+        return [step for step in _numbered(directory) if _ended(directory, step)]
+
+
+def unfinished(directory: str | Path) -> list[int]:
+    """Steps in a bucket whose save has not ended, ascending: it goes on, or its process was killed.
+
+    On a disk Orbax gives a step its name at the end, and there are none.
+    """
+    if not read_by_orbax(directory):
+        return []
+    with reached(directory):
+        return [
+            step
+            for step in _numbered(directory)
+            if not _ended(directory, step)
+            and {path.name for path in (path_of(directory) / str(step)).iterdir()} <= _BEGUN
+        ]
+
+
+_BEGUN = {ITEM, "optimizer_state", "_CHECKPOINT_METADATA"}
+"""What stands in the folder of a step before its save ends; a folder with anything else is no step's."""
+
+
+def _numbered(directory: str | Path) -> list[int]:
+    root = path_of(directory)
+    if root.is_dir():
+        return sorted(int(path.name) for path in root.iterdir() if path.name.isdigit() and path.is_dir())
+    opened = open_address(directory) if read_by_orbax(directory) else None
+    if isinstance(opened, tuple):
+        system, path = opened
+        try:
+            # gcsfs gives "no folder" for a bucket that is not there, and for one that may not be read.
+            system.ls(path.partition("/")[0], detail=False, max_results=1)
+        except FileNotFoundError as error:
+            raise failed(str(directory), "read", error) from error
+    return []
+
+
+def _ended(directory: str | Path, step: int) -> bool:
+    return not read_by_orbax(directory) or (path_of(directory) / str(step) / manifest.COMMITTED).exists()
+
+
+def saved_steps(directory: str | Path) -> list[int]:
+    """Steps of the complete checkpoints in a folder, ascending.
+
+    Raises:
+        UserError: when an address cannot be read, or its bucket is not there.
+    """
+    root = path_of(directory)
+    with reached(directory):
+        return [step for step in step_folders(directory) if (root / str(step) / ITEM).is_dir()]
+
+
+def choose_step(directory: str | Path, which: str) -> int:
+    """The step that "latest", "best" or a number means.
+
+    Raises:
+        UserError: when there is none.
+    """
+    steps = saved_steps(directory)
+    if not steps:
+        begun = unfinished(directory)
+        raise UserError(
+            f"{directory}: no checkpoint"
+            + (f"; the save of step {begun[-1]} has not ended" if begun else ""),
+            "--checkpoint DIR says where train.py saved them",
+        )
+    if which == LATEST:
+        return steps[-1]
+    if which == BEST:
+        return _best_step(directory, steps)
+    if not which.isdigit():
+        raise UserError(f"--step {which}: neither latest, best nor a number", "--step latest")
+    if int(which) not in steps:
+        raise UserError(
+            f"{directory}: no checkpoint of step {which}", f"there are {', '.join(map(str, steps))}"
+        )
+    return int(which)
+
+
+_OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
+
+
+def _check_whole(directory: str, step: int) -> None:
+    """Checks that the files of a step are those that were saved.
+
+    Raises:
+        UserError: naming what is damaged, and the newest step before it that is whole.
+    """
+    reason = _damage(directory, step)
+    if reason is None:
+        return
+    earlier = (s for s in reversed(step_folders(directory)) if s < step and _damage(directory, s) is None)
+    whole = next(earlier, None)
+    raise UserError(
+        f"{directory}: the checkpoint of step {step} is damaged ({reason})",
+        "no earlier one is whole" if whole is None else f"--step {whole} is the newest whole one before it",
+    )
+
+
+def _damage(directory: str, step: int) -> str | None:
+    """What is wrong with a step's parameters; a tree saved by other programs has no checksums."""
+    tree = path_of(directory) / str(step) / ITEM
+    if tree.is_dir() and not (tree / manifest.SUMS).exists():
+        return None
+    try:
+        return manifest.damage(tree)
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def step_losses(directory: str | Path, step: int) -> dict[str, float]:
+    """ "loss" and "eval_loss" of a step, as far as the run logged them."""
+    out: dict[str, float] = {}
+    for entry in _logged(directory):
+        if entry.get("step") == step:
+            out |= {key: entry[key] for key in ("loss", "eval_loss") if entry.get(key) is not None}
+    return out
+
+
+def _best_step(directory: str | Path, steps: list[int]) -> int:
+    losses = {
+        entry["step"]: entry["eval_loss"]
+        for entry in _logged(directory)
+        if entry.get("eval_loss") is not None and entry.get("step") in steps
+    }
+    if not losses:
+        raise UserError(
+            f"{directory}/{METRICS}: no evaluation loss for any of the kept checkpoints "
+            f"({', '.join(map(str, steps))})",
+            "evaluate at the steps that are saved (data.eval, train.eval_every), or give --step N",
+        )
+    return min(losses, key=lambda step: (losses[step], step))
+
+
+def _logged(directory: str | Path) -> Iterator[dict[str, Any]]:
+    """The entries of a run's metrics.jsonl, none where it has none."""
+    path = path_of(directory) / METRICS
+    with reached(directory):
+        text = path.read_text() if path.is_file() else ""
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # the last line of a run that was killed
+        if isinstance(entry, dict):
+            yield entry
+
+
+def restore_tree(
+    path: str, check: Callable[[Mapping[str, tuple[int, ...]]], None] = lambda shapes: None
+) -> dict[str, np.ndarray]:
+    """All leaves below a saved tree, by their paths in the Tunix model.
+
+    Args:
+        check: is asked about the leaves' shapes before anything is read: a shape takes a few bytes in a file,
+            and its array all the memory there is.
+    """
+    import jax
+    import orbax.checkpoint as ocp
+
+    # Tunix saves no metadata of the kind that Orbax looks for first, and warns of.
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+            tree = checkpointer.metadata(path).item_metadata.tree
+            found, _ = jax.tree_util.tree_flatten_with_path(tree)
+            check({leaf_path(keys): tuple(leaf.shape) for keys, leaf in found})
+            arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+            restored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=arguments))
+    except UserError:
+        raise
+    except Exception as error:  # tensorstore and orbax raise many kinds, all of which mean a damaged file
+        if is_address(path) and passing(error):
+            raise failed(path, "read", error) from error
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise UserError(f"{path}: cannot be read ({reason})", "take an earlier --step") from error
+    leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
+    return {leaf_path(keys): np.asarray(leaf) for keys, leaf in leaves}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) < 60 else f"{text[:57]}..."

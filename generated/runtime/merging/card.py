@@ -1,0 +1,455 @@
+"""README.md of a merged model and of a PEFT adapter: a model card, as the Hugging Face hub reads it.
+
+The same run gives the same text: nothing in it tells the time, or where a file lay on the machine.
+What the base's own card says of both (its license, its languages) is taken over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..data.huggingface import HUB, address_of
+from ..model.reach import Reach
+from ..training.objectives import OBJECTIVES
+
+FIELDS = (
+    *("base_model", "base_model_relation", "library_name", "pipeline_tag", "license", "license_name"),
+    *("license_link", "language", "datasets", "tags"),
+)
+"""Metadata in the order in which a card has them."""
+ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM's --max-lora-rank takes."""
+
+
+def model_card(
+    record: Mapping[str, Any],
+    lock: Mapping[str, Any],
+    base_card: str | None,
+    losses: Mapping[str, float] | None = None,
+    reach: Reach | None = None,
+) -> str:
+    """README.md of a merged model.
+
+    Args:
+        record: merge.json.
+        lock: the run's recipe.lock.json.
+        base_card: the base's README.md; what of it cannot be read is left out.
+        losses: of the step, by their names in metrics.jsonl ("loss", "eval_loss").
+        reach: of the run's adapters, None where it had none.
+    """
+    name, base = _title(record, lock), Base(record["base"])
+    lora = record.get("lora")
+    data = {"library_name": "transformers", "pipeline_tag": "text-generation", **carried(base_card)}
+    if base.on_hub:
+        data |= {"base_model": base.id, "base_model_relation": "finetune"}
+    how = "fine-tuned in all weights of its text model"
+    if lora:
+        how = f"fine-tuned with LoRA on {_listed(lora.get('targets') or [])}; the adapters are merged into it"
+    form = f"Trained weights are stored as {record.get('dtype')}; all others are the base's, bit by bit."
+    if record.get("quantization"):
+        form = f"Linear weights are quantised to {record['quantization']}; vLLM reads them so."
+    parts = [
+        f"# {name}",
+        f"{base.link}, {how}. {form}",
+        "## Use",
+        *([] if record.get("quantization") else [_transformers(name, lock)]),
+        _serving(f"path/to/{name}", name, lock),
+        *_training(record, lock, base, losses, reach),
+        *_origin(record, lock),
+        *_files_of(record.get("files") or {}),
+        *_recipe_of(lock),
+    ]
+    return _front_matter(data, lock) + "\n" + "\n\n".join(parts) + "\n"
+
+
+def adapter_card(
+    record: Mapping[str, Any],
+    lock: Mapping[str, Any],
+    adapter_config: Mapping[str, Any],
+    base_card: str | None = None,
+    losses: Mapping[str, float] | None = None,
+    reach: Reach | None = None,
+) -> str:
+    """README.md of a PEFT adapter.
+
+    Args:
+        adapter_config: its adapter_config.json.
+        record, lock, base_card, losses, reach: as in `model_card`.
+    """
+    name, base = _title(record, lock), Base(record["base"])
+    data = {"pipeline_tag": "text-generation", **carried(base_card), "library_name": "peft"}
+    data["tags"] = ["lora", *(tag for tag in data.get("tags", []) if tag != "lora")]
+    if base.on_hub:
+        data |= {"base_model": base.id, "base_model_relation": "adapter"}
+    targets = (record.get("lora") or {}).get("targets") or adapter_config.get("target_modules") or []
+    parts = [
+        f"# {name}",
+        f"A LoRA adapter for {base.link}, on {_listed([targets] if isinstance(targets, str) else targets)}.",
+        "## Use",
+        _peft(name, base),
+        *_serving_adapter(name, base, adapter_config),
+        *_training(record, lock, base, losses, reach),
+        *_origin(record, lock),
+        *_recipe_of(lock),
+    ]
+    return _front_matter(data, lock) + "\n" + "\n\n".join(parts) + "\n"
+
+
+def _front_matter(data: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
+    from huggingface_hub import ModelCardData
+
+    paths = [str(source.get("path")) for source in _sources(lock, "train")]
+    datasets = dict.fromkeys(_dataset(path) for path in paths if path.startswith(HUB))
+    data = {**data, "datasets": list(datasets)}
+    ordered = {key: data[key] for key in FIELDS if data.get(key)}
+    return f"---\n{ModelCardData(**ordered).to_yaml(original_order=list(FIELDS))}\n---\n"
+
+
+def _transformers(name: str, lock: Mapping[str, Any]) -> str:
+    if _section(lock, "data").get("format") == "text":
+        encode = 'inputs = tokenizer("Once upon a time", return_tensors="pt").to(model.device)'
+    else:
+        encode = "\n".join(
+            (
+                'messages = [{"role": "user", "content": "Hello!"}]',
+                "inputs = tokenizer.apply_chat_template(",
+                '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+                ").to(model.device)",
+            )
+        )
+    return f"""\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+path = "path/to/{name}"
+tokenizer = AutoTokenizer.from_pretrained(path)
+model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+{encode}
+output = model.generate(**inputs, max_new_tokens=256)
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+```"""
+
+
+def _serving(path: str, name: str, lock: Mapping[str, Any]) -> str:
+    serve = _section(lock, "serve")
+    options = [f"--served-model-name {name}"]
+    for key in ("tensor_parallel_size", "max_model_len"):
+        if serve.get(key):
+            options.append(f"--{key.replace('_', '-')} {serve[key]}")
+    return _shell(f"vllm serve {path}", options)
+
+
+def _peft(name: str, base: Base) -> str:
+    revision = f', revision="{base.revision}"' if base.revision else ""
+    return f"""\
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+base = AutoModelForCausalLM.from_pretrained("{base.path}"{revision}, dtype="auto")
+model = PeftModel.from_pretrained(base, "path/to/{name}-adapter")
+```"""
+
+
+def _serving_adapter(name: str, base: Base, config: Mapping[str, Any]) -> Iterator[str]:
+    largest = max([int(config.get("r") or 0), *(config.get("rank_pattern") or {}).values()])
+    rank = next((rank for rank in ADAPTER_RANKS if rank >= largest), None)
+    if rank is None:
+        return
+    options = ["--enable-lora", f"--max-lora-rank {rank}", f"--lora-modules {name}=path/to/{name}-adapter"]
+    if base.revision:
+        options.insert(0, f"--revision {base.revision}")
+    yield _shell(f"vllm serve {base.path}", options)
+
+
+SECTIONS = (
+    *("recipe", "name", "model", "mesh", "lora", "sharding", "remat", "data", "train", "checkpoint", "cache"),
+    *("merge", "serve", "benchmark", "evaluate", "launch", "cost"),
+)
+"""Of a recipe, in the order in which they are written."""
+PACKAGES = ("jax", "google-tunix", "qwix", "optax", "orbax-checkpoint", "transformers")
+"""Those whose versions a card tells; recipe.lock.json has all."""
+
+
+def _title(record: Mapping[str, Any], lock: Mapping[str, Any]) -> str:
+    """The name of the recipe."""
+    return str(lock.get("name") or (record.get("recipe") or {}).get("name") or "model")
+
+
+def _training(
+    record: Mapping[str, Any],
+    lock: Mapping[str, Any],
+    base: Base,
+    losses: Mapping[str, float] | None,
+    reach: Reach | None,
+) -> Iterator[str]:
+    """What was trained, on what, and how."""
+    train, data = _section(lock, "train"), _section(lock, "data")
+    lora = record.get("lora")
+    rows = {
+        "Base": base.link,
+        "Trained": _trained(lora, _section(lock, "lora")) if lora else "all weights of the text model",
+        "LoRA reaches": str(reach or ""),
+        "Objective": training_objective(train),
+        "Data": ", ".join(map(_source, _sources(lock, "train"))),
+        "Evaluated on": ", ".join(map(_source, _sources(lock, "eval"))),
+        "Length": _length(train),
+        "Batch": _batch(train, data),
+        "Optimizer": _optimizer(train),
+        "Step": str((record.get("checkpoint") or {}).get("step", "")),
+        "Loss": _losses(losses or {}),
+    }
+    yield "## Training"
+    yield _table(("", ""), [(key, value) for key, value in rows.items() if value])
+    for kind in ("rank", "alpha"):
+        pattern = (lora or {}).get(f"{kind}_pattern") or {}
+        if pattern:
+            yield f"Modules of another {kind}, by the end of their names (the first that matches holds):"
+            yield _table(("Module", kind), [(_code(key), f"{value:g}") for key, value in pattern.items()])
+
+
+def _trained(lora: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+    text = f"{'rsLoRA' if lora.get('rslora') else 'LoRA'}, rank {lora['rank']}, alpha {lora['alpha']:g}"
+    if section.get("dropout"):
+        text += f", dropout {section['dropout']:g}"
+    if section.get("layers") not in (None, "all"):
+        layers = section["layers"]
+        text += f", layers {layers if isinstance(layers, str) else ', '.join(map(str, layers))}"
+    if lora.get("quantize"):
+        text += f", over weights in {lora['quantize']} (QLoRA)"
+    return text
+
+
+def training_objective(train: Mapping[str, Any]) -> str:
+    """The objective of a recipe's `train` in words; "" where there is none."""
+    objective = OBJECTIVES.get(name := str(train.get("objective") or ""))
+    if objective is None:
+        return name
+    told = "beta" in objective.settings and train.get("beta") is not None
+    return objective.title + (f", beta {train['beta']:g}" if told else "")
+
+
+def _length(train: Mapping[str, Any]) -> str:
+    if train.get("steps"):
+        return f"{train['steps']:,} steps"
+    epochs = train.get("epochs")
+    return f"{epochs:g} epoch{'' if epochs == 1 else 's'}" if epochs else ""
+
+
+def _batch(train: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    if not train.get("global_batch_size"):
+        return ""
+    text = f"{train['global_batch_size']} {'rows' if data.get('packing') else 'samples'} a step"
+    return text + (f", of at most {data['max_length']:,} tokens" if data.get("max_length") else "")
+
+
+def _optimizer(train: Mapping[str, Any]) -> str:
+    optimizer, schedule = train.get("optimizer") or {}, train.get("schedule") or {}
+    if not optimizer.get("name"):
+        return ""
+    text = f"{optimizer['name']}, learning rate {optimizer.get('learning_rate'):g}"
+    return text + (f", {schedule['name']} schedule" if schedule.get("name") else "")
+
+
+def _losses(losses: Mapping[str, float]) -> str:
+    names = {"loss": "{:.4f} in training", "eval_loss": "{:.4f} in evaluation"}
+    return ", ".join(text.format(losses[key]) for key, text in names.items() if losses.get(key) is not None)
+
+
+def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]:
+    """The recipe, its hashes, and the packages that it ran on."""
+    yield "## Origin"
+    recipe, checkpoint = record.get("recipe") or {}, record.get("checkpoint") or {}
+    made = f"Made by the recipe {_code(_title(record, lock))}"
+    yield made + (f" and {lock['compiler']}." if lock.get("compiler") else ".")
+    hashes = {
+        "recipe.lock.json": recipe.get("sha256"),
+        "the checkpoint": checkpoint.get("sha256"),
+        "the runtime": lock.get("runtime"),
+    }
+    packages = (lock.get("packages") or {}).get("train") or {}
+    plain = {str(name).partition("[")[0]: version for name, version in packages.items()}
+    rows = [(f"sha256 of {key}", _code(value)) for key, value in hashes.items() if value]
+    rows += [(name, str(plain[name])) for name in PACKAGES if name in plain]
+    if rows:
+        yield _table(("", ""), rows)
+
+
+def _files_of(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """The files of weights, with their hashes."""
+    weights = {name: entry for name, entry in sorted(files.items()) if name.endswith(".safetensors")}
+    if weights:
+        yield "## Files"
+        yield _table(
+            ("File", "Bytes", "sha256"),
+            [(_code(name), f"{entry['size']:,}", _code(entry["sha256"])) for name, entry in weights.items()],
+        )
+        yield "`merge.json` has those of the other files, and of the base's."
+
+
+def _recipe_of(lock: Mapping[str, Any]) -> Iterator[str]:
+    """The recipe with its defaults, without what is null or empty."""
+    from huggingface_hub.utils import yaml_dump
+
+    recipe = lock.get("recipe") or {}
+    order = {key: number for number, key in enumerate(SECTIONS)}
+    shown = {}
+    for key in sorted(recipe, key=lambda key: (order.get(key, len(order)), key)):
+        value = _shown(recipe[key])
+        if value is not None:
+            shown[key] = value
+    if not shown:
+        return
+    text = yaml_dump(shown, sort_keys=False, default_flow_style=None, width=100).strip()
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    yield "## Recipe"
+    yield f"{fence}yaml\n{text}\n{fence}"
+
+
+def _shown(value: Any, key: str | None = None) -> Any:
+    """A value of the recipe as the card has it, None for what is left out."""
+    if key in ("rank_pattern", "alpha_pattern") and isinstance(value, list):
+        value = dict(value)  # recorded as pairs, for their order
+    if isinstance(value, Mapping):
+        mapping = {name: _shown(item, name) for name, item in value.items()}
+        return {name: item for name, item in mapping.items() if item is not None} or None
+    if isinstance(value, list):
+        return [item for item in map(_shown, value) if item is not None] or None
+    if isinstance(value, str):
+        return _place(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _sources(lock: Mapping[str, Any], split: str) -> list[Mapping[str, Any]]:
+    found = _section(lock, "data").get(split) or []
+    return [source if isinstance(source, Mapping) else {"path": str(source)} for source in found]
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    path = str(source.get("path"))
+    text = _code(_place(path))
+    if path.startswith(HUB):
+        text = f"[{path.removeprefix(HUB)}]({SITE}/datasets/{_dataset(path)})"
+    details = [_code(str(source[key])) for key in ("config", "split") if source.get(key)]
+    if source.get("weight") not in (None, 1, 1.0):
+        details.append(f"weight {source['weight']:g}")
+    return text + (f" ({', '.join(details)})" if details else "")
+
+
+def _dataset(path: str) -> str:
+    """OWNER/NAME of hf://OWNER/NAME@REVISION, or of one of its files."""
+    return "/".join(address_of(path)[0].split("/")[:2])
+
+
+def _section(lock: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return (lock.get("recipe") or {}).get(name) or {}
+
+
+SITE = "https://huggingface.co"
+CARRIED = ("pipeline_tag", "license", "license_name", "license_link", "language", "tags")
+"""Metadata of the base's card that hold for what was made of it."""
+
+
+FRONT_MATTER = 1 << 16
+"""Characters of a base's card in which its metadata are looked for."""
+
+
+class Base:
+    """How a card names the base.
+
+    Attributes:
+        id: its id on the hub, or the name of its folder: where that lies is nobody's concern.
+        on_hub: whether the hub has it.
+        revision: on the hub.
+    """
+
+    def __init__(self, base: Mapping[str, Any]) -> None:
+        self.on_hub = _is_hub_id(base["id"])
+        self.id: str = base["id"] if self.on_hub else _last(base["id"])
+        self.revision: str | None = base.get("revision") if self.on_hub else None
+
+    @property
+    def path(self) -> str:
+        """What it is loaded from."""
+        return self.id if self.on_hub else f"path/to/{self.id}"
+
+    @property
+    def link(self) -> str:
+        """Its name in a sentence."""
+        if not self.on_hub:
+            return _code(self.id)
+        text = f"[{self.id}]({SITE}/{self.id})"
+        return f"{text} at revision {_code(self.revision)}" if self.revision else text
+
+
+def carried(card: str | None) -> dict[str, Any]:
+    """What of a base's card holds for a model made of it; {} for one without metadata that can be read."""
+    from huggingface_hub.repocard import REGEX_YAML_BLOCK, RepoCard
+
+    head = (card or "")[:FRONT_MATTER]
+    if not REGEX_YAML_BLOCK.search(head):
+        return {}
+    try:
+        data = RepoCard(head, ignore_metadata_errors=True).data
+    except Exception:  # whatever somebody wrote there: the parser raises many kinds
+        return {}
+    out = {key: _texts(data.get(key)) for key in CARRIED}
+    return {key: value for key, value in out.items() if value and (key != "tags" or isinstance(value, list))}
+
+
+def _place(path: str) -> str:
+    """A path or an address as a card names it: a path of this machine by its last part alone."""
+    local = path.removeprefix("file://")
+    return _last(local) if local.startswith(("/", "~")) else path
+
+
+def _last(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _texts(value: Any) -> str | list[str] | None:
+    if isinstance(value, list):
+        return list(dict.fromkeys(item for item in value if isinstance(item, str)))
+    return value if isinstance(value, str) else None
+
+
+def _is_hub_id(model: str) -> bool:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(model)
+    except HFValidationError:
+        return False
+    return not model.startswith((".", "/", "~"))
+
+
+SHELL_LINE = 90
+"""Characters of a command that stays on one line."""
+
+
+def _shell(command: str, options: Sequence[str]) -> str:
+    """A block with a command, on one line where that is short."""
+    line = " ".join((command, *options))
+    text = line if len(line) <= SHELL_LINE else " \\\n    ".join((command, *options))
+    return f"```sh\n{text}\n```"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names of what was trained, as code."""
+    return ", ".join(map(_code, names)) or "its projections"
+
+
+def _code(text: str) -> str:
+    """A code span, which may itself hold backticks."""
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " if "`" in text else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; bars in its cells are escaped."""
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join("|" + "|".join(f" {cell} " if cell else " " for cell in line) + "|" for line in lines)

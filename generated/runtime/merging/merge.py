@@ -1,0 +1,260 @@
+"""Merges what was trained into its base checkpoint, and writes adapters as a PEFT adapter: merge.py.
+
+W[out, in] += scale * (B[out, rank] @ A[rank, in]), in float32, cast once; after full fine-tuning the
+trained tensors take the base's place. Tensors that were not trained are the base's byte for byte. A merge
+that was stopped is continued by the same command, after the last file that is whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..addresses import check_uploads
+from ..checkpoints.adapter_reader import LATEST, TrainedAdapters, load_trained, step_losses
+from ..checkpoints.staging import staged
+from ..errors import UserError, guarded, say
+from ..interrupts import Interrupted, Interrupts
+from ..metrics import run_facts
+from ..progress import duration, readable_size
+from ..settings import ModelSettings
+from ..weights.locate import open_base
+from .folder import output_folder
+from .job import Job, adapter_bytes, merge, needed
+from .plan import plan_merge
+from .quantized import quantization
+from .record import MergeSettings, identity
+from .writer import estimated_seconds
+
+GOES_ON = "the same command goes on after the files that are whole"
+STOPPING = (signal.SIGINT,)
+"""What a merge answers with GOES_ON; any other signal may end it on the spot, as the files are whole or not
+there."""
+
+
+def main(
+    artifact: Path,
+    model: ModelSettings,
+    *,
+    checkpoint: str,
+    output: str,
+    dtype: str,
+    adapter: bool = False,
+    max_shard_size: str = "5GB",
+    quantization: str | None = None,
+    chat_template: str | None = None,
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Runs a generated merge.py; returns its exit status.
+
+    Args:
+        artifact: the folder of the script.
+        model: the base.
+        checkpoint, output: `checkpoint.directory` and `merge.output` of the recipe; relative ones are
+            relative to --output, by default the artifact's folder.
+        adapter: whether the PEFT adapter is written as well, beside the merged folder.
+        dtype, max_shard_size, quantization, chat_template: see `MergeSettings`.
+        argv: arguments, sys.argv's when None.
+    """
+    arguments = parse_arguments(artifact, argv)
+    settings = MergeSettings(dtype, max_shard_size, quantization, chat_template)
+    farewell = f"interrupted: {'nothing was imported' if arguments.import_adapter else GOES_ON}"
+    with Interrupts(lambda signum: farewell, STOPPING):
+        try:
+            if arguments.import_adapter:
+                return guarded(lambda: import_peft(arguments, model, artifact, checkpoint))
+            return guarded(lambda: run(arguments, model, checkpoint, output, settings, adapter))
+        except Interrupted as interrupted:
+            say(f"\n{farewell}")
+            return 128 + interrupted.signum
+
+
+def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The paths and the step; what was trained comes from the checkpoint's record."""
+    parser = argparse.ArgumentParser(
+        prog="merge.py",
+        description="Merges what a checkpoint was trained to into the base model's safetensors.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="folder of the run's checkpoints, or an address such as gs://..."
+    )
+    parser.add_argument(
+        "--step", default=LATEST, metavar="N", help="latest (default), best (lowest eval loss), or a step"
+    )
+    parser.add_argument(
+        "--model", metavar="DIR", help="folder of the base checkpoint, or an address such as gs://..."
+    )
+    parser.add_argument(
+        "--output",
+        default=str(artifact),
+        metavar="DIR",
+        help="working folder, as given to train.py, or an address (default: this script's folder)",
+    )
+    parser.add_argument(
+        "--import-adapter",
+        metavar="DIR",
+        help="write a PEFT adapter (a folder, or an address) as step 0 of the run, for train.py --resume; "
+        "nothing is merged",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be written, and stop")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="then check the files, compare tensors with another computation of them, and logits with those "
+        "of what was trained",
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.import_adapter and (arguments.verify or arguments.dry_run or arguments.step != LATEST):
+        parser.error("--import-adapter merges nothing: --step, --verify and --dry-run do not go with it")
+    return arguments
+
+
+def import_peft(arguments: argparse.Namespace, model: ModelSettings, artifact: Path, checkpoint: str) -> int:
+    """Writes a PEFT adapter as step 0 of the run, for `train.py --resume`; returns the exit status."""
+    from ..peft.importing import import_adapter
+
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    directory = arguments.checkpoint or under(arguments.output, checkpoint)
+    check_uploads(directory)
+    base = open_base(model, arguments.model)
+    base.verify()
+    return import_adapter(arguments.import_adapter, base, artifact, directory)
+
+
+def run(
+    arguments: argparse.Namespace,
+    model: ModelSettings,
+    checkpoint: str,
+    output: str,
+    settings: MergeSettings,
+    adapter: bool,
+) -> int:
+    """Merges, exports and, when asked, verifies.
+
+    Raises:
+        UserError: when an input is missing or does not fit, or the output holds something else.
+    """
+    if not arguments.verify:
+        # Adapters are read on the host: do not occupy the TPU, nor need one.
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    trained = arguments.checkpoint or under(arguments.output, checkpoint)
+    target = under(arguments.output, output)
+    check_uploads(target, trained)  # what came of the merge is noted beside the run's checkpoints, too
+    with staged(trained, arguments.step) as directory:
+        job = _job(arguments, model, directory, target, settings, adapter)
+        if arguments.dry_run:
+            print(described(job))
+            return 0
+        record = merge(job)
+        run_facts.merged(directory, _facts(job))
+        if arguments.verify:
+            return _verified(job, directory, record)
+    return 0
+
+
+def _verified(job: Job, directory: str, record: Mapping[str, Any]) -> int:
+    """Verifies a merge, and leaves what was found beside the run's checkpoints."""
+    from .verify import verify_merge
+
+    found: dict[str, Any] = {}
+    folder, dtype = Path(job.target.name), job.settings.dtype
+    try:
+        return verify_merge(job.base, job.trained, folder, job.model, dtype, record, found.update)
+    except UserError as error:
+        found["problem"] = error.message
+        raise
+    finally:
+        if found:
+            run_facts.merged(directory, _facts(job) | {"verified": found})
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """A merge as `run_facts.merged` takes it."""
+    return {
+        "step": job.trained.step,
+        "folder": job.target.name,
+        "adapter": job.adapter.name if job.adapter else None,
+        "dtype": job.settings.dtype,
+        "quantization": job.settings.quantization,
+        "bytes": job.plan.size,
+        "tensors": job.plan.merged,
+        "kept": job.plan.copied,
+        "quantized": job.plan.quantized,
+        "verified": None,
+    }
+
+
+def _job(
+    arguments: argparse.Namespace,
+    model: ModelSettings,
+    directory: str,
+    target: str,
+    settings: MergeSettings,
+    adapter: bool,
+) -> Job:
+    base = open_base(model, arguments.model)
+    base.verify()
+    trained = load_trained(directory, arguments.step, base)
+    if adapter and not isinstance(trained, TrainedAdapters):
+        raise UserError(
+            f"{directory}: the run trained all weights: it has no LoRA that a PEFT adapter could hold",
+            "set merge.adapter to false",
+        )
+    if arguments.verify and "://" in target:
+        raise UserError(
+            f"{target}: --verify reads the merged files from a local disk",
+            "merge to a folder with --verify, and copy it to the bucket",
+        )
+    encoding = quantization(settings.quantization)
+    return Job(
+        base,
+        model,
+        trained,
+        settings,
+        plan_merge(base, trained.changes(base), settings.dtype, settings.max_shard_size, encoding),
+        encoding,
+        identity(base, directory, trained, settings),
+        output_folder(target),
+        output_folder(f"{target.rstrip('/')}-adapter") if adapter else None,
+        step_losses(directory, trained.step),
+    )
+
+
+def described(job: Job) -> str:
+    """What a merge would write, for --dry-run."""
+    base, plan, trained, folder = job.base, job.plan, job.trained, job.target
+    lora = f", LoRA of rank {trained.settings.rank}" if isinstance(trained, TrainedAdapters) else ""
+    changed = f"{plan.merged:,} tensors changed by training, {plan.copied:,} as the base has them"
+    if plan.quantized:
+        changed += f", {plan.quantized:,} in {job.settings.quantization}"
+    free = folder.free()
+    seconds = estimated_seconds(plan, base, job.quantization)
+    lines = {
+        "base": f"{base.name}: {readable_size(base.total_bytes)}, {_files(len(base.headers))}, "
+        f"{len(base.tensors):,} tensors",
+        "trained": f"step {trained.step}{lora}",
+        "output": f"{folder.name}: {readable_size(plan.size)}, {_files(len(plan.shards))}; {changed}",
+        "adapter": f"{job.adapter.name}: {readable_size(adapter_bytes(job))}" if job.adapter else None,
+        "disk": f"{readable_size(needed(job))} needed, "
+        + (f"{readable_size(free)} free" if free is not None else "free space not known"),
+        "time": f"about {duration(max(1.0, seconds))}: an estimate at this machine's pace, its disk apart",
+    }
+    return "\n".join(f"{name:8} {line}" for name, line in lines.items() if line)
+
+
+def under(working: str, path: str) -> str:
+    """A path of the recipe: as it is when absolute or an address, else below the working folder."""
+    if "://" in path or Path(path).expanduser().is_absolute():
+        return path
+    if "://" in working:
+        return f"{working.rstrip('/')}/{path}"
+    return str(Path(working).expanduser() / path)
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file{'' if count == 1 else 's'}"

@@ -1,0 +1,120 @@
+"""Holds a merge against what was trained: `merge.py --verify`. No torch.
+
+First the files are hashed, then tensors are compared with another computation of them
+(runtime.merging.sampling), and then, where there is memory for it, the model's logits with those of what
+was trained (runtime.merging.logits).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.adapter_reader import TrainedAdapters
+from ..checkpoints.full import TrainedWeights
+from ..errors import UserError
+from ..memory import available_memory
+from ..progress import readable_size
+from ..settings import ModelSettings
+from ..weights.checkpoint import HFCheckpoint
+from .logits import SPACING, Comparison, compare, logits_bytes, start_mesh
+from .merged_files import UNUSABLE, check_files
+from .sampling import Sampled, check_tensors
+
+
+def verify_merge(
+    base: HFCheckpoint,
+    trained: TrainedAdapters | TrainedWeights,
+    folder: Path,
+    model: ModelSettings,
+    dtype: str,
+    record: Mapping[str, Any],
+    tell: Callable[[dict[str, Any]], object] = lambda figures: None,
+) -> int:
+    """Checks files, then tensors, then logits, and reports each, with the figures of logits in the last line;
+    returns the exit status.
+
+    Logits are left out, which a note says, where the machine has less memory than `logits_bytes`, and of
+    weights that are quantised, which have been held against the float64 values already.
+
+    Args:
+        folder: of the merged checkpoint.
+        model: the recipe's `model` section.
+        dtype: of the merged tensors.
+        record: content of the folder's merge.json.
+        tell: takes the figures as they come: "files" and "bytes"; "tensors", the fields of `Sampled`; and
+            "logits", those of `Comparison` and its two tolerances, or "logits_left_out", the reason.
+
+    Raises:
+        UserError: when the merge is not what was trained.
+    """
+    hashed = check_files(folder, record)
+    size = readable_size(hashed.size, " ")
+    print(f"files: {hashed.files}, {size}, are those that were written (SHA-256)")
+    sampled = check_tensors(base, trained, folder, dtype)
+    tell({"files": hashed.files, "bytes": hashed.size, "tensors": asdict(sampled)})
+    print(f"tensors: {described(sampled)}")
+    if trained.no_op:
+        print(f"warning: the adapters of step {trained.step} are all zero: the merged model is the base")
+    reason = None
+    if record.get("quantization") is not None:
+        reason = f"the merged weights are {record['quantization']}"
+    else:
+        mesh = start_mesh(trained.record)
+        if mesh.devices.flat[0].platform == "cpu":
+            need, available = logits_bytes(base, trained), available_memory()
+            if available is not None and need > available:
+                sizes = readable_size(need, " "), readable_size(available, " ")
+                reason = "they need about {}, {} are available".format(*sizes)
+    if reason is not None:
+        tell({"logits_left_out": reason})
+        print(f"note: logits are not compared: {reason}")
+        print(f"verified: {hashed.files} files and {sampled.trained + sampled.kept:,} tensors, not logits")
+        return 0
+    merged = HFCheckpoint.open(folder)
+    merged.verify()
+    found = compare(base, trained, merged, model, dtype, mesh)
+    tolerances = {"rule_tolerance": found.rule_tolerance, "files_tolerance": found.files_tolerance}
+    tell({"logits": asdict(found) | tolerances})
+    return _report(folder, trained, found)
+
+
+def described(sampled: Sampled) -> str:
+    """What was compared of the tensors, as part of a line."""
+    return (
+        f"{sampled.trained:,} of {sampled.trained_of:,} trained ones are right in {sampled.elements:,} "
+        f"elements: largest difference from float64 {sampled.largest:.1e}, all within one rounding, "
+        f"{sampled.off:,} not the nearest number; {sampled.kept:,} of {sampled.kept_of:,} others are the "
+        "base's"
+    )
+
+
+def _report(folder: Path, trained: TrainedAdapters | TrainedWeights, found: Comparison) -> int:
+    if not found.rule <= found.rule_tolerance:
+        raise UserError(
+            f"{folder}: the merge rule is not what was trained: logits differ by {found.rule:.1e}, "
+            f"allowed are {found.rule_tolerance:.1e}",
+            "do not use the merged checkpoint",
+        )
+    if not found.files <= found.files_tolerance:
+        raise UserError(
+            f"{folder}: is not what was trained: logits differ by {found.files:.1e} from those of the merge "
+            f"in memory, allowed are {found.files_tolerance:.1e}",
+            UNUSABLE,
+        )
+    what = "the adapters" if isinstance(trained, TrainedAdapters) else "the trained weights"
+    if not trained.no_op and found.effect <= found.merged:
+        print(
+            f"warning: rounding to {found.dtype} moves logits by {found.merged:.1e}, {what} by "
+            f"{found.effect:.1e}: little of what was trained is in the merged model"
+        )
+    elif not trained.no_op and found.moved == 0:
+        raise UserError(f"{folder}: equals the base, though {what} do not", UNUSABLE)
+    line = f"verified: max logits difference {found.rule:.1e} (tolerance {found.rule_tolerance:.1e})"
+    if SPACING[found.dtype]:
+        line += f", rounded to {found.dtype} {found.merged:.1e}"
+        line += f", files {found.files:.1e} (tolerance {found.files_tolerance:.1e})"
+    print(f"{line}; {what} change logits by {found.effect:.1e} of {found.largest:.1e}")
+    return 0

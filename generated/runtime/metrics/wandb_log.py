@@ -1,0 +1,273 @@
+"""Weights & Biases: the numbers of metrics.jsonl there, for a recipe with train.log.wandb_project.
+
+A number's name there is that of TensorBoard's files: "train/loss", "eval/loss". The run's id is kept in
+wandb.json beside the checkpoints, so that a run that is resumed goes on in the same one; steps that were
+logged before and are trained again, which gives the same numbers, are not logged twice.
+
+Nothing that goes wrong here ends a run: it is one sentence, and metrics.jsonl has the numbers. Without a key
+or an answer from the server the run is recorded on this disk, for `wandb sync`. wandb's own variables
+(WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY, WANDB_DIR and so on) are respected; the key is among them, or in
+~/.netrc, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import string
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..addresses import first_line
+from .loggers import FILE as METRICS
+from .loggers import PREFIX, read_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+FILE = "wandb.json"
+
+INIT_SECONDS = 30.0
+"""Without an answer of the server for so long, the run is recorded on this disk; WANDB_INIT_TIMEOUT."""
+FINISH_SECONDS = 60.0
+"""For what is still to be sent when the run has ended; WANDB_FINISH_TIMEOUT."""
+
+SPARE = 1 << 16
+"""Bytes below which a disk counts as full."""
+
+Entry = Mapping[str, Any]
+"""A line of metrics.jsonl."""
+
+
+class WandB:
+    """A backend of runtime.metrics.loggers that logs to a run of Weights & Biases.
+
+    Args:
+        run: of wandb.
+        logged: the last step of each mode that the run holds already.
+        teardown: ends wandb's own process.
+
+    Attributes:
+        status: the exit status that the run is finished with; a failure's until it is set.
+        stopped: whether it may go on later.
+    """
+
+    def __init__(self, run: Any, logged: Mapping[str, int], teardown: Callable[[], None]) -> None:
+        self.status, self.stopped = 1, False
+        self._run, self._logged = run, dict(logged)
+        self._teardown: Callable[[], None] | None = teardown
+        self._values: dict[str, float] = {}
+        self._step = 0
+
+    def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
+        """Takes one number of a step, by its name behind the prefix."""
+        prefix, _, name = event.partition("/")
+        step = int(kwargs["step"]) if prefix == PREFIX else 0
+        if prefix == PREFIX and step > self._logged.get(name.partition("/")[0], -1):
+            self._step = step
+            self._values[name] = value if isinstance(value, int) else float(value)
+
+    def end_line(self) -> None:
+        """Logs what was taken since the last line."""
+        values, self._values = self._values, {}
+        if values and self._run is not None:
+            with self._surviving("the rest of the run is not logged there"):
+                self._run.log(values, step=self._step)
+
+    def flush(self) -> None:
+        """wandb writes by itself, in a process of its own."""
+
+    def close(self) -> None:
+        """Ends the run there; what cannot be sent in time stays on this disk."""
+        run, teardown = self._run, self._teardown
+        self._run = self._teardown = None
+        if run is not None:
+            folder = Path(run.settings.sync_dir)
+            with self._surviving(f"`wandb sync {folder}` sends what is missing"):
+                if self.stopped:
+                    run.mark_preempting()
+                run.finish(exit_code=self.status)
+                if run.settings.mode in ("offline", "dryrun"):
+                    _say(_recorded(folder))
+        if teardown is not None:
+            # Otherwise at exit, where it prints its own failures and sets the status.
+            with suppress(Exception, SystemExit):
+                teardown()
+
+    @contextmanager
+    def _surviving(self, otherwise: str) -> Iterator[None]:
+        """Within it, a failure of wandb is a sentence, and the last thing that is tried with it.
+
+        Args:
+            otherwise: what becomes of the numbers.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._run = None
+            _say(f"{_reason(error)}; {otherwise}, metrics.jsonl has it all")
+
+
+def open_wandb(
+    project: str, folder: Path, directory: str | Path, artifact: Path, resume: bool, restored: int
+) -> WandB | None:
+    """The run in Weights & Biases; None, after a sentence, where there can be none.
+
+    Args:
+        project: train.log.wandb_project, unless WANDB_PROJECT says otherwise.
+        folder: of metrics.jsonl, as it was before this process; what wandb writes lies there too.
+        directory: of the checkpoints, local or gs://, with wandb.json.
+        artifact: folder of recipe.lock.json.
+        resume: whether the run that wandb.json names goes on.
+        restored: the step that it goes on after, 0 at the beginning.
+    """
+    # Before wandb is imported: it prints as it reads its settings.
+    os.environ.setdefault("WANDB_SILENT", "true")
+    try:
+        import wandb
+    except ImportError:
+        _say("the package wandb is not installed; nothing is logged there, metrics.jsonl has it all")
+        return None
+    try:
+        return _open(wandb, project, folder, directory, artifact, resume, restored)
+    except Exception as error:  # whatever wandb, its server or its settings are at
+        _say(f"{_reason(error)}; nothing is logged there, metrics.jsonl has it all")
+        return None
+
+
+def _open(
+    wandb: Any,
+    project: str,
+    folder: Path,
+    directory: str | Path,
+    artifact: Path,
+    resume: bool,
+    restored: int,
+) -> WandB | None:
+    settings = wandb.setup().settings
+    if settings.mode == "disabled":
+        return None
+    place = {"entity": settings.entity, "project": settings.project or project}
+    kept = _kept(directory) if resume else {}
+    goes_on = all(kept.get(name) == value for name, value in place.items()) and "id" in kept
+    id = settings.run_id or (kept["id"] if goes_on else _new_id())
+    goes_on = goes_on and kept["id"] == id
+    folder.mkdir(parents=True, exist_ok=True)
+    record = json.loads((artifact / "recipe.lock.json").read_text(encoding="utf-8"))
+    given = {
+        **place,
+        "id": id,
+        "name": settings.run_name or artifact.name,
+        "dir": None if os.environ.get("WANDB_DIR") else str(folder),
+        "config": {"recipec": record["compiler"], **record["recipe"]},
+        "resume": "allow",
+        "settings": wandb.Settings(
+            console="off",
+            init_timeout=_seconds("WANDB_INIT_TIMEOUT", INIT_SECONDS),
+            finish_timeout=_seconds("WANDB_FINISH_TIMEOUT", FINISH_SECONDS),
+            finish_timeout_raises=True,
+        ),
+    }
+    run = _begin(wandb, settings.mode, given)
+    if run.settings.mode not in ("offline", "dryrun") and run.url:
+        print(f"Weights & Biases: {run.url}", file=sys.stderr, flush=True)
+    _keep(directory, {**place, "id": id})
+    entries = [entry for _, entry in read_entries(folder / METRICS)]
+    if goes_on:
+        return WandB(run, _last_steps(entries), wandb.teardown)
+    logger = WandB(run, {}, wandb.teardown)
+    for entry in entries:
+        if entry["step"] <= restored:
+            _replay(logger, entry)
+    return logger
+
+
+def _begin(wandb: Any, mode: str, given: Mapping[str, Any]) -> Any:
+    """wandb's run: at its server, or on this disk where there is no key or no answer."""
+    if mode in ("offline", "dryrun"):
+        return wandb.init(**given)
+    # Never asked for: a run that nobody looks at would wait for it.
+    if not wandb.login(prompt=False, verify=False):
+        _say("no key (`wandb login`, or WANDB_API_KEY); the run is recorded on this disk")
+        return wandb.init(mode="offline", **given)
+    try:
+        return wandb.init(**given)
+    except wandb.errors.CommError as error:
+        _say(f"{_reason(error)}; the run is recorded on this disk")
+        wandb.teardown()  # the id would be taken
+        return wandb.init(mode="offline", **given)
+
+
+def _mode(entry: Entry) -> str:
+    return "eval" if any(name.startswith("eval_") for name in entry) else "train"
+
+
+def _last_steps(entries: Sequence[Entry]) -> dict[str, int]:
+    """The last step of each mode."""
+    steps: dict[str, int] = {}
+    for entry in entries:
+        steps[_mode(entry)] = max(entry["step"], steps.get(_mode(entry), 0))
+    return steps
+
+
+def _replay(logger: WandB, entry: Entry) -> None:
+    """Logs a line that an earlier process wrote."""
+    mode = _mode(entry)
+    for name, value in entry.items():
+        if name != "step":
+            event = f"{PREFIX}/{mode}/{name.removeprefix('eval_') if mode == 'eval' else name}"
+            logger.log_scalar(event, float(value) if isinstance(value, str) else value, step=entry["step"])
+    logger.end_line()
+
+
+def _kept(directory: str | Path) -> dict[str, Any]:
+    """What wandb.json says, nothing where there is none that can be read."""
+    from etils import epath
+
+    try:
+        found = json.loads((epath.Path(directory) / FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _keep(directory: str | Path, values: Mapping[str, Any]) -> None:
+    from etils import epath
+
+    epath.Path(directory).mkdir(parents=True, exist_ok=True)
+    (epath.Path(directory) / FILE).write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _new_id() -> str:
+    """Eight letters and digits, as wandb's own."""
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(8))
+
+
+def _seconds(variable: str, otherwise: float) -> float:
+    return float(os.environ.get(variable) or otherwise)
+
+
+def _recorded(folder: Path) -> str:
+    """What to say of a run that is on this disk; wandb is silent about a disk that is full."""
+    if shutil.disk_usage(folder).free < SPARE:
+        return f"the disk of {folder} is full: what is recorded there ends early, metrics.jsonl has it all"
+    return f"recorded in {folder}; `wandb sync {folder}` uploads it"
+
+
+def _reason(error: BaseException) -> str:
+    """An exception's first line; of settings that are not as they should be the first that is not."""
+    lines = str(error).splitlines()
+    if len(lines) > 2 and "validation error" in lines[0]:
+        return f"{lines[1].strip()}: {lines[2].strip().partition(' [type=')[0]}"
+    return first_line(error)
+
+
+def _say(what: str) -> None:
+    print(f"note: Weights & Biases: {what}", file=sys.stderr, flush=True)

@@ -1,0 +1,356 @@
+"""Which LoRA adapters a recipe asks for, in Tunix's arrays and in Hugging Face's.
+
+Tunix fuses projections: K and V of a layer are one weight. Qwix would give such a weight one shared
+A. To train what PEFT trains, an independent A and B for each projection, a fused weight gets one
+adapter whose rank axis holds the projections' own blocks one after the other, each as wide as its
+projection's rank, with the A's side by side. Of B only B[block, slot] is trained for the projection
+in that slot; the other entries stay zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .families.base import Architecture, Family, LoraTarget, Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Value = TypeVar("Value", int, float)
+
+
+@dataclass(frozen=True)
+class LoraSettings:
+    """The `lora` section of a recipe.
+
+    Attributes:
+        rank: inner dimension of each adapter.
+        alpha: the delta is scaled by alpha / rank.
+        targets: projection names ("q_proj"), or regular expressions that match a whole module name
+            ("layers.7.self_attn.q_proj").
+        dropout: probability that an adapter's input is zeroed while training.
+        layers: indices of the adapted layers, None for all.
+        init: "peft" (uniform, bound 1/sqrt(fan_in)) or "qwix" (he_uniform, bound sqrt(6/fan_in)).
+        dtype: of the adapters.
+        kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
+        rslora: whether the delta is scaled by alpha / sqrt(rank) instead (Kalajdzievski 2023).
+        rank_pattern, alpha_pattern: other ranks and alphas of some projections, as in PEFT: a regular
+            expression for the end of a module's name, the first that matches holds.
+        quantize: "nf4" or "int8" for frozen base weights that are stored so, None for the model's dtype.
+    """
+
+    rank: int
+    alpha: float
+    targets: tuple[str, ...]
+    dropout: float = 0.0
+    layers: tuple[int, ...] | None = None
+    init: str = "peft"
+    dtype: str = "float32"
+    kv: str = "independent"
+    rslora: bool = False
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    quantize: str | None = None
+
+    def rank_of(self, module: str) -> int:
+        """The rank of a projection ("layers.7.self_attn.q_proj")."""
+        return by_pattern(self.rank_pattern, module, self.rank)
+
+    def alpha_of(self, module: str) -> float:
+        """The alpha of a projection."""
+        return by_pattern(self.alpha_pattern, module, self.alpha)
+
+    def scale_of(self, module: str) -> float:
+        """What a projection's B @ A is multiplied by."""
+        rank = self.rank_of(module)
+        return self.alpha_of(module) / (math.sqrt(rank) if self.rslora else rank)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A trained projection's part of an adapter.
+
+    Attributes:
+        name: of the Hugging Face module, e.g. "layers.0.self_attn.k_proj".
+        slot: index into the projections of the adapter's target.
+        start: of its block of the rank axis, which is its own, or which it shares.
+        rank: length of that block.
+        scale: what its B @ A is multiplied by, in Tunix and in Hugging Face alike.
+    """
+
+    name: str
+    slot: int
+    start: int
+    rank: int
+    scale: float
+
+    @property
+    def block(self) -> slice:
+        return slice(self.start, self.start + self.rank)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The LoRA pair of one weight.
+
+    Attributes:
+        target: the weight.
+        projections: those that are trained, in the order of the target's.
+        a_shape, b_shape: [*contracted, rank] and [rank, *rest of the weight].
+        a_spec, b_spec: their shardings, following the weight's.
+    """
+
+    target: LoraTarget
+    projections: tuple[Projection, ...]
+    a_shape: tuple[int, ...]
+    b_shape: tuple[int, ...]
+    a_spec: Spec
+    b_spec: Spec
+
+    @property
+    def a_path(self) -> str:
+        return f"{self.target.weight}_lora_a"
+
+    @property
+    def b_path(self) -> str:
+        return f"{self.target.weight}_lora_b"
+
+    @property
+    def module(self) -> str:
+        """Path of the Tunix module: what a Qwix rule matches, with dots for slashes."""
+        return self.target.weight.rpartition(".")[0]
+
+    @property
+    def rank(self) -> int:
+        """Length of the arrays' rank axis: the ranks of all blocks."""
+        return self.a_shape[-1]
+
+    @property
+    def shared(self) -> bool:
+        """Whether several projections have one A."""
+        return len(self.projections) > 1 and self.projections[1].start == 0
+
+    @property
+    def blocks(self) -> tuple[Projection, ...]:
+        """One projection for each block of the rank axis, in order."""
+        return self.projections[:1] if self.shared else self.projections
+
+    @property
+    def masked(self) -> bool:
+        """Whether part of B must be held at zero."""
+        return self.target.fused and (
+            len(self.blocks) > 1 or len(self.projections) < len(self.target.projections)
+        )
+
+    @property
+    def trained_size(self) -> int:
+        """Trained numbers, without those of B that are held at zero."""
+        slots = len(self.target.projections) if self.target.fused else 1
+        slot_size = math.prod(self.b_shape[1:]) // slots
+        return math.prod(self.a_shape) + sum(p.rank for p in self.projections) * slot_size
+
+    def split(self, a: np.ndarray, b: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """A [rank, in] and B [out, rank] of each trained projection, as PEFT names and lays them out.
+
+        Args:
+            a: array of `a_shape`.
+            b: array of `b_shape`.
+        """
+        flat = a.reshape(-1, self.rank)
+        out = {}
+        for part in self.projections:
+            rows = b[part.block, part.slot] if self.target.fused else b[part.block]
+            out[part.name] = flat[:, part.block].T, rows.reshape(rows.shape[0], -1).T
+        return out
+
+    def shapes(self, part: Projection) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Of A [rank, in] and B [out, rank] of a trained projection, as `split` gives them."""
+        rest = self.b_shape[2:] if self.target.fused else self.b_shape[1:]
+        return (part.rank, math.prod(self.a_shape[:-1])), (math.prod(rest), part.rank)
+
+    def join(self, parts: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+        """The inverse of `split`: arrays of `a_shape` and `b_shape`, zero where nothing is trained.
+
+        Args:
+            parts: A [rank, in] and B [out, rank] of each trained projection, all of one dtype.
+
+        Raises:
+            ValueError: when projections that share A have different ones.
+        """
+        import numpy as np  # the compiler, which has no numpy, imports this module
+
+        dtype = parts[self.projections[0].name][0].dtype
+        a = np.zeros((math.prod(self.a_shape[:-1]), self.rank), dtype)
+        b = np.zeros(self.b_shape, dtype)
+        for number, part in enumerate(self.projections):
+            low, high = parts[part.name]
+            if self.shared and number and not np.array_equal(a[:, part.block], low.T):
+                raise ValueError(f"{self.projections[0].name} and {part.name} have different A")
+            a[:, part.block] = low.T
+            place = b[part.block, part.slot] if self.target.fused else b[part.block]
+            place[...] = high.T.reshape(place.shape)
+        return a.reshape(self.a_shape), b
+
+
+def matches(target: str, module: str) -> bool:
+    """Whether a recipe's target means a Hugging Face module ("layers.7.self_attn.q_proj").
+
+    As in PEFT's list of target_modules, a target is the module's name or the end of it after a dot.
+    """
+    if f".{module}".endswith(f".{target}"):
+        return True
+    pattern = _pattern(target)
+    return pattern is not None and any(pattern.fullmatch(spelling) for spelling in _spellings(module))
+
+
+@functools.cache
+def _pattern(target: str) -> re.Pattern[str] | None:
+    """A target as a regular expression, None where it is none."""
+    try:
+        return re.compile(target)
+    except re.error:
+        return None
+
+
+def by_pattern(patterns: Mapping[str, Value], module: str, default: Value) -> Value:
+    """The value of the first pattern that means a module, as PEFT reads rank_pattern and alpha_pattern.
+
+    A pattern is a regular expression that matches a module's whole name, or the end of it after a dot.
+
+    Args:
+        module: e.g. "layers.7.self_attn.q_proj".
+        default: where no pattern matches.
+    """
+    for pattern, value in patterns.items():
+        if any(means(pattern, spelling) for spelling in _spellings(module)):
+            return value
+    return default
+
+
+def means(pattern: str, name: str) -> bool:
+    """Whether a key of PEFT's rank_pattern or alpha_pattern means a module of exactly this full name.
+
+    One that is no regular expression means nothing.
+    """
+    try:
+        return re.match(rf"(.*\.)?({pattern})$", name) is not None
+    except re.error:
+        return False
+
+
+def build_adapters(
+    family: Family, architecture: Architecture, lora: LoraSettings, specs: Mapping[str, Spec] | None = None
+) -> list[Adapter]:
+    """Every adapter that a recipe's `lora` section gives rise to, in layer order.
+
+    Args:
+        specs: the final sharding of each weight by its path; the family's defaults when None.
+
+    Raises:
+        ValueError: when projections that share A are given different ranks or alphas.
+    """
+    parameters = {p.path: p for p in family.parameters(architecture)}
+    out = []
+    for target in family.lora_targets(architecture):
+        if lora.layers is not None and target.layer not in lora.layers:
+            continue
+        projections = _projections(target, lora)
+        if not projections:
+            continue
+        weight = parameters[target.weight]
+        spec = (specs or {}).get(target.weight, weight.spec)
+        rank = projections[-1].start + projections[-1].rank
+        rest = [axis for axis in range(len(weight.shape)) if axis not in target.contract]
+        out.append(
+            Adapter(
+                target=target,
+                projections=projections,
+                a_shape=(*(weight.shape[i] for i in target.contract), rank),
+                b_shape=(rank, *(weight.shape[i] for i in rest)),
+                a_spec=(*(spec[i] for i in target.contract), None),
+                b_spec=(None, *(spec[i] for i in rest)),
+            )
+        )
+    return out
+
+
+def lora_settings(section: Mapping[str, Any], num_layers: int) -> LoraSettings:
+    """Reads the `lora` section of a resolved recipe, as recipe.lock.json records it.
+
+    Records of older versions lack what they did not know. Patterns are recorded as pairs, whose order
+    JSON keeps.
+    """
+    layers = section["layers"]
+    return LoraSettings(
+        rank=section["rank"],
+        alpha=section["alpha"],
+        targets=tuple(section["targets"]),
+        dropout=section["dropout"],
+        layers=None if layers == "all" else parse_layers(layers, num_layers),
+        init=section["init"],
+        dtype=section["dtype"],
+        kv=section["kv"],
+        rslora=section.get("rslora", False),
+        rank_pattern=dict(section.get("rank_pattern") or {}),
+        alpha_pattern=dict(section.get("alpha_pattern") or {}),
+        quantize=section.get("quantize"),
+    )
+
+
+def parse_layers(layers: str | Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Layer indices of "all", "20-59", "0-4,10" or a list.
+
+    Raises:
+        ValueError: on another spelling, or an index that is not in 0..num_layers-1.
+    """
+    if layers == "all":
+        return tuple(range(num_layers))
+    if isinstance(layers, str):
+        chosen: list[int] = []
+        for part in layers.split(","):
+            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+            if match is None:
+                raise ValueError(f"{part.strip()!r} is neither a layer nor a range such as 20-59")
+            first = int(match[1])
+            last = int(match[2] or first)
+            # A range of more would be made before it is refused.
+            chosen += range(first, min(last, first + num_layers) + 1)
+    else:
+        chosen = list(layers)
+    outside = [i for i in chosen if not 0 <= i < num_layers]
+    if outside:
+        raise ValueError(f"layer {outside[0]} is not one of the model's {num_layers} (0 to {num_layers - 1})")
+    if not chosen:
+        raise ValueError("no layer is chosen")
+    return tuple(sorted(set(chosen)))
+
+
+def _any_matches(targets: Iterable[str], module: str) -> bool:
+    return any(matches(target, module) for target in targets)
+
+
+def _projections(target: LoraTarget, lora: LoraSettings) -> tuple[Projection, ...]:
+    """The trained projections of a weight, each with its block of the rank axis."""
+    out: list[Projection] = []
+    for i, name in enumerate(target.modules):
+        if not _any_matches(lora.targets, name):
+            continue
+        start = 0 if lora.kv == "shared" or not out else out[-1].start + out[-1].rank
+        part = Projection(name, i, start, lora.rank_of(name), lora.scale_of(name))
+        if lora.kv == "shared" and out and (part.rank, part.scale) != (out[0].rank, out[0].scale):
+            raise ValueError(
+                f"{out[0].name} and {name} share one A under lora.kv: shared, so they cannot have ranks or "
+                "alphas of their own"
+            )
+        out.append(part)
+    return tuple(out)
+
+
+def _spellings(module: str) -> tuple[str, ...]:
+    """What a module may be called: without a checkpoint's prefix, or with one of transformers'."""
+    return module, f"model.{module}", f"model.language_model.{module}"

@@ -1,0 +1,155 @@
+"""Splash attention: the TPU's block-sparse kernel, over padded and packed rows.
+
+Tunix's own path to this kernel ignores masks, knows no packing, and takes blocks that do not fit a
+TPU's memory at a head size of 512. Here the segments reach the kernel, which never holds the [T, T]
+scores and skips the blocks that the causal mask or the window leaves empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.tpu import splash_attention as kernels
+from jax.interpreters import pxla
+from jax.sharding import Mesh, PartitionSpec
+
+from .partition_rules import row_axes
+
+BLOCKS = (512, 256, 128)
+"""Tokens of a block. 512 is the largest that compiles for v5p at head sizes of 256 and 512, with its 16 MiB
+of scoped VMEM. Larger ones would also compute more of what the causal mask drops."""
+
+PADDING = 1 / 8
+"""The share of a row that may be added to it so that it splits into larger blocks."""
+
+RESIDUALS = "attention"
+"""What the kernel's output and its row sums are called in jax.checkpoint's policies: saving them spares
+the backward pass a second run of the forward kernel."""
+
+Attend = Callable[..., jax.Array]
+"""`splash` with the segments of a batch: attend(q, k, v, window=None, softcap=None)."""
+
+
+def attend_within(segment_ids: jax.Array) -> Attend:
+    """`splash` for one batch, over the mesh that is in scope when a layer is traced."""
+
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, window: int | None = None, softcap: float | None = None
+    ) -> jax.Array:
+        mesh = pxla.thread_resources.env.physical_mesh
+        return splash(q, k, v, segment_ids, window, softcap, None if mesh.empty else mesh)
+
+    return attend
+
+
+def splash(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    window: int | None = None,
+    softcap: float | None = None,
+    mesh: Mesh | None = None,
+) -> jax.Array:
+    """Causal attention within segments. Scores and sums are float32.
+
+    Rows are split over the mesh's dcn and fsdp and heads over tp, each where it divides. Query head n uses
+    key/value head n * K // N; nothing is repeated. A row is lengthened to a multiple of the block.
+    Padding attends to padding, so that no row of scores is empty.
+
+    Args:
+        q: [B, T, N, H], multiplied by the attention's scale.
+        k, v: [B, T, K, H], K dividing N.
+        segment_ids: int32[B, T]; tokens of one segment lie together.
+        window: how many tokens a token sees, itself included; None for all before it.
+        softcap: s becomes tanh(s / softcap) * softcap; None for none.
+        mesh: None for one device.
+
+    Returns:
+        [B, T, N, H] in q's dtype.
+    """
+    length = q.shape[1]
+    block = block_size(length)
+    extra = -length % block
+
+    def rows(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))).swapaxes(1, 2)
+
+    attend = partial(_attend, window=window, softcap=softcap, block=block, interpret=not _on_tpu(mesh))
+    operands = (rows(q), rows(k), rows(v), jnp.pad(segment_ids, ((0, 0), (0, extra))))
+    placed = attend if mesh is None else _sharded(attend, mesh, *operands)
+    return placed(*operands).swapaxes(1, 2)[:, :length]
+
+
+def block_size(length: int) -> int:
+    """The largest block to whose multiple a row can be lengthened without computing much for nothing."""
+    return next((b for b in BLOCKS if -length % b <= PADDING * length), BLOCKS[-1])
+
+
+def _on_tpu(mesh: Mesh | None) -> bool:
+    """Whether the program is for TPUs: the default backend says nothing of one that is compiled ahead."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return bool(platform == "tpu")
+
+
+def _sharded(
+    attend: Callable[..., jax.Array], mesh: Mesh, q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array
+) -> Callable[..., jax.Array]:
+    """`attend` on each device's rows and heads."""
+    tp, heads, kv_heads = mesh.shape.get("tp", 1), q.shape[1], k.shape[1]
+    rows = row_axes(q.shape[0], mesh.shape)
+    # A device's query heads need whole key/value heads, or all the same one.
+    split = "tp" in mesh.shape and heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
+    shared = split and kv_heads % tp != 0
+
+    def local(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array) -> jax.Array:
+        if shared:
+            head = jax.lax.axis_index("tp") * kv_heads // tp
+            k, v = (jax.lax.dynamic_slice_in_dim(x, head, 1, axis=1) for x in (k, v))
+        return attend(q, k, v, ids)
+
+    queries = PartitionSpec(rows, "tp" if split else None)
+    keys = PartitionSpec(rows, "tp" if split and not shared else None)
+    specs = (queries, keys, keys, PartitionSpec(rows))
+    return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=queries, check_vma=False)
+
+
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, **settings: Any) -> jax.Array:
+    """[B, N, T, H] on one device, T a multiple of the block."""
+    kernel = _kernel(heads=q.shape[1], length=q.shape[2], **settings)
+    segments = kernels.SegmentIds(q=ids, kv=ids)
+    return jax.vmap(kernel)(q, k, v, segment_ids=segments)
+
+
+@lru_cache(maxsize=64)
+def _kernel(
+    heads: int, length: int, window: int | None, softcap: float | None, block: int, interpret: bool
+) -> Any:
+    """The kernel with its tables of blocks to visit, which are the same on every device."""
+    shape = (length, length)
+    mask: Any = kernels.CausalMask(shape)
+    if window is not None and window < length:
+        mask = kernels.LocalMask(shape, window_size=(window - 1, 0), offset=0)
+    with jax.ensure_compile_time_eval():
+        kernel = kernels.make_splash_mha(
+            kernels.MultiHeadMask([mask] * heads),
+            block_sizes=kernels.BlockSizes(
+                block_q=block,
+                block_kv=block,
+                block_q_dkv=block,
+                block_kv_dkv=block,
+                block_q_dq=block,
+                block_kv_dq=block,
+            ),
+            head_shards=1,
+            q_seq_shards=1,
+            attn_logits_soft_cap=softcap,
+            residual_checkpoint_name=RESIDUALS,
+            interpret=interpret,
+        )
+        return jax.tree.map(np.asarray, kernel)

@@ -1,0 +1,333 @@
+"""What the compiler and the runtime know about a model family.
+
+A family is one module beside this one. It says, as a function of a checkpoint's config.json, which
+parameters Tunix's model has, their shapes and shardings, and from which Hugging Face tensors each is
+made. Loading, LoRA, merging and the compiler's checks all read this one description. Nothing here
+imports jax or numpy, so that the compiler can use it on any machine.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Spec = tuple[str | None, ...]
+"""The mesh axis that each dimension of an array is split over, or None: a PartitionSpec's entries."""
+
+
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+"""Kinds of attention of a layer, as transformers names them."""
+
+
+MOST_LAYERS = 1000
+"""A config.json with more is no model's, and would take minutes to look at."""
+
+MOST = 2**31 - 1
+"""Of any size in a config.json."""
+
+
+class UnsupportedCheckpoint(ValueError):
+    """A config.json that asks for what this family's Tunix model does not do.
+
+    Attributes:
+        key: the config key at fault, "" when it is none in particular.
+    """
+
+    def __init__(self, message: str, key: str = "") -> None:
+        super().__init__(message)
+        self.key = key
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes that every family has; a family's own class adds the rest.
+
+    `layer_types` holds FULL or SLIDING for each layer.
+    """
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layer_types: tuple[str, ...]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layer_types)
+
+    def heads(self, layer: int) -> int:
+        """Query heads of a layer."""
+        return self.num_heads
+
+    def kv_heads(self, layer: int) -> int:
+        """Key/value heads of a layer."""
+        return self.num_kv_heads
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Hugging Face tensor, and how it becomes (a slice of) a Tunix parameter.
+
+    The Tunix array is `tensor.reshape(reshape).transpose(transpose)`. `name` is without the
+    checkpoint's prefix ("model.", "model.language_model.", ...), or `whole` where it has none
+    ("lm_head.weight").
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    reshape: tuple[int, ...]
+    transpose: tuple[int, ...]
+    whole: bool = False
+
+    def full_name(self, prefix: str) -> str:
+        """The tensor's name in a checkpoint of this prefix."""
+        return self.name if self.whole else prefix + self.name
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One array of the Tunix model.
+
+    Several sources are stacked along a new first axis. No source means that the checkpoint has no
+    such tensor and that Tunix never reads the parameter: it is filled with zeros. `buffer` marks what
+    transformers holds as a buffer, and so never trains.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    spec: Spec
+    sources: tuple[Source, ...]
+    buffer: bool = False
+
+    @property
+    def trainable(self) -> bool:
+        """Whether full fine-tuning trains it."""
+        return bool(self.sources) and not self.buffer
+
+
+@dataclass(frozen=True)
+class LoraTarget:
+    """A weight that can carry LoRA: one Hugging Face projection, or several fused into one array.
+
+    Attributes:
+        layer: index of the decoder layer.
+        weight: the parameter's path.
+        contract: the axes of the weight that are summed with the input.
+        projections: module names of the Hugging Face projections ("self_attn.k_proj", ...); when there
+            are several, they lie along the weight's first axis in this order.
+    """
+
+    layer: int
+    weight: str
+    contract: tuple[int, ...]
+    projections: tuple[str, ...]
+
+    @property
+    def fused(self) -> bool:
+        return len(self.projections) > 1
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The projections' names within the decoder: "layers.7.self_attn.k_proj"."""
+        return tuple(f"layers.{self.layer}.{projection}" for projection in self.projections)
+
+
+class Family(ABC):
+    """The knowledge of one model family; stateless."""
+
+    name: str
+    model_types: tuple[str, ...]
+    """The `model_type` values of config.json that this family answers to."""
+    prefixes: tuple[str, ...]
+    """Prefixes of a checkpoint's text tensors, e.g. "model.language_model."; the one under which
+    `embed_tokens.weight` is found is the checkpoint's."""
+    flash_attention: bool
+    """Whether runtime.model.attention_blocks has this family's attention with the splash kernel."""
+    turn_markers: tuple[str, str]
+    """The strings that open and close a turn in the family's chat template."""
+    caps_in_float32: bool = True
+    """Whether Tunix applies a soft-cap to the logits in float32, rather than in the product's dtype."""
+    caps_scores: bool = False
+    """Whether attention soft-caps its scores, for which transformers has eager attention alone."""
+
+    @abstractmethod
+    def architecture(self, config: Mapping[str, Any]) -> Architecture:
+        """Reads a config.json, with or without a nested `text_config`.
+
+        Raises:
+            UnsupportedCheckpoint: naming the key that Tunix's model does not do.
+        """
+
+    @abstractmethod
+    def parameters(self, architecture: Architecture) -> list[Parameter]:
+        """Every array of the Tunix model, in layer order, with Tunix's default shardings."""
+
+    @abstractmethod
+    def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
+        """Every weight that can carry LoRA."""
+
+    @abstractmethod
+    def tunix_module(self) -> Any:
+        """Tunix's module that holds the model: its classes and functions are what is replaced."""
+
+    def replacements(self, architecture: Architecture) -> Sequence[tuple[Any, str, Any]]:
+        """What has to differ from Tunix's own model for this architecture to be computed right.
+
+        Returns:
+            (owner, attribute, value): attributes of Tunix's modules and classes that are replaced while
+            the model is traced.
+        """
+        return ()
+
+    @abstractmethod
+    def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[type, Any]:
+        """Tunix's model class and its ModelConfig.
+
+        Args:
+            architecture: as from `architecture`.
+            settings: `dtype` (a jax dtype, for parameters and computation).
+        """
+
+
+def in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
+    """A model with its parameters in a dtype, for one whose ModelConfig knows none."""
+    from flax import nnx
+
+    model = model_class(config, rngs=rngs)
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Param):
+            node.set_raw_value(node.get_raw_value().astype(dtype))
+    return model
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json that describes the language model."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, Mapping) else config
+
+
+def integer(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    """A positive integer of config.json, of no more than 32 bits."""
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive integer", key)
+    if value > MOST:
+        raise UnsupportedCheckpoint(f"config.json: {key} is above {MOST:,}", key)
+    return value
+
+
+def as_written(value: Any) -> Any:
+    """The decimal that a float32 was written from: 1e-06 for the 9.999999974752427e-07 that conversions leave
+    in a config.json. What is no float32's exact value is returned as it is."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    try:
+        if _float32(value) != value:
+            return value
+        return next(short for n in range(1, 10) if _float32(short := float(f"{value:.{n}g}")) == value)
+    except OverflowError:
+        return value
+
+
+def _float32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def number(config: Mapping[str, Any], key: str, default: float) -> float:
+    """A positive, finite number of config.json; null means the default."""
+    value = config.get(key)
+    value = default if value is None else as_written(value)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not a positive number", key)
+    return value
+
+
+def softcap(config: Mapping[str, Any], key: str, default: float | None) -> float | None:
+    """A soft-cap of config.json: null means none, an absent key transformers' default."""
+    value = config.get(key, default)
+    return None if value is None else float(number({key: value}, key, 1.0))
+
+
+def built_in(config: Mapping[str, Any], key: str, value: object, model: str) -> None:
+    """Refuses a config.json that asks for another value than the one that is built into Tunix's model."""
+    given = as_written(config.get(key))
+    if given is not None and given != value:
+        raise UnsupportedCheckpoint(f"config.json: {key} is {given!r}; {model} has {value!r} alone", key)
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A nested object of config.json, empty where it is absent or null."""
+    value = config.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise UnsupportedCheckpoint(f"config.json: {key} is {value!r}, not an object", key)
+    return value
+
+
+def refuse_unlike_tunix(config: Mapping[str, Any], model: str) -> None:
+    """Refuses what neither of Tunix's Gemma models has: its own activation, epsilon, biases, output head.
+
+    Args:
+        config: the whole config.json.
+        model: what to call the model in the message.
+    """
+    text = text_config(config)
+    built_in(config, "tie_word_embeddings", True, model)
+    built_in(text, "hidden_activation", "gelu_pytorch_tanh", model)
+    built_in(text, "rms_norm_eps", 1e-6, model)
+    built_in(text, "attention_bias", False, model)
+
+
+def projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
+    """A query, key or value weight: [heads * head_dim, hidden] becomes [heads, hidden, head_dim]."""
+    return Source(name, (heads * head_dim, hidden), (heads, head_dim, hidden), (0, 2, 1))
+
+
+def output_projection(name: str, heads: int, head_dim: int, hidden: int) -> Source:
+    """An attention output weight: [hidden, heads * head_dim] becomes [heads, head_dim, hidden]."""
+    return Source(name, (hidden, heads * head_dim), (hidden, heads, head_dim), (1, 2, 0))
+
+
+def linear(name: str, features_in: int, features_out: int, whole: bool = False) -> Source:
+    """A dense weight: [out, in] becomes [in, out]."""
+    shape = (features_out, features_in)
+    return Source(name, shape, shape, (1, 0), whole)
+
+
+def plain(name: str, shape: Sequence[int]) -> Source:
+    """A tensor taken over as it is."""
+    shape = tuple(shape)
+    return Source(name, shape, shape, tuple(range(len(shape))))
+
+
+def mlp_parameters(prefix: str, hidden: int, intermediate: int) -> list[Parameter]:
+    """gate, up and down projection of a gated feed-forward block."""
+
+    def dense(name: str, features_in: int, features_out: int, spec: Spec) -> Parameter:
+        return Parameter(
+            f"{prefix}.mlp.{name}.kernel",
+            (features_in, features_out),
+            spec,
+            (linear(f"{prefix}.mlp.{name}.weight", features_in, features_out),),
+        )
+
+    return [
+        dense("gate_proj", hidden, intermediate, ("fsdp", "tp")),
+        dense("up_proj", hidden, intermediate, ("fsdp", "tp")),
+        dense("down_proj", intermediate, hidden, ("tp", "fsdp")),
+    ]
+
+
+def mlp_lora_targets(layer: int) -> list[LoraTarget]:
+    """The feed-forward block's weights as LoRA targets."""
+    return [
+        LoraTarget(layer, f"layers.{layer}.mlp.{name}.kernel", (0,), (f"mlp.{name}",))
+        for name in ("gate_proj", "up_proj", "down_proj")
+    ]

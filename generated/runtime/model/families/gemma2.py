@@ -1,0 +1,173 @@
+"""Gemma 2: local and global layers in turn, attention scores and logits soft-capped, no query or key norm.
+
+Tunix has it in its module of Gemma 1 and 2. Three things differ there from the published model, and are
+replaced while it is traced: local layers build their window from positions, which is wrong where packing
+makes them start again in the middle of a row; queries are scaled by head_dim alone and the rotary base is
+fixed (27B scales otherwise); and norms are computed in the model's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from .base import (
+    FULL,
+    SLIDING,
+    Architecture,
+    Family,
+    LoraTarget,
+    Parameter,
+    built_in,
+    in_dtype,
+    integer,
+    mlp_parameters,
+    number,
+    refuse_unlike_tunix,
+    section,
+    softcap,
+    text_config,
+)
+from .gemma import embedding, fused_attention, fused_lora_targets, layer_types, norm
+
+MODEL = "Tunix's Gemma 2"
+TUNIX_THETA = 10_000
+"""The rotary base that is built into Tunix's model."""
+NORMS = (
+    ("pre_attention_norm", "input_layernorm"),
+    ("post_attn_norm", "post_attention_layernorm"),
+    ("pre_ffw_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+)
+"""A layer's norms: Tunix's name and Hugging Face's."""
+
+
+@dataclass(frozen=True)
+class Gemma2Architecture(Architecture):
+    """Gemma 2's own sizes.
+
+    Attributes:
+        sliding_window: tokens that a local layer sees.
+        theta: rotary base frequency.
+        query_scalar: attention scores are divided by its root.
+        attention_softcap, softcap: of attention scores and of final logits, None for none.
+    """
+
+    sliding_window: int
+    theta: float
+    query_scalar: float
+    attention_softcap: float | None
+    softcap: float | None
+
+
+class Gemma2(Family):
+    name = "gemma2"
+    model_types = ("gemma2",)
+    caps_in_float32 = False
+    caps_scores = True
+    prefixes = ("model.",)
+    flash_attention = True
+    turn_markers = ("<start_of_turn>", "<end_of_turn>")
+
+    def architecture(self, config: Mapping[str, Any]) -> Gemma2Architecture:
+        """Reads a config.json; a key that it leaves out has the default of transformers' Gemma2Config."""
+        text = text_config(config)
+        refuse_unlike_tunix(config, MODEL)
+        built_in(text, "use_bidirectional_attention", False, MODEL)
+        built_in(text, "attention_dropout", 0.0, MODEL)
+        layers = integer(text, "num_hidden_layers", 26)
+        default = [FULL if i % 2 else SLIDING for i in range(layers)]
+        rope = section(text, "rope_parameters") or section(text, "rope_scaling")
+        built_in({"rope_type": rope.get("rope_type", rope.get("type"))}, "rope_type", "default", MODEL)
+        return Gemma2Architecture(
+            family=self.name,
+            vocab_size=integer(text, "vocab_size", 256_000),
+            hidden_size=integer(text, "hidden_size", 2304),
+            intermediate_size=integer(text, "intermediate_size", 9216),
+            num_heads=integer(text, "num_attention_heads", 8),
+            num_kv_heads=integer(text, "num_key_value_heads", 4),
+            head_dim=integer(text, "head_dim", 256),
+            layer_types=layer_types(text, layers, default),
+            sliding_window=integer(text, "sliding_window", 4096),
+            theta=float(number(rope if "rope_theta" in rope else text, "rope_theta", TUNIX_THETA)),
+            query_scalar=float(number(text, "query_pre_attn_scalar", 256)),
+            attention_softcap=softcap(text, "attn_logit_softcapping", 50.0),
+            softcap=softcap(text, "final_logit_softcapping", 30.0),
+        )
+
+    def parameters(self, architecture: Architecture) -> list[Parameter]:
+        d = architecture.hidden_size
+        out = [embedding(architecture)]
+        for i in range(architecture.num_layers):
+            layer = f"layers.{i}"
+            out += fused_attention(architecture, layer)
+            out += mlp_parameters(layer, d, architecture.intermediate_size)
+            out += [norm(f"{layer}.{tunix}", f"{layer}.{name}", d) for tunix, name in NORMS]
+        out.append(norm("final_norm", "norm", d))
+        return out
+
+    def lora_targets(self, architecture: Architecture) -> list[LoraTarget]:
+        return fused_lora_targets(architecture)
+
+    def tunix_module(self) -> Any:
+        from tunix.models.gemma import model
+
+        return model
+
+    def replacements(self, architecture: Architecture) -> Sequence[tuple[Any, str, Any]]:
+        import jax
+        import jax.numpy as jnp
+
+        from ..norms import offset_rms_norm
+
+        assert isinstance(architecture, Gemma2Architecture)
+        module = self.tunix_module()
+        theta, apply_rope = architecture.theta, module.apply_rope
+        # Tunix multiplies rotated queries by head_dim^-0.5 and leaves keys as they are. Both pass through
+        # apply_rope, and a factor on both is its square on their products.
+        factor = (architecture.head_dim / architecture.query_scalar) ** 0.25
+
+        def rope(inputs: jax.Array, positions: jax.Array, head_dim: int) -> jax.Array:
+            rotated = apply_rope(inputs.astype(jnp.float32), positions, head_dim, theta)
+            return (rotated * factor).astype(inputs.dtype)
+
+        def window(segment_pos: jax.Array, cache_len: int, sliding_window_size: int) -> jax.Array:
+            """bool[1, T, T]: keys that lie closer than the window, by their place in the row."""
+            query, key = jnp.arange(segment_pos.shape[1])[:, None], jnp.arange(cache_len)[None]
+            return (jnp.abs(query - key) < sliding_window_size)[None]
+
+        out = [
+            (module, "_create_sliding_mask", window),
+            (module.RMSNorm, "__call__", offset_rms_norm),
+        ]
+        if factor != 1.0 or theta != TUNIX_THETA:
+            out.append((module, "apply_rope", rope))
+        return out
+
+    def tunix_model(self, architecture: Architecture, **settings: Any) -> tuple[Any, Any]:
+        from tunix.models.gemma import model as tunix_gemma
+
+        assert isinstance(architecture, Gemma2Architecture)
+        a = architecture
+        kinds = {
+            FULL: tunix_gemma.AttentionType.GLOBAL,
+            SLIDING: tunix_gemma.AttentionType.LOCAL_SLIDING,
+        }
+        # Tunix's ModelConfig knows no dtype here, and makes every parameter float32.
+        return partial(in_dtype, tunix_gemma.Gemma, settings["dtype"]), tunix_gemma.ModelConfig(
+            num_layers=a.num_layers,
+            num_embed=a.vocab_size,
+            embed_dim=a.hidden_size,
+            hidden_dim=a.intermediate_size,
+            num_heads=a.num_heads,
+            head_dim=a.head_dim,
+            num_kv_heads=a.num_kv_heads,
+            final_logit_softcap=a.softcap,
+            use_post_attn_norm=True,
+            use_post_ffw_norm=True,
+            attention_types=tuple(kinds[kind] for kind in a.layer_types),
+            attn_logits_soft_cap=a.attention_softcap,
+            sliding_window_size=a.sliding_window,
+        )

@@ -1,0 +1,294 @@
+"""LoRA in a Tunix model: its arrays, its computation, and the gradients that are held at zero.
+
+Qwix intercepts the model's matrix products; what is added to them is computed here. Adapters are
+attached before rematerialisation is switched on and every one of them must then take part in the
+traced computation, so that none can be missing unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import qwix
+from flax import nnx
+
+from ..errors import UserError
+from .adapters import Adapter, LoraSettings
+from .initial import path_hash
+from .quantize import dequantize, quantized_weight
+
+
+class AdapterProvider(qwix.QuantizationProvider):
+    """Adds each adapter's delta to the product of the weight it belongs to.
+
+    A product of activations x and weight W becomes x W + scale * (dropout(x) A) B, where projections
+    that share W may have scales of their own. The delta is
+    computed in the adapters' dtype, and the sum is cast back to the product's, so that float32
+    adapters leave the activations of a bfloat16 model in bfloat16.
+
+    Attributes:
+        used: paths of the adapted modules that took part since `used` was last cleared.
+    """
+
+    def __init__(self, adapters: Sequence[Adapter], dropout: float) -> None:
+        super().__init__([])
+        self._adapters = {tuple(adapter.module.split(".")): adapter for adapter in adapters}
+        self._dropout = dropout
+        self._salts: jax.Array | None = None
+        self.used: set[str] = set()
+
+    def get_intercept_map(self) -> dict[str, Callable[..., Any]]:
+        return {
+            **super().get_intercept_map(),
+            "jax.lax.dot_general": self.dot_general,
+            "jax.numpy.einsum": self.einsum,
+        }
+
+    @contextmanager
+    def training(self, seed: int, index: jax.Array, rows: int) -> Iterator[None]:
+        """Switches dropout on while a loss is traced.
+
+        Args:
+            seed: of the run.
+            index: int32[], the number of the micro-batch in the run.
+            rows: of every micro-batch.
+        """
+        self._salts = row_salts(seed, index, rows) if self._dropout else None
+        try:
+            yield
+        finally:
+            self._salts = None
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Leaves the deltas out of what is traced: the model that training started from."""
+        adapters, self._adapters = self._adapters, {}
+        try:
+            yield
+        finally:
+            self._adapters = adapters
+
+    def check_used(self) -> None:
+        """Raises UserError unless every adapter took part in what was traced."""
+        missing = {adapter.module for adapter in self._adapters.values()} - self.used
+        if missing:
+            raise UserError(
+                f"{len(missing)} of {len(self._adapters)} adapters take no part in the model's "
+                f"computation, among them {min(missing)}",
+                "this version of Tunix or Qwix does not fit the runtime; install the artifact's requirements",
+            )
+
+    def einsum(self, equation: str, *operands: Any, **kwargs: Any) -> jax.Array:
+        """Replaces jax.numpy.einsum while the model runs."""
+        module, adapter = self._current()
+        if len(operands) != 2:
+            return jnp.einsum(equation, *operands, **kwargs)
+        product = _product(lambda x, w: jnp.einsum(equation, x, w, **kwargs), *operands, module)
+        if adapter is None:
+            return product
+        inputs, output = equation.replace(" ", "").split("->")
+        x_axes, w_axes = inputs.split(",")
+        return self._adapted(product, operands[0], module, adapter, x_axes, w_axes, output)
+
+    def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        """Replaces jax.lax.dot_general while the model runs."""
+        module, adapter = self._current()
+        product = _product(lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), lhs, rhs, module)
+        if adapter is None:
+            return product
+        # The only such products are dense layers': x's last axis with a matrix's first.
+        letters = "abcdefgh"[: lhs.ndim - 1]
+        return self._adapted(product, lhs, module, adapter, f"{letters}i", "io", f"{letters}o")
+
+    def _current(self) -> tuple[Any, Adapter | None]:
+        """The module whose code calls, and its adapter."""
+        module = qwix_current_module()
+        path = tuple(map(str, getattr(module, "qwix_path", ())))
+        return module, self._adapters.get(path)
+
+    def _adapted(
+        self,
+        product: jax.Array,
+        x: jax.Array,
+        module: Any,
+        adapter: Adapter,
+        x_axes: str,
+        w_axes: str,
+        output: str,
+    ) -> jax.Array:
+        """The product with the adapter's delta; the letters are those of an einsum."""
+        self.used.add(adapter.module)
+        name = adapter.target.weight.rpartition(".")[2]
+        a = getattr(module, f"{name}_lora_a").value
+        b = getattr(module, f"{name}_lora_b").value
+        contracted = "".join(w_axes[i] for i in adapter.target.contract)
+        rest = "".join(axis for axis in w_axes if axis not in contracted)
+        hidden = "".join(axis for axis in x_axes if axis not in contracted)
+        x = x.astype(a.dtype)
+        down = f"{x_axes},{contracted}r->{hidden}r"
+        if self._salts is None:
+            inner = jnp.einsum(down, x, a)
+        else:
+            # As in PEFT, each projection drops inputs of its own.
+            inner = jnp.concatenate(
+                [
+                    jnp.einsum(down, dropped(x, self._salts, part.name, self._dropout), a[..., part.block])
+                    for part in adapter.blocks
+                ],
+                axis=-1,
+            )
+        delta = jnp.einsum(f"{hidden}r,r{rest}->{output}", inner * scales(adapter, inner.dtype), b)
+        return (product + delta).astype(product.dtype)
+
+
+def _product(
+    compute: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array, module: Any
+) -> jax.Array:
+    """The product with a module's weight.
+
+    One that is stored quantised is dequantised again in the backward pass: as a residual, it would be kept
+    from the forward pass on, in the model's dtype.
+    """
+    stored = quantized_weight(module, weight)
+    if stored is None:
+        return compute(x, weight)
+    return jax.checkpoint(lambda x, stored: compute(x, dequantize(stored, weight.dtype)))(x, stored)
+
+
+def scales(adapter: Adapter, dtype: Any) -> jax.Array:
+    """What each entry of the rank axis is multiplied by: [rank], or [] where that is one number."""
+    parts = adapter.blocks
+    if len({part.scale for part in parts}) == 1:
+        return jnp.asarray(parts[0].scale, dtype)
+    return jnp.asarray(np.repeat([part.scale for part in parts], [part.rank for part in parts]), dtype)
+
+
+def row_salts(seed: int, index: jax.Array, rows: int) -> jax.Array:
+    """uint32[rows]: a number for each row of a micro-batch, which decides what dropout drops of it.
+
+    It hangs on the seed and on the row's number in the run alone, counted over its micro-batches: a step's
+    rows are the same however many micro-batches they are cut into, on whatever mesh.
+
+    Args:
+        seed: of the run.
+        index: int32[], the number of the micro-batch in the run.
+        rows: of every micro-batch.
+    """
+    number = index.astype(jnp.uint32) * jnp.uint32(rows) + jnp.arange(rows, dtype=jnp.uint32)
+    return mix(mix(jnp.uint32(seed & 0xFFFFFFFF)) ^ number)
+
+
+def dropped(x: jax.Array, salts: jax.Array, projection: str, rate: float) -> jax.Array:
+    """A projection's input with some of its elements zero and the others made larger for it.
+
+    Args:
+        x: [B, ...].
+        salts: uint32[B], of `row_salts`.
+        projection: Hugging Face's name of it, "layers.0.self_attn.q_proj".
+        rate: probability that an element is dropped.
+    """
+    kept = keep_mask(salts ^ jnp.uint32(path_hash(projection)), x.shape, rate)
+    return jnp.where(kept, x / (1.0 - rate), 0.0)
+
+
+def keep_mask(salts: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
+    """bool of `shape`, False with probability `rate`: a hash of each element's place in its row and a salt.
+
+    A pure function of both that no sharding changes. It costs a few integer operations an element,
+    fused into the product that reads it; jax.random's generators cost far more to run and to compile.
+
+    Args:
+        salts: uint32 of the length of the first dimension, one for each row.
+    """
+    # Of the whole shape: XLA would write the places of one row to memory, and read them for each.
+    place = jnp.zeros(shape, jnp.uint32)
+    for axis, size in enumerate(shape[1:], 1):
+        place = place * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, shape, axis)
+    salts = salts.reshape(-1, *(1 for _ in shape[1:]))
+    return mix(mix(place ^ mix(salts)) + salts) >= jnp.uint32(round(rate * 2**32))
+
+
+def mix(x: jax.Array) -> jax.Array:
+    """A bijection of uint32 that leaves no trace of its input's order: the hash lowbias32 (C. Wellons)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
+    return x ^ (x >> 16)
+
+
+def qwix_current_module() -> Any:
+    """The flax module that is calling, which Qwix finds on the stack."""
+    from qwix._src.utils import flax_util
+
+    return flax_util.get_current_module()
+
+
+def attach(
+    model: nnx.Module, adapters: Sequence[Adapter], settings: LoraSettings
+) -> tuple[nnx.Module, AdapterProvider]:
+    """Gives an abstract model its LoRA parameters, and the computation that uses them.
+
+    Args:
+        model: with shapes for values, rematerialisation and splash attention off.
+
+    Returns:
+        The model, with shapes for the new parameters, and the provider that its calls go through.
+    """
+    provider = AdapterProvider(adapters, settings.dropout)
+    model = qwix.quantize_model(model, provider, rngs=nnx.Rngs(0), skip_nnx_init=True)
+    modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    dtype = jnp.dtype(settings.dtype)
+    for adapter in adapters:
+        module = modules.get(adapter.module)
+        if module is None:
+            raise UserError(
+                f"Tunix's model has no module {adapter.module}",
+                "install what requirements.txt says: it pins the Tunix that this was written for",
+            )
+        name = adapter.target.weight.rpartition(".")[2]
+        for suffix, shape, spec in (
+            ("a", adapter.a_shape, adapter.a_spec),
+            ("b", adapter.b_shape, adapter.b_spec),
+        ):
+            variable = nnx.LoRAParam(jax.ShapeDtypeStruct(shape, dtype), out_sharding=spec)
+            setattr(module, f"{name}_lora_{suffix}", variable)
+    return model, provider
+
+
+def trained_mask(adapter: Adapter) -> np.ndarray:
+    """1 where B is trained, 0 where it stays zero: [rank, slots, 1, ...]."""
+    mask = np.zeros((adapter.rank, len(adapter.target.projections)), np.float32)
+    for part in adapter.projections:
+        mask[part.block, part.slot] = 1.0
+    return mask.reshape(*mask.shape, *(1 for _ in adapter.b_shape[2:]))
+
+
+def mask_gradients(adapters: Sequence[Adapter]) -> optax.GradientTransformation:
+    """Zeroes the gradients of the entries of B that belong to no trained projection.
+
+    First in an optimizer chain, so that the norm that clipping sees is of trained entries alone.
+    """
+    masks: Mapping[str, np.ndarray] = {
+        adapter.b_path: trained_mask(adapter) for adapter in adapters if adapter.masked
+    }
+
+    def mask(path: Any, gradient: jax.Array) -> jax.Array:
+        held = masks.get(path_of(path))
+        return gradient if held is None else gradient * jnp.asarray(held, gradient.dtype)
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(mask, updates))
+
+
+def path_of(keys: Sequence[Any]) -> str:
+    """A parameter's dotted path from the key path of a pytree that mirrors the model."""
+    parts = []
+    for key in keys:
+        part = getattr(key, "key", getattr(key, "idx", getattr(key, "name", None)))
+        if part not in (None, "value"):
+            parts.append(str(part))
+    return ".".join(parts)

@@ -1,0 +1,91 @@
+"""The devices of a run, virtual ones on a CPU, laid out as the recipe's mesh."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.mesh_utils import create_device_mesh, create_hybrid_device_mesh
+from jax.sharding import Mesh
+
+from ..errors import UserError
+from ..settings import MeshSettings
+
+
+def start(settings: MeshSettings, processes: int = 1) -> Mesh:
+    """Starts JAX on the recipe's platform and returns its mesh.
+
+    Call it before anything else asks JAX for devices: the number of virtual CPU devices is fixed
+    when the backend starts.
+
+    Args:
+        processes: of the run, this one included; JAX has connected them.
+
+    Raises:
+        UserError: when the machines do not have the devices that the recipe names.
+    """
+    wanted = math.prod(settings.axes.values())
+    if wanted != settings.devices:
+        raise UserError(
+            f"mesh axes {dict(settings.axes)} need {wanted} devices, the mesh has {settings.devices}",
+            "the script was edited: build the recipe again",
+        )
+    if settings.platform == "cpu":
+        if settings.devices % processes:
+            raise UserError(
+                f"{settings.devices} virtual CPU devices cannot be shared by {processes} processes",
+                "start as many processes as divide them",
+            )
+        _virtual_devices(settings.devices // processes)
+    try:
+        devices = jax.devices(settings.platform)
+    except RuntimeError as error:
+        raise UserError(
+            f"no {settings.platform.upper()} on this machine: {str(error).splitlines()[0]}",
+            "run it on the machine that the recipe's mesh.accelerator names",
+        ) from None
+    if settings.platform == "cpu" and processes == 1:
+        devices = devices[: settings.devices]
+    if len(devices) != settings.devices:
+        raise UserError(
+            f"the recipe's mesh has {settings.devices} {settings.platform.upper()} devices, "
+            + (
+                f"these {processes} machines {len(devices)}"
+                if processes > 1
+                else f"this machine {len(devices)}"
+            ),
+            "set mesh.accelerator and mesh.axes to what is here and build the recipe again",
+        )
+    return arrange(settings.axes, devices)
+
+
+def arrange(axes: Mapping[str, int], devices: Sequence[Any]) -> Mesh:
+    """Devices as a mesh whose neighbours are neighbours in hardware.
+
+    Slices are what the axis dcn counts, so that fsdp and tp never cross the network between them. Virtual
+    CPU devices have no slices: there dcn is an axis like the others.
+    """
+    sizes = tuple(axes.values())
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    across = tuple(size if axis == "dcn" else 1 for axis, size in axes.items())
+    within = tuple(size // count for size, count in zip(sizes, across, strict=True))
+    # jax.make_mesh would refuse an axis that takes a part of a dimension of the torus, such as tp 2 on 4x4x4.
+    if slices == 1:
+        placed = create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    else:
+        placed = create_hybrid_device_mesh(within, across, devices, allow_split_physical_axes=True)
+    return Mesh(placed, tuple(axes))
+
+
+def _virtual_devices(count: int) -> None:
+    jax.config.update("jax_platforms", "cpu")
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        # The backend is running already; the count of its devices is checked by the caller.
+        return

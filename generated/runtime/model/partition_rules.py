@@ -1,0 +1,129 @@
+"""Which mesh axis each dimension of each parameter is split over. Pure: the compiler decides with it
+what the runtime does."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .families.base import Parameter, Spec
+
+Rule = tuple[str, Spec]
+"""A regular expression over a whole parameter path, and the sharding of what it matches."""
+
+
+@dataclass(frozen=True)
+class Indivisible:
+    """A dimension that its axis does not divide.
+
+    Attributes:
+        path: of the array.
+        dimension: index into its shape.
+        length: of that dimension.
+        axis, size: the mesh axis and its number of devices.
+    """
+
+    path: str
+    dimension: int
+    length: int
+    axis: str
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"dimension {self.dimension} of {self.path} has length {self.length}, "
+            f"which {self.axis}={self.size} does not divide"
+        )
+
+
+def resolve_specs(
+    parameters: Sequence[Parameter],
+    rules: Sequence[Rule],
+    axes: Mapping[str, int],
+    on_indivisible: str = "error",
+) -> tuple[Parameter, ...]:
+    """The parameters with their final shardings.
+
+    The first rule whose expression matches a parameter's whole path replaces the family's default.
+    An axis of one device is left in place: it splits nothing.
+
+    Args:
+        parameters: with the family's default shardings.
+        rules: the recipe's `sharding.rules`.
+        axes: devices along each mesh axis.
+        on_indivisible: what becomes of a dimension that its axis does not divide: "error", or
+            "replicate", which leaves that dimension whole. The compiler has refused what a recipe
+            does not allow, so the runtime can say "replicate".
+
+    Raises:
+        ValueError: naming the first dimension, when `on_indivisible` is "error".
+    """
+    ruled = apply_rules(parameters, rules)
+    misfits: dict[str, list[Indivisible]] = {}
+    for parameter in ruled:
+        if found := indivisible(parameter.path, parameter.shape, parameter.spec, axes):
+            misfits[parameter.path] = found
+    if misfits and on_indivisible == "error":
+        raise ValueError(str(next(iter(misfits.values()))[0]))
+    out = []
+    for parameter in ruled:
+        whole = {misfit.dimension for misfit in misfits.get(parameter.path, ())}
+        spec = tuple(None if i in whole else axis for i, axis in enumerate(parameter.spec))
+        out.append(replace(parameter, spec=spec) if whole else parameter)
+    return tuple(out)
+
+
+def apply_rules(parameters: Sequence[Parameter], rules: Sequence[Rule]) -> tuple[Parameter, ...]:
+    """The parameters, each with the sharding of the first rule that matches its whole path."""
+    if not rules:
+        return tuple(parameters)
+    compiled = [(re.compile(pattern), tuple(spec)) for pattern, spec in rules]
+    out = []
+    for parameter in parameters:
+        spec = next((spec for pattern, spec in compiled if pattern.fullmatch(parameter.path)), parameter.spec)
+        out.append(parameter if spec == parameter.spec else replace(parameter, spec=spec))
+    return tuple(out)
+
+
+def indivisible(path: str, shape: Sequence[int], spec: Spec, axes: Mapping[str, int]) -> list[Indivisible]:
+    """The dimensions of one array that their axes do not divide."""
+    return [
+        Indivisible(path, i, length, axis, axes[axis])
+        for i, (length, axis) in enumerate(zip(shape, spec, strict=True))
+        if axis is not None and axis in axes and length % axes[axis]
+    ]
+
+
+DATA = ("fsdp", "dcn")
+"""The mesh axes that rows of a batch are split over: devices of a slice, which share the weights, and slices.
+
+In this order: of rows over (dcn, fsdp), XLA's partitioner (jaxlib 0.10.2) takes those of one slice for those
+of another where a product sums over tp, its weight is cut over fsdp, and tp and fsdp are of the same size.
+"""
+
+
+def data_parallel(axes: Mapping[str, int]) -> int:
+    """Devices among which the rows of a micro-batch are split, from the size of each mesh axis."""
+    return math.prod(axes.get(axis, 1) for axis in DATA)
+
+
+def row_axes(rows: int, axes: Mapping[str, int]) -> str | tuple[str, ...] | None:
+    """What a batch's rows are split over in a PartitionSpec; None where the devices do not divide them.
+
+    Args:
+        axes: size of each mesh axis.
+    """
+    names = tuple(axis for axis in DATA if axis in axes)
+    if not names or rows % data_parallel(axes):
+        return None
+    return names if len(names) > 1 else names[0]
+
+
+def divisible(shape: Sequence[int], spec: Sequence[str | None], axes: Mapping[str, int]) -> Spec:
+    """A sharding without the axes that do not divide their dimension, or that the mesh lacks."""
+    return tuple(
+        axis if axis is not None and axis in axes and size % axes[axis] == 0 else None
+        for size, axis in zip(shape, spec, strict=False)
+    )

@@ -1,0 +1,209 @@
+"""Trained adapters as a PEFT adapter (peft 0.21): adapter_model.safetensors and adapter_config.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..checkpoints.adapter_reader import Delta
+from ..model.adapters import LoraSettings, Value, means
+from ..settings import ModelSettings
+from ..weights.checkpoint import HFCheckpoint
+from ..weights.safetensors_files import Writable, write_arrays
+
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+WRAPPER = "base_model.model."
+"""What PEFT puts before the names of the model that it wraps."""
+RENAMED = {"language_model.model.": "model.language_model."}
+"""Prefixes of older checkpoints, and the modules that transformers 5 loads them into."""
+
+
+def _adapter_arrays(
+    base: HFCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+) -> list[tuple[str, np.ndarray]]:
+    """The tensors of adapter_model.safetensors, by PEFT's names.
+
+    Where keys serve as values too, k_proj's are there once more under the name of v_proj: vLLM 0.32 keeps
+    that weight twice, and adds an adapter of k_proj to the keys alone. PEFT passes over the second name.
+
+    Args:
+        deltas: by module name without prefix ("layers.0.self_attn.q_proj").
+    """
+    prefix = module_prefix(base)
+    copies = {
+        values: deltas[keys]
+        for keys, values in keys_as_values(base, deltas)
+        if same_scale(settings, keys, values)
+    }
+    return [
+        (f"{WRAPPER}{prefix}{name}.lora_{which}.weight", matrix)
+        for name, delta in {**deltas, **copies}.items()
+        for which, matrix in (("A", delta.a), ("B", delta.b))
+    ]
+
+
+def keys_as_values(base: HFCheckpoint, modules: Iterable[str]) -> list[tuple[str, str]]:
+    """The k_proj among the modules that have no v_proj beside them, and what that would be called."""
+    pairs = ((name, f"{name.removesuffix('k_proj')}v_proj") for name in modules if name.endswith(".k_proj"))
+    return [(keys, values) for keys, values in pairs if not base.has(f"{base.prefix}{values}.weight")]
+
+
+def same_scale(settings: LoraSettings, keys: str, values: str) -> bool:
+    """Whether two modules have one rank and one alpha: vLLM goes by the name that it reads."""
+    return (settings.rank_of(keys), settings.alpha_of(keys)) == (
+        settings.rank_of(values),
+        settings.alpha_of(values),
+    )
+
+
+def write_weights(
+    file: Writable, base: HFCheckpoint, settings: LoraSettings, deltas: Mapping[str, Delta]
+) -> None:
+    """Writes adapter_model.safetensors."""
+    write_arrays(file, _adapter_arrays(base, settings, deltas), {"format": "pt"})
+
+
+def config_bytes(config: Mapping[str, Any]) -> bytes:
+    """adapter_config.json as it is written."""
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def adapter_config(
+    base: HFCheckpoint, model: ModelSettings, settings: LoraSettings, modules: Iterable[str]
+) -> dict[str, Any]:
+    """adapter_config.json for adapters on `modules`, and on nothing else that the model has."""
+    prefix = module_prefix(base)
+    modules = list(modules)
+    alphas = {prefix + name: plain(settings.alpha_of(name)) for name in modules}
+    ranks = {prefix + name: settings.rank_of(name) for name in modules}
+    targets, layers = select_modules({prefix + name for name in modules}, _module_names(base), prefix)
+    alpha_pattern = {key: plain(value) for key, value in settings.alpha_pattern.items()}
+    return {
+        "alpha_pattern": peft_pattern(alpha_pattern, alphas, plain(settings.alpha)),
+        "auto_mapping": None,
+        "base_model_name_or_path": model.id,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "layers_pattern": None if layers is None else "layers",
+        "layers_to_transform": layers,
+        "lora_alpha": plain(settings.alpha),
+        "lora_dropout": settings.dropout,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": settings.rank,
+        "rank_pattern": peft_pattern(settings.rank_pattern, ranks, settings.rank),
+        "revision": model.revision,
+        "target_modules": targets,
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": settings.rslora,
+    }
+
+
+def peft_pattern(given: Mapping[str, Value], wanted: Mapping[str, Value], default: Value) -> dict[str, Value]:
+    """A rank_pattern or alpha_pattern by which PEFT gives each module the value that it was trained with.
+
+    The recipe's own, where PEFT reads it so; PEFT knows modules by their full names alone, and the recipe's
+    may be spelt without the checkpoint's prefix. Otherwise full names, escaped. The order counts: PEFT takes
+    the first key that matches.
+
+    Args:
+        given: the recipe's.
+        wanted: the value of each trained module, by its full name.
+        default: for modules that no key matches.
+    """
+
+    def read(name: str) -> Value:
+        return next((value for key, value in given.items() if means(key, name)), default)
+
+    if all(read(name) == value for name, value in wanted.items()) and all(map(_compiles, given)):
+        return dict(given)
+    return {re.escape(name): value for name, value in wanted.items() if value != default}
+
+
+def plain(value: float) -> float:
+    """A number as PEFT's own files write it: without a fraction where it has none."""
+    return int(value) if value == int(value) else value
+
+
+def module_prefix(base: HFCheckpoint) -> str:
+    """What stands before a text module's name in transformers' model."""
+    return RENAMED.get(base.prefix, base.prefix)
+
+
+def _module_names(base: HFCheckpoint) -> set[str]:
+    """Names of all modules of transformers' model, as far as the checkpoint's tensors tell them."""
+    out: set[str] = set()
+    for name in base.tensors:
+        for old, new in RENAMED.items():
+            if base.prefix == old and name.startswith(old):
+                name = new + name.removeprefix(old)
+        parts = name.split(".")
+        out.update(".".join(parts[:end]) for end in range(1, len(parts)))
+    return out
+
+
+def select_modules(
+    chosen: set[str], modules: set[str], prefix: str
+) -> tuple[list[str] | str, list[int] | None]:
+    """The simplest `target_modules` and `layers_to_transform` that mean `chosen` and nothing else.
+
+    A list of names is what PEFT users know, and what most tools read; but PEFT matches a name at the
+    end of any module's name, so "q_proj" means the vision tower's too. Where the names would reach
+    further than `chosen`, the answer is a regular expression on whole module names.
+
+    Args:
+        chosen: full names of the trained modules.
+        modules: full names of all modules.
+        prefix: of the text modules.
+    """
+    names = sorted({name.rpartition(".")[2] for name in chosen})
+    named = {module for module in modules if module.rpartition(".")[2] in names}
+    if named == chosen:
+        return names, None
+    slots: dict[int, set[str]] = defaultdict(set)
+    for name in chosen:
+        _, layer, slot = name.removeprefix(prefix).split(".", 2)
+        slots[int(layer)].add(slot)
+    pattern = re.compile(r".*\.layers\.(\d+)\.")
+    layers = sorted(slots)
+    if {m for m in named if (found := pattern.match(m)) and int(found[1]) in slots} == chosen:
+        return names, layers
+    every_slot = {slot for group in slots.values() for slot in group}
+    regex = rf"{re.escape(prefix)}layers\.\d+\.{_alternatives(every_slot)}"
+    if _matched(regex, modules) == chosen:
+        return regex, None
+    groups: dict[frozenset[str], list[str]] = defaultdict(list)
+    for number in layers:
+        groups[frozenset(slots[number])].append(str(number))
+    parts = [rf"{_alternatives(group)}\.{_alternatives(slot)}" for slot, group in groups.items()]
+    regex = rf"{re.escape(prefix)}layers\.{parts[0] if len(parts) == 1 else '(' + '|'.join(parts) + ')'}"
+    if _matched(regex, modules) != chosen:
+        raise AssertionError(f"{regex} does not match the trained modules alone")
+    return regex, None
+
+
+def _compiles(regex: str) -> bool:
+    try:
+        re.compile(regex)
+    except re.error:
+        return False
+    return True
+
+
+def _matched(regex: str, modules: set[str]) -> set[str]:
+    return {module for module in modules if re.fullmatch(regex, module)}
+
+
+def _alternatives(names: Iterable[str]) -> str:
+    ordered = sorted(names, key=lambda name: (int(name) if name.isdigit() else 0, name))
+    escaped = [re.escape(name) for name in ordered]
+    return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"

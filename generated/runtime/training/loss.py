@@ -1,0 +1,246 @@
+"""The training loss: next-token cross-entropy over the tokens that carry it.
+
+Logits of a whole batch are the largest array of a training step: [B, T, V] in float32, and several times
+that with what their gradient needs. Here they exist for one chunk of T at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from ..model import sharding
+from ..model.forward import Head
+
+Batch = dict[str, Any]
+"""tokens, positions and segment_ids int32[B, T], loss_mask bool[B, T], norm float32[], index int32[]."""
+
+LOGITS_BYTES = 256 * 2**20
+"""The most that a chunk's float32 logits take on one device. At Gemma's 262,144 tokens these are 256
+positions (times tp): about as many as it takes for a product with the head's weight to be bound by
+arithmetic and not by reading that weight (a v5p does 166 bfloat16 operations for each byte it reads). More
+of them would not be faster, and some two to three arrays of this size are alive at once."""
+LEAST_CHUNKS = 8
+"""A smaller batch is split as well: that is what saves memory."""
+SMALL_BYTES = 32 * 2**20
+"""Logits that take no more than this are computed at once."""
+
+
+class Computed(Protocol):
+    """How a model is computed: runtime.model.forward's for Tunix's, or another backend's for its own."""
+
+    def hidden(
+        self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array, /
+    ) -> jax.Array:
+        """[B, T, D]: the hidden states after the final norm."""
+
+    def head(self, model: Any, /) -> Head:
+        """What turns them into logits."""
+
+
+@jax.custom_vjp
+def token_nll(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Negative log-likelihood of each target in float32: logsumexp minus the target's logit.
+
+    The logit is picked by comparing with an iota, which needs neither a one-hot array nor a gather
+    over a vocabulary that is split over devices. The gradient, softmax - one-hot, is written out, so that
+    it needs the logits alone: jax would keep their exponentials as well.
+
+    Args:
+        logits: [B, T, V].
+        targets: int32[B, T].
+    """
+    return _token_nll(logits, targets)[0]
+
+
+def _token_nll(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    wide = logits.astype(jnp.float32)
+    total = jax.nn.logsumexp(wide, axis=-1)
+    chosen = jnp.where(_is_target(logits, targets), wide, 0.0).sum(-1)
+    return total - chosen, (logits, targets, total)
+
+
+def _token_nll_gradient(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[jax.Array, None]:
+    logits, targets, total = residuals
+    softmax = jnp.exp(logits.astype(jnp.float32) - total[..., None])
+    gradient = cotangent[..., None] * (softmax - _is_target(logits, targets))
+    return gradient.astype(logits.dtype), None
+
+
+token_nll.defvjp(_token_nll, _token_nll_gradient)
+
+
+def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    return jax.lax.broadcasted_iota(jnp.int32, logits.shape, 2) == targets[..., None]
+
+
+def batch_loss(
+    forward: Computed,
+    model: Any,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segment_ids: jax.Array,
+    loss_mask: jax.Array,
+    norm: jax.Array,
+) -> jax.Array:
+    """Summed negative log-likelihood of a micro-batch's targets, divided by `norm`.
+
+    Token t is predicted at t - 1, and only from within its own segment. A micro-batch without targets
+    has loss 0.
+    """
+    hidden = forward.hidden(model, tokens, positions, segment_ids)
+    head = forward.head(model)
+    counted = jnp.pad(loss_mask[:, 1:] & _continued(segment_ids), ((0, 0), (0, 1)))
+    return _summed_nll(head, hidden, head.weight, jnp.roll(tokens, -1, axis=1), counted, norm)
+
+
+def token_logps(
+    forward: Computed, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+) -> jax.Array:
+    """The log-probability of each next token.
+
+    Returns:
+        float32[B, T]: at t that of tokens[:, t + 1] given what stands before it in its segment; 0 at the
+        last position and where a segment or the row's tokens end.
+    """
+    hidden = forward.hidden(model, tokens, positions, segment_ids)
+    head = forward.head(model)
+    chunks = Chunks.of(hidden.shape, head.vocab_size)
+    dtype = head.weight.dtype
+    # In float32, so that the chunks' gradients of a trained head are summed in it.
+    weight = sharding.constrain_weight(head.weight, head.spec).astype(jnp.float32)
+
+    # Nothing is shared between a scan's iterations that recomputing could be merged with.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def nll_of(weight: jax.Array, x: jax.Array, targets: jax.Array) -> jax.Array:
+        return _chunk_nll(head, weight.astype(dtype), x, targets)
+
+    def body(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
+        return None, nll_of(weight, *xs)
+
+    _, nll = jax.lax.scan(body, None, chunks.split(hidden, jnp.roll(tokens, -1, axis=1)))
+    inside = jnp.pad(_continued(segment_ids) & (segment_ids[:, 1:] > 0), ((0, 0), (0, 1)))
+    return jnp.where(inside, -chunks.join(nll), 0.0)
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A row of `length` positions in `count` chunks of `size`, the last one padded."""
+
+    length: int
+    count: int
+    size: int
+
+    @classmethod
+    def of(cls, shape: Sequence[int], vocabulary: int) -> Chunks:
+        """Chunks whose logits fit the bytes above on each device of the mesh in scope.
+
+        Args:
+            shape: of the hidden states, [B, T, D].
+        """
+        rows, length = shape[0] // sharding.row_parts(shape[0]), shape[1]
+        position = 4 * rows * vocabulary // sharding.parts(vocabulary, "tp")
+        limit = min(LOGITS_BYTES, max(SMALL_BYTES, position * length // LEAST_CHUNKS))
+        count = -(-length // max(1, limit // position))
+        # As even as can be: padding costs what real positions cost.
+        return cls(length, count, -(-length // count))
+
+    def split(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        """[B, T, ...] -> [count, B, size, ...]; zeros at the end."""
+
+        def one(x: jax.Array) -> jax.Array:
+            padding = self.count * self.size - self.length
+            x = jnp.pad(x, ((0, 0), (0, padding), *((0, 0) for _ in x.shape[2:])))
+            return jnp.moveaxis(x.reshape(x.shape[0], self.count, self.size, *x.shape[2:]), 1, 0)
+
+        return tuple(map(one, arrays))
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """[count, B, size, ...] -> [B, T, ...]."""
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(x.shape[0], self.count * self.size, *x.shape[3:])[:, : self.length]
+
+
+def _continued(segment_ids: jax.Array) -> jax.Array:
+    """bool[B, T - 1]: whether the token after each one is of its segment."""
+    return segment_ids[:, 1:] == segment_ids[:, :-1]
+
+
+def _chunk_nll(head: Head, weight: jax.Array, x: jax.Array, targets: jax.Array) -> jax.Array:
+    """float32[B, size] of one chunk: x [B, size, D], targets int32[B, size]."""
+    x = sharding.constrain(x, ("fsdp", None, None))
+    logits = sharding.constrain(head.logits(x, weight), ("fsdp", None, "tp"))
+    return token_nll(logits, targets)
+
+
+def _summed_nll(
+    head: Head,
+    hidden: jax.Array,
+    weight: jax.Array,
+    targets: jax.Array,
+    counted: jax.Array,
+    norm: jax.Array,
+) -> jax.Array:
+    """float32[]: the counted targets' negative log-likelihoods, summed and divided by `norm`; 0 for norm 0.
+
+    Where a gradient is asked for, each chunk's is computed beside its loss, while its logits are there:
+    later, they would have to be computed again.
+
+    Args:
+        hidden: [B, T, D], the final hidden states.
+        weight: the head's.
+        targets: int32[B, T].
+        counted: bool[B, T].
+        norm: float32[].
+    """
+    chunks = Chunks.of(hidden.shape, head.vocab_size)
+
+    def nll_of(weight: jax.Array, x: jax.Array, targets: jax.Array, counted: jax.Array) -> jax.Array:
+        return jnp.where(counted, _chunk_nll(head, weight, x, targets), 0.0)
+
+    @jax.custom_vjp
+    def total(
+        hidden: jax.Array, weight: jax.Array, targets: jax.Array, counted: jax.Array, norm: jax.Array
+    ) -> jax.Array:
+        weight = sharding.constrain_weight(weight, head.spec)
+
+        def body(_: None, xs: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
+            return None, nll_of(weight, *xs)
+
+        _, nll = jax.lax.scan(body, None, chunks.split(hidden, targets, counted))
+        return _divided(chunks.join(nll).sum(), norm)
+
+    def run(hidden: Any, weight: Any, *rest: Any) -> tuple[jax.Array, tuple[Any, Any]]:
+        placed = sharding.constrain_weight(weight.value, head.spec)
+        targets, counted, norm = (argument.value for argument in rest)
+        seed = _divided(jnp.float32(1.0), norm)
+
+        def body(dw: Any, xs: tuple[jax.Array, ...]) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+            x, *rest = xs
+            nll, pull = jax.vjp(lambda x, weight: nll_of(weight, x, *rest), x, placed)
+            dx, chunk_dw = pull(jnp.full_like(nll, seed))
+            # Dropped, and not computed, when the head is frozen.
+            return None if dw is None else dw + chunk_dw.astype(jnp.float32), (nll, dx)
+
+        start = jnp.zeros(placed.shape, jnp.float32) if weight.perturbed else None
+        dw, (nll, dx) = jax.lax.scan(body, start, chunks.split(hidden.value, targets, counted))
+        gradients = chunks.join(dx), None if dw is None else dw.astype(placed.dtype)
+        return _divided(chunks.join(nll).sum(), norm), gradients
+
+    def pull(gradients: tuple[Any, Any], cotangent: jax.Array) -> tuple[Any, ...]:
+        scaled = [
+            None if g is None else (cotangent * g.astype(jnp.float32)).astype(g.dtype) for g in gradients
+        ]
+        return (*scaled, None, None, None)
+
+    total.defvjp(run, pull, symbolic_zeros=True)
+    return total(hidden, weight, targets, counted, norm)
+
+
+def _divided(total: jax.Array, norm: jax.Array) -> jax.Array:
+    return jnp.where(norm > 0, total / jnp.where(norm > 0, norm, 1.0), 0.0)

@@ -1,0 +1,352 @@
+"""What the scripts that train with jax do around their loops, whichever model they train."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from ..addresses import check_uploads
+from ..cache import cache_directory, keep_compiled
+from ..errors import UserError
+from ..hosts import ALONE, Alone, Crew
+from ..interrupts import Interrupted, Interrupts
+from ..model.adapters import LoraSettings
+from ..settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from .ending import out_of_memory
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from ..checkpoints.local_saving import LocalCheckpoints
+    from ..checkpoints.resuming import Found
+    from ..data.prepare import PreparedData
+    from ..metrics.loggers import Metrics, Nowhere
+    from ..weights.checkpoint import HFCheckpoint
+    from .trainer import Outcome
+
+
+class Paths(Protocol):
+    """What is read here of a script's command line; `runtime.training.train.Arguments` says what each is."""
+
+    @property
+    def resume(self) -> bool: ...
+    @property
+    def steps(self) -> int | None: ...
+    @property
+    def model(self) -> Path | str | None: ...
+    @property
+    def data_dir(self) -> Path: ...
+    @property
+    def output(self) -> Path: ...
+    @property
+    def trace(self) -> Path | None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a generated script states of its recipe."""
+
+    model: ModelSettings
+    mesh: MeshSettings
+    lora: LoraSettings | None
+    data: DataSettings
+    train: TrainSettings
+    checkpoint: CheckpointSettings
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run that has begun: its devices, its base, its data, and where it goes on.
+
+    Attributes:
+        artifact: folder of the generated script, with its recipe.lock.json.
+        arguments: its command line.
+        directory: of the checkpoints: an absolute local path, or a gs:// address.
+        mesh: of the devices.
+        base: the checkpoint that is trained.
+        found: what --resume goes on from; nothing without it.
+        prepared: the data.
+        interrupts: the signals that end the run after a step.
+        hosts: the processes of the run; this one alone, mostly.
+        local: checkpoints on this machine's own disk, None for none.
+    """
+
+    artifact: Path
+    arguments: Paths
+    directory: str
+    mesh: Mesh
+    base: HFCheckpoint
+    found: Found
+    prepared: PreparedData
+    interrupts: Interrupts
+    hosts: Alone | Crew = ALONE
+    local: LocalCheckpoints | None = None
+
+    @property
+    def total(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.prepared.total_steps
+
+    @property
+    def until(self) -> int:
+        """The optimizer step to stop after."""
+        return min(self.total, self.arguments.steps or self.total)
+
+    def enter(self, restored: int) -> None:
+        """Says after which step the run goes on; leaves what it tells of itself, and at its beginning the
+        record of the recipe."""
+        from ..checkpoints.record import write_record
+        from ..metrics import run_facts
+
+        if restored:
+            print(f"continuing after step {restored} of {self.total}", file=sys.stderr)
+        if not self.hosts.first:
+            return
+        if not restored:
+            write_record(self.directory, self.artifact)
+        run_facts.begin(
+            self.directory,
+            self.artifact,
+            Path(sys.argv[0]).name,
+            self.prepared,
+            run_facts.jax_devices(),
+            restored,
+            self.until,
+        )
+
+    @contextmanager
+    def metrics(
+        self, restored: int, train: TrainSettings, close: Callable[[], None]
+    ) -> Iterator[Metrics | Nowhere]:
+        """Where the loop's numbers go while it runs; then they are closed, and put beside the checkpoints.
+
+        Args:
+            restored: the step that the run goes on after, 0 at the beginning.
+            close: waits for what is being saved, whatever happened.
+
+        Raises:
+            UserError: when the devices' memory does not suffice.
+        """
+        from ..metrics import remote as remote_metrics
+        from ..metrics.loggers import FILE, Metrics, Nowhere
+        from ..metrics.run_state import recorded
+        from ..metrics.wandb_log import open_wandb
+
+        remote = "://" in self.directory
+        folder = self.arguments.output.resolve() if remote else Path(self.directory)
+        if not self.hosts.first:
+            with out_of_memory():
+                yield Nowhere(folder / FILE)
+            close()
+            return
+        if remote and restored:
+            remote_metrics.fetch(folder / FILE, self.directory)
+        wandb = None
+        if train.wandb_project is not None:
+            project, resume = train.wandb_project, self.arguments.resume
+            wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
+        publish = remote_metrics.publisher(self.directory) if remote else remote_metrics.nowhere
+        with recorded(folder, self.total, self.until, publish) as failed:
+            if isinstance(self.hosts, Crew):
+                self.hosts.at_loss.append(failed)
+            metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
+            # After an error here the others do not come to where they would wait for each other's saves.
+            waits = self.hosts.count == 1
+            try:
+                with out_of_memory():
+                    yield metrics
+                metrics.ends(0)
+                waits = True
+            except Interrupted as interrupted:
+                metrics.ends(128 + interrupted.signum, stopped=True)
+                raise
+            finally:
+                try:
+                    if waits:
+                        close()
+                finally:
+                    metrics.close()
+                if remote:
+                    remote_metrics.copy(metrics.path, self.directory)
+
+    def conclude(self, outcome: Outcome, metrics: Path) -> int:
+        """Prints the last line of the run, and returns its exit status.
+
+        Args:
+            outcome: of this process; losses that it has not seen are looked up in the file of metrics.
+        """
+        from ..metrics.loggers import done_line, last
+        from ..metrics.run_report import peak_memory
+
+        loss = last(metrics, "loss") if outcome.loss is None else outcome.loss
+        eval_loss = last(metrics, "eval_loss") if outcome.eval_loss is None else outcome.eval_loss
+        if self.until < self.total:
+            print(
+                f"stopped after step {self.until} of {self.total}, as --steps says; "
+                "--resume goes on from there",
+                file=sys.stderr,
+            )
+        speed = outcome.tokens_per_second
+        print(done_line(outcome.step, speed, loss, eval_loss, peak_memory()), flush=True)
+        return 0
+
+
+def begin(
+    artifact: Path,
+    arguments: Paths,
+    directory: str,
+    settings: Settings,
+    cache: str | None,
+    interrupts: Interrupts,
+    hosts: Alone | Crew = ALONE,
+) -> Session:
+    """Starts the devices, opens the base, prepares the data, and finds what to go on from.
+
+    Args:
+        hosts: the processes of the run. Process 0 looks into the directory for all.
+        cache: folder or gs:// address for what the next run need not compute again, relative to --output;
+            None keeps nothing.
+
+    Raises:
+        UserError: when anything of it is not as the recipe needs it.
+    """
+    caches = cache_directory(cache, arguments.output)
+    check_uploads(directory, caches)
+    hosts.keep_log(arguments.output)
+    if hosts.first:
+        check_directory(directory, artifact, arguments.resume)
+    if arguments.trace is not None:
+        if hosts.count > 1:
+            raise UserError("--trace is for a run of one process", "leave it out, or run on one host")
+        from .trace import check_writable
+
+        check_writable(arguments.trace)
+    quiet()
+    keep_compiled(caches)
+
+    import jax
+
+    from ..checkpoints import resuming
+    from ..checkpoints.record import LOCK, record_digest
+    from ..data.prepare import prepare
+    from ..data.tokenizer import load_tokenizer
+    from ..model import mesh as meshes
+    from ..weights.checkpoint import HFCheckpoint
+    from ..weights.locate import locate_model
+
+    mesh = meshes.start(settings.mesh, hosts.count)
+    if jax.process_index() != hosts.number:
+        raise UserError(
+            f"this is process {hosts.number} of the run, and process {jax.process_index()} to its TPU",
+            "number the processes as the TPU's workers are, or set no JAX_PROCESS_ID",
+        )
+    if settings.model.dtype == "float32":
+        # A TPU multiplies float32 matrices in bfloat16 unless it is told otherwise.
+        jax.config.update("jax_default_matmul_precision", "highest")
+    base_folder = locate_model(settings.model, arguments.model)
+    base = HFCheckpoint.open(base_folder)
+    base.verify()
+    found = resuming.Found(
+        **hosts.agree(
+            "found", lambda: asdict(resuming.find(directory) if arguments.resume else resuming.Found())
+        )
+    )
+    local = None
+    if settings.checkpoint.local is not None:
+        from ..checkpoints.local_saving import LocalCheckpoints
+
+        record = hosts.agree("record", lambda: record_digest(directory) if arguments.resume else None)
+        begun_with = record or record_digest(artifact) or ""
+        local = LocalCheckpoints(settings.checkpoint.local, directory, mesh, begun_with, record is None)
+        found = local.newer(found)
+    prepared = prepare(
+        settings.data,
+        settings.train,
+        settings.train.micro_batch_size * settings.mesh.data_parallel,
+        load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir),
+        arguments.data_dir,
+        base.architecture.vocab_size,
+        None if caches is None or "://" in caches else Path(caches),
+    )
+    print(prepared.report.text(), file=sys.stderr)
+    if found.imported is not None:
+        print(
+            f"note: step 0 holds the adapter of {found.imported['adapter']}: training begins with it, with a "
+            "new optimizer, at the first step of the schedule and at the beginning of the data",
+            file=sys.stderr,
+        )
+    elif found.step is not None:
+        resuming.check_data(directory, found, prepared.state(found.step))
+    hosts.same(
+        "artifact",
+        hashlib.sha256((artifact / LOCK).read_bytes()).hexdigest() if (artifact / LOCK).exists() else None,
+        "runs another artifact than process 0",
+        "put the same artifact on every host",
+    )
+    hosts.same(
+        "data",
+        prepared.fingerprint,
+        "reads other data than process 0",
+        "put the same files on every host, or at an address that all of them read",
+    )
+    if hosts.first:
+        resuming.set_aside(directory, found)
+    hosts.same("steps", arguments.steps, "was given other --steps", "start all processes alike")
+    hosts.barrier("begin")
+    return Session(artifact, arguments, directory, mesh, base, found, prepared, interrupts, hosts, local)
+
+
+def checkpoint_directory(checkpoint: CheckpointSettings, output: Path) -> str:
+    """Where the checkpoints go: an absolute local path, or a gs:// address."""
+    if "://" in checkpoint.directory:
+        return checkpoint.directory
+    return str((output / checkpoint.directory).expanduser().resolve())
+
+
+def check_directory(directory: str, artifact: Path, resume: bool) -> None:
+    """Refuses to mix runs in one checkpoint directory."""
+    from etils import epath
+
+    from ..checkpoints.adapter_reader import step_folders
+    from ..checkpoints.record import LOCK, check_record
+
+    steps = step_folders(directory)
+    if steps and not resume:
+        raise UserError(
+            f"{directory} already holds checkpoints, the newest of step {steps[-1]}",
+            "--resume continues that run; for a new one choose another checkpoint.directory, or --output",
+        )
+    if resume and (steps or (epath.Path(directory) / LOCK).exists()):
+        check_record(directory, artifact)
+    if resume and not steps:
+        print(f"{directory} holds no checkpoint yet: starting from the beginning", file=sys.stderr)
+
+
+def quiet() -> None:
+    """Keeps what libraries say to their developers off the terminal."""
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module="(tunix|qwix|flax|orbax|jax).*")
+    # Orbax logs a failed save with its traceback, asyncio each of its writes that failed after the first;
+    # what failed is reported once, as an error of the run.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    sys.unraisablehook = _unraisable
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _unraisable(event: sys.UnraisableHookArgs) -> None:
+    """Prints an exception that nothing could catch, but not those of a save that has failed already.
+
+    When one of tensorstore's writes fails, the others still report to an event loop that is closed by then.
+    """
+    if not (event.exc_type is RuntimeError and str(event.exc_value) == "Event loop is closed"):
+        sys.__unraisablehook__(event)

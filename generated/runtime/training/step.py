@@ -1,0 +1,218 @@
+"""The training step: one micro-batch forward and backward, and the optimizer's update.
+
+`runtime.training.trainer` runs it; `recipe plan` compiles the same functions for a TPU from shapes alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from ..metrics.run_report import Named
+from ..model import sharding
+from ..model.loading import Built
+from ..model.lora import mask_gradients
+from ..settings import TrainSettings
+from .loss import Batch, Computed, batch_loss, token_logps
+from .objectives import OBJECTIVES
+from .preference import Logps, preference_loss
+
+Live = tuple[Any, Any]
+"""What a step changes: the trained arrays and the optimizer's state."""
+
+
+Loss = Callable[[nnx.Module, Batch], tuple[jax.Array, Named]]
+"""(model, micro-batch) -> the loss, and what the objective has to say beside."""
+
+
+def micro_batch_loss(
+    built: Built, settings: TrainSettings, model: nnx.Module, inputs: Batch
+) -> tuple[jax.Array, Named]:
+    """The loss that a run of train.py minimises."""
+    switched_off = nullcontext if built.provider is None else built.provider.switched_off
+
+    def reference(*rows: jax.Array) -> jax.Array:
+        with switched_off():
+            return token_logps(built.forward, model, *rows)
+
+    return objective_loss(settings, built.forward, model, reference, inputs)
+
+
+def objective_loss(
+    settings: TrainSettings, forward: Computed, model: Any, reference: Logps, inputs: Batch
+) -> tuple[jax.Array, Named]:
+    """The loss of a micro-batch by the recipe's objective, whatever computes the model.
+
+    Args:
+        forward: how `model` is computed.
+        reference: the model without adapters.
+
+    Returns:
+        float32[], and what the objective has to say beside.
+    """
+    if OBJECTIVES[settings.objective].pairs:
+        how = (settings.objective, settings.beta, settings.label_smoothing)
+        return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, *how)
+    names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+    return batch_loss(forward, model, *(inputs[name] for name in names)), {}
+
+
+class GradientNorm(NamedTuple):
+    """State of `record_norm`: the norm of the last step's gradient, float32[]."""
+
+    recorded_norm: jax.Array
+
+
+def record_norm() -> optax.GradientTransformation:
+    """Passes gradients through and keeps their global norm in its state."""
+
+    def update(updates: Any, state: GradientNorm, params: Any = None) -> tuple[Any, GradientNorm]:
+        return updates, GradientNorm(optax.global_norm(updates).astype(jnp.float32))
+
+    return optax.GradientTransformation(lambda params: GradientNorm(jnp.zeros([], jnp.float32)), update)
+
+
+def update_rule(built: Built, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The recipe's chain with what a model's adapters need before it."""
+    return optax.chain(mask_gradients(built.adapters), record_norm(), optimizer)
+
+
+def trained_type(built: Built) -> type[nnx.Variable]:
+    """Which of a model's variables are trained."""
+    return nnx.Param if built.provider is None else nnx.LoRAParam
+
+
+def abstract_optimizer(
+    built: Built, optimizer: optax.GradientTransformation, accumulation: int, mesh: Mesh
+) -> nnx.Optimizer:
+    """The optimizer of a model of shapes, as Tunix's trainer makes it of a model of arrays.
+
+    Args:
+        built: of `runtime.model.loading.abstract_model`.
+        optimizer: the recipe's chain.
+        accumulation: micro-batches of an optimizer step.
+    """
+    rule: Any = update_rule(built, optimizer)
+    if accumulation > 1:
+        rule = optax.MultiSteps(rule, accumulation)
+    made = nnx.eval_shape(lambda model: nnx.Optimizer(model, rule, wrt=trained_type(built)), built.model)
+    fit_shardings(made, mesh)
+    return made
+
+
+class Step:
+    """The functions of a training step, for arrays or for shapes.
+
+    What is trained and the optimizer's state go in and come out; the rest of the model only goes in.
+    Tunix's own step returns the whole model, a second copy of the base weights on the devices.
+
+    Args:
+        built: the model.
+        optimizer: of that model.
+        settings: of the run.
+        mesh: in scope while a step is traced.
+        loss: of a micro-batch; `micro_batch_loss` but in tests.
+
+    Attributes:
+        live: the trained arrays and the optimizer's state.
+        base: the arrays that a step reads alone.
+        shardings: of `live`.
+    """
+
+    def __init__(
+        self, built: Built, optimizer: nnx.Optimizer, settings: TrainSettings, mesh: Mesh, loss: Loss
+    ) -> None:
+        self._provider = built.provider
+        self._seed = settings.seed
+        self._loss = loss
+        self._trained = trained_type(built)
+        self._model_graph, trained, self.base = nnx.split(built.model, self._trained, ...)
+        self._optimizer_graph, state = nnx.split(optimizer)
+        self.live: Live = (trained, state)
+        self.shardings = (shardings_of(trained, mesh), shardings_of(state, mesh))
+        self._dtypes = jax.tree.map(lambda array: array.dtype, self.live)
+
+    def jit(self) -> Any:
+        """(live, base, batch) -> (live, loss, norm of the last whole step's gradient, metrics), compiled.
+        `live` is donated."""
+        return jax.jit(self._train, donate_argnums=0, out_shardings=(self.shardings, None, None, None))
+
+    def jit_evaluation(self) -> Any:
+        """(trained, base, batch) -> the loss without dropout, compiled."""
+        return jax.jit(self._evaluate)
+
+    def jit_gradients(self) -> Any:
+        """(trained, base, batch) -> the gradients of the micro-batch's loss in float32, compiled: those that
+        the training step takes, which gives none of them away."""
+        return jax.jit(self._gradients_of)
+
+    def _train(self, live: Live, base: Any, batch: Batch) -> tuple[Live, jax.Array, jax.Array, Named]:
+        model = nnx.merge(self._model_graph, live[0], base)
+        optimizer = nnx.merge(self._optimizer_graph, live[1])
+        loss, norm, more = self._update(model, optimizer, batch)
+        # A rule that takes float32 gradients may not hand back the dtype of a bfloat16 state.
+        new = (nnx.state(model, self._trained), nnx.state(optimizer))
+        return jax.tree.map(lambda array, dtype: array.astype(dtype), new, self._dtypes), loss, norm, more
+
+    def _evaluate(self, trained: Any, base: Any, batch: Batch) -> jax.Array:
+        return self._loss(nnx.merge(self._model_graph, trained, base), batch)[0]
+
+    def _update(
+        self, model: nnx.Module, optimizer: nnx.Optimizer, inputs: Batch
+    ) -> tuple[jax.Array, jax.Array, Named]:
+        """Returns the micro-batch's loss, the norm of the last whole step's gradient, and what the objective
+        has to say beside."""
+        (loss, more), gradients = self._differentiate(model, inputs)
+        optimizer.update(model, gradients)
+        norm = optax.tree_utils.tree_get(nnx.pure(optimizer.opt_state), "recorded_norm")
+        return loss, norm, more
+
+    def _gradients_of(self, trained: Any, base: Any, batch: Batch) -> Any:
+        return self._differentiate(nnx.merge(self._model_graph, trained, base), batch)[1]
+
+    def _differentiate(self, model: nnx.Module, inputs: Batch) -> tuple[tuple[jax.Array, Named], Any]:
+        """The micro-batch's loss with what the objective has to say beside, and its gradients in float32."""
+        provider = self._provider
+
+        def loss_of(model: nnx.Module) -> tuple[jax.Array, Named]:
+            if provider is None:
+                return self._loss(model, inputs)
+            with provider.training(self._seed, inputs["index"], len(inputs["tokens"])):
+                return self._loss(model, inputs)
+
+        wanted = nnx.DiffState(0, self._trained)
+        found, gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
+        return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
+
+
+def shardings_of(state: Any, mesh: Mesh) -> Any:
+    """The sharding of each array of a state, from its variables' metadata."""
+    return jax.tree.map(
+        lambda spec: sharding.named(mesh, spec),
+        nnx.get_partition_spec(state),
+        is_leaf=lambda node: isinstance(node, PartitionSpec),
+    )
+
+
+def fit_shardings(optimizer: nnx.Optimizer, mesh: Mesh) -> None:
+    """Corrects the shardings that flax copies from the parameters to states of other shapes.
+
+    Factored moments have fewer dimensions than their parameter, and placeholders have one entry.
+    """
+    for _, node in nnx.iter_graph(optimizer):
+        if not isinstance(node, nnx.Variable) or "out_sharding" not in node.get_metadata():
+            continue
+        shape = node.get_raw_value().shape
+        spec = tuple(node.get_metadata()["out_sharding"] or ())
+        fits = len(shape) == len(spec)
+        node.set_metadata(
+            out_sharding=sharding.divisible(shape, spec, mesh.shape) if fits else (None,) * len(shape)
+        )

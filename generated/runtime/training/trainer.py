@@ -1,0 +1,327 @@
+"""The training loop: Tunix's PeftTrainer with steps that can be resumed exactly."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+from tunix.sft.metrics_logger import MetricsLogger
+from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
+
+from ..checkpoints.local_saving import LocalCheckpoints
+from ..checkpoints.saving import Checkpoints, kept
+from ..errors import UserError
+from ..hosts import ALONE, Alone, Crew
+from ..interrupts import Interrupted, Interrupts
+from ..metrics.loggers import Metrics, Nowhere
+from ..metrics.run_report import Named, NotFinite, Numbers, Report
+from ..model.loading import Built
+from ..model.sharding import Rows
+from ..settings import CheckpointSettings, TrainSettings
+from .elastic import set_step
+from .loss import Batch
+from .recorder import Recorder
+from .step import Step, fit_shardings, micro_batch_loss, update_rule
+
+SHOWN = 8
+"""Source rows of a batch that a message names."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        step: the optimizer step that it ended at.
+        loss: of the last step of this process, None when it did none.
+        eval_loss: the last one, None without evaluation.
+        tokens_per_second: real tokens, without the first step (which compiles) where there are more.
+    """
+
+    step: int
+    loss: float | None = None
+    eval_loss: float | None = None
+    tokens_per_second: float | None = None
+
+
+class Trainer(PeftTrainer):
+    """Trains the adapters of a model, or, without LoRA, all of it.
+
+    An optimizer step is `accumulation` micro-batches, whose gradients are averaged. Dropout depends on
+    the seed, a row's number in the run and the projection alone, so that a run that was interrupted goes
+    on as if it had not been, with as many micro-batches in a step or with another number.
+
+    Args:
+        built: the model.
+        optimizer: the recipe's chain.
+        mesh: in scope while the trainer is made and used.
+        directory: for checkpoints, local and absolute or gs://.
+        accumulation: micro-batches of an optimizer step.
+        step: whose checkpoint is restored; the newest one when None, if there is any.
+        recorder: of the run's trace, None for a run without one.
+        local: checkpoints on this machine's own disk, None for none.
+
+    Raises:
+        UserError: when the checkpoint does not fit the model.
+    """
+
+    def __init__(
+        self,
+        built: Built,
+        optimizer: optax.GradientTransformation,
+        settings: TrainSettings,
+        checkpoint: CheckpointSettings,
+        mesh: Mesh,
+        directory: str,
+        accumulation: int,
+        step: int | None = None,
+        recorder: Recorder | None = None,
+        local: LocalCheckpoints | None = None,
+    ) -> None:
+        self._recorder, self._local = recorder, local
+        self._built = built
+        self._provider = built.provider
+        self._mesh = mesh
+        self._settings = settings
+        self._accumulation = accumulation
+        self._directory = directory
+        self._every_steps = checkpoint.every_steps
+        self._checked = False
+        super().__init__(
+            built.model,
+            update_rule(built, optimizer),
+            TrainingConfig(
+                eval_every_n_steps=settings.eval_every,
+                # optax.MultiSteps keeps a gradient of its own, which a single micro-batch does not need.
+                gradient_accumulation_steps=accumulation if accumulation > 1 else None,
+            ),
+            MetricsLogger(),
+        )
+        fit_shardings(self.optimizer, mesh)
+        self.checkpoint_manager = Checkpoints(directory, checkpoint.keep)
+        step = self.saved_step if step is None else step
+        if step is not None:
+            manager = local if local is not None and local.chosen == step else self.checkpoint_manager
+            manager.restore(step, self.model, self.optimizer, self._lora_enabled)
+            set_step(self.optimizer, step, accumulation)
+            self._train_steps, self._iter_steps = step, step * accumulation
+
+    @property
+    def saved_step(self) -> int | None:
+        """The newest step that was saved, or is being saved."""
+        return self.checkpoint_manager.latest_step()
+
+    def fit(
+        self,
+        batches: Callable[[int], Iterable[Batch]],
+        eval_batches: Sequence[Batch],
+        until: int,
+        schedule: Callable[[int], Any],
+        metrics: Metrics | Nowhere,
+        interrupts: Interrupts,
+        state: Callable[[int], Mapping[str, Any]] = lambda step: {},
+        origins: Callable[[int], Sequence[str]] | None = None,
+        tokens: Callable[[int], int] | None = None,
+        rows: Rows | None = None,
+        hosts: Alone | Crew = ALONE,
+    ) -> Outcome:
+        """Trains from the restored step to step `until`, and saves the last one.
+
+        Args:
+            batches: micro-batches from those of a given optimizer step on.
+            state: of the data after an optimizer step, of JSON values; it is saved with the step.
+            origins: the source rows of a micro-batch, by its number.
+            tokens: real ones of a micro-batch, by its number; None counts those of `batches`.
+            rows: of each batch, those that this process's devices hold; None for all.
+            hosts: the processes of the run.
+            until: the step to stop after.
+            schedule: learning rate by optimizer step, from 0.
+
+        Raises:
+            UserError: when the loss or the gradient is not finite, or a checkpoint cannot be written.
+            Interrupted: after a signal, once the step is done and saved.
+        """
+        self._tokens, self._rows, self._hosts = tokens, rows, hosts
+        if isinstance(hosts, Crew):
+            self.checkpoint_manager.on_failure = hosts.give_up
+        if self._recorder is not None:
+            self._recorder.begin(self.model)
+        train_step, eval_step = self.jit_train_and_eval_step()
+        outcome = Outcome(self._train_steps)
+        report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics)
+        if eval_batches and self._train_steps == 0:
+            outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics, report)
+            report.restart()
+        # Only what the training step itself uses counts.
+        if self._provider is not None:
+            self._provider.used.clear()
+        stream = iter(batches(self._train_steps))
+        interrupts.deferred = True
+        try:
+            while self._train_steps < until and hosts.may_begin(self._train_steps + 1, interrupts.requested):
+                numbers = self._step(train_step, stream)
+                step = self._train_steps
+                report.add(numbers)
+                save = step == until or step % self._every_steps == 0
+                keep = self._local is not None and not save and step % self._local.every_steps == 0
+                evaluate = bool(eval_batches) and (step == until or step % self._settings.eval_every == 0)
+                if save or keep or evaluate or report.due(step):
+                    report.read()
+                if evaluate:
+                    outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics, report)
+                if save or keep:
+                    metrics.flush()
+                if save:
+                    self._save(step, state(step))
+                elif keep:
+                    self._save_locally(step, state(step))
+                if save or keep or evaluate:
+                    report.restart()
+            if self._train_steps < until:  # asked to stop
+                report.read()
+                metrics.flush()
+                self._save(self._train_steps, state(self._train_steps))
+            self._finish()
+        except NotFinite as error:
+            raise self._not_finite(error, origins) from None
+        finally:
+            self._put_back()
+            interrupts.deferred = False
+            report.close()
+        if hosts.stopped_by is not None and self._train_steps < until:
+            raise Interrupted(hosts.stopped_by)
+        outcome.step, outcome.loss, outcome.tokens_per_second = self._train_steps, report.loss, report.speed
+        return outcome
+
+    def close(self) -> None:
+        """Waits for a checkpoint that is being written. `fit` has raised what went wrong with one."""
+        with suppress(UserError):
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._local is not None:
+            self._local.finish()
+        self.checkpoint_manager.finish()
+
+    def jit_train_and_eval_step(
+        self, skip_jit: bool = False, cache_nnx_graph: bool = False
+    ) -> tuple[Callable[[Batch], tuple[jax.Array, jax.Array, Named]], Callable[[Batch], jax.Array]]:
+        """The compiled steps.
+
+        What is trained and the optimizer's state are donated to the training step, and come back.
+        """
+        step = Step(self._built, self.optimizer, self._settings, self._mesh, self._loss)
+        self._live = jax.device_put(step.live, step.shardings)
+        train, evaluate = step.jit(), step.jit_evaluation()
+        gradients = None if self._recorder is None else step.jit_gradients()
+
+        def train_step(batch: Batch) -> tuple[jax.Array, jax.Array, Named]:
+            if self._recorder is not None and gradients is not None:
+                self._recorder.before(batch, lambda: gradients(self._live[0], step.base, batch))
+            self._live, loss, norm, more = train(self._live, step.base, batch)
+            return loss, norm, more
+
+        return train_step, lambda batch: evaluate(self._live[0], step.base, batch)
+
+    def _step(self, train_step: Any, stream: Iterator[Batch]) -> Numbers:
+        """One optimizer step."""
+        losses: list[jax.Array] = []
+        metrics: list[Named] = []
+        tokens, begun = 0, time.perf_counter()
+        waited = 0.0
+        for batch in itertools.islice(stream, self._accumulation):
+            if self._tokens is None:
+                tokens += int(np.count_nonzero(batch["segment_ids"]))
+            else:
+                tokens += self._tokens(int(batch["index"]))
+            before = time.perf_counter()
+            self._throttler.wait_for_next()
+            waited += time.perf_counter() - before
+            self._hosts.brings()
+            loss, norm, more = train_step(self._placed(batch))
+            self._throttler.add_computation(loss)
+            if not self._checked and self._provider is not None:
+                self._provider.check_used()
+                self._checked = True
+            losses.append(loss)
+            metrics.append(more)
+        if len(losses) < self._accumulation:
+            raise UserError(
+                f"the training data ended within step {self._train_steps + 1}",
+                "its files were changed under the run: put them back, and continue with --resume",
+            )
+        self._iter_steps += self._accumulation
+        self._train_steps += 1
+        own = time.perf_counter() - begun - waited
+        self._hosts.log(f"step {self._train_steps}: {own:.3f} s here, {waited:.3f} s waiting for devices")
+        if self._recorder is not None:
+            self._recorder.after(self._train_steps, losses)
+        return Numbers(self._train_steps, losses, norm, tokens, metrics)
+
+    def _placed(self, batch: Batch) -> dict[str, jax.Array]:
+        rows = self._rows or Rows.of(self._mesh, len(batch["tokens"]))
+        return rows.place(batch)
+
+    def _loss(self, model: nnx.Module, inputs: Batch) -> tuple[jax.Array, Named]:
+        """Traced: of a micro-batch."""
+        return micro_batch_loss(self._built, self._settings, model, inputs)
+
+    def _evaluate(
+        self, eval_step: Any, batches: Sequence[Batch], metrics: Metrics | Nowhere, report: Report
+    ) -> float:
+        """The mean loss of the evaluation data's targets."""
+        losses = []
+        for batch in batches:
+            self._throttler.wait_for_next()
+            losses.append(eval_step(self._placed(batch)))
+            self._throttler.add_computation(losses[-1])
+        loss = float(np.mean([float(loss) for loss in losses]))
+        metrics.log("eval", self._train_steps, {"loss": loss})
+        report.say(f"step {self._train_steps}: eval_loss {loss:.4f}")
+        return loss
+
+    def _save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Starts saving a step, together with the state of the data."""
+        if self.saved_step == step:
+            return
+        self._put_back()
+        self.checkpoint_manager.write(step, self.model, self.optimizer, self._lora_enabled, state)
+
+    def _save_locally(self, step: int, state: Mapping[str, Any]) -> None:
+        """Starts saving a step on this machine's own disk."""
+        assert self._local is not None
+        self._put_back()
+        self._local.write(step, self.model, self.optimizer, self._lora_enabled, state)
+
+    def _put_back(self) -> None:
+        """Gives the model and the optimizer their newest arrays; the older ones were donated."""
+        nnx.update(self.model, self._live[0])
+        nnx.update(self.optimizer, self._live[1])
+
+    def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]] | None) -> UserError:
+        """What to say of a step that was not saved: its rows, and what is kept."""
+        self.close()
+        parts = range(self._accumulation) if error.part is None else [error.part]
+        batches = [(error.step - 1) * self._accumulation + part for part in parts]
+        what = (
+            f"micro-batch {batches[0]}"
+            if len(batches) == 1
+            else f"micro-batches {batches[0]} to {batches[-1]}"
+        )
+        rows = [row for batch in batches for row in origins(batch)] if origins else []
+        more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+        return UserError(
+            f"step {error.step}: the {error.what} is {error.value}"
+            + (f"; {what} holds {', '.join(rows[:SHOWN])}{more}" if rows else f", in {what}")
+            + f"; {kept(self._directory)}",
+            "look at these rows, then lower train.optimizer.learning_rate or set max_grad_norm",
+        )

@@ -1,0 +1,1 @@
+"""Checkpoints of a run, in Orbax's format: written, checked, read back."""

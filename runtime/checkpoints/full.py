@@ -1,0 +1,179 @@
+"""What full fine-tuning trained, read back from its checkpoint in Hugging Face's layout.
+
+One parameter is in memory at a time: a checkpoint may be larger than the host's memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import Spoiled, UserError
+from ..model.families.base import Parameter, Source
+from ..weights.checkpoint import HFCheckpoint
+
+EARLIER = "take an earlier --step"
+OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A tensor of the base that training replaced.
+
+    Attributes:
+        shape: Hugging Face's.
+        read: gives the trained values, in the dtype that they were trained in.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class TrainedWeights:
+    """The parameters of one step of a run without LoRA.
+
+    Attributes:
+        step: the optimizer step that they were saved at.
+        record: the recipe.lock.json of the run.
+        lock: its bytes.
+        parameters: those that were trained.
+        read: gives one of them by its path, as Tunix has it.
+    """
+
+    step: int
+    record: Mapping[str, Any]
+    lock: bytes
+    parameters: tuple[Parameter, ...]
+    read: Callable[[str], np.ndarray]
+
+    no_op = False
+    """Whether nothing was trained: never known without comparing every tensor."""
+
+    def changes(self, base: HFCheckpoint) -> dict[str, Replacement]:
+        """The trained value of each of the base's tensors, by its full name."""
+        return {
+            source.full_name(base.prefix): Replacement(
+                source.shape, functools.partial(self._tensor, parameter, index)
+            )
+            for parameter in self.parameters
+            for index, source in enumerate(parameter.sources)
+        }
+
+    def _tensor(self, parameter: Parameter, index: int) -> np.ndarray:
+        array = self.read(parameter.path)
+        return hugging_face(array[index] if len(parameter.sources) > 1 else array, parameter.sources[index])
+
+
+def hugging_face(array: np.ndarray, source: Source) -> np.ndarray:
+    """A tensor in Hugging Face's layout, from Tunix's: the inverse of what `source` says."""
+    return array.transpose(np.argsort(source.transpose)).reshape(source.shape)
+
+
+def load_weights(
+    directory: str, step: int, item: str, record: Mapping[str, Any], lock: bytes, base: HFCheckpoint
+) -> TrainedWeights:
+    """The parameters of a step whose files are whole.
+
+    Args:
+        directory: of the run's checkpoints, absolute or gs://.
+        item: the folder of the parameters in a step's.
+
+    Raises:
+        UserError: when a parameter is missing or is not the base's.
+    """
+    where = f"{directory}, step {step}"
+    leaves = Leaves(f"{directory}/{step}/{item}")
+    trained = tuple(p for p in base.family.parameters(base.architecture) if p.trainable)
+    for parameter in trained:
+        shape = leaves.shapes.get(parameter.path)
+        if shape is None:
+            raise UserError(f"{where}: no {parameter.path}, which the run's record promises", OTHER_RUN)
+        if shape != parameter.shape:
+            raise UserError(
+                f"{where}: {parameter.path} has shape {list(shape)}, expected {list(parameter.shape)} "
+                "from the base",
+                OTHER_RUN,
+            )
+
+    # Fused projections are read once for all their tensors, which follow each other in most files.
+    @functools.lru_cache(maxsize=1)
+    def read(path: str) -> np.ndarray:
+        array = leaves.read(path)
+        if not np.isfinite(array.astype(np.float32, copy=False)).all():
+            raise Spoiled(f"{where}: {path} holds values that are not finite", EARLIER)
+        return array
+
+    return TrainedWeights(step, record, lock, trained, read)
+
+
+class Leaves:
+    """The arrays of an Orbax tree, which are read one by one, without a mesh.
+
+    Args:
+        path: of the tree.
+
+    Attributes:
+        shapes: by the arrays' paths in the Tunix model.
+
+    Raises:
+        UserError: when the tree cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        import jax
+        import orbax.checkpoint as ocp
+
+        # Tunix saves no metadata of the kind that Orbax looks for first, and warns of.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        self._path = path
+        self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+        tree = self._guarded(lambda: self._checkpointer.metadata(path).item_metadata.tree)
+        found, self._structure = jax.tree_util.tree_flatten_with_path(tree)
+        self._index = {leaf_path(keys): number for number, (keys, _) in enumerate(found)}
+        self.shapes = {leaf_path(keys): tuple(leaf.shape) for keys, leaf in found}
+
+    def read(self, path: str) -> np.ndarray:
+        """One array.
+
+        Raises:
+            UserError: when its files are damaged.
+        """
+        import jax
+        import orbax.checkpoint as ocp
+
+        wanted: list[Any] = [ocp.PLACEHOLDER] * len(self._index)
+        wanted[self._index[path]] = np.zeros((), np.float32)
+        arguments = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(wanted)
+        restored = self._guarded(
+            lambda: self._checkpointer.restore(
+                self._path,
+                args=ocp.args.PyTreeRestore(
+                    item=jax.tree.unflatten(self._structure, wanted),
+                    restore_args=jax.tree.unflatten(self._structure, arguments),
+                ),
+            )
+        )
+        return np.asarray(
+            jax.tree.leaves(restored, is_leaf=lambda x: x is ocp.PLACEHOLDER)[self._index[path]]
+        )
+
+    def _guarded(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except Exception as error:  # tensorstore and orbax raise many kinds, all of which mean a damaged file
+            text = str(error).strip()
+            reason = text.splitlines()[0][:200] if text else type(error).__name__
+            raise UserError(f"{Path(self._path)}: cannot be read ({reason})", EARLIER) from error
+
+
+def leaf_path(keys: Any) -> str:
+    """An array's dotted path in the model, from its place in a saved tree."""
+    names = [str(getattr(key, "key", getattr(key, "idx", key))) for key in keys]
+    return ".".join(names[:-1] if names[-1] == "value" else names)

@@ -1,0 +1,200 @@
+"""The record of what made a checkpoint: the artifact's recipe.lock.json, kept beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..addresses import path_of, reached, write_whole
+from ..errors import UserError
+from ..model.partition_rules import data_parallel
+from ..training.objectives import OBJECTIVES
+
+LOCK = "recipe.lock.json"
+
+PASSIVE = (
+    "name",
+    "extends",
+    "checkpoint",
+    "merge",
+    "serve",
+    "benchmark",
+    "evaluate",
+    "launch",
+    "cost",
+    "cache",
+    "budget",
+    "train.log",
+)
+"""What may change in a recipe between a run and its continuation: it does not touch the numbers."""
+
+ELASTIC = ("mesh", "sharding", "remat", "train.micro_batch_size")
+"""What may change too, since it touches only how the numbers are computed: where, and in what parts."""
+
+MICRO_BATCHES = "micro_batches"
+
+LOGGING = "packages.logging"
+"""The packages that go with train.log."""
+
+COMPARED = ("recipe", "model", "packages", "runtime")
+"""Entries of the record that must be the artifact's for a run to be continued."""
+
+
+def write_record(directory: str | Path, artifact: Path) -> None:
+    """Puts the artifact's record into a checkpoint directory, whole or not at all.
+
+    Args:
+        directory: local, or gs://; it is created.
+        artifact: folder of the generated script.
+
+    Raises:
+        UserError: when it cannot be written.
+    """
+    content = _lock_bytes(artifact)
+    try:
+        write_whole(directory, LOCK, content)
+    except OSError as error:
+        raise UserError(
+            f"{directory}: cannot be written: {error.strerror or error}",
+            "choose another checkpoint.directory, or --output",
+        ) from error
+
+
+def read_record(directory: str | Path) -> dict[str, Any]:
+    """The record beside a run's checkpoints.
+
+    Raises:
+        UserError: when there is none, or it is not one.
+    """
+    path = path_of(directory) / LOCK
+    try:
+        with reached(directory):
+            content = path.read_text()
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: there is no record of the recipe beside the checkpoints",
+            "give the directory that train.py wrote; without its record the checkpoint's rank and "
+            "alpha are unknown",
+        ) from None
+    return _parse(content, str(path))
+
+
+def record_digest(directory: str | Path) -> str | None:
+    """SHA-256 of the record beside a run's checkpoints, None where there is none."""
+    path = path_of(directory) / LOCK
+    with reached(directory):
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def check_record(directory: str | Path, artifact: Path) -> None:
+    """Checks that the run in a directory was made by this artifact, so that it can be continued.
+
+    Prints a note where it goes on on another mesh. The record stays the one of the beginning.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    recorded = read_record(directory)
+    current = _parse(_lock_bytes(artifact).decode(), str(artifact / LOCK))
+    free = (LOGGING, *(f"recipe.{path}" for path in (*PASSIVE, *ELASTIC)))
+    differences = [
+        line
+        for key in COMPARED
+        for line in _differences(recorded.get(key), current.get(key), key)
+        if not any(_within(line, path) for path in free)
+    ]
+    if differences:
+        more = f", and {len(differences) - 5} more" if len(differences) > 5 else ""
+        raise UserError(
+            f"{directory} holds a run of another artifact: {'; '.join(differences[:5])}{more}",
+            "continue it with the artifact that began it, or choose another checkpoint.directory",
+        )
+    _check_mesh(str(directory), recorded["recipe"], current["recipe"])
+
+
+def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Says what of ELASTIC has changed between two recipes.
+
+    Raises:
+        UserError: when the loss hangs on how many rows a micro-batch has, and that has changed.
+    """
+    changed = [
+        line.removeprefix("recipe.")
+        for line in _differences(began, now, "recipe")
+        if any(_within(line, f"recipe.{path}") for path in ELASTIC)
+    ]
+    if not changed:
+        return
+    train = now.get("train", {})
+    objective, cause = OBJECTIVES.get(train.get("objective", "sft")), None
+    if train.get("loss_normalization") == MICRO_BATCHES:
+        cause = f"train.loss_normalization: {MICRO_BATCHES}"
+    elif objective is not None and objective.likelihood:
+        cause = f"train.objective: {train['objective']}"
+    before, after = _rows(began), _rows(now)
+    if cause is not None and before != after:
+        raise UserError(
+            f"{directory}: with {cause} the loss hangs on the rows of a micro-batch; the run began with "
+            f"{before}, and this artifact has {after}",
+            f"choose train.micro_batch_size such that it x dcn x fsdp is {before} again",
+        )
+    meshes = [_mesh(recipe) for recipe in (began, now)]
+    other = [line for line in changed if not line.startswith("mesh.")]
+    if meshes[0] != meshes[1]:
+        other.insert(0, f"the run began on {meshes[0]} and goes on on {meshes[1]}")
+    print(f"note: {'; '.join(other or changed)}", file=sys.stderr)
+
+
+def _rows(recipe: Mapping[str, Any]) -> int:
+    """Rows of a micro-batch on all devices together."""
+    size: int = recipe.get("train", {}).get("micro_batch_size", 1)
+    return size * data_parallel(recipe.get("mesh", {}).get("axes", {}))
+
+
+def _mesh(recipe: Mapping[str, Any]) -> str:
+    """ "fsdp 4 x tp 2 of v5e-8"."""
+    mesh = recipe.get("mesh", {})
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.get("axes", {}).items())
+    return f"{axes} of {mesh.get('accelerator') or mesh.get('topology')}"
+
+
+def _lock_bytes(artifact: Path) -> bytes:
+    try:
+        return (artifact / LOCK).read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"{artifact / LOCK}: {error.strerror}", "the artifact is incomplete; build the recipe again"
+        ) from None
+
+
+def _parse(content: str, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({error})", "the file was changed or cut off") from None
+    if not isinstance(record, dict) or not isinstance(record.get("recipe"), dict):
+        raise UserError(f"{where}: not a recipe's record", "the file was changed or cut off")
+    return record
+
+
+def _differences(recorded: Any, current: Any, path: str) -> Iterator[str]:
+    """ "path: old -> new" for every leaf that is not the same."""
+    if isinstance(recorded, Mapping) and isinstance(current, Mapping):
+        for key in sorted(recorded.keys() | current.keys()):
+            yield from _differences(recorded.get(key), current.get(key), f"{path}.{key}")
+    elif recorded != current:
+        yield f"{path} was {_short(recorded)}, now {_short(current)}"
+
+
+def _within(line: str, section: str) -> bool:
+    path = line.partition(" ")[0]
+    return path == section or path.startswith(f"{section}.")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

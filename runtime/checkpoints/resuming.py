@@ -1,0 +1,170 @@
+"""What a run goes on from: the newest whole checkpoint, which damaged ones are passed over, and its data.
+
+What lies in a checkpoint's folder, runtime.checkpoints.saving says.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from ..addresses import path_of, reached
+from ..errors import UserError
+from . import manifest
+from .adapter_reader import ITEM, step_folders
+
+OPTIMIZER = "optimizer_state"
+METADATA = "_CHECKPOINT_METADATA"
+"""Orbax's name of the file in which a step's own metadata lies, under `custom_metadata`."""
+DATA = "data"
+CHECK = "data_sha256"
+IMPORTED = "imported"
+"""Stands in the place of `data` where runtime.peft.importing made the step; CHECK is then its digest."""
+CORRUPT = "corrupt-"
+DAMAGED = (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ, errno.EUCLEAN)
+"""Errors of the system that mean a damaged file, not one that may not be read just now."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The checkpoints that a run can be continued from.
+
+    Attributes:
+        step: the newest whole one, None when there are none at all.
+        data: the state of the data that was saved with it.
+        damaged: newer steps, the newest first, and what is wrong with each.
+        imported: whence the adapters of step 0 came, None where this program trained them.
+    """
+
+    step: int | None = None
+    data: Mapping[str, Any] | None = None
+    damaged: tuple[tuple[int, str], ...] = ()
+    imported: Mapping[str, Any] | None = None
+
+
+def find(directory: str) -> Found:
+    """Looks for the newest step whose files are, byte for byte, those that were saved.
+
+    Raises:
+        UserError: when there are steps, and none is whole; or when they cannot be read.
+    """
+    damaged: list[tuple[int, str]] = []
+    for step in reversed(step_folders(directory)):
+        try:
+            with reached(directory):
+                reason, metadata = examine(path_of(directory) / str(step))
+        except OSError as error:
+            raise UserError(
+                f"{directory}: the checkpoint of step {step} cannot be read: {error.strerror or error}",
+                "give this process the right to read it",
+            ) from error
+        if reason is None:
+            return Found(step, metadata.get(DATA), tuple(damaged), metadata.get(IMPORTED))
+        damaged.append((step, reason))
+    if damaged:
+        raise UserError(
+            f"{directory}: none of its checkpoints is whole: "
+            + "; ".join(f"step {step}: {reason}" for step, reason in damaged),
+            "bring one back from a copy, or begin again without --resume in another --output",
+        )
+    return Found()
+
+
+def examine(folder: epath.Path) -> tuple[str | None, Mapping[str, Any]]:
+    """What is wrong with a step's folder (None for nothing), and its own metadata.
+
+    Raises:
+        OSError: when it cannot be read for another reason than damage.
+    """
+    try:
+        if not any(folder.iterdir()):
+            return "its folder is empty", {}
+        for item in (ITEM,) if _is_imported(folder) else (ITEM, OPTIMIZER):
+            reason = manifest.damage(folder / item)
+            if reason is not None:
+                return reason, {}
+        metadata = _metadata(folder)
+        if metadata[CHECK] != digest(metadata[IMPORTED if IMPORTED in metadata else DATA]):
+            return f"{METADATA} is damaged", {}
+        return None, metadata
+    except FileNotFoundError:
+        return f"{METADATA} is missing", {}
+    except OSError as error:
+        if error.errno not in DAMAGED:
+            raise
+        return str(error.strerror), {}
+    except (ValueError, KeyError, TypeError):
+        return f"{METADATA} is damaged", {}
+
+
+def _metadata(folder: epath.Path) -> Mapping[str, Any]:
+    metadata = json.loads((folder / METADATA).read_text())["custom_metadata"]
+    if not isinstance(metadata, dict):
+        raise TypeError(metadata)
+    return metadata
+
+
+def _is_imported(folder: epath.Path) -> bool:
+    """Whether a step says of itself that it was never trained here, and so has no optimizer's state."""
+    try:
+        return folder.name == "0" and IMPORTED in _metadata(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def set_aside(directory: str, found: Found) -> None:
+    """Renames damaged steps to corrupt-STEP, so that training can save those steps anew, and says so.
+
+    Raises:
+        UserError: when one cannot be renamed.
+    """
+    root = path_of(directory)
+    for step, reason in found.damaged:
+        target, count = root / f"{CORRUPT}{step}", 1
+        while target.exists():
+            count += 1
+            target = root / f"{CORRUPT}{step}-{count}"
+        try:
+            with reached(directory, "written"):
+                (root / str(step)).rename(target)
+        except OSError as error:
+            raise UserError(
+                f"{root / str(step)}: is damaged ({reason}) and cannot be renamed: {error.strerror or error}",
+                "move it away",
+            ) from error
+        print(
+            f"note: the checkpoint of step {step} is damaged ({reason}); it is now {target.name}, "
+            f"and training continues from step {found.step}",
+            file=sys.stderr,
+        )
+
+
+def check_data(directory: str, found: Found, current: Mapping[str, Any]) -> None:
+    """Checks that the data is what a checkpoint was trained on.
+
+    Args:
+        current: the state of the data at the same step, as it is read now.
+
+    Raises:
+        UserError: naming what differs.
+    """
+    saved = found.data or {}
+    changed = sorted(key for key in saved.keys() | current.keys() if saved.get(key) != current.get(key))
+    if changed:
+        raise UserError(
+            f"{directory}: the checkpoint of step {found.step} was trained on other data: "
+            + "; ".join(f"{key} was {saved.get(key)}, now {current.get(key)}" for key in changed),
+            "give that run's data with --data-dir and continue, or begin a new run in another --output",
+        )
+
+
+def digest(state: Any) -> str:
+    """SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,292 @@
+"""The checkpoints of a run: saving and restoring them; resuming.py tells whole ones from damaged ones.
+
+ROOT/STEP/model_params, ROOT/STEP/optimizer_state   Orbax trees, each with its checksums; of the optimizer
+                                                    what runtime.training.elastic.between_steps gives
+ROOT/STEP/_CHECKPOINT_METADATA                      Orbax's, with the state of the data in it
+ROOT/0/model_params, ROOT/0/_CHECKPOINT_METADATA    adapters that were trained elsewhere, and whence they came
+ROOT/corrupt-STEP                                   a damaged step that a continued run passed over
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from flax import nnx
+from tunix.sft.checkpoint_manager import CheckpointManager
+
+from ..addresses import failed, is_address, passing, path_of, reached, read_by_orbax
+from ..errors import PASSING, UserError
+from ..training.elastic import Kept
+from . import manifest
+from .adapter_reader import ITEM, saved_steps, unfinished
+from .resuming import CHECK, DATA, IMPORTED, OPTIMIZER, digest
+
+
+class Checkpoints(CheckpointManager):
+    """Tunix's manager, writing checksums into each step.
+
+    Args:
+        directory: local and absolute, or gs://; it is created.
+        keep: newest steps that are kept.
+
+    Attributes:
+        on_failure: called, in another thread, when this process could not write its part of a step: where
+            others wait for that, nothing else would end the waiting. None for a single process.
+
+    Raises:
+        UserError: when the directory cannot be created.
+    """
+
+    def __init__(self, directory: str, keep: int) -> None:
+        super().__init__(None)
+        self.directory = directory
+        self.on_failure: Callable[[UserError], None] | None = None
+        self._checkpoint_manager = manager(directory, keep, self._failed)
+
+    def write(
+        self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool, data: Mapping[str, Any]
+    ) -> None:
+        """Starts saving a step: the arrays are copied before this returns, and written behind it.
+
+        Args:
+            data: the state of the data, of JSON values.
+
+        Raises:
+            UserError: when this step, or the one before it, could not be written.
+        """
+        state = json.loads(json.dumps(dict(data)))
+        begin_save(
+            self.directory,
+            lambda: self.save(
+                step,
+                model,
+                optimizer and Kept(optimizer),
+                save_only_lora_params=lora_only,
+                force=True,
+                custom_metadata={DATA: state, CHECK: digest(state)},
+            ),
+        )
+
+    def write_imported(self, arrays: Mapping[str, np.ndarray], origin: Mapping[str, Any]) -> None:
+        """Saves adapters that were trained elsewhere, as step 0.
+
+        Args:
+            arrays: A and B by their paths in the model.
+            origin: whence they came, of JSON values.
+
+        Raises:
+            UserError: when the step could not be written.
+        """
+        params = _state(arrays)
+        save = ocp.args.PyTreeSave(item=params, save_args=jax.tree.map(lambda _: ocp.SaveArgs(), params))
+        mark = json.loads(json.dumps(dict(origin)))
+        try:
+            assert self._checkpoint_manager is not None
+            self._checkpoint_manager.save(
+                0,
+                args=ocp.args.Composite(**{ITEM: save}),
+                custom_metadata={IMPORTED: mark, CHECK: digest(mark)},
+                force=True,
+            )
+            self.close()
+        except Exception as error:
+            raise UserError(
+                f"{self.directory}: the adapters could not be written: {cause(error)}",
+                "make room or give the directory's rights, and import them again",
+            ) from error
+
+    def _failed(self, error: Exception) -> None:
+        if self.on_failure is not None:
+            self.on_failure(not_written(self.directory, error))
+
+    def finish(self) -> None:
+        """Waits for what is being written.
+
+        Raises:
+            UserError: when it could not be written.
+        """
+        try:
+            self.close()
+        except Exception as error:
+            raise not_written(self.directory, error) from error
+
+    def restore(self, step: int, model: nnx.Module, optimizer: nnx.Optimizer, lora_only: bool) -> None:
+        """Puts the arrays of a step into a model and its optimizer.
+
+        The optimizer stays as it is where the step is imported.
+
+        Raises:
+            UserError: when they do not fit.
+        """
+        try:
+            self.maybe_restore(model, Kept(optimizer), step, restore_only_lora_params=lora_only)
+        except Exception as error:
+            raise UserError(
+                f"{self.directory}: the checkpoint of step {step} cannot be restored: {first_line(error)}",
+                "its parameters must be those that this artifact trains",
+            ) from error
+
+
+def manager(
+    directory: str, keep: int, failed: Callable[[Exception], None] | None = None
+) -> ocp.CheckpointManager:
+    """Orbax's manager of a run's checkpoints: what is trained and the optimizer's state, each with checksums.
+
+    Args:
+        keep: newest steps that are kept.
+        failed: called, in another thread, with what keeps this process from writing its part of a step.
+
+    Raises:
+        UserError: when the directory cannot be created.
+    """
+    # In a bucket Orbax would take every folder without a commit marker for an unfinished save, and remove it.
+    bucket = read_by_orbax(directory)
+    if bucket and jax.process_index() == 0:
+        remove_unfinished(directory)
+    try:
+        with reached(directory, "written"):
+            return ocp.CheckpointManager(
+                directory,
+                item_handlers={ITEM: summed(failed), OPTIMIZER: summed(failed)},
+                options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=not bucket),
+            )
+    except OSError as error:
+        raise UserError(
+            f"{directory}: cannot be written: {cause(error)}",
+            "choose another checkpoint.directory, or --output",
+        ) from error
+
+
+def remove_unfinished(directory: str) -> None:
+    """Removes what killed saves left in a bucket, and says so.
+
+    Raises:
+        UserError: when it cannot be removed.
+    """
+    for step in unfinished(directory):
+        with reached(directory, "written"):
+            (path_of(directory) / str(step)).rmtree()
+        print(f"note: {directory}: the save of step {step} had not ended: it is removed", file=sys.stderr)
+
+
+def begin_save(directory: str, save: Callable[[], object]) -> None:
+    """Begins a save, which Orbax goes on with behind it.
+
+    Here Orbax raises what became of the save before. Where a store was busy for longer than its libraries
+    wait, that step is given up, and a note says so. That is for one process: others would know nothing of it.
+
+    Raises:
+        UserError: when this step could not be written, or the one before it for good.
+    """
+    try:
+        try:
+            save()
+        except Exception as error:
+            if not (is_address(directory) and passing(error) and jax.process_count() == 1):
+                raise
+            reason = f"{cause(error)}; {kept(directory)}"
+            print(f"note: {directory}: a checkpoint could not be written: {reason}", file=sys.stderr)
+            save()
+    except Exception as error:  # tensorstore, Orbax and the system each raise their own kinds
+        raise not_written(directory, error) from error
+
+
+def not_written(directory: str, error: Exception) -> UserError:
+    """What to say of a step that could not be saved."""
+    way_out: str | None = "make room or give the directory's rights"
+    if is_address(directory):
+        way_out = failed(directory, "written", error).help
+    return UserError(
+        f"{directory}: a checkpoint could not be written: {cause(error)}; {kept(directory)}",
+        f"{way_out}, and continue with --resume",
+        PASSING if is_address(directory) and passing(error) else 1,
+    )
+
+
+def kept(directory: str) -> str:
+    """Which checkpoint a run that ends now leaves behind, as part of a sentence."""
+    try:
+        steps: Sequence[int] = saved_steps(directory)
+    except UserError:
+        return "what was saved before is kept"
+    return f"kept: the checkpoint of step {steps[-1]}" if steps else "no checkpoint was saved yet"
+
+
+def cause(error: BaseException) -> str:
+    """The system's own words for an error, where it has any."""
+    text = str(error)
+    for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EIO):
+        words = os.strerror(number)
+        if (isinstance(error, OSError) and error.errno == number) or words in text:
+            return words
+    return first_line(error)
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+def _state(arrays: Mapping[str, np.ndarray]) -> nnx.State:
+    """Adapters as nnx.state gives those of a model."""
+    leaves = {
+        tuple(int(part) if part.isdigit() else part for part in path.split(".")): nnx.LoRAParam(
+            jnp.asarray(array)
+        )
+        for path, array in arrays.items()
+    }
+    return nnx.State.from_flat_path(leaves)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A write of Orbax's whose failure is told when it is seen."""
+
+    write: Any
+    failed: Callable[[Exception], None]
+
+    def result(self, timeout: float | None = None) -> Any:
+        try:
+            return self.write.result(timeout)
+        except Exception as error:
+            self.failed(error)
+            raise
+
+    def cancel(self) -> Any:
+        return self.write.cancel()
+
+
+def summed(failed: Callable[[Exception], None] | None = None, **options: Any) -> ocp.PyTreeCheckpointHandler:
+    """A handler that writes checksums when the files of its tree are complete.
+
+    Orbax looks handlers up by their exact class, so that methods of an instance are replaced.
+
+    Args:
+        failed: called with what keeps this process from writing its part.
+        options: of Orbax's handler.
+    """
+    handler = ocp.PyTreeCheckpointHandler(**options)
+    finalize, save = handler.finalize, handler.async_save
+
+    async def watched_save(*arguments: Any, **named: Any) -> Any:
+        writes = await save(*arguments, **named)
+        return [_Watched(write, failed) for write in writes or ()] if failed else writes
+
+    handler.async_save = watched_save
+
+    def finalize_and_sum(directory: epath.Path) -> None:
+        finalize(directory)
+        manifest.write(directory)
+
+    handler.finalize = finalize_and_sum
+    return handler

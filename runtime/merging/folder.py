@@ -1,0 +1,365 @@
+"""The folder that a merge writes: files that are whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import IO, Any, Protocol, cast
+
+from ..addresses import AT_ONCE, PIECE, failed, first_line, open_address, protocol_of, read_range
+from ..errors import UserError
+
+PARTIAL = ".partial"
+"""What the name of a file ends with while it is written."""
+
+OBJECT_STORES = frozenset({"gs", "gcs", "s3", "s3a", "abfs", "abfss", "az", "hf"})
+"""Protocols whose files appear when they are closed, whole, and which need no folders to be made."""
+PART = 1 << 26
+"""Bytes of one part of an upload."""
+
+OTHER_FOLDER = "choose another folder with --output"
+AGAIN = "make room or give the right to write, and run the same command again: it goes on after what is whole"
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
+
+
+class OutputFolder(Protocol):
+    """A folder to write into; names are relative to it, with "/" between folders.
+
+    Its methods raise UserError where the folder cannot be written or read; an OSError is only raised by the
+    writes of who has a file open.
+
+    Attributes:
+        name: as messages call it.
+        local: whether other programs can open its files by their paths.
+    """
+
+    name: str
+    local: bool
+
+    def names(self) -> list[str]:
+        """The files in it and below, sorted; [] when it does not exist."""
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, None when there is none."""
+
+    def read(self, name: str) -> bytes:
+        """A small file's content.
+
+        Raises:
+            FileNotFoundError: when there is none.
+        """
+
+    def sha256(self, name: str) -> str:
+        """Of a file's content, in hexadecimal digits."""
+
+    def create(self, name: str) -> AbstractContextManager[IO[bytes]]:
+        """A new file that has its name once the block ends, durably; none is left when it fails."""
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a small file whole, in place of one of that name."""
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+
+    def free(self) -> int | None:
+        """Bytes that can still be written; None where nobody knows."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Makes the folder, and keeps other merges out of it where the file system has locks.
+
+        Raises:
+            UserError: when another process holds it, or it cannot be made.
+        """
+
+
+class LocalFolder:
+    """A folder on this machine."""
+
+    local = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path)
+
+    def names(self) -> list[str]:
+        with self._explained("read"):
+            return sorted(p.relative_to(self.path).as_posix() for p in self.path.rglob("*") if p.is_file())
+
+    def size(self, name: str) -> int | None:
+        try:
+            return (self.path / name).stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise refused(self.name, "read", error) from error
+
+    def read(self, name: str) -> bytes:
+        with self._explained("read"):
+            return (self.path / name).read_bytes()
+
+    def sha256(self, name: str) -> str:
+        with self._explained("read"), (self.path / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        target = self.path / name
+        partial = target.with_name(f".{target.name}{PARTIAL}")
+        with self._explained("written"):
+            make_folder(target.parent)
+            file = partial.open("wb")
+        try:
+            with file:
+                yield file
+                with self._explained("written"):
+                    file.flush()
+                    os.fsync(file.fileno())
+            with self._explained("written"):
+                partial.replace(target)
+                sync(target.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+
+    def write(self, name: str, data: bytes) -> None:
+        with self._explained("written"), self.create(name) as file:
+            file.write(data)
+
+    def remove(self, name: str) -> None:
+        with self._explained("written"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def free(self) -> int | None:
+        folder = self.path
+        try:
+            while not folder.exists():
+                folder = folder.parent
+            return shutil.disk_usage(folder).free
+        except OSError:
+            return None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with self._explained("written"):
+            make_folder(self.path)
+            descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{self.name}: another process is writing it", "wait for that one to end"
+                ) from None
+            except OSError as error:
+                # Some network file systems have no locks; that is no reason not to write there.
+                if error.errno not in _UNSUPPORTED:
+                    raise refused(self.name, "written", error) from error
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _explained(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if done == "read" and isinstance(error, FileNotFoundError):
+                raise
+            raise refused(self.name, done, error) from error
+
+
+class RemoteFolder:
+    """A folder on a file system of fsspec, whose own retries are relied on."""
+
+    local = False
+
+    def __init__(self, address: str, system: Any, root: str) -> None:
+        self.name = address.rstrip("/")
+        self._system = system
+        self._root = root
+        self._objects = protocol_of(address) in OBJECT_STORES
+
+    def names(self) -> list[str]:
+        self._system.invalidate_cache()
+        with self._explained("read"):
+            try:
+                found = self._system.find(self._root)
+            except FileNotFoundError:
+                return []
+        root = self._root.strip("/")
+        names = (str(path).strip("/").removeprefix(root).strip("/") for path in found)
+        return sorted(name for name in names if name)
+
+    def size(self, name: str) -> int | None:
+        self._system.invalidate_cache()
+        with self._explained("read"):
+            try:
+                entry = self._system.info(self._path(name))
+            except FileNotFoundError:
+                return None
+        return int(entry["size"]) if entry["type"] == "file" else None
+
+    def read(self, name: str) -> bytes:
+        with self._explained("read"):
+            return bytes(self._system.cat_file(self._path(name)))
+
+    def sha256(self, name: str) -> str:
+        size = self.size(name)
+        if size is None:
+            raise FileNotFoundError(f"{self.name}/{name}")
+        digest = hashlib.sha256()
+        with self._explained("read"):
+            for start in range(0, size, PIECE * AT_ONCE):
+                end = min(size, start + PIECE * AT_ONCE)
+                digest.update(read_range(self._system, self._path(name), start, end))
+        return digest.hexdigest()
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        target = self._path(name)
+        folder, _, last = target.rpartition("/")
+        path = target if self._objects else f"{folder}/.{last}{PARTIAL}"
+        with self._explained("written"):
+            if not self._objects:
+                self._system.makedirs(folder, exist_ok=True)
+            file = self._system.open(path, "wb", block_size=PART)
+        try:
+            yield cast(IO[bytes], _Upload(file))
+            with self._explained("written"):
+                file.close()
+                if path != target:
+                    self._system.mv(path, target)
+        except BaseException:
+            self._abandon(file, path)
+            raise
+
+    def write(self, name: str, data: bytes) -> None:
+        if self._objects:
+            with self._explained("written"):
+                self._system.pipe_file(self._path(name), data)
+        else:
+            with self._explained("written"), self.create(name) as file:
+                file.write(data)
+
+    def remove(self, name: str) -> None:
+        with self._explained("written"), contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._path(name))
+
+    def free(self) -> int | None:
+        return None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps nobody out: object stores have no locks that a killed process gives back.
+
+        Two merges into one such folder are told apart by the journal alone: the later is refused if it is
+        another one. Two runs of the same merge write the same bytes.
+        """
+        yield
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _abandon(self, file: Any, path: str) -> None:
+        """Gives up a file that is being written, so that nothing of it is left."""
+        with contextlib.suppress(Exception):
+            if self._objects:
+                try:
+                    file.discard()
+                finally:
+                    file.closed = True  # closing it, as its destructor would, is what makes the object appear
+            else:
+                file.close()
+        if not self._objects:
+            with contextlib.suppress(Exception):
+                self._system.rm_file(path)
+
+    @contextmanager
+    def _explained(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # of whatever library the address belongs to
+            if done == "read" and isinstance(error, FileNotFoundError):
+                raise
+            raise failed(self.name, done, error) from error
+
+
+class _Upload(io.RawIOBase):
+    """A file that is being uploaded, whose failures are OSErrors, whatever its library raises."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            self._file.write(data)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+        return memoryview(data).nbytes
+
+
+def output_folder(address: str | Path) -> OutputFolder:
+    """The folder of a path or an address that fsspec knows.
+
+    Raises:
+        UserError: when no file system is known for the address, what opens it is not installed, or access
+            is refused.
+    """
+    opened = open_address(address)
+    return LocalFolder(opened) if isinstance(opened, Path) else RemoteFolder(str(address), *opened)
+
+
+def refused(name: str, done: str, error: OSError) -> UserError:
+    """What an OSError of this machine's file system means for the user.
+
+    Args:
+        name: of the folder.
+        done: what cannot be done with it, "read" or "written".
+    """
+    if isinstance(error, (FileExistsError, NotADirectoryError)):
+        return UserError(f"{name}: {error.filename} is a file, not a folder", OTHER_FOLDER)
+    reason = error.strerror or first_line(error)
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return UserError(f"{name}: cannot be {done}: {reason}", f"get the right to it, or {OTHER_FOLDER}")
+    return UserError(f"{name}: cannot be {done}: {reason}", AGAIN if done == "written" else OTHER_FOLDER)
+
+
+def make_folder(path: Path) -> None:
+    """Makes a folder and those above it, durably."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """Makes a folder's entries durable, where its file system knows how to."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def stale(names: Iterable[str]) -> list[str]:
+    """Those of a folder's files that a killed process left unfinished."""
+    return [n for n in names if n.rpartition("/")[2].startswith(".") and n.endswith(PARTIAL)]

@@ -1,0 +1,262 @@
+"""One merge: what goes in, and how its folders are written, loadable at the end alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..checkpoints.adapter_reader import LOCK, Delta, TrainedAdapters
+from ..errors import Spoiled, UserError
+from ..model.reach import Reach, reach
+from ..peft.exporting import (
+    ADAPTER_CONFIG,
+    WEIGHTS,
+    adapter_config,
+    config_bytes,
+    keys_as_values,
+    same_scale,
+    write_weights,
+)
+from ..progress import readable_size
+from ..settings import ModelSettings
+from ..weights.checkpoint import CONFIG, INDEX, HFCheckpoint
+from ..weights.safetensors_files import DTYPES
+from .card import adapter_card, model_card
+from .folder import OutputFolder, refused
+from .journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
+from .known import SUMS, BaseSums, known_hashes
+from .plan import Plan
+from .quantized import Quantization
+from .record import MergeSettings, Trained, merge_record
+from .writer import Sink, write_shards
+
+CARD = "README.md"
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Where transformers and vLLM look for a template first, before tokenizer_config.json."""
+NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, SUMS)
+"""Side files of a base that are not its output's."""
+ADAPTER_FILES = (WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG)
+SPARE_BYTES = 64 << 20
+"""Left free on the disk besides the weights, for side files."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What goes into a merge, and where it goes.
+
+    Attributes:
+        base, model: the base checkpoint, and the recipe's `model` section.
+        trained: what was trained.
+        settings: what is written.
+        plan: of the weights.
+        quantization: as the plan has it.
+        identity: of the merge, see `runtime.merging.record.identity`.
+        target: folder of the merged weights.
+        adapter: folder of the PEFT adapter, None for none.
+        losses: of the step, as the run logged them.
+    """
+
+    base: HFCheckpoint
+    model: ModelSettings
+    trained: Trained
+    settings: MergeSettings
+    plan: Plan
+    quantization: Quantization | None
+    identity: Mapping[str, Any]
+    target: OutputFolder
+    adapter: OutputFolder | None
+    losses: Mapping[str, float] = field(default_factory=dict)
+
+
+def merge(job: Job) -> Mapping[str, Any]:
+    """Writes the folders that are not there yet, and says so; gives the record.
+
+    Raises:
+        UserError: when a folder holds something else, or cannot be written.
+    """
+    started = time.monotonic()
+    with job.target.locked():
+        record = finished(job.target, job.identity)
+        if record is None:
+            examine(job.target, job.identity, _planned(job))
+        # Both folders are looked at before the first byte: hours later is too late to refuse one.
+        with job.adapter.locked() if job.adapter else nullcontext():
+            adapter = job.adapter
+            if adapter is not None and finished(adapter, job.identity) is not None:
+                adapter = None
+            if adapter is not None:
+                examine(adapter, job.identity, ADAPTER_FILES)
+            if record is not None and adapter is None:
+                print(f"{job.target.name}: holds this merge already")
+                return record
+            if record is None:
+                record = _write(job, adapter)
+            elif adapter is not None:
+                _write_adapter(job, adapter)
+    _report(job, time.monotonic() - started)
+    return record
+
+
+def _planned(job: Job) -> set[str]:
+    """Names of all that a merge writes into its folder."""
+    names = {shard.file for shard in job.plan.shards} | {CARD, CONFIG, LOCK, RECORD}
+    names |= {name for name in job.base.side_files if name not in NOT_CARRIED}
+    names |= {INDEX} if job.plan.index is not None else set()
+    return names | ({CHAT_TEMPLATE} if job.settings.chat_template is not None else set())
+
+
+def _write(job: Job, adapter: OutputFolder | None) -> dict[str, Any]:
+    """The folder, and the adapter's where it is not there yet."""
+    known = known_hashes(job.base.directory) if isinstance(job.base.directory, Path) else {}
+    journal = begin(job.target, job.identity, _planned(job))
+    _check_space(job, journal)
+    sums = BaseSums(known, job.base.name) if known else None
+    try:
+        write_shards(job.plan, job.base, journal, job.quantization, sums)
+        if sums is not None:
+            sums.close()
+    except Spoiled:
+        journal.discard(_planned(job))
+        raise
+    except OSError as error:
+        reason = refused(job.target.name, "written", error)
+        state = f"{len(journal.files)} of {len(job.plan.shards)} weight files are whole"
+        raise UserError(f"{reason.message}; {state}", reason.help) from error
+    finally:
+        if sums is not None:
+            sums.abandon()
+    if adapter is not None:
+        _write_adapter(job, adapter)
+    return _write_small_files(job, journal, known)
+
+
+def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> dict[str, Any]:
+    """Everything but the weights: what makes the folder loadable comes last."""
+    config: dict[str, Any] = json.loads(job.base.side_file(CONFIG))
+    if job.quantization is not None:
+        names = {piece.name for piece in job.plan.pieces if piece.quantized}
+        config["quantization_config"] = job.quantization.config(job.base, names)
+        last = {CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
+    else:
+        last = {CONFIG: job.base.side_file(CONFIG)}
+    if job.plan.index is not None:
+        last[INDEX] = job.plan.index
+    small = {name: job.base.side_file(name) for name in job.base.side_files if name not in NOT_CARRIED}
+    small[LOCK] = job.trained.lock
+    if job.settings.chat_template is not None:
+        small[CHAT_TEMPLATE] = job.settings.chat_template.encode()
+    files: Files = {shard.file: journal.files[shard.file] for shard in job.plan.shards}
+    files |= {name: _entry(data) for name, data in (small | last).items()}
+    record = _record(job, files, known)
+    small[CARD] = model_card(
+        record, job.trained.record, _base_card(job.base), job.losses, _reach(job)
+    ).encode()
+    record["files"] = dict(sorted({**files, CARD: _entry(small[CARD])}.items()))
+    for name, data in {**small, RECORD: encoded(record), **last}.items():
+        journal.folder.write(name, data)
+    journal.end()
+    return record
+
+
+def _write_adapter(job: Job, folder: OutputFolder) -> None:
+    assert isinstance(job.trained, TrainedAdapters)
+    deltas = job.trained.deltas()
+    journal = begin(folder, job.identity, ADAPTER_FILES)
+    try:
+        with folder.create(WEIGHTS) as file, Sink(file) as sink:
+            write_weights(sink, job.base, job.trained.settings, deltas)
+    except OSError as error:
+        raise refused(folder.name, "written", error) from error
+    config = adapter_config(job.base, job.model, job.trained.settings, deltas)
+    files: Files = {
+        WEIGHTS: {"size": sink.size, "sha256": sink.sha256},
+        LOCK: _entry(job.trained.lock),
+        ADAPTER_CONFIG: _entry(config_bytes(config)),
+    }
+    record = _record(job, files, {})
+    card = adapter_card(
+        record, job.trained.record, config, _base_card(job.base), job.losses, _reach(job)
+    ).encode()
+    record["files"] = dict(sorted({**files, CARD: _entry(card)}.items()))
+    folder.write(LOCK, job.trained.lock)
+    folder.write(CARD, card)
+    folder.write(RECORD, encoded(record))
+    folder.write(ADAPTER_CONFIG, config_bytes(config))
+    journal.end()
+
+
+def _record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
+    return merge_record(job.identity, job.base, job.model, job.trained, job.settings, job.plan, files, known)
+
+
+def _reach(job: Job) -> Reach | None:
+    if not isinstance(job.trained, TrainedAdapters):
+        return None
+    return reach(job.base.family.parameters(job.base.architecture), job.trained.adapters)
+
+
+def _base_card(base: HFCheckpoint) -> str | None:
+    if CARD not in base.side_files:
+        return None
+    return base.side_file(CARD).decode("utf-8", "replace")
+
+
+def needed(job: Job, written: Files | None = None) -> int:
+    """Bytes that a merge still writes, with some to spare."""
+    rest = sum(shard.size for shard in job.plan.shards if shard.file not in (written or {}))
+    return SPARE_BYTES + rest + (adapter_bytes(job) if job.adapter else 0)
+
+
+def adapter_bytes(job: Job) -> int:
+    deltas = (piece.change for piece in job.plan.pieces if isinstance(piece.change, Delta))
+    return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
+
+
+def _check_space(job: Job, journal: Journal) -> None:
+    need, free = needed(job, journal.files), job.target.free()
+    if free is not None and free < need:
+        if not journal.files:
+            journal.end()
+        raise UserError(
+            f"{job.target.name}: needs {readable_size(need)}, {readable_size(free)} are free",
+            "make room, or choose a folder on another disk with --output",
+        )
+
+
+def _report(job: Job, seconds: float) -> None:
+    plan, trained, dtype = job.plan, job.trained, job.settings.dtype
+    for old, count in plan.recast.items():
+        print(f"note: {count} merged tensors are {dtype}; the base has them as {DTYPES[old].name}")
+    if isinstance(trained, TrainedAdapters) and trained.settings.quantize is not None:
+        print(
+            f"note: the adapters were trained on {trained.settings.quantize} weights; they are merged into "
+            "the base as it is"
+        )
+    if job.adapter is not None and isinstance(trained, TrainedAdapters):
+        pairs = keys_as_values(job.base, trained.deltas())
+        if any(not same_scale(trained.settings, *pair) for pair in pairs):
+            print(
+                "note: where keys serve as values, vLLM adds the adapter's k_proj to the keys alone, since "
+                "rank or alpha differ for v_proj: serve the merged weights"
+            )
+    tensors = job.base.tensors.items()
+    unseen = [f"{name} ({tensor.dtype})" for name, tensor in tensors if tensor.dtype not in DTYPES]
+    if unseen:
+        print(f"note: not looked at for values that are not finite: {', '.join(unseen)}")
+    if trained.no_op:
+        print(f"warning: the adapters of step {trained.step} are all zero; the output equals the base")
+    print(
+        f"merged: {job.target.name} step={trained.step} tensors={plan.merged} kept={plan.copied} "
+        f"size={readable_size(plan.size)} seconds={seconds:.1f}"
+        + (f" adapter={job.adapter.name}" if job.adapter else "")
+    )
+
+
+def _entry(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}

@@ -1,0 +1,175 @@
+"""What a merge has written so far, so that a second run goes on where the first was stopped.
+
+While a folder is written it holds JOURNAL, which names the merge and each file that is whole, with its size
+and SHA-256. What the folder needs to be loaded comes last, and then the journal goes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+from ..progress import Progress
+from .folder import PARTIAL, OutputFolder, stale
+
+JOURNAL = "merge.partial.json"
+RECORD = "merge.json"
+"""What a finished folder was made of."""
+
+Files = dict[str, dict[str, Any]]
+"""{"size": bytes, "sha256": hexadecimal digits} by a file's name."""
+
+
+@dataclass
+class Journal:
+    """Of one merge into one folder.
+
+    Attributes:
+        folder: that it writes.
+        identity: of the merge: whatever its output depends on.
+        files: those that are whole.
+    """
+
+    folder: OutputFolder
+    identity: Mapping[str, Any]
+    files: Files
+
+    def add(self, name: str, size: int, sha256: str) -> None:
+        """Notes a file that has its name."""
+        self.files[name] = {"size": size, "sha256": sha256}
+        self.save()
+
+    def save(self) -> None:
+        """Writes the journal."""
+        value = {"identity": dict(self.identity), "files": self.files}
+        self.folder.write(JOURNAL, encoded(value))
+
+    def discard(self, planned: Collection[str]) -> None:
+        """Leaves nothing of the merge; killed on the way, a second run takes none of it for whole."""
+        self.files = {}
+        self.save()
+        for name in planned:
+            self.folder.remove(name)
+        self.end()
+
+    def end(self) -> None:
+        """Says that the folder is whole, or empty."""
+        self.folder.remove(JOURNAL)
+
+
+def finished(folder: OutputFolder, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The record of a folder that holds this very merge, whole; else None."""
+    names = folder.names()
+    if RECORD not in names or JOURNAL in names:
+        return None
+    record = _parsed(folder.read(RECORD))
+    if record is None or record.get("identity") != identity:
+        return None
+    files: Mapping[str, Any] = record.get("files", {})
+    whole = all(name in names and folder.size(name) == entry["size"] for name, entry in files.items())
+    return record if whole else None
+
+
+def begin(folder: OutputFolder, identity: Mapping[str, Any], planned: Collection[str]) -> Journal:
+    """Begins to write a folder, or goes on with one that this very merge began.
+
+    Files that the journal names and that are as it says are kept; what a killed process left is removed.
+
+    Args:
+        folder: locked by this process.
+        planned: names of all files that the merge writes.
+
+    Raises:
+        UserError: as `examine`.
+    """
+    files, partial = examine(folder, identity, planned)
+    for name in partial:
+        folder.remove(name)
+    journal = Journal(folder, identity, _whole(folder, files))
+    journal.save()
+    return journal
+
+
+def examine(
+    folder: OutputFolder, identity: Mapping[str, Any], planned: Collection[str]
+) -> tuple[Files, list[str]]:
+    """What a merge finds in a folder that it has not finished: files that are whole, and stale ones.
+
+    Raises:
+        UserError: when the folder holds anything else.
+    """
+    names = folder.names()
+    if JOURNAL not in names:
+        # A kill between the first file's temporary name and its final one leaves nothing else.
+        if set(names) - {f".{JOURNAL}{PARTIAL}"}:
+            raise _occupied(folder, names, identity)
+        return {}, names
+    found = _parsed(folder.read(JOURNAL)) or {}
+    if found.get("identity") != identity:
+        raise UserError(
+            f"{folder.name}: holds another merge that was begun and not finished "
+            f"({_difference(found.get('identity'), identity)})",
+            "finish that one, or remove the folder, or choose another with --output",
+        )
+    partial = [name for name in stale(names) if _begun(name) in {JOURNAL, *planned}]
+    foreign = sorted(set(names) - {JOURNAL} - set(planned) - set(partial))
+    if foreign:
+        raise UserError(
+            f"{folder.name}: holds {foreign[0]}, which is no part of a merge",
+            "move it away, or choose another folder with --output",
+        )
+    return found.get("files", {}), partial
+
+
+def _occupied(folder: OutputFolder, names: Collection[str], identity: Mapping[str, Any]) -> UserError:
+    """The error of a folder that no merge is writing."""
+    what = "is not empty"
+    record = (_parsed(folder.read(RECORD)) if RECORD in names else None) or {}
+    if record.get("identity") == identity:
+        broken = next(name for name, entry in record["files"].items() if folder.size(name) != entry["size"])
+        size = folder.size(broken)
+        what = f"holds this merge, but {broken} is "
+        what += "missing" if size is None else f"{size} bytes, not {record['files'][broken]['size']}"
+    elif isinstance(record.get("identity"), dict):
+        what = f"holds another merge ({_difference(record['identity'], identity)})"
+    return UserError(f"{folder.name}: {what}", "remove it, or choose another folder with --output")
+
+
+def _begun(name: str) -> str:
+    """The file that a stale one was to become."""
+    folder, _, last = name.rpartition("/")
+    return f"{folder}/" * bool(folder) + last.removeprefix(".").removesuffix(PARTIAL)
+
+
+def _whole(folder: OutputFolder, files: Files) -> Files:
+    """Those of the files that are still what was written."""
+    out = {}
+    with Progress("checking what is there", sum(entry["size"] for entry in files.values())) as progress:
+        for name, entry in files.items():
+            if folder.size(name) == entry["size"] and folder.sha256(name) == entry["sha256"]:
+                out[name] = entry
+            progress.advance(entry["size"])
+    return out
+
+
+def _difference(found: Any, wanted: Mapping[str, Any]) -> str:
+    if not isinstance(found, dict):
+        return "it cannot be read"
+    keys = [key for key in sorted(found.keys() | wanted.keys()) if found.get(key) != wanted.get(key)]
+    return ", ".join(f"another {key}" for key in keys)
+
+
+def encoded(value: Mapping[str, Any]) -> bytes:
+    """A journal or a record as it is written."""
+    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _parsed(content: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,310 @@
+"""Logits of what was trained, held against those of its merge, in memory and read from its files.
+
+They are computed in float32, in Tunix, on a few fixed rows of tokens: of the base with its adapters, or of
+all the weights of a run without LoRA, which is what was trained; of the base with the merge rule applied in
+memory and not rounded, which tells whether the rule is right; of the same rounded, which tells what rounding
+does; and of the merged checkpoint read from its files, which is what will be served and has to be what was
+computed in memory. Adapters that were trained on quantised weights are merged into the weights as they were
+before, and compared with them on those.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..checkpoints.adapter_reader import TrainedAdapters
+from ..checkpoints.full import TrainedWeights
+from ..errors import UserError
+from ..model.partition_rules import data_parallel
+from ..settings import MeshSettings, ModelSettings
+from ..weights.checkpoint import HFCheckpoint
+from .arithmetic import Change, changed_blocks
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from ..model.loading import Built
+
+LENGTHS = (37, 23, 13, 5)
+"""Tokens of the rows that are compared."""
+
+
+RULE_TOLERANCE = 3e-5
+"""Allowed difference where nothing is rounded, as a share of the largest logit (of 1 at least). Seen:
+3e-7 to 9e-6 of it, for the tests' tiny models of 2 and 6 layers of every family, the more the larger the
+adapters' part is."""
+
+SPACING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 0.0}
+"""Distance between neighbouring numbers of a type, relative to their size."""
+
+AMPLIFICATION = 32.0
+"""Each model answers to small changes of its weights in its own way: where nothing was rounded, a random one
+of 24 layers that adapters had changed to several times its size differed by 1.5e-4 of its largest logit. How
+it answers shows in what rounding the same weights does. Measured, over tiny models of six families and of 2
+to 24 layers, with adapters from a fifth to several times the weights' size: the difference without rounding
+was 2 to 22 times the effect of rounding to bfloat16, scaled to float32's spacing."""
+
+FLIPPED = 0.1
+"""Allowed difference of the files from the merge in memory, as a share of rounding's effect. On one machine
+there is none. Another machine's float32 product may lead one element in ten thousand to the other neighbour,
+which adds up to about a hundredth of the effect of rounding them all."""
+
+SPARE = 1 << 30
+"""Bytes of memory for the interpreter, the compiler and what a layer computes on the way."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Largest differences of logits.
+
+    Attributes:
+        largest: logit of what was trained.
+        effect: of training: what was trained against base.
+        rule: the merge rule in memory against what was trained.
+        rounding: the merge rule in memory, rounded, against the same unrounded; 0 for float32.
+        files: the merged files against the merge rule in memory, rounded.
+        merged: the merged files against what was trained.
+        moved: the merged files against base.
+        dtype: of the merged tensors.
+    """
+
+    largest: float
+    effect: float
+    rule: float
+    rounding: float
+    files: float
+    merged: float
+    moved: float
+    dtype: str
+
+    @property
+    def rule_tolerance(self) -> float:
+        allowed = RULE_TOLERANCE * max(1.0, self.largest)
+        if not SPACING[self.dtype]:
+            return allowed
+        return max(allowed, AMPLIFICATION * self.rounding * 2.0**-24 / SPACING[self.dtype])
+
+    @property
+    def files_tolerance(self) -> float:
+        return RULE_TOLERANCE * max(1.0, self.largest) + FLIPPED * self.rounding
+
+
+def logits_bytes(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> int:
+    """Memory that comparing logits takes on a CPU, in bytes.
+
+    Models are in memory one at a time, in float32: 4 bytes for each element of Tunix's arrays and of the
+    adapters; twice the largest array in float32, while it is read and laid out as Tunix has it; four times
+    the logits of all rows, of which the softcap makes copies and two models' are kept; and SPARE. Measured:
+    2.1 GB at 297 M parameters in 18 layers, a vocabulary of 131,072 and rank 3, where this says 3.1 GB. On a
+    TPU the model is in the devices' memory, which is not asked for here.
+    """
+    parameters = [math.prod(p.shape) for p in base.family.parameters(base.architecture)]
+    adapters = 0
+    if isinstance(trained, TrainedAdapters):
+        adapters = sum(a.size + b.size for a, b in trained.arrays.values())
+    logits = len(LENGTHS) * max(LENGTHS) * base.architecture.vocab_size
+    return 4 * (sum(parameters) + adapters + 2 * max(parameters) + 4 * logits) + SPARE
+
+
+def compare(
+    base: HFCheckpoint,
+    trained: TrainedAdapters | TrainedWeights,
+    merged: HFCheckpoint,
+    model: ModelSettings,
+    dtype: str,
+    mesh: Mesh,
+) -> Comparison:
+    """Runs the models one after the other, so that one is in memory at a time."""
+    import jax
+
+    from ..model.loading import build
+
+    settings = replace(model, dtype="float32", attention="dot", remat="none")
+    lora = None
+    if isinstance(trained, TrainedAdapters):
+        lora = replace(trained.settings, dtype="float32", quantize=None)
+    rules = [(rule["match"], tuple(rule["spec"])) for rule in _section(trained.record, "sharding")["rules"]]
+    rows = token_rows(base.architecture.vocab_size, data_parallel(mesh.shape))
+
+    def plain(checkpoint: HFCheckpoint) -> np.ndarray:
+        out = logits(build(checkpoint, settings, None, mesh, rules), rows, mesh)
+        gc.collect()  # a model's modules refer to each other, and hold its arrays
+        return out
+
+    with jax.default_matmul_precision("highest"):
+        built = build(base, settings, lora, mesh, rules)
+        if isinstance(trained, TrainedAdapters):
+            set_adapters(built, trained, mesh)
+        else:
+            set_weights(built, trained, mesh)
+        adapted = logits(built, rows, mesh)
+        del built
+        gc.collect()
+        unadapted = plain(base)
+        ruled = plain(in_memory(base, trained.changes(base), "float32"))
+        rounded = plain(in_memory(base, trained.changes(base), dtype)) if SPACING[dtype] else ruled
+        read = plain(merged)
+    return Comparison(
+        largest=float(np.abs(adapted).max()),
+        effect=_difference(adapted, unadapted),
+        rule=_difference(adapted, ruled),
+        rounding=_difference(ruled, rounded),
+        files=_difference(rounded, read),
+        merged=_difference(adapted, read),
+        moved=_difference(unadapted, read),
+        dtype=dtype,
+    )
+
+
+def start_mesh(record: Mapping[str, Any]) -> Mesh:
+    """The run's own mesh where its TPU is here, otherwise one CPU device; one of several hosts would wait for
+    the others."""
+    from ..model.mesh import start
+
+    section = _section(record, "mesh")
+    axes = dict(section["axes"])
+    hosts = record.get("hosts", 1)
+    if hosts > 1:
+        print(f"note: verifying on the CPU: the run's mesh spans {hosts} hosts", file=sys.stderr)
+    elif not (section.get("accelerator") or "").startswith("cpu"):
+        try:
+            return start(MeshSettings("tpu", math.prod(axes.values()), axes))
+        except UserError as error:
+            print(f"note: verifying on the CPU: {error.message}", file=sys.stderr)
+    return start(MeshSettings("cpu", 1, {axis: 1 for axis in axes}))
+
+
+def token_rows(vocabulary: int, multiple: int) -> dict[str, np.ndarray]:
+    """Fixed rows of different lengths, right-padded: tokens, positions, segment_ids, all int32[B, T].
+
+    Args:
+        multiple: of which the number of rows is one.
+    """
+    count = math.lcm(len(LENGTHS), multiple)
+    lengths = np.array([LENGTHS[i % len(LENGTHS)] for i in range(count)])[:, None]
+    places = np.broadcast_to(np.arange(max(LENGTHS)), (count, max(LENGTHS)))
+    tokens = np.random.default_rng(0).integers(0, vocabulary, places.shape)
+    valid = places < lengths
+    return {
+        "tokens": np.where(valid, tokens, 0).astype(np.int32),
+        "positions": np.where(valid, places, 0).astype(np.int32),
+        "segment_ids": valid.astype(np.int32),
+    }
+
+
+def logits(built: Built, rows: Mapping[str, np.ndarray], mesh: Mesh) -> np.ndarray:
+    """float32 logits of all tokens but the padding: [tokens, vocabulary]."""
+    from flax import nnx
+
+    from ..model.sharding import shard_rows
+
+    structure, state = nnx.split(built.model)
+    with mesh:
+        out = _logits()(built.forward, Structure(structure), state, **shard_rows(dict(rows), mesh))
+    return np.asarray(out, np.float32)[rows["segment_ids"] > 0]
+
+
+@functools.cache
+def _logits() -> Callable[..., Any]:
+    """A model's forward pass, compiled once for all models of the same structure.
+
+    nnx.jit would give the whole model back, which is a second copy of it.
+    """
+    import jax
+    from flax import nnx
+
+    @functools.partial(jax.jit, static_argnums=(0, 1))
+    def logits(
+        forward: Any, structure: Any, state: Any, *, tokens: Any, positions: Any, segment_ids: Any
+    ) -> Any:
+        return forward.logits(nnx.merge(structure.definition, state), tokens, positions, segment_ids)
+
+    return logits
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A model without its arrays, as a key of JAX's cache: Tunix's configurations cannot be hashed."""
+
+    definition: Any
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
+    """Gives a model the trained A and B, in the dtype and sharding of its own."""
+    import jax
+    from flax import nnx
+
+    from ..model.sharding import named
+
+    variables = {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(built.model)
+        if isinstance(node, nnx.LoRAParam)
+    }
+    for adapter in built.adapters:
+        a, b = trained.arrays[adapter.target.weight]
+        for path, value, spec in ((adapter.a_path, a, adapter.a_spec), (adapter.b_path, b, adapter.b_spec)):
+            variable = variables.pop(path)
+            array = value.astype(variable.get_raw_value().dtype)
+            variable.set_raw_value(jax.device_put(array, named(mesh, spec)))
+    if variables:
+        raise AssertionError(f"adapters without a value: {sorted(variables)}")
+
+
+def set_weights(built: Built, trained: TrainedWeights, mesh: Mesh) -> None:
+    """Gives a model the weights of a run without LoRA, in the dtype and sharding of its own."""
+    import jax
+    from flax import nnx
+
+    variables = {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(built.model)
+        if isinstance(node, nnx.Param)
+    }
+    for parameter in trained.parameters:
+        variable = variables.pop(parameter.path)
+        old = variable.get_raw_value()
+        value = trained.read(parameter.path).astype(old.dtype)
+        variable.set_raw_value(jax.device_put(value, old.sharding))
+    if variables:
+        raise AssertionError(f"parameters without a value: {sorted(variables)}")
+
+
+@dataclass(frozen=True)
+class InMemory(HFCheckpoint):
+    """A checkpoint whose weights are changed as they are read, as a merge to `dtype` changes them."""
+
+    changes: Mapping[str, Change] | None = None
+    dtype: str = "float32"
+
+    def read(self, name: str) -> np.ndarray:
+        weight = super().read(name)
+        change = (self.changes or {}).get(name)
+        if change is None:
+            return weight
+        return np.concatenate(list(changed_blocks(weight, change, np.dtype(self.dtype))))
+
+
+def in_memory(base: HFCheckpoint, changes: Mapping[str, Change], dtype: str) -> InMemory:
+    """`base` with changes, by the tensors' full names, made in memory."""
+    values = {field.name: getattr(base, field.name) for field in fields(HFCheckpoint)}
+    return InMemory(**values, changes=changes, dtype=dtype)
+
+
+def _section(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return record["recipe"][name]
+
+
+def _difference(left: Sequence[float] | np.ndarray, right: Sequence[float] | np.ndarray) -> float:
+    return float(np.abs(np.asarray(left) - np.asarray(right)).max())

@@ -1,0 +1,186 @@
+"""Linear weights in eight bits: fp8 (e4m3) or int8, with one scale for each output channel.
+
+They are written in the layout of compressed-tensors: the quantised `X.weight` [out, in], and beside it
+`X.weight_scale` [out, 1] in float32, so that W is about weight * weight_scale. Of a model, the linear weights
+of the text layers' attention and MLP are quantised, whether they were trained or not; embeddings, norms,
+routers, experts, the output head and whatever sees or hears stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from ..weights.checkpoint import HEAD, HFCheckpoint
+from .arithmetic import host
+
+LINEAR = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight")
+"""A quantised tensor's name, after the checkpoint's prefix: the same in every family."""
+WEIGHT, SCALE = ".weight", ".weight_scale"
+LEAST_ABSOLUTE = float(np.finfo(np.float32).tiny) * 1024
+"""Rows that are smaller everywhere become zeros: their scale would be no normal number."""
+
+
+class Quantization(Protocol):
+    """How a float32 weight [out, in] becomes tensors of the output."""
+
+    @property
+    def name(self) -> str:
+        """As a recipe has it: "fp8" or "int8"."""
+
+    def applies(self, base: HFCheckpoint, name: str) -> bool:
+        """Whether a tensor of the base, by its full name, is quantised."""
+
+    def outputs(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
+        """(name, safetensors type, shape) of what is written for a tensor, in the order of `encode`."""
+
+    def encode(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """Quantises one weight.
+
+        Args:
+            blocks: its rows in order, in blocks [rows, in] of float32, all finite.
+
+        Returns:
+            The bytes of `outputs`: a block of the weight for each block, then the scales of all rows.
+        """
+
+    def config(self, base: HFCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
+        """The `quantization_config` of config.json.
+
+        Args:
+            quantised: full names of the tensors that were quantised.
+        """
+
+
+@dataclass(frozen=True)
+class PerChannel:
+    """A symmetric type with one scale for each row.
+
+    Attributes:
+        code: safetensors' name of the type.
+        dtype: numpy's type.
+        largest: its largest value, which the largest of a row becomes.
+        kind, format: what compressed-tensors calls the type, and files of it.
+    """
+
+    name: str
+    code: str
+    dtype: np.dtype
+    largest: int
+    kind: str
+    format: str
+
+    def applies(self, base: HFCheckpoint, name: str) -> bool:
+        suffix = name.removeprefix(base.prefix)
+        return name.startswith(base.prefix) and LINEAR.fullmatch(suffix) is not None
+
+    def outputs(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, str, tuple[int, ...]]]:
+        return [(name, self.code, shape), (name.removesuffix(WEIGHT) + SCALE, "F32", (shape[0], 1))]
+
+    def encode(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        import jax
+
+        largest_of, divided = _kernels(self.name)
+        scales = []
+        for block in blocks:
+            absolute = np.asarray(largest_of(jax.device_put(block, host())))
+            scale = np.where(absolute < LEAST_ABSOLUTE, 1, absolute / np.float32(self.largest))
+            scales.append(scale.astype(np.float32, copy=False))
+            values = divided(*jax.device_put((block, scales[-1]), host()))
+            yield np.asarray(values).view(self.dtype)
+        yield np.concatenate(scales)
+
+    def config(self, base: HFCheckpoint, quantised: Collection[str]) -> dict[str, Any]:
+        both = {"num_bits": 8, "type": self.kind, "symmetric": True}
+        group = {
+            "targets": ["Linear"],
+            "weights": {**both, "strategy": "channel", "dynamic": False},
+            "input_activations": {**both, "strategy": "token", "dynamic": True},
+            "output_activations": None,
+        }
+        return {
+            "quant_method": "compressed-tensors",
+            "format": self.format,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": ignored(base, quantised),
+            "kv_cache_scheme": None,
+        }
+
+
+def ignored(base: HFCheckpoint, quantised: Collection[str]) -> list[str]:
+    """Patterns of the modules that are not quantised though loaders may take them for linear layers.
+
+    Each is one module's name, or that of a part of the model, wherever it stands: transformers, vLLM and
+    vLLM-TPU place the parts of a multimodal model under different names.
+    """
+    parts = {HEAD.removesuffix(WEIGHT)}  # transformers has the module even where the weight is the embedding
+    for name, tensor in base.tensors.items():
+        if name in quantised or len(tensor.shape) < 2:
+            continue
+        if name.startswith(base.prefix):
+            path = re.sub(r"^layers\.\d+\.", "", name.removeprefix(base.prefix)).split(".")
+        else:  # "model.vision_tower.x", or "language_model.lm_head.weight" beside "language_model.model."
+            path = list(itertools.dropwhile(base.prefix.split(".").__contains__, name.split(".")))
+        parts.add(path[0])
+    return [rf"re:(.*\.)?{re.escape(part)}(\..*)?$" for part in sorted(parts)]
+
+
+def quantization(name: str | None) -> Quantization | None:
+    """The quantization that a recipe names; None for none."""
+    return None if name is None else FORMATS[name]
+
+
+FORMATS = {
+    "fp8": PerChannel("fp8", "F8_E4M3", np.dtype(ml_dtypes.float8_e4m3fn), 448, "float", "float-quantized"),
+    "int8": PerChannel("int8", "I8", np.dtype("int8"), 127, "int", "int-quantized"),
+}
+
+
+@functools.cache
+def _kernels(name: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The largest absolute value of each row, and the rounded quotient of rows and scales."""
+    import jax
+    import jax.numpy as jnp
+    from jax import lax
+
+    def largest_of(rows: Any) -> Any:
+        return jnp.max(jnp.abs(rows), axis=1, keepdims=True, initial=0)
+
+    def quotient(rows: Any, scales: Any) -> Any:
+        # Without the barrier XLA multiplies by the reciprocal, which another last bit comes from.
+        return rows / lax.optimization_barrier(jnp.broadcast_to(scales, rows.shape))
+
+    def fp8(rows: Any, scales: Any) -> Any:
+        return _fp8_bits(jnp.clip(quotient(rows, scales), -448, 448))
+
+    def int8(rows: Any, scales: Any) -> Any:
+        return jnp.clip(jnp.round(quotient(rows, scales)), -127, 127).astype(jnp.int8)
+
+    return jax.jit(largest_of), jax.jit({"fp8": fp8, "int8": int8}[name])
+
+
+def _fp8_bits(values: Any) -> Any:
+    """The bits of float32 values of at most 448 as float8_e4m3fn, rounded to nearest, ties to even.
+
+    XLA's own cast on CPU gives the same and takes twice the time. Four exponent bits of bias 7 and three of
+    mantissa: float32's bits without the lower 20, rebiased. Below 2^-6 the steps are of 2^-9, which are
+    float32's own steps at 2^14: adding that rounds to them.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    bits = lax.bitcast_convert_type(values, jnp.uint32)
+    absolute = bits & 0x7FFFFFFF
+    normal = ((absolute + 0x7FFFF + ((absolute >> 20) & 1)) >> 20) - ((127 - 7) << 3)
+    stepped = lax.bitcast_convert_type(lax.bitcast_convert_type(absolute, jnp.float32) + 2.0**14, jnp.uint32)
+    small = stepped - 0x46800000  # the bits of 2^14
+    result = jnp.where(absolute < 0x3C800000, small, normal)  # the bits of 2^-6
+    return (result | (bits >> 24 & 0x80)).astype(jnp.uint8)

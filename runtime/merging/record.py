@@ -1,0 +1,147 @@
+"""What a merge is made of: the identity by which a second run knows it, and merge.json."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from ..checkpoints import manifest
+from ..checkpoints.adapter_reader import ITEM, TrainedAdapters
+from ..checkpoints.full import TrainedWeights
+from ..settings import ModelSettings
+from ..weights.checkpoint import CONFIG, HFCheckpoint
+from .journal import Files
+from .plan import Plan
+
+VERSION = 1
+"""Of merge.json."""
+
+SAMPLES, SAMPLE_BYTES = 32, 4096
+"""Places of a checkpoint's weights, evenly spread, and bytes of each, by which it is told from another."""
+
+Trained = TrainedAdapters | TrainedWeights
+
+
+@dataclass(frozen=True)
+class MergeSettings:
+    """The `merge` section of a recipe, as far as it decides what is written.
+
+    Attributes:
+        dtype: of the merged weights, "bfloat16" or "float32".
+        max_shard_size: of one file, "5GB" and the like, or "base" for the base's own split.
+        quantization: "fp8" or "int8" for linear weights that are written so, None for `dtype`.
+        chat_template: the recipe's own, None where it trained with the tokenizer's. A model is served with
+            the template that it was trained with, so it takes the place of the base's.
+    """
+
+    dtype: str
+    max_shard_size: str
+    quantization: str | None = None
+    chat_template: str | None = None
+
+
+def identity(base: HFCheckpoint, directory: str, trained: Trained, settings: MergeSettings) -> dict[str, Any]:
+    """Whatever the output depends on, by what a message calls it.
+
+    Args:
+        directory: of the run's checkpoints.
+    """
+    template = settings.chat_template
+    return {
+        "base": base_digest(base),
+        "step": trained.step,
+        "checkpoint": checkpoint_digest(directory, trained),
+        "recipe": hashlib.sha256(trained.lock).hexdigest(),
+        "dtype": settings.dtype,
+        "max_shard_size": settings.max_shard_size,
+        "quantization": settings.quantization,
+        "chat_template": template and hashlib.sha256(template.encode()).hexdigest(),
+    }
+
+
+def base_digest(base: HFCheckpoint) -> str:
+    """SHA-256 of config.json, of every file's name, size and header, and of a little of the weights.
+
+    Two models of one architecture differ in nothing but their weights.
+    """
+    digest = hashlib.sha256(base.side_file(CONFIG))
+    each = -(-SAMPLES // len(base.headers))
+    for file, header in base.headers.items():
+        digest.update(f"{file} {header.size}\n".encode())
+        digest.update(header.raw)
+        for number in range(each):
+            start = header.data_start + (header.size - header.data_start) * (2 * number + 1) // (2 * each)
+            digest.update(base.store.read(file, start, min(start + SAMPLE_BYTES, header.size)))
+    return digest.hexdigest()
+
+
+def checkpoint_digest(directory: str, trained: Trained) -> str | None:
+    """SHA-256 of a step's SHA256SUMS; of the arrays where another program saved none."""
+    sums = epath.Path(directory) / str(trained.step) / ITEM / manifest.SUMS
+    if sums.exists():
+        return hashlib.sha256(sums.read_bytes()).hexdigest()
+    if isinstance(trained, TrainedWeights):
+        return None
+    digest = hashlib.sha256()
+    for weight in sorted(trained.arrays):
+        for array in trained.arrays[weight]:
+            digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def merge_record(
+    identified: Mapping[str, Any],
+    base: HFCheckpoint,
+    model: ModelSettings,
+    trained: Trained,
+    settings: MergeSettings,
+    plan: Plan,
+    files: Files,
+    known: Mapping[str, str],
+) -> dict[str, Any]:
+    """merge.json.
+
+    Args:
+        identified: as from `identity`.
+        files: size and SHA-256 of every file that is written, without merge.json itself.
+        known: SHA-256 of the base's files, as far as something knows them; they were compared.
+    """
+    return {
+        "merge": VERSION,
+        "identity": dict(identified),
+        "base": {
+            "id": model.id,
+            "revision": model.revision,
+            "files": {
+                file: {"size": header.size, **({"sha256": known[file]} if file in known else {})}
+                for file, header in base.headers.items()
+            },
+        },
+        "checkpoint": {"step": trained.step, "sha256": identified["checkpoint"]},
+        "lora": _lora(trained),
+        "dtype": settings.dtype,
+        "quantization": settings.quantization,
+        "max_shard_size": settings.max_shard_size,
+        "tensors": {"merged": plan.merged, "kept": plan.copied, "quantized": plan.quantized},
+        "recipe": {"name": trained.record.get("name"), "sha256": identified["recipe"]},
+        "files": dict(sorted(files.items())),
+    }
+
+
+def _lora(trained: Trained) -> dict[str, Any] | None:
+    if isinstance(trained, TrainedWeights):
+        return None
+    lora = trained.settings
+    return {
+        "rank": lora.rank,
+        "alpha": lora.alpha,
+        "rslora": lora.rslora,
+        "rank_pattern": dict(lora.rank_pattern),
+        "alpha_pattern": dict(lora.alpha_pattern),
+        "targets": list(lora.targets),
+        "quantize": lora.quantize,
+    }

@@ -1,0 +1,395 @@
+"""Compares a merged folder's tensors, by samples of their rows, with a computation of their own.
+
+What each trained tensor has to be is looked up in the run's own arrays, element by element, in float64.
+Nothing of the merge is used for it: neither its arithmetic, nor its way from Tunix's arrays to Hugging Face's
+matrices. Each element of a merged tensor is looked up in Tunix's array by its index, as the base is loaded;
+what training added to it is the product of the run's arrays over their whole rank axis.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from ..checkpoints.adapter_reader import TrainedAdapters
+from ..checkpoints.full import TrainedWeights
+from ..errors import UserError
+from ..model.adapters import Adapter, LoraSettings
+from ..model.families.base import Parameter, Source
+from ..progress import Progress
+from ..weights.checkpoint import DTYPES, HFCheckpoint
+from ..weights.contradictions import layer_of
+from .merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Rows, check_names, runs
+
+WHOLE = 1 << 21
+"""Elements of a tensor that is compared whole; of a larger one rows are."""
+ROWS = 256
+FEWEST_ROWS = 8
+"""Rows that are compared of a large tensor: ROWS, or as many as have WHOLE elements, or FEWEST_ROWS."""
+STRATA = 64
+"""Equal parts of a large tensor, each of which gives some neighbouring rows: where there are as many, a wrong
+block of rows of 1/32 of the tensor or more is always seen."""
+BLOCK_ELEMENTS = 1 << 20
+"""Elements that are worked on at a time; each takes some ten numbers of 8 bytes."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What was compared, and how it came out.
+
+    Attributes:
+        trained, trained_of: tensors that training changed, compared and in all.
+        kept, kept_of: tensors that it did not change; their bytes were compared.
+        elements: of trained (and of quantised) tensors that were compared.
+        largest: difference from the float64 value.
+        share: the largest difference as a share of what is allowed to that element.
+        off: elements that are not the number nearest to the float64 value: float32 arithmetic leaves some.
+    """
+
+    trained: int = 0
+    trained_of: int = 0
+    kept: int = 0
+    kept_of: int = 0
+    elements: int = 0
+    largest: float = 0.0
+    share: float = 0.0
+    off: int = 0
+
+    def with_elements(self, error: np.ndarray, nearest: np.ndarray, allowed: np.ndarray) -> Sampled:
+        """With the differences of more elements, the largest that rounding to the nearest makes, and the
+        largest that are allowed."""
+        return replace(
+            self,
+            elements=self.elements + error.size,
+            largest=max(self.largest, float(error.max())),
+            share=max(self.share, float((error / allowed).max())),
+            off=self.off + int(np.count_nonzero(error > nearest)),
+        )
+
+
+def check_tensors(
+    base: HFCheckpoint,
+    trained: TrainedAdapters | TrainedWeights,
+    folder: Path,
+    dtype: str,
+    seed: int = 0,
+    count: int | None = None,
+) -> Sampled:
+    """Compares a merged folder's tensors with the base's, and with those that training changed.
+
+    Every tensor of the base has to be there once, in its shape, and no other. Of each tensor that is looked
+    at, all elements are compared where they are at most WHOLE; otherwise rows from all its parts. What was
+    not trained has to have the base's bytes.
+
+    A merged element may differ from the float64 value by half a unit in the last place of its type, which
+    is what one rounding does, and by what float32 arithmetic may do before it: (rank + 4) * 2^-24 of
+    |W| + |a| |b|, with the lengths of the element's row of A and column of B. After full fine-tuning it may
+    not differ by more than the one rounding. A quantised one may differ by half a step of its quantisation.
+
+    It takes some 100 MB of memory beside the run's adapters, whatever the tensors' sizes. After full
+    fine-tuning one parameter of the run is in memory whole, as it is when it is merged.
+
+    Args:
+        dtype: of the merged tensors.
+        seed: of the choice of rows, and of tensors where `count` leaves some out.
+        count: tensors that are looked at, of the trained ones and of the others: None for all. The first
+            and the last of each kind (a projection in a kind of layer) are always among them.
+
+    Raises:
+        UserError: naming the first tensor that is not as it should be.
+    """
+    expected = _expectations(base, trained)
+    merged = MergedFiles(folder)
+    check_names(base, set(expected), merged, dtype)
+    random = np.random.default_rng(seed)
+    kept = [name for name in base.tensors if name not in expected]
+    chosen = choose(list(expected), base, count, random)
+    untouched = choose(kept, base, count, random)
+    result = Sampled(len(chosen), len(expected), len(untouched), len(kept))
+    with Progress("comparing tensors", len(chosen) + len(untouched)) as progress:
+        for name in expected:
+            if name in chosen:
+                result = _check_values(base, merged, name, expected[name], random, result)
+                progress.advance(1)
+        for name in untouched:
+            if merged.quantized(name):
+                result = _check_values(base, merged, name, None, random, result)
+            else:
+                _check_bytes(base, merged, name, random)
+            progress.advance(1)
+    return result
+
+
+def choose(names: list[str], base: HFCheckpoint, count: int | None, random: np.random.Generator) -> set[str]:
+    """The first and the last of each kind of tensor, and others up to a number; all of them for None.
+
+    Two tensors are of one kind when their names differ in numbers alone and their layers are of one type.
+    """
+    if count is None:
+        return set(names)
+    kinds: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in names:
+        layer = layer_of(name.removeprefix(base.prefix)) if name.startswith(base.prefix) else None
+        types = base.architecture.layer_types
+        kinds[re.sub(r"(?<=\.)\d+(?=\.)", "*", name), "" if layer is None else types[layer]].append(name)
+    out = {name for group in kinds.values() for name in (group[0], group[-1])}
+    rest = [name for name in names if name not in out]
+    random.shuffle(rest)
+    return out | set(rest[: max(0, count - len(out))])
+
+
+def sample_rows(shape: tuple[int, ...], random: np.random.Generator) -> Rows:
+    """All rows of a small tensor; of a large one some neighbouring rows of each of its STRATA parts."""
+    if not shape:
+        return np.zeros(1, np.int64)
+    length, width = shape[0], math.prod(shape[1:])
+    if length * width <= WHOLE:
+        return np.arange(length)
+    wanted = min(length, max(FEWEST_ROWS, min(ROWS, WHOLE // width)))
+    strata = min(STRATA, wanted)
+    each = wanted // strata
+    edges = np.linspace(0, length, strata + 1).astype(np.int64)
+    starts = random.integers(edges[:-1], edges[1:] - each + 1)
+    return (starts[:, None] + np.arange(each)).reshape(-1)
+
+
+def sampled_blocks(shape: tuple[int, ...], random: np.random.Generator) -> list[Rows]:
+    """The rows of a tensor that are compared, in blocks of at most BLOCK_ELEMENTS, or of one row."""
+    if math.prod(shape) == 0:
+        return []
+    rows = sample_rows(shape, random)
+    step = max(1, BLOCK_ELEMENTS // math.prod(shape[1:]))
+    return [rows[start : start + step] for start in range(0, len(rows), step)]
+
+
+def _base_rows(base: HFCheckpoint, name: str, rows: Rows) -> np.ndarray:
+    """Rows of a tensor of the base, in its own type: [rows, elements of a row]."""
+    tensor = base.tensors[name]
+    dtype, width = DTYPES[tensor.dtype], math.prod(tensor.shape[1:])
+    size = width * dtype.itemsize
+    parts = [
+        np.frombuffer(base.bytes_of(name, start * size, stop * size), dtype).reshape(-1, width)
+        for start, stop in runs(rows)
+    ]
+    return np.concatenate(parts)
+
+
+def _check_bytes(base: HFCheckpoint, merged: MergedFiles, name: str, random: np.random.Generator) -> None:
+    for rows in sampled_blocks(merged.shapes[name], random):
+        if merged.rows(name, rows).tobytes() != _base_rows(base, name, rows).tobytes():
+            raise UserError(
+                f"{merged.path(name)}: {name} was not trained, and does not have the base's bytes", UNUSABLE
+            )
+    base.release(name)
+
+
+def _check_values(
+    base: HFCheckpoint,
+    merged: MergedFiles,
+    name: str,
+    expected: Expected | None,
+    random: np.random.Generator,
+    result: Sampled,
+) -> Sampled:
+    """Compares one tensor with its float64 value, the base's where nothing is expected of training; gives
+    `result` with it."""
+    for rows in sampled_blocks(merged.shapes[name], random):
+        weight = _base_rows(base, name, rows).astype(np.float64)
+        exact, slack = (weight, 0.0) if expected is None else expected.value(rows, weight)
+        stored = merged.rows(name, rows)
+        if not np.isfinite(stored.astype(np.float32)).all() and np.isfinite(exact).all():
+            raise UserError(f"{merged.path(name)}: {name} holds values that are not finite", UNUSABLE)
+        if merged.quantized(name):
+            scale = _scales(merged, name, rows)
+            found = stored.astype(np.float64) * scale
+            integers = stored.dtype == np.int8
+            unit = scale * (np.ones_like(exact) if integers else _last_place(exact / scale, stored.dtype))
+            # The encoder divides by the scale in float32 first, which may lead to the other neighbour.
+            allowed = unit * (0.5 + 2.0**-8) + slack + np.abs(exact) * 2.0**-20
+        else:
+            found, unit = stored.astype(np.float64), _last_place(exact, stored.dtype)
+            allowed = unit / 2 + slack
+        error = np.abs(found - exact)
+        wrong = ~(error <= allowed)
+        if wrong.any():
+            change = None if expected is None or expected.change is None else expected.change(rows)
+            raise _wrong(merged, name, rows, found, exact, wrong, found - weight, change)
+        result = result.with_elements(error, unit / 2, allowed)
+    base.release(name)
+    return result
+
+
+def _scales(merged: MergedFiles, name: str, rows: Rows) -> np.ndarray:
+    """The scale of each of some rows of a quantised tensor: float64[rows, 1] or [1, 1]."""
+    shape = merged.shapes[name + SCALE]
+    every = np.arange(shape[0]) if shape else np.zeros(1, np.int64)
+    scales = merged.rows(name + SCALE, every).astype(np.float64).reshape(-1, 1)
+    if len(scales) not in (1, merged.shapes[name][0]):
+        raise UserError(
+            f"{merged.path(name + SCALE)}: {name + SCALE} has shape {list(shape)}, neither one scale nor "
+            f"one for each of {merged.shapes[name][0]} rows",
+            AGAIN,
+        )
+    return scales if len(scales) == 1 else scales[rows]
+
+
+def _last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The distance between neighbouring numbers of a type, at some float64 values."""
+    info = ml_dtypes.finfo(dtype)
+    exponent = np.where(values == 0, info.minexp, np.frexp(values)[1] - 1)
+    return np.ldexp(1.0, np.maximum(exponent, info.minexp) - info.nmant)
+
+
+def _wrong(
+    merged: MergedFiles,
+    name: str,
+    rows: Rows,
+    found: np.ndarray,
+    exact: np.ndarray,
+    wrong: np.ndarray,
+    held: np.ndarray,
+    change: np.ndarray | None,
+) -> UserError:
+    """Says which element of a tensor is wrong, and where it can be told, how.
+
+    Args:
+        held: what the merged rows have over the base's.
+        change: what they should have, None where training replaced them.
+    """
+    row, column = (int(index[0]) for index in np.nonzero(wrong))
+    count = np.count_nonzero(wrong)
+    message = (
+        f"{merged.path(name)}: {name} is not what was trained: {count:,} of {wrong.size:,} compared elements "
+        f"are wrong, first [{rows[row]}, {column}]: {found[row, column]:.6g} instead of "
+        f"{exact[row, column]:.6g}"
+    )
+    if change is not None and change.any() and count > wrong.size // 2:
+        share = float(np.vdot(change, held) / np.vdot(change, change))
+        if np.linalg.norm(held - share * change) < 0.2 * np.linalg.norm(change):
+            message += f"; it holds {round(share, 2) + 0.0:.2f} times the trained change"
+    return UserError(message, UNUSABLE)
+
+
+SINGLE_ROUNDING = 2.0**-24
+"""Largest relative error of one operation in float32."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What training made of a tensor.
+
+    Attributes:
+        value: (rows, the base's rows) -> the float64 value, and how far float32 arithmetic may be from it;
+            all of [rows, elements of a row].
+        change: rows -> what training added to them, None where it replaced them.
+    """
+
+    value: Callable[[Rows, np.ndarray], tuple[np.ndarray, np.ndarray | float]]
+    change: Callable[[Rows], np.ndarray] | None = None
+
+
+def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
+    """What training made of each tensor that it changed, by its full name, in the order of parameters."""
+    out: dict[str, Expected] = {}
+    if isinstance(trained, TrainedWeights):
+        for parameter in trained.parameters:
+            for index, source in enumerate(parameter.sources):
+                out[source.full_name(base.prefix)] = _replaced(trained, parameter, index)
+        return out
+    parameters = {p.path: p for p in base.family.parameters(base.architecture)}
+    for adapter in trained.adapters:
+        for part in adapter.projections:
+            source = parameters[adapter.target.weight].sources[part.slot if adapter.target.fused else 0]
+            product = Product(adapter, source, part.slot, trained)
+            out[source.full_name(base.prefix)] = Expected(product.value, product.change)
+    return out
+
+
+def _places(source: Source, elements: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Where elements of a Hugging Face tensor are in Tunix's array: an index for each of its axes.
+
+    Args:
+        elements: their numbers in the order of the tensor's bytes.
+    """
+    along = np.unravel_index(elements, source.reshape)
+    return tuple(along[axis] for axis in source.transpose)
+
+
+class Product:
+    """What LoRA adds to one Hugging Face tensor.
+
+    Args:
+        adapter: of the weight in Tunix.
+        source: the tensor.
+        slot: its place on the first axis of a fused weight.
+        trained: the run's arrays.
+    """
+
+    def __init__(self, adapter: Adapter, source: Source, slot: int, trained: TrainedAdapters) -> None:
+        self.source = source
+        self.a, self.b = trained.arrays[adapter.target.weight]  # [*contracted, rank], [rank, *rest]
+        if adapter.target.fused:
+            self.b = self.b[:, slot]
+        self.scale = _rank_scales(adapter, trained.settings)
+        # The axes of the tensor's own part of the weight, of which a fused one has one more.
+        shift = int(adapter.target.fused)
+        self.contracted = [axis - shift for axis in adapter.target.contract]
+        self.rest = [axis for axis in range(len(source.transpose)) if axis not in self.contracted]
+
+    def factors(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+        """A's and B's part in some rows: float64 [rank, elements of a row], [rows, rank], B scaled."""
+        columns = self.source.shape[1]
+        across = _places(self.source, rows[0] * columns + np.arange(columns))
+        down = _places(self.source, rows * columns)
+        if any(np.ptp(down[axis]) for axis in self.contracted) or any(np.ptp(across[a]) for a in self.rest):
+            raise AssertionError(f"{self.source.name}: a row is not one output feature")
+        low = self.a[tuple(across[axis] for axis in self.contracted)]
+        high = np.moveaxis(self.b, 0, -1)[tuple(down[axis] for axis in self.rest)]
+        return low.T.astype(np.float64), high.astype(np.float64) * self.scale
+
+    def change(self, rows: Rows) -> np.ndarray:
+        """What is added to some rows."""
+        low, high = self.factors(rows)
+        return high @ low
+
+    def value(self, rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See Expected.value."""
+        low, high = self.factors(rows)
+        # By Cauchy and Schwarz, no sum of the products' sizes is larger than the product of the lengths.
+        bound = np.linalg.norm(high, axis=1)[:, None] * np.linalg.norm(low, axis=0)
+        bound += np.abs(weight)
+        bound *= (len(low) + 4) * SINGLE_ROUNDING
+        bound += float(np.finfo(np.float32).tiny)
+        out = high @ low
+        out += weight
+        return out, bound
+
+
+def _rank_scales(adapter: Adapter, settings: LoraSettings) -> np.ndarray:
+    """What each entry of an adapter's rank axis is multiplied by: alpha / rank of the projection that it
+    belongs to, or alpha / sqrt(rank) with rsLoRA. float64[rank]."""
+    out = np.zeros(adapter.rank)
+    for part in adapter.projections:
+        rank = settings.rank_of(part.name)
+        out[part.block] = settings.alpha_of(part.name) / (math.sqrt(rank) if settings.rslora else rank)
+    return out
+
+
+def _replaced(trained: TrainedWeights, parameter: Parameter, index: int) -> Expected:
+    source = parameter.sources[index]
+
+    def value(rows: Rows, weight: np.ndarray) -> tuple[np.ndarray, float]:
+        array = trained.read(parameter.path)
+        if len(parameter.sources) > 1:
+            array = array[index]
+        width = math.prod(source.shape[1:])
+        return array[_places(source, rows[:, None] * width + np.arange(width))].astype(np.float64), 0.0
+
+    return Expected(value)

@@ -1,0 +1,346 @@
+"""Writes the planned shards: read, add, cast, hash and write, each while the others go on.
+
+Workers make blocks of rows, several at a time and across tensors; the blocks are written in order, and hashed
+on a thread of their own. What is in memory at once is a few blocks, whatever the checkpoint's size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import IO, Any
+
+import numpy as np
+
+from ..checkpoints.full import Replacement
+from ..errors import Spoiled
+from ..in_order import in_order
+from ..interrupts import held
+from ..progress import Progress
+from ..weights.checkpoint import HFCheckpoint
+from ..weights.contradictions import AGAIN
+from ..weights.safetensors_files import DTYPES, prefix, raw
+from .arithmetic import changer, is_finite, row_blocks
+from .journal import Journal
+from .known import BaseSums
+from .plan import Piece, Plan, Shard
+from .quantized import Quantization
+
+COPY_BYTES = 1 << 23
+"""Of a tensor that stays as it is, at a time."""
+RELEASE_BYTES = 1 << 27
+"""Of a tensor that was written, after which the system may take back the memory of what was read."""
+FLUSH_BYTES = 1 << 28
+"""Of a file, that go to its disk together."""
+WORKERS = min(8, os.cpu_count() or 1)
+AHEAD = 2 * WORKERS + 2
+"""Blocks that are made, or being made, before they are written."""
+
+Chunk = memoryview | np.ndarray
+
+
+def write_shards(
+    plan: Plan,
+    base: HFCheckpoint,
+    journal: Journal,
+    quantization: Quantization | None = None,
+    sums: BaseSums | None = None,
+) -> None:
+    """Writes the shards that the journal does not have yet, and notes each.
+
+    Args:
+        quantization: as it was planned with.
+        sums: is given the base's bytes in the order of its files, to be compared with known hashes.
+
+    Raises:
+        Spoiled: when a base file is not the one that its hash names, or a value is not finite.
+        OSError: when a file cannot be written.
+    """
+    feed = _Feed(base, sums)
+    with (
+        Progress("merging", plan.size, unit="B") as progress,
+        ThreadPoolExecutor(WORKERS, thread_name_prefix="merge") as pool,
+    ):
+        for shard in plan.shards:
+            if shard.file in journal.files:
+                for piece in shard.pieces:
+                    feed.piece(piece)
+                progress.skip(shard.size)
+                continue
+            with journal.folder.create(shard.file) as file, Sink(file) as sink:
+                sink.write(prefix(shard.header))
+                for chunk in _shard_chunks(shard, base, pool, quantization, feed):
+                    sink.write(chunk)
+                    progress.advance(len(chunk) if isinstance(chunk, memoryview) else chunk.nbytes)
+            if sink.size != shard.size:
+                raise AssertionError(f"{shard.file}: {sink.size} bytes written, {shard.size} planned")
+            journal.add(shard.file, sink.size, sink.sha256)
+        feed.end()
+
+
+def _shard_chunks(
+    shard: Shard,
+    base: HFCheckpoint,
+    pool: ThreadPoolExecutor,
+    quantization: Quantization | None = None,
+    feed: _Feed | None = None,
+) -> Iterator[Chunk]:
+    """The bytes of a shard's tensors, in order."""
+    pieces = {piece.name: piece for piece in shard.pieces}
+    forget = feed is None or not feed.hashes  # what is hashed is read once more
+    jobs = ((name, job) for name, piece in pieces.items() for job in _jobs(piece, base))
+    made = in_order(pool, jobs, AHEAD)
+    for name, blocks in itertools.groupby(made, key=lambda item: item[0]):
+        piece = pieces[name]
+        values: Iterator[Any] = (block for _, block in blocks)
+        written = held = 0
+        for chunk in quantization.encode(values) if piece.quantized and quantization else values:
+            yield chunk
+            written += chunk.nbytes
+            held += chunk.nbytes
+            if held >= RELEASE_BYTES:
+                base.release(name, forget)
+                held = 0
+        if written != piece.size:
+            raise AssertionError(f"{piece.name}: {written} bytes made, {piece.size} planned")
+        if feed is not None:
+            feed.piece(piece)
+        base.release(name, forget)
+
+
+def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
+    """What makes each block of a piece: the base's bytes as they are, or rows of a tensor that changes."""
+    tensor = base.tensors[piece.name]
+    size = tensor.end - tensor.start
+    if piece.copied:
+        for start in range(0, size, COPY_BYTES):
+            yield partial(_copied, piece.name, base, start, min(start + COPY_BYTES, size))
+        return
+    kind = DTYPES[tensor.dtype]
+    target = np.dtype("float32") if piece.quantized else DTYPES[piece.outputs[0].dtype]
+    row_bytes = kind.itemsize * math.prod(tensor.shape[1:])
+
+    def base_rows(rows: slice) -> np.ndarray:
+        data = base.bytes_of(piece.name, rows.start * row_bytes, rows.stop * row_bytes)
+        return np.frombuffer(data, kind).reshape(-1, *tensor.shape[1:])
+
+    make = _kept(target) if piece.change is None else changer(piece.change, target)
+
+    def made(rows: slice) -> np.ndarray:
+        block = make(base_rows, rows)
+        if not is_finite(block):
+            if not isinstance(piece.change, Replacement) and not is_finite(base_rows(rows)):
+                raise _damaged(piece.name, base)
+            raise Spoiled(
+                f"{piece.name}: its merged values are not finite in {target.name}",
+                "take an earlier --step"
+                if target == np.float32
+                else "set merge.dtype to float32, or take an earlier --step",
+            )
+        return block
+
+    for rows in row_blocks(tensor.shape):
+        yield partial(made, rows)
+
+
+def _kept(target: np.dtype) -> Callable[[Callable[[slice], np.ndarray], slice], np.ndarray]:
+    return lambda base, rows: base(rows).astype(target)
+
+
+def _copied(name: str, base: HFCheckpoint, start: int, end: int) -> memoryview:
+    """Bytes of a tensor that stays as it is.
+
+    Raises:
+        Spoiled: when a weight in them is not finite, or a scalar NaN: a bound, such as Gemma 4's encoders
+            have, may be infinite.
+    """
+    data, tensor = base.bytes_of(name, start, end), base.tensors[name]
+    if (kind := DTYPES.get(tensor.dtype)) is not None:
+        values = np.frombuffer(data, kind)
+        if not is_finite(values) and (tensor.shape or np.isnan(values.astype(np.float32)).any()):
+            raise _damaged(name, base)
+    return data
+
+
+def _damaged(name: str, base: HFCheckpoint) -> Spoiled:
+    return Spoiled(f"{base.name}/{base.tensors[name].file}: {name} holds values that are not finite", AGAIN)
+
+
+class Sink:
+    """A file that is hashed, and brought to its disk, on threads of their own while it is written.
+
+    Attributes:
+        size: bytes written.
+        sha256: of them, once the block has ended.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.size = 0
+        self.sha256 = ""
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._hashed = _Behind(self._digest.update, depth=2)
+        self._flushed = _Behind(_flusher(file), depth=1)
+        self._begun = 0
+
+    def __enter__(self) -> Sink:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        with held():
+            for behind in (self._flushed, self._hashed):
+                behind.close()
+        if kind is None:
+            # A disk tells of a failed write once: the fsync that follows would not hear of it again.
+            for behind in (self._flushed, self._hashed):
+                behind.check()
+        self.sha256 = self._digest.hexdigest()
+
+    def write(self, chunk: Chunk | bytes) -> None:
+        """Appends bytes, or an array's elements in C order."""
+        data = raw(chunk) if isinstance(chunk, np.ndarray) else chunk
+        self._hashed.put(data)
+        self._file.write(data)
+        self.size += len(data)
+        if self.size - self._begun >= FLUSH_BYTES:
+            self._flushed.put((self._begun, self.size))
+            self._begun = self.size
+
+
+class _Behind:
+    """Does something to each of a row of items, on a thread, at most `depth` items behind."""
+
+    def __init__(self, work: Callable[[Any], object], depth: int) -> None:
+        self._items: queue.Queue[Any] = queue.Queue(depth)
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        with held():
+            self._thread.start()
+
+    def put(self, item: Any) -> None:
+        """Adds an item; raises what the work on an earlier one raised."""
+        with held():
+            self._items.put(item)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what the work on an earlier item raised."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Waits for the last item."""
+        with held():
+            self._items.put(None)
+            self._thread.join()
+
+    def _run(self, work: Callable[[Any], object]) -> None:
+        while (item := self._items.get()) is not None:
+            if self._error is None:
+                try:
+                    work(item)
+                except Exception as error:  # raised where the caller hears it
+                    self._error = error
+
+
+def _flusher(file: IO[bytes]) -> Callable[[tuple[int, int]], None]:
+    """What writes a part of a local file to its disk, and gives its memory back.
+
+    Otherwise the system would hold gigabytes of unwritten pages, and the end of each file would wait for
+    them; fresh pages also cost more of its time than those that were given back.
+    """
+    try:
+        descriptor = file.fileno()
+    except (AttributeError, OSError):  # an upload
+        return lambda part: None
+
+    def flush(part: tuple[int, int]) -> None:
+        if hasattr(os, "posix_fadvise"):  # not on macOS
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, part[0], part[1] - part[0], os.POSIX_FADV_DONTNEED)
+
+    return flush
+
+
+class _Feed:
+    """Gives the base's bytes, in the order of its files, to what compares them with known hashes."""
+
+    def __init__(self, base: HFCheckpoint, sums: BaseSums | None) -> None:
+        self._base = base
+        self._sums = sums
+        self._file: str | None = None
+
+    @property
+    def hashes(self) -> bool:
+        return self._sums is not None
+
+    def piece(self, piece: Piece) -> None:
+        """The next tensor."""
+        if self._sums is None:
+            return
+        base, tensor = self._base, self._base.tensors[piece.name]
+        if tensor.file != self._file:
+            self.end()
+            self._file = tensor.file
+            self._sums.feed(tensor.file, prefix(base.headers[tensor.file].raw))
+        size = tensor.end - tensor.start
+        for start in range(0, size, COPY_BYTES):
+            end = min(start + COPY_BYTES, size)
+            # Hashing maps the pages again that were released after writing.
+            done = (
+                partial(base.release, piece.name, True) if end == size or end % RELEASE_BYTES == 0 else None
+            )
+            self._sums.feed(tensor.file, base.bytes_of(piece.name, start, end), done)
+
+    def end(self) -> None:
+        """No more of the current file comes."""
+        if self._sums is not None and self._file is not None:
+            self._sums.finish_file(self._file, self._base.headers[self._file].size)
+        self._file = None
+
+
+PACE_SECONDS = 1.5
+"""That each kind of work is measured for."""
+
+
+def estimated_seconds(plan: Plan, base: HFCheckpoint, quantization: Quantization | None) -> float:
+    """Seconds of reading, arithmetic and hashing at this machine's pace; the output's disk is not counted.
+
+    The largest tensor of each kind is worked on for up to `PACE_SECONDS`.
+    """
+    total = 0.0
+    for kind in (True, False):
+        pieces = [piece for piece in plan.pieces if piece.copied is kind and piece.size]
+        if pieces:
+            pace = _pace(max(pieces, key=lambda piece: piece.size), base, quantization)
+            total += sum(piece.size for piece in pieces) / pace
+    return total
+
+
+def _pace(piece: Piece, base: HFCheckpoint, quantization: Quantization | None) -> float:
+    """Bytes of output a second."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        next(_hashed(piece, base, pool, quantization))  # compiles, and opens the file
+        done, started = 0, time.perf_counter()
+        for size in _hashed(piece, base, pool, quantization):
+            done += size
+            if time.perf_counter() - started > PACE_SECONDS:
+                break
+        return done / max(time.perf_counter() - started, 1e-6)
+
+
+def _hashed(
+    piece: Piece, base: HFCheckpoint, pool: ThreadPoolExecutor, quantization: Quantization | None
+) -> Iterator[int]:
+    digest = hashlib.sha256()
+    for chunk in _shard_chunks(Shard("", b"", (piece,)), base, pool, quantization):
+        digest.update(chunk if isinstance(chunk, memoryview) else raw(chunk))
+        yield chunk.nbytes

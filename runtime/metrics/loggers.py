@@ -1,0 +1,335 @@
+"""Where a run's numbers go: metrics.jsonl, TensorBoard and Weights & Biases, behind Tunix's MetricsLogger.
+
+metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
+accumulated gradient, before clipping), of preferences rewards_chosen, rewards_rejected, rewards_margin and
+rewards_accuracy, tokens (real ones of the step), tokens_per_second, step_seconds, peak_memory_bytes.
+Evaluation: step, eval_loss. A number that is not finite stands as "NaN", "Infinity" or "-Infinity", as JSON
+has no such numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from .wandb_log import WandB
+
+
+FILE = "metrics.jsonl"
+PREFIX = "recipec"
+
+
+class JsonLines:
+    """A MetricsLogger backend that writes one line for each step and mode."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+        self._entry: dict[str, Any] = {}
+
+    def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
+        """Takes one number; JAX's own events pass through here as well and are left alone."""
+        parts = event.split("/")
+        if len(parts) != 3 or parts[0] != PREFIX or self._file.closed:
+            return
+        mode, name = parts[1:]
+        self._entry["step"] = int(kwargs["step"])
+        number = float(value)
+        self._entry[name if mode == "train" else f"{mode}_{name}"] = (
+            int(number) if name in ("tokens", "peak_memory_bytes") else _json_number(number)
+        )
+
+    def end_line(self) -> None:
+        """Writes what was logged since the last line."""
+        if self._entry:
+            self._file.write(json.dumps(self._entry) + "\n")
+            self._file.flush()  # for whoever watches; flush() is for what has to survive
+            self._entry = {}
+
+    def flush(self) -> None:
+        """Makes sure that the lines survive the process and the machine."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if not self._file.closed:
+            self.end_line()
+            self.flush()
+            self._file.close()
+
+
+class Backends:
+    """What takes a run's numbers, opened together.
+
+    Args:
+        folder: for the files; it is created.
+        restored_step: what was logged after it is dropped, for it will be logged again; None drops
+            everything that is there.
+        tensorboard: whether to write TensorBoard files as well.
+        wandb: the run in Weights & Biases, None without one.
+        publish: puts metrics.jsonl where the checkpoints are, when that is elsewhere.
+
+    Attributes:
+        path: of metrics.jsonl.
+        all: the backends; each has log_scalar, end_line, flush and close.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        restored_step: int | None,
+        tensorboard: bool,
+        wandb: WandB | None = None,
+        publish: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        self.path = folder / FILE
+        self._wandb, self._publish = wandb, publish
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            truncate(self.path, restored_step)
+            self.all: list[Any] = [JsonLines(self.path)]
+            if tensorboard:
+                first = 0 if restored_step is None else restored_step + 1
+                self.all.append(TensorBoard(folder / TENSORBOARD_FOLDER, first, PREFIX))
+        if wandb is not None:
+            self.all.append(wandb)
+
+    def end_line(self) -> None:
+        """Ends a step's numbers."""
+        for backend in self.all:
+            backend.end_line()
+
+    def flush(self) -> None:
+        """Makes sure that what was logged survives the process.
+
+        Raises:
+            UserError: when it cannot be written.
+        """
+        with writing(self.path):
+            for backend in self.all:
+                backend.flush()
+        self._publish(self.path)
+
+    def ends(self, status: int, stopped: bool = False) -> None:
+        """Says before the backends are closed how the run ended; otherwise it has failed.
+
+        Args:
+            status: the script's exit status.
+            stopped: whether it was a signal, after which the run may go on.
+        """
+        if self._wandb is not None:
+            self._wandb.status, self._wandb.stopped = status, stopped
+
+    def close(self) -> None:
+        """Closes the backends.
+
+        Raises:
+            OSError: when what was logged cannot be written.
+        """
+        try:
+            for backend in self.all:
+                backend.close()
+        finally:
+            self.close_wandb()
+
+    def close_wandb(self) -> None:
+        """Ends the run in Weights & Biases, if it has not ended."""
+        if self._wandb is not None:
+            self._wandb.close()
+
+
+class Metrics:
+    """The metrics of a run, by Tunix's logger.
+
+    Args:
+        folder, restored_step, tensorboard, wandb, publish: as of `Backends`.
+
+    Attributes:
+        path: of metrics.jsonl.
+        logger: Tunix's, which hands each number to the backends.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        restored_step: int | None,
+        tensorboard: bool,
+        wandb: WandB | None = None,
+        publish: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        # Here, for the other backends write the same files without Tunix.
+        from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
+
+        self._backends = Backends(folder, restored_step, tensorboard, wandb, publish)
+        self.path, self.flush, self.ends = self._backends.path, self._backends.flush, self._backends.ends
+        factories: list[Any] = [lambda backend=backend: backend for backend in self._backends.all]
+        self.logger = MetricsLogger(
+            MetricsLoggerOptions(log_dir=str(folder), backend_kwargs={"custom_backend": factories})
+        )
+
+    def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Writes the numbers of one step; None is left out.
+
+        Args:
+            mode: "train" or "eval".
+
+        Raises:
+            UserError: when they cannot be written.
+        """
+        with writing(self.path):
+            for name, value in values.items():
+                if value is not None:
+                    self.logger.log(PREFIX, name, value, mode, step)
+            self._backends.end_line()
+
+    def close(self) -> None:
+        """Closes the files. What matters was flushed, and an error of that was raised."""
+        try:
+            self.logger.close()
+        except OSError:
+            return
+        finally:
+            self._backends.close_wandb()
+
+
+class Nowhere:
+    """The metrics of a process that writes none, for process 0 does.
+
+    Attributes:
+        path: of metrics.jsonl, as process 0 has it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
+        """Nothing."""
+
+    def flush(self) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within it, a failure to write is an error of the file of metrics."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{path}: the metrics cannot be written: {error.strerror or error}",
+            "make room or give the folder's rights, and continue with --resume",
+        ) from error
+
+
+def done_line(step: int, speed: float | None, loss: float | None, eval_loss: float | None, peak: int) -> str:
+    """The last line of a run; what is None is left out.
+
+    Args:
+        step: that it ended at.
+        speed: tokens/s.
+        peak: bytes of memory.
+    """
+    parts = [f"steps={step}"]
+    if speed is not None:
+        parts.append(f"tokens/s={speed:.0f}")
+    if loss is not None:
+        parts.append(f"loss={loss:.4f}")
+    if eval_loss is not None:
+        parts.append(f"eval_loss={eval_loss:.4f}")
+    parts.append(f"peak_memory={peak / 2**30:.1f}GiB")
+    return "done: " + " ".join(parts)
+
+
+def _json_number(number: float) -> float | str:
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def truncate(path: Path, step: int | None) -> None:
+    """Drops the lines after a step, and one that a kill cut off.
+
+    Args:
+        step: None drops all.
+    """
+    if not path.exists():
+        return
+    kept = [line for line, entry in read_entries(path) if step is not None and entry["step"] <= step]
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+def last(path: Path, name: str) -> float | None:
+    """The newest value of a metric in metrics.jsonl."""
+    values = [entry[name] for _, entry in read_entries(path) if name in entry]
+    return values[-1] if values else None
+
+
+def read_entries(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """The whole lines of metrics.jsonl, as they stand and as values; none where there is no file."""
+    out = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # cut off
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            out.append((line, entry))
+    return out
+
+
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """A backend of runtime.metrics.loggers that writes a TensorBoard event file.
+
+    It writes in this thread: SummaryWriter's own dies of a full disk, and then waits for itself.
+
+    Args:
+        first_step: what other event files of the folder hold from this step on is not shown.
+        prefix: of the names of a run's numbers.
+    """
+
+    def __init__(self, folder: Path, first_step: int, prefix: str) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
+
+        self._event, self._scalar = Event, scalar
+        folder.mkdir(parents=True, exist_ok=True)
+        # TensorBoard reads the files in the order of their names, which begin with the second.
+        self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
+        self._closed, self._prefix = False, f"{prefix}/"
+        self._write(step=first_step, file_version="brain.Event:2")
+        self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
+
+    def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
+        if event.startswith(self._prefix) and not self._closed:
+            summary = self._scalar(event.removeprefix(self._prefix), float(value))
+            self._write(step=int(kwargs["step"]), summary=summary)
+
+    def end_line(self) -> None:
+        """Shows what was logged to whoever looks at the folder."""
+        self._writer.flush()
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._closed = True
+        self._writer.close()
+
+    def _write(self, **fields: Any) -> None:
+        self._writer.write_event(self._event(wall_time=time.time(), **fields))

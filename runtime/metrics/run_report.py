@@ -1,0 +1,202 @@
+"""The numbers of a run as it goes: read back from the devices, written, printed, averaged."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..errors import say
+from ..progress import duration
+from .loggers import Metrics, Nowhere
+
+
+class NotFinite(Exception):
+    """A step whose numbers are not finite.
+
+    Attributes:
+        step: the first such step.
+        what: "loss" or "gradient's norm".
+        value: NaN or an infinity.
+        part: the micro-batch within the step, None where all of them may be the cause.
+    """
+
+    def __init__(self, step: int, what: str, value: float, part: int | None) -> None:
+        super().__init__(step)
+        self.step, self.what, self.value, self.part = step, what, value, part
+
+
+Named = Mapping[str, jax.Array]
+"""Numbers by name, float32[] each."""
+
+
+@dataclass
+class Numbers:
+    """What an optimizer step gives: arrays on the devices, which may still be being computed.
+
+    Attributes:
+        losses: float32[] of each micro-batch.
+        norm: float32[], of the accumulated gradient.
+        tokens: real ones.
+        metrics: of each micro-batch, what its objective says beside the loss.
+    """
+
+    step: int
+    losses: list[jax.Array]
+    norm: jax.Array
+    tokens: int
+    metrics: list[Named]
+
+    @property
+    def ready(self) -> bool:
+        """Whether reading them does not wait."""
+        return all(array.is_ready() for array in (*self.losses, self.norm))
+
+    def check(self) -> None:
+        """Raises NotFinite where it applies."""
+        for part, loss in enumerate(self.losses):
+            if not math.isfinite(loss):
+                raise NotFinite(self.step, "loss", float(loss), part)
+        if not math.isfinite(self.norm):
+            raise NotFinite(self.step, "gradient's norm", float(self.norm), None)
+
+
+def _means(metrics: list[Named]) -> dict[str, float]:
+    """Of each number over the micro-batches."""
+    names = metrics[0] if metrics else ()
+    return {name: float(np.mean([float(one[name]) for one in metrics])) for name in names}
+
+
+class Report:
+    """Reads numbers back from the devices several steps at a time, and writes, prints and averages them.
+
+    Args:
+        start, until: first and last optimizer step of the run.
+        every: steps between printed lines.
+        schedule: learning rate by optimizer step, from 0.
+
+    Attributes:
+        loss: of the last step read.
+    """
+
+    def __init__(
+        self, start: int, until: int, every: int, schedule: Callable[[int], Any], metrics: Metrics | Nowhere
+    ) -> None:
+        self.loss: float | None = None
+        self._start, self._until, self._every = start, until, every
+        self._schedule, self._metrics = schedule, metrics
+        self._pending: list[Numbers] = []
+        self._checked = 0
+        self._seconds = self._tokens = self._first_seconds = self._first_tokens = 0.0
+        self._begun = self._since = time.perf_counter()
+        self._bar = None
+        if sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=until, initial=start, desc="training", unit="step", dynamic_ncols=True)
+
+    @property
+    def speed(self) -> float | None:
+        """Real tokens a second, without the first step, which compiles, where there are others."""
+        if self._seconds > self._first_seconds:
+            return (self._tokens - self._first_tokens) / (self._seconds - self._first_seconds)
+        return self._tokens / self._seconds if self._seconds else None
+
+    def add(self, numbers: Numbers) -> None:
+        """Takes the numbers of a step, which may still be being computed.
+
+        Raises:
+            NotFinite: for the first of the steps done so far to which it applies.
+        """
+        self._pending.append(numbers)
+        if self._bar is not None:
+            self._bar.update()
+        while self._checked < len(self._pending) and self._pending[self._checked].ready:
+            try:
+                self._pending[self._checked].check()
+            except NotFinite:
+                self.read()
+            self._checked += 1
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to read: after the first step, and every so many."""
+        return step == self._start + 1 or step % self._every == 0
+
+    def restart(self) -> None:
+        """Leaves what was done since the last reading out of the time of the steps."""
+        self._since = time.perf_counter()
+
+    def read(self) -> None:
+        """Waits for the steps taken and writes their numbers.
+
+        Raises:
+            NotFinite: for the first step to which it applies; it is written as well.
+        """
+        pending, self._pending, self._checked = self._pending, [], 0
+        numbers = [
+            (one, float(np.mean([float(loss) for loss in one.losses])), float(one.norm)) for one in pending
+        ]
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        tokens_read = sum(one.tokens for one in pending)
+        self._seconds += seconds
+        self._tokens += tokens_read
+        if pending and pending[0].step == self._start + 1:
+            self._first_seconds, self._first_tokens = seconds, tokens_read
+        for one, loss, norm in numbers:
+            step = one.step
+            rate = float(self._schedule(step - 1))
+            self._metrics.log(
+                "train",
+                step,
+                {
+                    "loss": loss,
+                    "learning_rate": rate,
+                    "grad_norm": norm,
+                    **_means(one.metrics),
+                    "tokens": one.tokens,
+                    "tokens_per_second": tokens_read / seconds,
+                    "step_seconds": seconds / len(numbers),
+                    "peak_memory_bytes": peak_memory(),
+                },
+            )
+            self.loss = loss
+            one.check()
+            if step == self._start + 1 or step % self._every == 0 or step == self._until:
+                self._print(step, loss, rate, tokens_read / seconds)
+
+    def say(self, line: str) -> None:
+        """Prints a line, above the progress bar where there is one."""
+        if self._bar is not None:
+            self._bar.write(line, file=sys.stderr)
+        else:
+            say(line)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _print(self, step: int, loss: float, rate: float, speed: float) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix(loss=f"{loss:.4f}", lr=f"{rate:.2e}", tokens_s=f"{speed:.0f}")
+            return
+        later = step - self._start - 1
+        passed = time.perf_counter() - self._begun - self._first_seconds
+        left = ""
+        if later and step < self._until:
+            left = f", {duration(passed / later * (self._until - step))} left"
+        self.say(f"step {step}/{self._until}: loss {loss:.4f}, lr {rate:.2e}, {speed:.0f} tokens/s{left}")
+
+
+def peak_memory() -> int:
+    """Bytes: of the fullest device, or of the process where devices do not count (CPU)."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use", 0) for device in jax.local_devices()]
+    # Linux counts the resident set in KiB.
+    return max(peaks) or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

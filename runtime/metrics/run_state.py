@@ -1,0 +1,74 @@
+"""state.json: how far a run is to go, and how it ended, beside its metrics; `recipe watch` reads it.
+
+    state     "training", "done", "stopped" (a signal, or --steps) or "failed"
+    reason    of the last two: "SIGTERM", "--steps 100", or the error's sentence; null otherwise
+    total     optimizer steps of the whole run
+    until     the step after which this process stops
+    at        when this was written, UTC
+    host, pid of the process that trains
+
+A process that is killed leaves it at "training".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import UserError
+from ..interrupts import Interrupted, name_of
+
+FILE = "state.json"
+
+
+@contextmanager
+def recorded(
+    folder: Path, total: int, until: int, publish: Callable[[Path], None] = lambda path: None
+) -> Iterator[Callable[[str], None]]:
+    """Writes state.json when the work within begins and when it ends, however that is.
+
+    Nothing needs the file to go on: where it cannot be written, it is left out.
+
+    Args:
+        folder: of metrics.jsonl.
+        total: optimizer steps of the whole run.
+        until: the step after which this process stops.
+        publish: puts the file where the checkpoints are, when that is elsewhere.
+    """
+
+    def write(state: str, reason: str | None = None) -> None:
+        record = {
+            "state": state,
+            "reason": reason,
+            "total": total,
+            "until": until,
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        path = folder / FILE
+        temporary = path.with_name(f".{FILE}.partial")
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+            temporary.replace(path)
+            publish(path)
+
+    write("training")
+    try:
+        yield lambda reason: write("failed", reason)
+    except Interrupted as interrupted:
+        write("stopped", name_of(interrupted.signum))
+        raise
+    except UserError as error:
+        write("failed", error.message)
+        raise
+    except BaseException as error:
+        write("failed", type(error).__name__)
+        raise
+    write("done") if until == total else write("stopped", f"--steps {until}")

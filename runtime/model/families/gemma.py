@@ -1,0 +1,108 @@
+"""What the Gemma families share: names and layouts of arrays, and LoRA's targets of fused projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .base import (
+    FULL,
+    SLIDING,
+    Architecture,
+    LoraTarget,
+    Parameter,
+    Source,
+    UnsupportedCheckpoint,
+    mlp_lora_targets,
+    output_projection,
+    plain,
+    projection,
+)
+
+NORMS = (
+    ("pre_attention_norm", "input_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("pre_ffw_norm", "pre_feedforward_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+)
+"""A layer's norms in Gemma 3 and 4: Tunix's name and Hugging Face's."""
+
+
+def layer_types(text: Mapping[str, Any], layers: int, default: Sequence[str]) -> tuple[str, ...]:
+    """The kind of attention of each layer, as config.json says or the default has it.
+
+    Raises:
+        UnsupportedCheckpoint: when it names others, or not as many.
+    """
+    types = tuple(text.get("layer_types") or default)
+    if len(types) != layers or not set(types) <= {FULL, SLIDING}:
+        raise UnsupportedCheckpoint(
+            f"config.json: layer_types does not name {layers} sliding or full layers", "layer_types"
+        )
+    return types
+
+
+def embedding(architecture: Architecture) -> Parameter:
+    shape = (architecture.vocab_size, architecture.hidden_size)
+    return Parameter(
+        "embedder.input_embedding", shape, ("tp", "fsdp"), (plain("embed_tokens.weight", shape),)
+    )
+
+
+def norm(path: str, name: str, size: int, axis: str | None = "tp") -> Parameter:
+    """A norm's scale; `axis` is what it is split over."""
+    return Parameter(f"{path}.scale", (size,), (axis,), (plain(f"{name}.weight", (size,)),))
+
+
+def query(layer: str, heads: int, head_dim: int, hidden: int) -> Parameter:
+    source = projection(f"{layer}.self_attn.q_proj.weight", heads, head_dim, hidden)
+    return Parameter(f"{layer}.attn.q_einsum.w", (heads, hidden, head_dim), ("tp", "fsdp", None), (source,))
+
+
+def keys_and_values(
+    layer: str, heads: int, head_dim: int, hidden: int, sources: tuple[Source, ...]
+) -> Parameter:
+    """Keys and values in one array. A single head cannot be split over tp: Tunix replicates it."""
+    spec = (None, None if heads == 1 else "tp", "fsdp", None)
+    return Parameter(f"{layer}.attn.kv_einsum.w", (2, heads, hidden, head_dim), spec, sources)
+
+
+def output(layer: str, heads: int, head_dim: int, hidden: int) -> Parameter:
+    source = output_projection(f"{layer}.self_attn.o_proj.weight", heads, head_dim, hidden)
+    return Parameter(
+        f"{layer}.attn.attn_vec_einsum.w", (heads, head_dim, hidden), ("tp", None, "fsdp"), (source,)
+    )
+
+
+def fused_attention(a: Architecture, layer: str) -> list[Parameter]:
+    """The projections of a layer of Gemma 2 or 3.
+
+    Queries, keys and values are one array where they have as many heads; otherwise queries are apart.
+    """
+    d, n, k, h = a.hidden_size, a.num_heads, a.num_kv_heads, a.head_dim
+    q, *kv = (
+        projection(f"{layer}.self_attn.{name}_proj.weight", heads, h, d)
+        for name, heads in (("q", n), ("k", k), ("v", k))
+    )
+    if n == k:
+        spec = (None, "tp", "fsdp", None)
+        fused = [Parameter(f"{layer}.attn.qkv_einsum.w", (3, n, d, h), spec, (q, *kv))]
+    else:
+        fused = [query(layer, n, h, d), keys_and_values(layer, k, h, d, tuple(kv))]
+    return [*fused, output(layer, n, h, d)]
+
+
+def fused_lora_targets(architecture: Architecture) -> list[LoraTarget]:
+    """The LoRA targets of such layers."""
+    out = []
+    for i in range(architecture.num_layers):
+        attn = f"layers.{i}.attn"
+        q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
+        if architecture.num_heads == architecture.num_kv_heads:
+            out.append(LoraTarget(i, f"{attn}.qkv_einsum.w", (2,), (q, k, v)))
+        else:
+            out.append(LoraTarget(i, f"{attn}.q_einsum.w", (1,), (q,)))
+            out.append(LoraTarget(i, f"{attn}.kv_einsum.w", (2,), (k, v)))
+        out.append(LoraTarget(i, f"{attn}.attn_vec_einsum.w", (0, 1), (o,)))
+        out += mlp_lora_targets(i)
+    return out

@@ -1,0 +1,179 @@
+"""Tunix's model, computed as the recipe means it.
+
+Tunix fixes some things that checkpoints or recipes leave open: rotary frequencies, masks, what is
+recomputed. Whatever has to differ is replaced in Tunix's modules while a model is traced, and put back
+afterwards, so that several models can live in one process. Everything that runs a model goes through
+here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+
+from ..settings import ModelSettings
+from . import attention_blocks, remat, sharding
+from .families import Architecture, Family
+from .families.base import Spec
+
+UNTIED_HEAD = "BTD,DV->BTV"
+"""The einsum of an output head with a weight of its own, by which Tunix's module is told from others."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What turns final hidden states into logits.
+
+    Attributes:
+        weight: [V, D] where the embedding serves as head, else [D, V].
+        tied: which of the two it is.
+        dtype: of the product, and of its operands; None for what those promote to.
+        softcap: logits become softcap * tanh(logits / softcap); None for none.
+        cap_dtype: the dtype that this is done in; None for the product's.
+    """
+
+    weight: jax.Array
+    tied: bool
+    dtype: Any
+    softcap: float | None
+    cap_dtype: Any
+
+    @property
+    def vocab_size(self) -> int:
+        return self.weight.shape[0 if self.tied else 1]
+
+    @property
+    def spec(self) -> Spec:
+        """The weight's sharding while logits are computed: the vocabulary over tp, features whole."""
+        return ("tp", None) if self.tied else (None, "tp")
+
+    def logits(self, hidden: jax.Array, weight: jax.Array) -> jax.Array:
+        """float32[B, T, V], to the bit as Tunix computes them.
+
+        Args:
+            hidden: [B, T, D].
+            weight: `self.weight`, as it is placed for this.
+        """
+        dtype = self.dtype or jnp.promote_types(hidden.dtype, weight.dtype)
+        equation = "BTD,VD->BTV" if self.tied else UNTIED_HEAD
+        logits = jnp.einsum(equation, hidden.astype(dtype), weight.astype(dtype))
+        if self.softcap is not None:
+            logits = logits.astype(self.cap_dtype or dtype)
+            logits = jnp.tanh(logits / self.softcap) * self.softcap
+        return logits.astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """How one model is computed.
+
+    Attributes:
+        family, architecture: of the model.
+        settings: of the recipe.
+    """
+
+    family: Family
+    architecture: Architecture
+    settings: ModelSettings
+
+    @contextmanager
+    def replaced(self, segment_ids: jax.Array) -> Iterator[None]:
+        """Puts the replacements in place while a model is traced on a batch of these segments."""
+        with ExitStack() as stack:
+            for owner, name, value in self._replacements(segment_ids):
+                stack.enter_context(mock.patch.object(owner, name, value))
+            yield
+
+    def logits(
+        self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    ) -> jax.Array:
+        """[B, T, V] of a batch, whole.
+
+        Args:
+            model: Tunix's, merged with its arrays.
+            tokens, positions, segment_ids: int32[B, T].
+        """
+        with self.replaced(segment_ids):
+            # The argument is named `tokens` in Gemma 4 and `last_tokens` in Gemma 3.
+            return model(tokens, positions, None, self._mask(segment_ids))[0]
+
+    def hidden(
+        self, model: Any, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    ) -> jax.Array:
+        """[B, T, D]: the hidden states after the final norm, which `head` turns into logits.
+
+        The arguments are those of `logits`.
+        """
+        module = self.family.tunix_module()
+        captured: list[jax.Array] = []
+
+        def decode(embedder: Any, x: jax.Array) -> jax.Array:
+            captured.append(x)
+            return x
+
+        with self.replaced(segment_ids):
+            projection: Callable[..., jax.Array] = module.Einsum.__call__
+
+            def einsum(self: Any, x: jax.Array) -> jax.Array:
+                return decode(self, x) if self.einsum_str == UNTIED_HEAD else projection(self, x)
+
+            with (
+                mock.patch.object(module.Embedder, "decode", decode),
+                mock.patch.object(module.Einsum, "__call__", einsum),
+            ):
+                # What the model makes of the states that it takes for logits is dropped.
+                model(tokens, positions, None, self._mask(segment_ids))
+        (hidden,) = captured
+        return hidden
+
+    def head(self, model: Any) -> Head:
+        """The output head of a model: its own, or the embedding."""
+        own = getattr(model, "lm_head", None)
+        holder = model.embedder if own is None else own
+        config = getattr(holder, "config", None)
+        softcap = getattr(model.config, "final_logit_softcap", None)
+        return Head(
+            weight=(model.embedder.input_embedding if own is None else own.w).get_value(),
+            tied=own is None,
+            dtype=getattr(holder, "dtype", getattr(config, "dtype", None)),
+            softcap=softcap,
+            cap_dtype=jnp.float32 if self.family.caps_in_float32 else None,
+        )
+
+    def _mask(self, segment_ids: jax.Array) -> jax.Array | None:
+        """What Tunix's attention is given; splash attention takes the segments themselves."""
+        return None if self.settings.attention == "splash" else attention_mask(segment_ids)
+
+    def _replacements(self, segment_ids: jax.Array) -> Iterator[tuple[Any, str, Any]]:
+        """(owner, attribute, value) of everything that is replaced."""
+        from tunix.utils import sharding_utils
+
+        module = self.family.tunix_module()
+        yield sharding_utils, "shard", sharding.constrain
+        if hasattr(module, "shard"):
+            yield module, "shard", sharding.constrain
+        yield from self.family.replacements(self.architecture)
+        if self.settings.attention == "splash":
+            yield from attention_blocks.replacements(self.family.name, module, segment_ids)
+        yield from remat.replacements(module, self.settings)
+
+
+def attention_mask(segment_ids: jax.Array) -> jax.Array:
+    """What each token may attend to: the earlier tokens of its own segment; nothing from padding.
+
+    Args:
+        segment_ids: int32[B, T], 0 for padding.
+
+    Returns:
+        bool[B, T, T], indexed by row, query and key.
+    """
+    length = segment_ids.shape[1]
+    causal = jnp.tril(jnp.ones((length, length), bool))
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return causal & same & (segment_ids > 0)[:, :, None]

@@ -1,0 +1,292 @@
+"""A Tunix model with LoRA, its weights placed shard by shard straight from a checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from ..errors import UserError
+from ..settings import ModelSettings
+from ..weights.checkpoint import HFCheckpoint
+from . import quantize, remat, sharding
+from .adapters import Adapter, LoraSettings, build_adapters
+from .families import Architecture, Family
+from .families.base import Parameter, Spec
+from .forward import Forward
+from .initial import initial_a
+from .lora import AdapterProvider, attach
+from .partition_rules import Rule, resolve_specs
+
+
+class Frozen(nnx.Variable[Any]):
+    """What full fine-tuning does not train: buffers, and arrays that the checkpoint does not fill."""
+
+
+MAPPED_BYTES = 128 * 2**20
+"""Of a checkpoint's file, how much is mapped at a time while a tensor is read."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model and what it was made from.
+
+    Attributes:
+        model: Tunix's. Its LoRAParams are trained, or, without LoRA, every nnx.Param.
+        parameters: the base weights with their final shardings.
+        adapters: in layer order, () without LoRA.
+        provider: computes the adapters' deltas, None without LoRA.
+        quantized: how the weights that are stored quantised lie, by path; {} for none.
+        forward: how the model is computed.
+    """
+
+    model: nnx.Module
+    parameters: tuple[Parameter, ...]
+    adapters: tuple[Adapter, ...]
+    provider: AdapterProvider | None
+    forward: Forward
+    quantized: Mapping[str, quantize.Layout] = field(default_factory=dict)
+
+
+def abstract_model(
+    family: Family,
+    architecture: Architecture,
+    settings: ModelSettings,
+    lora: LoraSettings | None,
+    axes: Mapping[str, int],
+    rules: Sequence[Rule] = (),
+) -> Built:
+    """The model with shapes for values: nothing is allocated, no device is asked for.
+
+    Every variable carries its final sharding as metadata, which the optimizer's state and restored
+    checkpoints follow.
+
+    Args:
+        axes: size of each mesh axis.
+        rules: the recipe's sharding rules.
+
+    Raises:
+        UserError: when Tunix's parameters are not the family's, or a rule does not fit.
+    """
+    if settings.attention == "splash" and not family.flash_attention:
+        raise UserError(f"{family.name} has no splash attention here", "set model.attention to dot")
+    try:
+        resolved = resolve_specs(family.parameters(architecture), rules, axes, "replicate")
+    except ValueError as error:
+        raise UserError(
+            f"sharding rules: {error}", "the rules were checked when the recipe was built: build it again"
+        ) from None
+    parameters = tuple(
+        replace(parameter, spec=sharding.divisible(parameter.shape, parameter.spec, axes))
+        for parameter in resolved
+    )
+    model_class, config = family.tunix_model(architecture, dtype=jnp.dtype(settings.dtype))
+    model = nnx.eval_shape(lambda: model_class(config, rngs=_ConstantKeys()))
+    specs = {parameter.path: parameter.spec for parameter in parameters}
+    adapters: tuple[Adapter, ...] = ()
+    provider = None
+    if lora is not None:
+        try:
+            adapters = tuple(build_adapters(family, architecture, lora, specs))
+        except ValueError as error:
+            raise UserError(
+                str(error), "the targets were checked when the recipe was built: build it again"
+            ) from None
+        model, provider = attach(model, adapters, lora)
+    _check_leaves(model, parameters, adapters)
+    for path, variable in _variables(model).items():
+        if path in specs:
+            variable.set_metadata(out_sharding=specs[path])
+    if lora is None:
+        _freeze(model, parameters)
+    quantized: Mapping[str, quantize.Layout] = {}
+    if lora is not None and lora.quantize is not None:
+        quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes)
+        quantize.attach(model, quantized, settings.dtype)
+    rematerialise(model, settings.remat)
+    return Built(model, parameters, adapters, provider, Forward(family, architecture, settings), quantized)
+
+
+def build(
+    base: HFCheckpoint,
+    settings: ModelSettings,
+    lora: LoraSettings | None,
+    mesh: Mesh,
+    rules: Sequence[Rule] = (),
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Built:
+    """The model of a checkpoint on a mesh, its adapters initialised.
+
+    Args:
+        seed: of the adapters. Their values do not depend on the mesh.
+        progress: called with the parameters placed so far and their number.
+
+    Raises:
+        UserError: when the checkpoint is of another family, or lacks a tensor.
+    """
+    if base.family.name != settings.family:
+        raise UserError(
+            f"{base.name}: its config.json is of family {base.family.name!r}, "
+            f"the recipe was compiled for {settings.family!r}",
+            "give the checkpoint of the recipe's model.id with --model",
+        )
+    base.verify()
+    built = abstract_model(base.family, base.architecture, settings, lora, dict(mesh.shape), rules)
+    dtype = np.dtype(jnp.dtype(settings.dtype))
+    variables = _variables(built.model)
+    arrays: dict[str, Any] = {}
+    for done, parameter in enumerate(built.parameters, 1):
+        array = _place(base, parameter, mesh, dtype)
+        how = built.quantized.get(parameter.path)
+        arrays[parameter.path] = array if how is None else quantize.quantize(array, how, mesh)
+        if progress is not None:
+            progress(done, len(built.parameters))
+    unread = base.unused()
+    if unread:
+        print(
+            f"note: {len(unread)} text tensors of the checkpoint have no place in Tunix's model "
+            f"and are not read: {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}",
+            file=sys.stderr,
+        )
+    for adapter in built.adapters:
+        assert lora is not None
+        lora_dtype = np.dtype(jnp.dtype(lora.dtype))
+        a = initial_a(adapter, lora, seed).astype(lora_dtype)
+        arrays[adapter.a_path] = _put(a, adapter.a_spec, mesh)
+        arrays[adapter.b_path] = _put(np.zeros(adapter.b_shape, lora_dtype), adapter.b_spec, mesh)
+    for path, variable in variables.items():
+        variable.set_raw_value(arrays.pop(path))
+    assert not arrays, sorted(arrays)
+    return built
+
+
+class _ConstantKeys:
+    """Random keys for a model that is built only for its shapes.
+
+    nnx.Rngs counts its draws; under a trace each count makes jax describe every equation so far,
+    which takes minutes at 60 layers.
+    """
+
+    @property
+    def params(self) -> _ConstantKey:
+        return _ConstantKey()
+
+
+class _ConstantKey:
+    """The stream of a _ConstantKeys. Qwen 2.5's embedding draws from it, other arrays call it for a key."""
+
+    def __call__(self) -> jax.Array:
+        return jax.random.key(0)
+
+    def normal(self, shape: Sequence[int], dtype: Any) -> jax.Array:
+        return jnp.zeros(shape, dtype)
+
+
+def _variables(model: nnx.Module) -> dict[str, nnx.Variable]:
+    """The model's variables by dotted path."""
+    return {
+        ".".join(map(str, path)): node
+        for path, node in nnx.iter_graph(model)
+        if isinstance(node, nnx.Variable)
+    }
+
+
+def _check_leaves(model: nnx.Module, parameters: Sequence[Parameter], adapters: Sequence[Adapter]) -> None:
+    expected: dict[str, tuple[str, tuple[int, ...]]] = {p.path: ("Param", p.shape) for p in parameters}
+    for adapter in adapters:
+        expected[adapter.a_path] = ("LoRAParam", adapter.a_shape)
+        expected[adapter.b_path] = ("LoRAParam", adapter.b_shape)
+    found = {
+        path: (type(variable).__name__, tuple(variable.get_raw_value().shape))
+        for path, variable in _variables(model).items()
+    }
+    if found == expected:
+        return
+    wrong = sorted(path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path))
+    path = wrong[0]
+    raise UserError(
+        f"Tunix's model differs from what is expected of it in {len(wrong)} parameters: {path} is "
+        f"{found.get(path, 'absent')}, expected {expected.get(path, 'none')}",
+        "this version of Tunix does not fit the runtime; install the artifact's requirements",
+    )
+
+
+def _freeze(model: nnx.Module, parameters: Sequence[Parameter]) -> None:
+    modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
+    for parameter in parameters:
+        if not parameter.trainable:
+            module, _, name = parameter.path.rpartition(".")
+            value = getattr(modules[module], name).get_raw_value()
+            setattr(modules[module], name, Frozen(value, out_sharding=parameter.spec))
+
+
+def rematerialise(model: nnx.Module, policy: str) -> None:
+    """Switches recomputation on. Gemma 3's attention holds a setting of its own beside the config."""
+    for _, module in nnx.iter_modules(model):
+        holders: tuple[Any, ...] = (getattr(module, "config", None), module)
+        for holder in holders:
+            current = getattr(holder, "remat_config", None)
+            if current is None:
+                continue
+            wanted = type(current)[remat.tunix_name(policy)]
+            if holder is module:
+                module.remat_config = wanted
+            else:
+                object.__setattr__(holder, "remat_config", wanted)  # Llama 3's config is frozen
+
+
+def _place(base: HFCheckpoint, parameter: Parameter, mesh: Mesh, dtype: np.dtype) -> jax.Array:
+    """One parameter, each shard of it read from the checkpoint's file, cast and placed by itself.
+
+    In host memory there is one shard at a time, and the part of the file that it is being copied from.
+    """
+    placed = sharding.named(mesh, parameter.spec)
+    indices = placed.addressable_devices_indices_map(parameter.shape)
+    bounds = {
+        device: tuple(s.indices(n)[:2] for s, n in zip(index, parameter.shape, strict=True))
+        for device, index in indices.items()
+    }
+    shards: dict[Any, jax.Array] = {}
+    for wanted in dict.fromkeys(bounds.values()):
+        shard = _read(base, parameter, wanted, dtype)
+        for device in (device for device, found in bounds.items() if found == wanted):
+            shards[device] = jax.device_put(shard, device)
+        jax.block_until_ready(list(shards.values()))
+    return jax.make_array_from_single_device_arrays(parameter.shape, placed, [shards[d] for d in indices])
+
+
+def _read(
+    base: HFCheckpoint, parameter: Parameter, bounds: Sequence[tuple[int, int]], dtype: np.dtype
+) -> np.ndarray:
+    """A part of a parameter.
+
+    Args:
+        bounds: first and last element, exclusive, along each axis.
+    """
+    out = np.zeros([stop - start for start, stop in bounds], dtype)
+    stacked = len(parameter.sources) > 1
+    for place, number in enumerate(range(*bounds[0]) if stacked else range(len(parameter.sources))):
+        source = parameter.sources[number]
+        view = base.read_source(source).reshape(source.reshape).transpose(source.transpose)
+        part = view[tuple(slice(*pair) for pair in (bounds[1:] if stacked else bounds))]
+        target = out[place] if stacked else out
+        # Along the axis that the file's bytes run along; what was copied is unmapped as the copy goes on.
+        axis = source.transpose.index(0)
+        step = max(1, MAPPED_BYTES * view.shape[axis] // max(1, view.nbytes))
+        for start in range(0, part.shape[axis], step):
+            block = (slice(None),) * axis + (slice(start, start + step),)
+            target[block] = part[block]
+            base.release(source.full_name(base.prefix))
+    return out
+
+
+def _put(value: np.ndarray, spec: Spec, mesh: Mesh) -> jax.Array:
+    return jax.make_array_from_callback(value.shape, sharding.named(mesh, spec), lambda index: value[index])

@@ -1,0 +1,64 @@
+"""Which share of a model's parameters adapters reach; the compiler and the model card say it alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .adapters import Adapter
+from .families.base import Parameter
+
+EXPERTS = ".experts."
+"""Of the names of Hugging Face's tensors that hold the experts of a layer, which no target reaches."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What adapters reach of a model.
+
+    Attributes:
+        reached: parameters of the weights that carry an adapter; of a fused one, of its trained projections.
+        total: parameters of the model that the checkpoint fills.
+        expert_layers: layers with experts, which carry no adapter.
+    """
+
+    reached: int
+    total: int
+    expert_layers: int
+
+    def __str__(self) -> str:
+        """ "1.65 of 25.2 billion parameters (6.5%): the experts of 30 layers carry no adapter"."""
+        size, word = next(
+            ((size, f"{word} ") for size, word in ((1e9, "billion"), (1e6, "million")) if self.total >= size),
+            (1, ""),
+        )
+        text = f"{self.reached / size:.3g} of {self.total / size:.3g} {word}parameters"
+        text += f" ({self.reached / self.total:.1%})"
+        if self.expert_layers:
+            layers = f"{self.expert_layers} layer{'' if self.expert_layers == 1 else 's'}"
+            text += f": the experts of {layers} carry no adapter"
+        return text
+
+
+def reach(parameters: Sequence[Parameter], adapters: Iterable[Adapter]) -> Reach:
+    """What the adapters of a run reach.
+
+    Args:
+        parameters: of the model, as its family lists them.
+    """
+    sizes = {p.path: math.prod(p.shape) for p in parameters if p.sources}
+    return Reach(
+        reached=sum(
+            sizes[adapter.target.weight] * len(adapter.projections) // len(adapter.target.projections)
+            for adapter in adapters
+        ),
+        total=sum(sizes.values()),
+        expert_layers=len({layer for p in parameters if (layer := expert_layer(p)) is not None}),
+    )
+
+
+def expert_layer(parameter: Parameter) -> str | None:
+    """The layer whose experts a parameter is of ("layers.7"); None for other parameters."""
+    names = (source.name for source in parameter.sources)
+    return next((name.partition(EXPERTS)[0] for name in names if EXPERTS in name), None)

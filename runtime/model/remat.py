@@ -1,0 +1,90 @@
+"""What the backward pass recomputes, and what the forward pass keeps for it.
+
+Tunix knows none, block (attention and feed-forward block each recomputed from its input) and decoder
+(each layer recomputed from its input). The policies here recompute each layer too, except for what they
+name: those values are kept on the device, or sent to the host's memory and fetched again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+
+from ..settings import ModelSettings
+
+ATTENTION = "attention"
+"""Name of each attention's output before its output projection. Splash attention's kernel gives it to
+what it keeps for its backward pass (output and logsumexp)."""
+OUTPUT_PROJECTION = "BTNH,NHD->BTD"
+"""The einsum of the output projection, in every Tunix model."""
+
+Policy = Callable[..., Any]
+
+_NAMED = jax.checkpoint_policies.save_only_these_names(ATTENTION)
+_WEIGHT_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+
+
+def _offloaded(primitive: Any, *args: Any, **params: Any) -> Any:
+    """Sends what save_dots keeps to the host."""
+    policy = jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host")
+    named = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=(),
+        names_which_can_be_offloaded=(ATTENTION,),
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    if _NAMED(primitive, *args, **params):
+        return named(primitive, *args, **params)
+    return policy(primitive, *args, **params)
+
+
+POLICIES: dict[str, Policy | None] = {
+    "none": None,
+    "block": None,
+    "decoder": None,
+    "save_attention": _NAMED,
+    "save_dots": jax.checkpoint_policies.save_from_both_policies(_WEIGHT_PRODUCTS, _NAMED),
+    "offload_dots": _offloaded,
+}
+"""By the recipe's name. None stands for what Tunix does itself. save_dots keeps every product of
+activations and a weight (products without batch dimensions) and each attention's output, so that only
+cheap work is done twice: norms, rotations, activation functions and, with attention dot, the scores.
+offload_dots sends the same values to the host; on a CPU, which has no other memory, it is save_dots."""
+
+
+def tunix_name(policy: str) -> str:
+    """The name in Tunix's RematConfig under which a policy runs."""
+    return "NONE" if POLICIES[policy] is not None else policy.upper()
+
+
+def replacements(module: Any, settings: ModelSettings) -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced in a Tunix model's module while it is traced: (owner, attribute, value)."""
+    policy = POLICIES[settings.remat]
+    if policy is None:
+        return
+    block = module.DecoderLayer.block
+    signature = inspect.signature(block)
+    recomputed = nnx.remat(block, policy=policy, graph_updates=False)
+
+    def layer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        return recomputed(*bound.args)
+
+    yield module.DecoderLayer, "__call__", layer
+    if settings.attention == "dot":
+        projection = module.Einsum.__call__
+
+        def einsum(self: Any, x: jax.Array) -> jax.Array:
+            return projection(self, checkpoint_name(x, ATTENTION) if _is_output(self) else x)
+
+        yield module.Einsum, "__call__", einsum
+
+
+def _is_output(einsum: Any) -> bool:
+    return bool(einsum.einsum_str == OUTPUT_PROJECTION)

@@ -1,0 +1,1 @@
+"""The training: its loss, its step, its loop, and what surrounds them."""

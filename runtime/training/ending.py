@@ -1,0 +1,92 @@
+"""How the scripts that train with jax end: after their work, an error, a signal, or another process's end."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ..errors import PASSING, UserError, guarded
+from ..hosts import Alone, Crew, join
+from ..hosts.wire import peer_timeout
+from ..interrupts import Interrupted, Interrupts, name_of
+
+NEWS = 2.0
+"""Seconds in which it is known that another process has ended."""
+
+
+@contextmanager
+def out_of_memory() -> Iterator[None]:
+    """Within it, what the devices say when their memory does not suffice is an error with a way out."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise UserError(
+            f"the devices' memory does not suffice: {str(error).splitlines()[0][:200]}",
+            "lower train.micro_batch_size or data.max_length, or set remat.policy to decoder",
+        ) from error
+
+
+def attended(directory: str, hosts: int, work: Callable[[Interrupts, Alone | Crew], int]) -> int:
+    """Does the work of a script; errors and signals become a sentence and an exit status.
+
+    Args:
+        directory: of the checkpoints, of which a signal's sentence tells.
+        hosts: machines that the recipe's mesh spans.
+
+    Returns:
+        The work's own status, 1 after an error that was printed, 128 + the signal's number after one. Of
+        several processes, one that fails ends at once, and with it the others: with 1 after an error that a
+        person has to mend, with runtime.errors.PASSING where another process is gone.
+    """
+    with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
+        try:
+            return guarded(lambda: _joined(hosts, interrupts, work))
+        except Interrupted as interrupted:
+            print(f"\n{farewell(interrupted.signum, directory)}", file=sys.stderr)
+            return 128 + interrupted.signum
+
+
+def _joined(hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, Alone | Crew], int]) -> int:
+    """Does the work as one of the run's processes."""
+    others = join(hosts)
+    if isinstance(others, Alone):
+        return work(interrupts, others)
+    try:
+        status = work(interrupts, others)
+    except Interrupted as interrupted:
+        if others.stopped_by is None:  # the others do not know yet, and may wait for this one
+            others.fail(128 + interrupted.signum, f"it was stopped by {name_of(interrupted.signum)}")
+        others.end()
+        raise
+    except UserError as error:
+        others.wait_for_news(NEWS)
+        others.give_up(error)
+    except Exception as error:
+        others.wait_for_news(peer_timeout() + NEWS)
+        traceback.print_exc(file=sys.__stderr__)
+        broken = type(error).__name__ == "JaxRuntimeError"  # a connection between devices, mostly
+        others.fail(PASSING if broken else 1, f"{type(error).__name__}: {error}".splitlines()[0])
+    others.end()
+    return status
+
+
+def farewell(signum: int, directory: str) -> str:
+    """What to say of a run that a signal ends, and of what it leaves."""
+    from ..checkpoints.adapter_reader import saved_steps
+
+    try:
+        steps = saved_steps(directory)
+    except UserError:
+        return f"stopped by {name_of(signum)}; what was saved before is kept"
+    if not steps:
+        return f"stopped by {name_of(signum)}; no checkpoint was saved yet"
+    return (
+        f"stopped by {name_of(signum)}; kept: the checkpoint of step {steps[-1]} in {directory}; "
+        "--resume continues from it"
+    )

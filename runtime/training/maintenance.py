@@ -1,0 +1,122 @@
+"""Google Cloud's notices that a machine is about to be taken: they stop a run as SIGTERM does.
+
+The metadata server of a machine answers at instance/maintenance-event (NONE, MIGRATE_ON_HOST_MAINTENANCE,
+TERMINATE_ON_HOST_MAINTENANCE) and instance/preempted (FALSE, TRUE), and holds an answer back until the value
+changes: https://docs.cloud.google.com/compute/docs/metadata/getting-live-migration-notice and
+https://docs.cloud.google.com/compute/docs/metadata/querying-metadata. A migration leaves the machine running.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from ..errors import say
+from ..interrupts import Interrupts
+
+HOST = "GCE_METADATA_HOST"
+"""The variable that names another metadata server than Google's, as Google's own clients have it."""
+DEFAULT = "metadata.google.internal"
+NOTICES: Mapping[str, tuple[str, str]] = {
+    "maintenance-event": ("TERMINATE_ON_HOST_MAINTENANCE", "this machine will be stopped for maintenance"),
+    "preempted": ("TRUE", "this machine is being preempted"),
+}
+"""What is asked, the answer that is a notice, and what it says."""
+HELD = 60
+"""Seconds that the server holds an answer back at most."""
+PATIENCE = 10.0
+"""Seconds to wait for a connection, and beyond HELD for an answer."""
+TRIES = 3
+"""Of the first question; a machine without a metadata server is then asked no more."""
+PAUSE = 5.0
+"""Seconds between a question that failed and the next one."""
+
+
+@contextmanager
+def watching(interrupts: Interrupts, platform: str) -> Iterator[None]:
+    """Watches for notices in threads of its own; the first one sends this process SIGTERM.
+
+    The threads end with the process, wait for nothing that the run needs, and stop where there is no metadata
+    server, with one line on stderr. Nothing is watched but on TPUs, or where GCE_METADATA_HOST is set.
+
+    Args:
+        interrupts: handles the signal.
+        platform: of the mesh, "tpu" or "cpu".
+    """
+    if platform != "tpu" and not os.environ.get(HOST):
+        yield
+        return
+    watch = _Watch(interrupts, os.environ.get(HOST) or DEFAULT)
+    for key in NOTICES:
+        threading.Thread(target=watch.run, args=(key,), name=f"notices of {key}", daemon=True).start()
+    try:
+        yield
+    finally:
+        watch.ended.set()
+
+
+@dataclass
+class _Watch:
+    """What the threads of a run share."""
+
+    interrupts: Interrupts
+    host: str
+    ended: threading.Event = field(default_factory=threading.Event)
+    said: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, key: str) -> None:
+        """Asks for a key until it is a notice, or the run has ended."""
+        etag: str | None = None
+        failed = 0
+        while not self.ended.is_set():
+            try:
+                value, etag = _ask(self.host, key, etag)
+            except (OSError, ValueError):
+                failed += 1
+                if etag is None and failed >= TRIES:
+                    self._say(f"note: {self.host} does not answer: maintenance notices are not watched for")
+                    return
+                self.ended.wait(PAUSE)
+                continue
+            if value == NOTICES[key][0]:
+                self._notify(f"notice from Google Cloud: {NOTICES[key][1]}")
+                return
+
+    def _notify(self, line: str) -> None:
+        with self.lock:
+            if self.ended.is_set():
+                return
+            self.ended.set()
+        say(f"\n{line}")
+        self.interrupts.announced = True
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _say(self, line: str) -> None:
+        with self.lock:
+            said, self.said = self.said, True
+        if not said:
+            say(line)
+
+
+def _ask(host: str, key: str, etag: str | None) -> tuple[str, str]:
+    """A key's value and its ETag: at once where `etag` is None, else when it is another one, or HELD is over.
+
+    Raises:
+        OSError, ValueError: when there is no answer, or it is not the metadata server's.
+    """
+    wait = "" if etag is None else f"?wait_for_change=true&timeout_sec={HELD}&last_etag={etag}"
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/instance/{key}{wait}", headers={"Metadata-Flavor": "Google"}
+    )
+    # No proxy of the environment's: the server is the machine's own.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=PATIENCE + (HELD if wait else 0)) as answer:
+        if answer.headers.get("Metadata-Flavor") != "Google":
+            raise ValueError(f"{host} is no metadata server")
+        return answer.read(1000).decode().strip(), answer.headers.get("ETag") or "0"

@@ -1,0 +1,106 @@
+"""Takes down what `train.py --trace FILE` writes: a Tunix run as a `runtime.training.trace.Trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from ..checkpoints.full import hugging_face
+from ..model.loading import Built
+from ..model.lora import path_of
+from ..settings import ModelSettings
+from ..weights.checkpoint import HFCheckpoint
+from .loss import Batch
+from .step import trained_type
+from .trace import ROWS, Trace, count_targets
+
+PACKAGES = ("jax", "google-tunix", "qwix", "optax")
+
+
+class Recorder:
+    """Sees each micro-batch of a run before it trains, and each step after it.
+
+    Args:
+        built: the model.
+        base: that its weights come from, which names full fine-tuning's tensors.
+        settings: of the model.
+        accumulation: micro-batches of an optimizer step.
+        recipe: name of the artifact.
+
+    Attributes:
+        trace: filled as the run goes on.
+    """
+
+    def __init__(
+        self, built: Built, base: HFCheckpoint, settings: ModelSettings, accumulation: int, recipe: str
+    ) -> None:
+        self._built, self._base, self._accumulation = built, base, accumulation
+        self._sum: dict[str, np.ndarray] = {}
+        self._seen = 0
+        self._batches: list[Batch] = []
+        device = jax.devices()[0]
+        about = {"dtype": settings.dtype, "device": device.device_kind, "devices": jax.device_count()}
+        self.trace = Trace("tunix", recipe, about | {name: _version(name) for name in PACKAGES})
+
+    def begin(self, model: nnx.Module) -> None:
+        """Takes the adapters as they are before the first step, which donates them."""
+        if self._built.adapters:
+            arrays = self._arrays(nnx.state(model, trained_type(self._built)))
+            self.trace.initial = {name: array.copy() for name, array in arrays.items()}
+
+    def before(self, batch: Batch, gradients: Callable[[], Any]) -> None:
+        """Takes a micro-batch that is about to train.
+
+        Args:
+            gradients: computes those of the micro-batch's loss, as a state of the trained variables; called
+                for the first optimizer step alone.
+        """
+        self._batches.append({name: np.asarray(batch[name]) for name in ROWS})
+        self._seen += 1
+        if self._seen > self._accumulation:
+            return
+        for name, array in self._arrays(gradients()).items():
+            self._sum[name] = self._sum.get(name, 0.0) + array
+        if self._seen == self._accumulation:
+            # A step's gradient is the mean of its micro-batches', whose losses are normalised accordingly.
+            self.trace.gradients = {name: array / self._accumulation for name, array in self._sum.items()}
+
+    def after(self, step: int, losses: list[jax.Array]) -> None:
+        """Takes an optimizer step that is done: the loss of each micro-batch."""
+        batches, self._batches = self._batches, []
+        loss = float(np.mean([float(loss) for loss in losses]))
+        self.trace.add(step, loss, sum(map(count_targets, batches)), batches)
+
+    def end(self, model: nnx.Module) -> Trace:
+        """The whole trace, with what was trained as it is now."""
+        self.trace.trained = self._arrays(nnx.state(model, trained_type(self._built)))
+        return self.trace
+
+    def _arrays(self, state: Any) -> dict[str, np.ndarray]:
+        """A state's arrays in Hugging Face's layout, float32, by the names that a trace has."""
+        leaves = jax.tree_util.tree_flatten_with_path(nnx.pure(state))[0]
+        arrays = {path_of(path): np.asarray(leaf, np.float32) for path, leaf in leaves}
+        out: dict[str, np.ndarray] = {}
+        for adapter in self._built.adapters:
+            for name, pair in adapter.split(arrays[adapter.a_path], arrays[adapter.b_path]).items():
+                out |= {f"{name}.lora_{letter}": part for letter, part in zip("AB", pair, strict=True)}
+        if not self._built.adapters:
+            for parameter in (parameter for parameter in self._built.parameters if parameter.trainable):
+                parts = arrays[parameter.path]
+                for source, part in zip(
+                    parameter.sources, parts if len(parameter.sources) > 1 else [parts], strict=True
+                ):
+                    out[source.full_name(self._base.prefix)] = hugging_face(part, source)
+        return out
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

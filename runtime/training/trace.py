@@ -1,0 +1,184 @@
+"""What a run leaves to be held against: each step's rows and loss, its first gradients, and its adapters
+before the first step and after the last.
+
+Every backend's script writes one with `--trace FILE`, in Hugging Face's layout, so that runs on other
+machines, by other libraries and by code of one's own can be held against each other. Numpy alone.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+
+VERSION = 1
+ROWS = ("tokens", "positions", "segment_ids", "loss_mask", "norm")
+"""What a trace holds of a micro-batch, as `runtime.data.batches` has it."""
+
+
+@dataclass
+class Trace:
+    """A run, as far as two runs are compared.
+
+    Attributes:
+        backend: "tunix", "trl" or "torchax".
+        recipe: name of the artifact.
+        about: what else identifies the run: package versions, device, dtype, and first_step, the number of
+            the first optimizer step that is here: above 1 in a resumed run. Plain JSON values.
+        losses: of each optimizer step from first_step on: of the step as a whole, as the recipe's
+            loss_normalization has it.
+        targets: tokens that carry loss in each optimizer step.
+        gradients: of the first of these steps, accumulated and before clipping, float32, by
+            "layers.0.self_attn.q_proj.lora_A" [rank, in] and "....lora_B" [out, rank]; of full fine-tuning by
+            the tensor's name in the checkpoint.
+        trained: the same arrays after the last step: values, not gradients.
+        initial: the same before the first of these steps; {} of full fine-tuning, which begins with the
+            checkpoint's own tensors, and of a trace that holds none.
+        rows: of each optimizer step, ROWS by name, the step's micro-batches stacked in front: tokens,
+            positions, segment_ids int32[M, B, T], loss_mask bool[M, B, T], norm float32[M]; [] of a trace
+            that holds none.
+    """
+
+    backend: str
+    recipe: str
+    about: dict[str, Any] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    gradients: dict[str, np.ndarray] = field(default_factory=dict)
+    trained: dict[str, np.ndarray] = field(default_factory=dict)
+    initial: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: list[dict[str, np.ndarray]] = field(default_factory=list)
+
+    @property
+    def first_step(self) -> int:
+        """The number of the first optimizer step that is here, 1 unless the run was resumed."""
+        return int(self.about.get("first_step", 1))
+
+    def add(self, step: int, loss: float, targets: int, batches: Sequence[Mapping[str, Any]]) -> None:
+        """Takes an optimizer step that is done.
+
+        Args:
+            step: its number, from 1.
+            targets: its tokens that carry loss.
+            batches: its micro-batches, whole.
+        """
+        self.about.setdefault("first_step", step)
+        self.losses.append(loss)
+        self.targets.append(targets)
+        self.rows.append({name: np.stack([np.asarray(batch[name]) for batch in batches]) for name in ROWS})
+
+    def write(self, path: Path) -> None:
+        """Writes it as one .npz, whole or not at all; rows are compressed, weights hardly could be."""
+        head = {
+            "version": VERSION,
+            "backend": self.backend,
+            "recipe": self.recipe,
+            "about": self.about,
+        }
+        arrays: dict[str, Any] = {
+            "head": np.frombuffer(json.dumps(head).encode(), np.uint8),
+            "losses": np.asarray(self.losses, np.float64),
+            "targets": np.asarray(self.targets, np.int64),
+        }
+        for step, rows in enumerate(self.rows, self.first_step):
+            arrays |= {f"rows/{step}/{name}": array for name, array in rows.items()}
+        for prefix, values in self._weights().items():
+            arrays |= {f"{prefix}{name}": np.asarray(array, np.float32) for name, array in values.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        with zipfile.ZipFile(partial, "w") as file:
+            for name, array in arrays.items():
+                member = zipfile.ZipInfo(f"{name}.npy")
+                member.compress_type = (
+                    zipfile.ZIP_DEFLATED if name.startswith("rows/") else zipfile.ZIP_STORED
+                )
+                with file.open(member, "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, array, allow_pickle=False)
+        partial.replace(path)
+
+    def _weights(self) -> dict[str, dict[str, np.ndarray]]:
+        """Arrays of what is trained, by what stands before their names in the file."""
+        return {"initial/": self.initial, "gradient/": self.gradients, "trained/": self.trained}
+
+
+def check_writable(path: Path) -> None:
+    """Checks, before a run, that a trace can be written at its end.
+
+    Raises:
+        UserError: when the path is a folder's, or its own folder cannot be made.
+    """
+    if path.is_dir():
+        raise UserError(f"--trace {path}: is a folder", f"name a file: --trace {path / 'trace.npz'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--trace {path}: {error.strerror or error}", "name a file in a folder") from None
+
+
+def count_targets(batch: Mapping[str, Any]) -> int:
+    """The tokens of a micro-batch that carry loss: those that are predicted from within their own segment."""
+    segments = np.asarray(batch["segment_ids"])
+    within = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+    return int(np.count_nonzero(np.asarray(batch["loss_mask"])[:, 1:] & within))
+
+
+def read_trace(path: Path) -> Trace:
+    """Reads a trace.
+
+    Raises:
+        UserError: when the file is none.
+    """
+    try:
+        if path.exists() and not path.is_file():  # a device may never end
+            raise ValueError("no regular file")
+        # Of an array's file alone, np.load would give the array.
+        with path.open("rb") as stream:
+            if not zipfile.is_zipfile(stream):
+                raise ValueError("no .npz file")
+        with np.load(path, allow_pickle=False) as arrays:
+            head = json.loads(bytes(arrays["head"]).decode())
+            if head.get("version") != VERSION:
+                raise UserError(
+                    f"{path}: a trace of version {head.get('version')}; this one reads {VERSION}",
+                    "write it again with the scripts of one recipec",
+                )
+            trace = Trace(
+                head["backend"],
+                head["recipe"],
+                head["about"],
+                arrays["losses"].tolist(),
+                arrays["targets"].tolist(),
+            )
+            for prefix, values in trace._weights().items():
+                values |= _without(prefix, arrays)
+            steps = range(trace.first_step, trace.first_step + len(trace.losses))
+            trace.rows = [rows for rows in (_without(f"rows/{step}/", arrays) for step in steps) if rows]
+            return trace
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file", _WRITTEN) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+        raise UserError(f"{path}: is no trace ({_reason(error)})", _WRITTEN) from None
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise UserError(f"{path}: is damaged ({_reason(error)})", _WRITTEN) from None
+
+
+_WRITTEN = "--trace FILE of a script writes one"
+
+
+def _reason(error: Exception) -> str:
+    """One line of an error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+
+
+def _without(prefix: str, arrays: Any) -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): arrays[name] for name in arrays.files if name.startswith(prefix)}

@@ -1,0 +1,186 @@
+"""What a generated train.py runs: one fine-tuning, from settings to the last checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..addresses import folder, folder_or_address
+from ..hosts import Alone, Crew
+from ..interrupts import Interrupts
+from ..model.adapters import LoraSettings
+from ..model.partition_rules import Rule
+from ..settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from .ending import attended
+from .maintenance import watching
+from .session import Session, Settings, begin, checkpoint_directory
+
+if TYPE_CHECKING:
+    import optax
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command line of a generated train.py.
+
+    Attributes:
+        resume: continue from the newest checkpoint.
+        steps: stop after this optimizer step; None for the recipe's own.
+        model: folder of the checkpoint to start from, or its address; None to find the recipe's model.id.
+        data_dir: what relative paths of data are relative to.
+        output: what a relative checkpoint.directory is relative to.
+        trace: file for what the run can be held against, None to write none.
+    """
+
+    resume: bool
+    steps: int | None
+    model: Path | str | None
+    data_dir: Path
+    output: Path
+    trace: Path | None = None
+
+
+def parse_arguments(artifact: Path, argv: Sequence[str] | None = None) -> Arguments:
+    """Reads the command line; wrong usage ends the process with status 2.
+
+    Args:
+        artifact: folder of the generated script.
+        argv: sys.argv's arguments when None.
+    """
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        description=f"Fine-tunes as the recipe of {artifact.name} says. Hyperparameters are the recipe's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="stop after optimizer step N")
+    parser.add_argument(
+        "--model", type=folder_or_address, metavar="DIR", help="folder of the base checkpoint, or gs://"
+    )
+    parser.add_argument(
+        "--data-dir", type=folder, metavar="DIR", default=artifact, help="where the data files lie"
+    )
+    parser.add_argument(
+        "--output", type=folder, metavar="DIR", default=artifact, help="where checkpoints and metrics go"
+    )
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write rows, losses, first gradients, and adapters before and after",
+    )
+    given = parser.parse_args(argv)
+    return Arguments(given.resume, given.steps, given.model, given.data_dir, given.output, given.trace)
+
+
+def run(
+    artifact: Path,
+    arguments: Arguments,
+    *,
+    model: ModelSettings,
+    mesh: MeshSettings,
+    lora: LoraSettings | None = None,
+    data: DataSettings,
+    train: TrainSettings,
+    checkpoint: CheckpointSettings,
+    learning_rate: Callable[[int], Callable[[int], Any]],
+    optimizer: Callable[[Any], optax.GradientTransformation],
+    rules: Sequence[Rule] = (),
+    cache: str | None = None,
+) -> int:
+    """Trains, and prints one line about it at the end.
+
+    Args:
+        artifact: folder of the generated script, with its recipe.lock.json.
+        lora: None trains all weights.
+        learning_rate: a schedule by optimizer step, from the number of steps of the run.
+        optimizer: the chain, from a schedule.
+        cache: folder or gs:// address for what the next run need not compute again, relative to --output;
+            None keeps nothing.
+
+    Returns:
+        The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
+    """
+    settings = Settings(model, mesh, lora, data, train, checkpoint)
+    directory = checkpoint_directory(checkpoint, arguments.output)
+
+    def work(interrupts: Interrupts, hosts: Alone | Crew) -> int:
+        with watching(interrupts, mesh.platform):
+            session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
+            return _run(session, settings, learning_rate, optimizer, rules)
+
+    return attended(directory, mesh.hosts, work)
+
+
+def _run(
+    session: Session,
+    settings: Settings,
+    learning_rate: Callable[[int], Callable[[int], Any]],
+    optimizer: Callable[[Any], optax.GradientTransformation],
+    rules: Sequence[Rule],
+) -> int:
+    from ..model.loading import build
+    from ..model.sharding import Rows
+    from ..progress import Progress
+    from .recorder import Recorder
+    from .trainer import Trainer
+
+    mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
+    trace = session.arguments.trace
+    schedule = learning_rate(session.total)
+    with mesh, Progress("placing the weights", 1.0) as progress:
+        built = build(
+            base,
+            settings.model,
+            settings.lora,
+            mesh,
+            rules,
+            train.seed,
+            lambda done, count: progress.advance(1 / count),
+        )
+    rows = Rows.of(mesh, prepared.rows)
+    session.hosts.log(f"holds {len(rows.here)} of the {rows.total} rows of a micro-batch")
+    with mesh:
+        recorder = None
+        if trace is not None:
+            recorder = Recorder(built, base, settings.model, prepared.accumulation, session.artifact.name)
+        trainer = Trainer(
+            built,
+            optimizer(schedule),
+            train,
+            settings.checkpoint,
+            mesh,
+            session.directory,
+            prepared.accumulation,
+            session.found.step,
+            recorder,
+            session.local,
+        )
+        restored = trainer.train_steps
+        session.enter(restored)
+        with session.metrics(restored, train, trainer.close) as metrics:
+            outcome = trainer.fit(
+                lambda step: prepared.batches(session.total, step, rows.here),
+                prepared.evaluation(rows.here),
+                session.until,
+                schedule,
+                metrics,
+                session.interrupts,
+                prepared.state,
+                prepared.origins,
+                prepared.tokens_of,
+                rows,
+                session.hosts,
+            )
+    if recorder is not None and trace is not None:
+        recorder.end(trainer.model).write(trace)
+    return session.conclude(outcome, metrics.path)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of steps")
+    return int(text)

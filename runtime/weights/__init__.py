@@ -1,0 +1,1 @@
+"""Weights in Hugging Face's format: found, read, written."""

@@ -1,0 +1,353 @@
+"""Reads Hugging Face checkpoints: a folder of config.json and safetensors, in one file or many.
+
+Only the headers are read when a checkpoint is opened; tensors are read when they are asked for: mapped from
+their files on this machine, by ranges from an address. Nothing here imports jax.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..model.families import Architecture, Family, UnsupportedCheckpoint, family_of
+from ..model.families.base import Source, text_config
+from .checkpoint_files import Files, files_of
+from .contradictions import AGAIN as _AGAIN
+from .contradictions import config_keys, layer_of
+from .safetensors_files import DTYPES, FLOATING, KIND, Header, Tensor, check_kind, read_header
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+EMBEDDING = "embed_tokens.weight"
+"""The text tensor that every family has; what stands before it is the checkpoint's prefix."""
+HEAD = "lm_head.weight"
+MAX_JSON = 1 << 26
+"""Bytes of config.json and of the index; a megabyte or two are usual."""
+_ORIGINAL = "quantised checkpoints cannot be trained or merged; use the original one"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx")
+
+
+@dataclass(frozen=True)
+class HFCheckpoint:
+    """A checkpoint of a known family, opened for reading.
+
+    Attributes:
+        store: its folder's files.
+        config: config.json.
+        prefix: of the text tensors, e.g. "model.language_model.".
+        tensors: every tensor of every file by its full name.
+        headers: of each safetensors file by its name in the folder, sorted.
+        index: the file name of the index, None for a checkpoint in one file.
+        side_files: everything else that belongs to it (tokenizer, generation config, chat template,
+            licence), config.json included; names relative to its folder.
+    """
+
+    store: Files
+    config: Mapping[str, Any]
+    family: Family
+    architecture: Architecture
+    prefix: str
+    tensors: Mapping[str, Tensor]
+    headers: Mapping[str, Header]
+    index: str | None
+    side_files: tuple[str, ...]
+
+    @classmethod
+    def open(cls, directory: Path | str) -> HFCheckpoint:
+        """Reads config.json, the index and every file's header.
+
+        Args:
+            directory: a folder on this machine, or an address that fsspec knows ("gs://bucket/folder").
+
+        Raises:
+            UserError: when the folder is no checkpoint, its family is not known, a file is missing or
+                truncated, the index names what is not there, or the address cannot be read.
+        """
+        store = files_of(directory)
+        config = read_config(store)
+        try:
+            family = family_of(config)
+            architecture = family.architecture(config)
+        except UnsupportedCheckpoint as error:
+            raise UserError(
+                f"{store.name}: {error}", "give a checkpoint of the model that the recipe names"
+            ) from error
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise UserError(f"{store.path(CONFIG)}: a value is of the wrong type: {error}", _AGAIN) from error
+        names, index = _weight_files(store)
+        headers = {name: read_header(store, name) for name in names}
+        tensors: dict[str, Tensor] = {}
+        for header in headers.values():
+            for name, tensor in header.tensors.items():
+                if name in tensors:
+                    files = f"{tensors[name].file} and {tensor.file}"
+                    raise UserError(f"{store.name}: {name} is in both {files}", _AGAIN)
+                tensors[name] = tensor
+        if index is not None:
+            _check_index(store, tensors)
+        prefix = next((p for p in family.prefixes if p + EMBEDDING in tensors), None)
+        if prefix is None:
+            looked_for = ", ".join(p + EMBEDDING for p in family.prefixes)
+            raise UserError(
+                f"{store.name}: no text embedding among its {len(tensors)} tensors (looked for {looked_for})",
+                "this is not a checkpoint in Hugging Face's layout for the family "
+                f"{family.name!r} that its config.json names",
+            )
+        side_files = _side_files(store)
+        _refuse_links(store, side_files)
+        for name in side_files:
+            if name.endswith(".json"):
+                check_kind(store.path(name), store.read(name, 0, min(KIND, store.sizes[name])))
+        return cls(store, config, family, architecture, prefix, tensors, headers, index, side_files)
+
+    @property
+    def name(self) -> str:
+        """What messages call it: its folder, or its address."""
+        return self.store.name
+
+    @property
+    def directory(self) -> Path | None:
+        """Its folder on this machine, None when it lies at an address."""
+        return self.store.folder
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the safetensors files."""
+        return tuple(self.headers)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all safetensors files."""
+        return sum(header.size for header in self.headers.values())
+
+    def names(self) -> dict[str, str]:
+        """The file of each tensor."""
+        return {name: tensor.file for name, tensor in self.tensors.items()}
+
+    def has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def metadata(self, file: str) -> dict[str, str]:
+        """The metadata of a safetensors file."""
+        return dict(self.headers[file].metadata)
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor by its full name: a read-only array that is mapped from its file.
+
+        Raises:
+            UserError: when there is none of that name, or its element type is not known.
+        """
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise UserError(f"{self.name}: no tensor {name}", "is it the checkpoint that the run began with?")
+        if tensor.dtype not in DTYPES:
+            raise UserError(
+                f"{self.store.path(tensor.file)}: {name} has the unknown type {tensor.dtype}", _ORIGINAL
+            )
+        flat = np.frombuffer(self.bytes_of(name), DTYPES[tensor.dtype])
+        return flat.reshape(tensor.shape)
+
+    def bytes_of(self, name: str, start: int = 0, end: int | None = None) -> memoryview:
+        """The bytes [start:end) of a tensor, to its end by default: mapped locally, else a ranged read.
+
+        May be called from several threads at once.
+
+        Raises:
+            UserError: when they cannot be read.
+        """
+        tensor = self.tensors[name]
+        stop = tensor.end if end is None else min(tensor.start + end, tensor.end)
+        return self.store.view(tensor.file, tensor.start + start, stop)
+
+    def side_file(self, name: str) -> bytes:
+        """The content of one of its side files, or of its index.
+
+        Raises:
+            UserError: when it cannot be read.
+        """
+        return self.store.read(name)
+
+    def release(self, name: str, forget: bool = False) -> None:
+        """Lets the system take back the memory of a tensor that was read and is not needed soon.
+
+        Args:
+            forget: from its cache of the disk too, for what is read once.
+        """
+        tensor = self.tensors[name]
+        self.store.release(tensor.file, tensor.start, tensor.end, forget)
+
+    def read_source(self, source: Source) -> np.ndarray:
+        """The tensor of a source, as the file holds it (not yet in Tunix's layout).
+
+        Raises:
+            UserError: when it is absent or has another shape than the family expects.
+        """
+        self._check(source)
+        return self.read(source.full_name(self.prefix))
+
+    def verify(self) -> None:
+        """Checks that every tensor that the model is made of is there, with its shape.
+
+        Raises:
+            UserError: naming the first one that is not, its file, the expected and the found shape.
+        """
+        used = set()
+        for parameter in self.family.parameters(self.architecture):
+            for source in parameter.sources:
+                self._check(source)
+                used.add(source.full_name(self.prefix))
+        text = text_config(self.config)
+        layers = self.architecture.num_layers
+        for name, tensor in self.tensors.items():
+            layer = layer_of(name.removeprefix(self.prefix)) if name.startswith(self.prefix) else None
+            if layer is not None and layer >= layers:
+                raise UserError(
+                    f"{self.store.path(tensor.file)}: {name} is of layer {layer}, "
+                    f"and {CONFIG} has num_hidden_layers {layers}, which ends at layer {layers - 1}",
+                    f"{CONFIG} and the weights must be of one checkpoint",
+                )
+        tied = text.get("tie_word_embeddings", self.config.get("tie_word_embeddings", True))
+        head = next((name for name in (HEAD, f"language_model.{HEAD}") if self.has(name)), None)
+        if head is not None and head not in used and tied is False:
+            raise UserError(
+                f"{self.store.path(self.tensors[head].file)}: {head} is a weight of its own "
+                "(tie_word_embeddings is false); Tunix's model uses the embedding",
+                "such a checkpoint cannot be trained; use one whose output is the embedding, as published",
+            )
+
+    def unused(self) -> list[str]:
+        """Text tensors that no parameter of the Tunix model is made of, sorted, by full name."""
+        used = {
+            source.full_name(self.prefix)
+            for parameter in self.family.parameters(self.architecture)
+            for source in parameter.sources
+        }
+        return sorted(name for name in self.tensors if name.startswith(self.prefix) and name not in used)
+
+    def _check(self, source: Source) -> None:
+        name = source.full_name(self.prefix)
+        tensor = self.tensors.get(name)
+        if tensor is None:
+            raise UserError(
+                f"{self.name}: {name} is missing; {CONFIG} promises it with shape {list(source.shape)}",
+                f"its files are {', '.join(self.files)}",
+            )
+        if tensor.shape != source.shape:
+            keys = config_keys(text_config(self.config), name, source.shape, tensor.shape)
+            raise UserError(
+                f"{self.store.path(tensor.file)}: {name} has shape {list(tensor.shape)}, "
+                f"expected {list(source.shape)} from {CONFIG}" + (f" ({keys})" if keys else ""),
+                f"{CONFIG} and the weights must be of one checkpoint",
+            )
+        if tensor.dtype not in FLOATING:
+            raise UserError(
+                f"{self.store.path(tensor.file)}: {name} has type {tensor.dtype}, which is no float",
+                _ORIGINAL,
+            )
+
+
+def read_config(store: Files) -> dict[str, Any]:
+    """A checkpoint's config.json.
+
+    Raises:
+        UserError: when the folder or the file is missing, or it is not a JSON object.
+    """
+    if not store.exists:
+        raise UserError(
+            f"{store.name}: no such folder", "--model takes a folder of config.json and safetensors"
+        )
+    if CONFIG not in store.sizes:
+        raise UserError(f"{store.name}: no {CONFIG}", "--model takes a folder of config.json and safetensors")
+    return _read_json(store, CONFIG)
+
+
+def _weight_files(store: Files) -> tuple[list[str], str | None]:
+    """Names of the safetensors files, and of the index when there are several."""
+    if SINGLE in store.sizes:
+        return [SINGLE], None
+    if INDEX in store.sizes:
+        names = sorted(set(_weight_map(store).values()))
+        missing = [name for name in names if name not in store.sizes]
+        if missing:
+            raise UserError(
+                f"{store.name}: {', '.join(missing)} missing; {INDEX} names {len(names)} files", _AGAIN
+            )
+        return names, INDEX
+    found = sorted(name for name in store.sizes if "/" not in name and name.endswith(WEIGHT_SUFFIXES))
+    if any(name.endswith(".safetensors") for name in found):
+        raise UserError(f"{store.name}: several safetensors files and no {INDEX}", _AGAIN)
+    raise UserError(
+        f"{store.name}: neither {SINGLE} nor {INDEX}"
+        + (f"; {', '.join(found[:3])} is in another format" if found else ""),
+        "save the checkpoint as safetensors",
+    )
+
+
+def _weight_map(store: Files) -> dict[str, str]:
+    weight_map = _read_json(store, INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{store.path(INDEX)}: no weight_map", _AGAIN)
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or PurePosixPath(file).name != file:
+            raise UserError(
+                f"{store.path(INDEX)}: {name} is in {file!r}, not in a file of this folder", _AGAIN
+            )
+    return weight_map
+
+
+def _check_index(store: Files, tensors: Mapping[str, Tensor]) -> None:
+    for name, file in sorted(_weight_map(store).items()):
+        if name not in tensors:
+            raise UserError(f"{store.path(INDEX)}: names {name}, which {file} does not hold", _AGAIN)
+        if tensors[name].file != file:
+            raise UserError(
+                f"{store.path(INDEX)}: names {name} in {file}; it is in {tensors[name].file}", _AGAIN
+            )
+
+
+def _side_files(store: Files) -> tuple[str, ...]:
+    def keep(name: str) -> bool:
+        hidden = PurePosixPath(name).name.startswith(".")
+        return not hidden and name != INDEX and not name.endswith(WEIGHT_SUFFIXES)
+
+    return tuple(sorted(filter(keep, store.sizes)))
+
+
+def _refuse_links(store: Files, names: Iterable[str]) -> None:
+    """What is copied beside merged weights is the checkpoint's own: a link may lead to any file.
+
+    The hub's cache is made of links, to blobs in the same cache.
+    """
+    if store.folder is None:
+        return
+    root = Path(os.path.realpath(store.folder))
+    home = root.parents[2] if root.parent.name == "snapshots" and len(root.parents) > 2 else root
+    for name in names:
+        real = Path(os.path.realpath(store.folder / name))
+        if not real.is_relative_to(home):
+            raise UserError(
+                f"{store.path(name)}: is a link to {real}, which is no part of the checkpoint",
+                "put a copy of the file there: it would come to lie beside the merged weights",
+            )
+
+
+def _read_json(store: Files, name: str) -> dict[str, Any]:
+    if store.sizes[name] > MAX_JSON:
+        raise UserError(f"{store.path(name)}: has {store.sizes[name]:,} bytes, at most {MAX_JSON:,}", _AGAIN)
+    content = store.read(name)
+    check_kind(store.path(name), content)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{store.path(name)}: not JSON ({error})", _AGAIN) from error
+    if not isinstance(value, dict):
+        raise UserError(f"{store.path(name)}: not a JSON object", _AGAIN)
+    return value

@@ -1,0 +1,180 @@
+"""The files of a checkpoint's folder: mapped where they are on this machine, read by ranges elsewhere."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..addresses import failed, open_address, read_range
+from ..errors import UserError
+from .contradictions import AGAIN
+
+SIDE_FOLDERS = ("additional_chat_templates",)
+"""Folders of a checkpoint that belong to it; there are no others."""
+
+
+class Files(Protocol):
+    """The files of a folder, by their names in it.
+
+    Attributes:
+        name: of the folder, as messages call it.
+        folder: where it lies on this machine, None elsewhere.
+        exists: whether there is such a folder.
+        sizes: in bytes, of every file in it and in its side folders.
+    """
+
+    name: str
+    folder: Path | None
+    exists: bool
+    sizes: Mapping[str, int]
+
+    def path(self, name: str) -> str:
+        """What messages call a file."""
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        """A copy of a file's bytes [start:end), to its end by default.
+
+        Raises:
+            UserError: when it cannot be read.
+        """
+
+    def view(self, name: str, start: int, end: int) -> memoryview:
+        """The bytes [start:end) of a file, read-only; mapped where that is possible.
+
+        Raises:
+            UserError: when they cannot be read.
+        """
+
+    def release(self, name: str, start: int, end: int, forget: bool = False) -> None:
+        """Lets the system take back the memory of what was viewed; `forget`: its cache of the disk as well.
+
+        A merge goes through a base once. Its pages would push out others', and a page that is given back is
+        cheaper to use again than a fresh one: a third of the time of a merge from a cold disk.
+        """
+
+
+def files_of(directory: Path | str) -> Files:
+    """The files of a folder on this machine, or at an address that fsspec knows.
+
+    Raises:
+        UserError: when no file system is known for the address, what opens it is not installed, or the
+            folder cannot be listed.
+    """
+    opened = open_address(directory)
+    return LocalFiles(opened) if isinstance(opened, Path) else RemoteFiles(str(directory), *opened)
+
+
+class LocalFiles:
+    """A folder on this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = str(folder)
+        self.folder: Path | None = folder
+        self._root = folder
+        self._maps: dict[str, mmap.mmap] = {}
+        self.exists = folder.is_dir()
+        try:
+            self.sizes: Mapping[str, int] = {
+                str(path.relative_to(folder)): path.stat().st_size
+                for parent in (folder, *(folder / side for side in SIDE_FOLDERS))
+                if parent.is_dir()
+                for path in parent.iterdir()
+                if path.is_file()
+            }
+        except OSError as error:
+            raise UserError(f"{folder}: {error.strerror or error}", "see that you may read it") from error
+
+    def path(self, name: str) -> str:
+        return str(self._root / name)
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        try:
+            with (self._root / name).open("rb") as file:
+                file.seek(start)
+                return file.read() if end is None else file.read(end - start)
+        except OSError as error:
+            raise UserError(f"{self.path(name)}: {error.strerror or error}", AGAIN) from error
+
+    def view(self, name: str, start: int, end: int) -> memoryview:
+        if name not in self._maps:
+            try:
+                with (self._root / name).open("rb") as file:
+                    self._maps[name] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise UserError(f"{self.path(name)}: {error.strerror or error}", AGAIN) from error
+        return memoryview(self._maps[name])[start:end]
+
+    def release(self, name: str, start: int, end: int, forget: bool = False) -> None:
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = end // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if name in self._maps and length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            self._maps[name].madvise(mmap.MADV_DONTNEED, first, length)
+            if forget and hasattr(os, "posix_fadvise"):
+                with (self._root / name).open("rb") as file:
+                    os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
+
+
+class RemoteFiles:
+    """A folder on a file system of fsspec, whose own retries are relied on.
+
+    Raises:
+        UserError: when it cannot be listed.
+    """
+
+    def __init__(self, address: str, system: Any, root: str) -> None:
+        self.name = address.rstrip("/")
+        self.folder: Path | None = None
+        self._system = system
+        self._root = root
+        self.exists = True
+        system.invalidate_cache()
+        try:
+            self.sizes: Mapping[str, int] = self._list()
+        except (FileNotFoundError, NotADirectoryError):
+            self.exists, self.sizes = False, {}
+        except Exception as error:  # of whatever library reads the address
+            raise failed(self.name, "read", error) from error
+
+    def path(self, name: str) -> str:
+        return f"{self.name}/{name}"
+
+    def read(self, name: str, start: int = 0, end: int | None = None) -> bytes:
+        return bytes(self._range(name, start, self.sizes[name] if end is None else end))
+
+    def view(self, name: str, start: int, end: int) -> memoryview:
+        return memoryview(self._range(name, start, end)).toreadonly()
+
+    def release(self, name: str, start: int, end: int, forget: bool = False) -> None:
+        """Nothing to give back: what was viewed is a copy."""
+
+    def _list(self) -> dict[str, int]:
+        entries = self._system.ls(self._root, detail=True)
+        found = {_last(entry): entry for entry in entries if entry["type"] == "file" and _last(entry)}
+        folders = {_last(entry) for entry in entries if entry["type"] == "directory"}
+        for side in folders.intersection(SIDE_FOLDERS):
+            for entry in self._system.ls(f"{self._root}/{side}", detail=True):
+                if entry["type"] == "file" and _last(entry):
+                    found[f"{side}/{_last(entry)}"] = entry
+        # An address of a file lists that file.
+        itself = self._root.strip("/")
+        found = {name: entry for name, entry in found.items() if str(entry["name"]).strip("/") != itself}
+        if not found and not folders:
+            raise FileNotFoundError(self._root)
+        sizes = {}
+        for name, entry in found.items():
+            size = entry.get("size")
+            sizes[name] = self._system.size(f"{self._root}/{name}") if size is None else size
+        return sizes
+
+    def _range(self, name: str, start: int, end: int) -> bytearray:
+        try:
+            return read_range(self._system, f"{self._root}/{name}", start, end)
+        except Exception as error:  # of whatever library reads the address
+            raise failed(self.path(name), "read", error) from error
+
+
+def _last(entry: Mapping[str, Any]) -> str:
+    return str(entry["name"]).rpartition("/")[2]
