@@ -26,7 +26,6 @@ from recipec.compiler.plan import calibration, identity, store
 from recipec.compiler.plan.bound import bound, rows
 from recipec.compiler.plan.planner import plan
 from recipec.compiler.plan.results import Plan
-from recipec.compiler.plan.run import usd_per_hour
 from recipec.spec.load import load
 from scripts.recipe_pages import MACHINES, METHODS, Planned, Record, head, page, with_head
 
@@ -107,7 +106,7 @@ def program(path: Path, sets: Sequence[str] = ()) -> Program:
 
 def key(of: Program) -> str:
     """A digest of everything in a resolved recipe that its record depends on."""
-    return store.key(identity.step(of), of.accumulation_steps, usd_per_hour(of))
+    return store.key(identity.step(of), of.accumulation_steps, of.usd_per_hour)
 
 
 def planned(of: Program, made: Plan) -> Planned:

@@ -10,8 +10,8 @@ from recipec.compiler.checks.formats import LOSS_ON, is_known
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.run_length import held_out
 from recipec.compiler.lowering.sources import escapes, is_dataset
-from recipec.compiler.lowering.steps import held_out
 from recipec.compiler.wording import plural
 from recipec.runtime.endless import ENDLESS, INTO_A_FILE, is_endless
 from recipec.spec.diagnostics import Diagnostic

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from recipec.compiler.lowering.facts import Facts
-from recipec.compiler.lowering.steps import ENOUGH_STEPS, warmup_steps
+from recipec.compiler.lowering.run_length import ENOUGH_STEPS, warmup_steps
 from recipec.compiler.wording import flow, line, listing, plural
 from recipec.runtime.model.partition_rules import DATA
 from recipec.runtime.training.objectives import OBJECTIVES

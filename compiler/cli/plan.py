@@ -159,8 +159,8 @@ def compare(before: tuple[Program, tuple[str, ...]], after: tuple[Program, tuple
     Args:
         before, after: a program with the --set that made it.
     """
+    from recipec.compiler.lowering.run_length import statistics
     from recipec.compiler.plan.compare import compare as compared
-    from recipec.compiler.plan.counted import statistics
     from recipec.compiler.plan.planner import plan as planned
 
     plans = []
@@ -264,7 +264,7 @@ def cost(
     """
     from recipec.compiler.explain.cost import COST, text
     from recipec.compiler.explain.cost import cost as costs
-    from recipec.compiler.lowering.duration import training_hours
+    from recipec.compiler.lowering.run_length import training_hours
     from recipec.compiler.plan import session
 
     format = Format.JSON if as_json else Format.TEXT

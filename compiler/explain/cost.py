@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.lowering.duration import Hours, check_hours
+from recipec.compiler.lowering.run_length import Hours, check_hours
 from recipec.compiler.wording import plural, table
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     """The costs of a recipe.
 
     Args:
-        training: as from `compiler.lowering.duration.training_hours`.
+        training: as from `compiler.duration.training_hours`.
         hours: of serving, beside 1 and 24; None for no other.
 
     Raises:

@@ -9,7 +9,7 @@ from recipec.compiler.artifacts.artifact import difference
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.explain.explain import leaves, scales, weight_bytes
 from recipec.compiler.lowering import catalog
-from recipec.compiler.lowering.steps import run_length
+from recipec.compiler.lowering.run_length import run_length
 from recipec.compiler.wording import flow, in_layers, listing, plural, split_layer
 from recipec.spec.paths import join
 

@@ -13,8 +13,8 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.run_length import held_out, run_length, warmup_steps
 from recipec.compiler.lowering.sizes import BYTES, needs_master_weights
-from recipec.compiler.lowering.steps import held_out, run_length, warmup_steps
 from recipec.compiler.serving.memory import weight_size
 from recipec.compiler.wording import (
     flow,

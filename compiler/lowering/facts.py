@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering import catalog, families, hardware
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.compiler.lowering.steps import Length, run_length
+from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.wording import listing
 from recipec.runtime.model.adapters import LoraSettings, lora_settings, parse_layers
 from recipec.runtime.model.families import UnsupportedCheckpoint

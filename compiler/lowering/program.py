@@ -76,6 +76,12 @@ class Program:
         return sum(adapter.trained_size for adapter in self.adapters)
 
     @property
+    def usd_per_hour(self) -> float | None:
+        """Of the whole training machine: the recipe's price, else the catalogue's; None without either."""
+        given = self.recipe.cost.train_usd_per_hour
+        return self.accelerator.usd_per_hour if given is None else given
+
+    @property
     def reach(self) -> Reach:
         """Which share of the parameters the adapters reach."""
         return reach(self.parameters, self.adapters)

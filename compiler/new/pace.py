@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from recipec.compiler.lowering.steps import ENOUGH_STEPS, Length
+from recipec.compiler.lowering.run_length import ENOUGH_STEPS, Length
 from recipec.compiler.new.draft import Draft, resized, shortest
 from recipec.compiler.new.memory import Probe
 from recipec.compiler.wording import divisors

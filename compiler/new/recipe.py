@@ -14,7 +14,7 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.hardware import Accelerator, UnknownAccelerator, from_name
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.steps import Length, run_length
+from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.new.draft import RANK, Draft, drafts
 from recipec.compiler.new.machines import refusal
 from recipec.compiler.new.memory import Probe

@@ -12,7 +12,7 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.first_rows import first_rows
-from recipec.compiler.lowering.steps import CHARACTERS_PER_TOKEN
+from recipec.compiler.lowering.run_length import CHARACTERS_PER_TOKEN
 from recipec.compiler.wording import listing
 from recipec.runtime.data.advice import LIKED
 from recipec.runtime.data.formats import FIELDS, KTO, is_labelled

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -68,6 +69,58 @@ class AtHand:
     model_dir: Path
     model: ModelSettings
     vocabulary: int
+
+
+class PlainTokenizer:
+    """A tokenizer's files with the attributes of transformers' fast tokenizer that encoding reads.
+
+    Args:
+        folder: with tokenizer.json and tokenizer_config.json.
+
+    Raises:
+        OSError, ValueError: a file is missing or no JSON of its kind.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        try:
+            self.backend_tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
+        except OSError:
+            raise
+        except Exception as error:  # the Rust parser's own
+            raise ValueError(str(error)) from error
+        config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+        more = folder / "special_tokens_map.json"
+        named = (json.loads(more.read_text("utf-8")) if more.is_file() else {}) | config
+        self.special_tokens_map = {
+            name: value["content"] if isinstance(value, dict) else value
+            for name, value in named.items()
+            if name.endswith("_token") and isinstance(value, str | dict)
+        }
+        self.eos_token = self.special_tokens_map.get("eos_token")
+        self.pad_token_id = 0
+        template = folder / "chat_template.jinja"
+        self.chat_template = (
+            template.read_text("utf-8") if template.is_file() else config.get("chat_template")
+        )
+        if isinstance(self.chat_template, list):  # several by name
+            by_name = {one["name"]: one["template"] for one in self.chat_template}
+            self.chat_template = by_name.get("default")
+
+    @cached_property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """Added tokens by number, each with `content` and `special`."""
+        return dict(self.backend_tokenizer.get_added_tokens_decoder())
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """Texts of the special tokens that have names."""
+        return list(self.special_tokens_map.values())
+
+    def get_chat_template(self) -> str:
+        """The template's text."""
+        return str(self.chat_template)
 
 
 def look(program: Subject, model: Path | None, data_dir: Path | None) -> AtHand | Unavailable:

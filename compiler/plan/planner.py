@@ -9,16 +9,15 @@ from pathlib import Path
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.run_length import Statistics, planned_length
 from recipec.compiler.plan import calibration, identity
 from recipec.compiler.plan.at_hand import Unavailable
-from recipec.compiler.plan.counted import Statistics
 from recipec.compiler.plan.depth import Depth, depths, whole
 from recipec.compiler.plan.estimate import extrapolate
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.placements import placements
 from recipec.compiler.plan.pool import Progress, compile_jobs
 from recipec.compiler.plan.results import Compiled, Estimate, Plan
-from recipec.compiler.plan.run import run_length
 from recipec.compiler.wording import flow, listing
 
 SEARCHED = (
@@ -89,7 +88,7 @@ def plan(
         hosts=a.hosts,
         axes=dict(recipe.mesh.axes),
         estimate=estimate,
-        run=run_length(program, estimate, data),
+        run=planned_length(program, estimate, data),
         placements=placements(program, backend),
         settings=settings(program),
         versions=identity.versions(backend),

@@ -28,7 +28,6 @@ from recipec.compiler.plan.estimate import extrapolate
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import Collective, Compiled, Estimate, Point, Search
-from recipec.compiler.plan.run import usd_per_hour
 from recipec.compiler.wording import divisors, flow, plural
 from recipec.runtime.model.partition_rules import data_parallel
 from recipec.spec.language.mesh import Remat
@@ -260,7 +259,7 @@ class _Run:
             self.large.append(candidate)
             self._settle(candidate, "too large", f"it needs {needed}", estimate)
             return
-        seconds, price = estimate.seconds / candidate.tokens, usd_per_hour(program)
+        seconds, price = estimate.seconds / candidate.tokens, program.usd_per_hour
         point = replace(
             self._settle(candidate, "compiled", "", estimate),
             seconds_per_token=seconds,
@@ -341,7 +340,7 @@ class Candidate:
 def _objectives(program: Program, seconds_per_token: float, memory: float) -> Objectives:
     """What is to be small: seconds a token, bytes of HBM, and what a token costs: US$, or device-seconds
     where there is no price."""
-    price = usd_per_hour(program)
+    price = program.usd_per_hour
     rate = program.accelerator.devices if price is None else price / 3600
     return seconds_per_token, memory, seconds_per_token * rate
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.backends import Backend, diagnosed
+from recipec.compiler.lowering.run_length import Statistics, statistics
 from recipec.compiler.plan import budget, fit
-from recipec.compiler.plan.counted import Statistics, statistics
 from recipec.compiler.plan.planner import estimate_of, plan
 from recipec.compiler.plan.pool import Progress
 from recipec.compiler.plan.results import PLAN, SEARCH, Estimate, Plan, RunLength, Search

@@ -15,7 +15,7 @@ from recipec.compiler.report.run import Run
 if TYPE_CHECKING:
     from recipec.compiler.emitters.backends import Backend
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.plan.counted import Statistics
+    from recipec.compiler.lowering.run_length import Statistics
     from recipec.compiler.plan.results import Plan
 
 
@@ -178,7 +178,7 @@ def _backend(run: Run) -> Backend | None:
 
 def _statistics(run: Run, program: Program) -> Statistics | None:
     """What the run counted in its data, as a plan takes it."""
-    from recipec.compiler.plan.counted import Statistics
+    from recipec.compiler.lowering.run_length import Statistics
 
     found = run.facts.get("data")
     split = found.get("train") if isinstance(found, dict) else None

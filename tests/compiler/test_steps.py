@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from recipec.compiler.lowering.run_length import read_local, run_length, warmup_steps
 from recipec.compiler.lowering.sources import escapes, is_inline
-from recipec.compiler.lowering.steps import read_local, run_length, warmup_steps
 from recipec.compiler.wording import divisors, listing, quantity, ranges, table
 from recipec.spec.language import DataSource
 from recipec.spec.load import Loaded

@@ -13,14 +13,18 @@ import pytest
 
 from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.errors import ArtifactError
+from recipec.compiler.lowering import run_length as counting
 from recipec.compiler.lowering.families import FAMILIES
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.steps import run_length as from_lines
-from recipec.compiler.plan import counted as counting
+from recipec.compiler.lowering.run_length import (
+    Statistics,
+    planned_length,
+    quick_statistics,
+    run_length,
+    statistics,
+)
 from recipec.compiler.plan.at_hand import Unavailable
-from recipec.compiler.plan.counted import Statistics, quick_statistics, statistics
-from recipec.compiler.plan.run import run_length
 from recipec.compiler.rehearse import miniature
 from recipec.runtime.data.prepare import prepare
 from recipec.runtime.data.report import SplitReport
@@ -126,7 +130,7 @@ def test_steps_are_those_of_train_py(quickstart: Path, model: Path, sets: tuple[
     counted = statistics(program, model, store=Kept())
     assert isinstance(counted, Statistics)
     prepared = trains(program, model)
-    found = run_length(program, ESTIMATE, counted)
+    found = planned_length(program, ESTIMATE, counted)
     assert found.steps == prepared.total_steps
     assert found.micro_batches == prepared.accumulation
     report = prepared.report.train
@@ -146,7 +150,7 @@ def test_a_preference_is_two_rows_of_tokens(quickstart: Path, model: Path, tmp_p
     counted = statistics(program, model, tmp_path, Kept())
     assert isinstance(counted, Statistics)
     assert (counted.samples, counted.dropped, counted.rows, counted.answers) == (21, 1, 21, 2)
-    found = run_length(program, ESTIMATE, counted)
+    found = planned_length(program, ESTIMATE, counted)
     assert found.steps == 3 * 3
     # fsdp 4 x 1 pair x 2 answers are in a micro-batch.
     assert found.tokens_per_second == pytest.approx(8 * found.tokens_per_row / ESTIMATE.seconds)
@@ -170,7 +174,7 @@ def test_the_papers_run_comes_to_its_steps_hours_and_rate(
 
     counted = statistics(program, model, tmp_path, Kept())
     assert counted == Statistics(samples=9_952, dropped=48, rows=9_952, answers=1, tokens=922 * 9_952)
-    found = run_length(program, replace(ESTIMATE, seconds=1.21, calibrated_seconds=2.42), counted)
+    found = planned_length(program, replace(ESTIMATE, seconds=1.21, calibrated_seconds=2.42), counted)
     assert (found.steps, found.micro_batches, found.tokens_per_row) == (1_244, 8, 922)
     assert found.hours == pytest.approx(3.34, abs=0.006) and found.calibrated_hours == 2 * found.hours
     assert found.usd == pytest.approx(56.11, abs=0.1) and found.usd_per_hour == pytest.approx(16.80)
@@ -262,7 +266,7 @@ def test_the_numbers_are_kept_by_content(
 
 def test_without_the_data_the_steps_are_the_recipes(recipe_file: Path) -> None:
     program = lowered(recipe_file, "train.epochs=null", "train.steps=90", "train.global_batch_size=16")
-    found = run_length(program, ESTIMATE, Unavailable("there is no train.jsonl beside the recipe"))
+    found = planned_length(program, ESTIMATE, Unavailable("there is no train.jsonl beside the recipe"))
     assert (found.source, found.steps, found.micro_batches, found.tokens_per_row) == ("steps", 90, 4, 128)
     assert found.hours == pytest.approx(90 * 4 * ESTIMATE.seconds / 3600)
     assert found.tokens_per_second == pytest.approx(4 * 128 / ESTIMATE.seconds)
@@ -294,38 +298,40 @@ def test_what_a_check_counts_is_what_training_makes(
     program = lowered(recipe_file, *sets, "model.tokenizer=./tokenizer")
     quick = quick_statistics(program, store=Kept())
     assert isinstance(quick, Statistics) and quick == statistics(program, store=Kept())
-    length = from_lines(program.recipe, tmp_path)
+    length = run_length(program.recipe, tmp_path)
     assert length.exact and length.steps == trains(program, model).total_steps
     assert length.data is not None
     assert length.data.tokens[0] == length.data.tokens[1] == quick.tokens / quick.samples / quick.answers
 
 
 def test_without_a_tokenizer_the_length_is_a_bound(recipe_file: Path, tmp_path: Path) -> None:
-    assert run_length(lowered(recipe_file), ESTIMATE).source == "unknown"
+    assert planned_length(lowered(recipe_file), ESTIMATE).source == "unknown"
     conversations(tmp_path / "train.jsonl", 30)
-    found = run_length(lowered(recipe_file), ESTIMATE, Unavailable("its tokenizer is not on this machine"))
+    found = planned_length(
+        lowered(recipe_file), ESTIMATE, Unavailable("its tokenizer is not on this machine")
+    )
     assert (found.source, found.steps) == ("bound", 8)
     assert found.hours == pytest.approx(8 * ESTIMATE.seconds / 3600) and found.usd is not None
     assert found.note.startswith(
         "At most 8 steps, by the lines of its data, since its tokenizer is not on this machine; "
     )
-    assert "the data was not looked at" in run_length(lowered(recipe_file), ESTIMATE).note
+    assert "the data was not looked at" in planned_length(lowered(recipe_file), ESTIMATE).note
 
 
 def test_a_runs_price_is_the_recipes_or_the_catalogues(recipe_file: Path) -> None:
     steps = ("train.epochs=null", "train.steps=100")
-    own = run_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=10"), ESTIMATE)
+    own = planned_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=10"), ESTIMATE)
     assert own.usd_per_hour == 10 and own.usd == pytest.approx(10 * 100 * ESTIMATE.seconds / 3600)
-    free = run_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=0"), ESTIMATE)
+    free = planned_length(lowered(recipe_file, *steps, "cost.train_usd_per_hour=0"), ESTIMATE)
     assert (free.usd, free.usd_per_million_tokens) == (0, 0)
     ironwood = ("mesh.accelerator=tpu7x-8", "mesh.axes={fsdp: 8, tp: 1}", "train.global_batch_size=8")
-    without = run_length(lowered(recipe_file, *steps, *ironwood), ESTIMATE)
+    without = planned_length(lowered(recipe_file, *steps, *ironwood), ESTIMATE)
     assert (without.usd, without.usd_per_hour, without.usd_per_million_tokens) == (None, None, None)
     assert without.hours == pytest.approx(100 * ESTIMATE.seconds / 3600)
 
 
 def test_a_step_that_was_refused_has_no_hours(recipe_file: Path) -> None:
     refused = replace(ESTIMATE, seconds=0.0, calibrated_seconds=0.0)
-    found = run_length(lowered(recipe_file, "train.epochs=null", "train.steps=100"), refused)
+    found = planned_length(lowered(recipe_file, "train.epochs=null", "train.steps=100"), refused)
     assert (found.steps, found.hours, found.usd, found.tokens_per_second) == (100, None, None, 0)
     assert found.usd_per_million_tokens is None

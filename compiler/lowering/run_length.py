@@ -1,0 +1,579 @@
+"""How long a run is: the one place that tells it, in steps and in hours.
+
+With `train.steps` it is exact. With `train.epochs` it follows from the rows that samples are laid into:
+counted by the code that train.py runs, where the data and its tokenizer are at hand (nothing is downloaded,
+no weights are needed, jax is not imported), else a range by the characters of local JSON-lines files. Hours
+are the user's, those of a run's metrics, or steps times the step of a plan.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import TypeAdapter, ValidationError
+
+from recipec.compiler.errors import ArtifactError
+from recipec.compiler.explain.preview import PACKAGES
+from recipec.compiler.json_value import json_value
+from recipec.compiler.lowering import catalog
+from recipec.compiler.lowering.sources import escapes
+from recipec.compiler.packages import install, missing_packages
+from recipec.compiler.plan.at_hand import AtHand, PlainTokenizer, Subject, Unavailable, contents, look
+from recipec.compiler.plan.results import Estimate, RunLength
+from recipec.compiler.wording import plural
+from recipec.runtime.model.families import Architecture, Family, UnsupportedCheckpoint
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+    from recipec.spec.language import DataSource, Recipe, Train
+
+LARGEST = 64 * 2**20
+"""Bytes of data that are counted while compiling; more would make it slow."""
+
+SAMPLED = 200
+"""Rows whose lengths are looked at."""
+
+CHARACTERS_PER_TOKEN = 4
+"""Of English text under a vocabulary of 262,144: rough, and only said as such."""
+
+FEWEST_CHARACTERS, MOST_CHARACTERS = 2.5, 5.0
+"""Characters of a token, from code and other languages to plain English."""
+
+FEWEST_MARKERS, MOST_MARKERS = 3, 10
+"""Tokens that a chat template writes around a turn."""
+
+SPILL = 1.25
+"""Rows that packing makes, over those that a perfect one would, at the most that is likely."""
+
+ENOUGH_STEPS = 50
+"""Optimizer steps below which a run hardly learns."""
+
+QUICK_PACKAGES = ("numpy", "tokenizers", "huggingface_hub")
+"""What counting takes without transformers, whose import takes seconds."""
+
+QUICK_BYTES = 4 * 2**20
+"""Of data that is tokenised while a recipe is checked: a second or two."""
+
+METRICS = "metrics.jsonl"
+
+NOT_COUNTED = "Evaluation, checkpoints, start-up and compilation are not counted."
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """What local JSON-lines files show.
+
+    Attributes:
+        rows: of all files together, up to each source's limit.
+        tokens: of a sample, on average: the least and the most that are likely; the same twice when counted.
+        drawn: rows of an epoch, by the sources' weights.
+    """
+
+    rows: int
+    tokens: tuple[float, float]
+    drawn: int
+
+    @property
+    def mean_tokens(self) -> int:
+        """The middle of the two."""
+        return round(sum(self.tokens) / 2)
+
+    def lengths(self) -> str:
+        """ "61 tokens on average", or "about 40 to 80 tokens on average, by their characters"."""
+        low, high = (max(1, round(number)) for number in self.tokens)
+        if low == high:
+            return f"{plural(low, 'token')} on average"
+        return f"about {low:,} to {high:,} tokens on average, by their characters"
+
+
+@dataclass(frozen=True)
+class Length:
+    """Optimizer steps of a run.
+
+    Attributes:
+        least, steps: the least and the most that are likely; None when nothing is known.
+        bound: the most that are possible.
+        exact: whether `steps` is what will be run.
+        data: what the training files show; None when they are not all at hand.
+    """
+
+    least: int | None
+    steps: int | None
+    bound: int | None
+    exact: bool
+    data: LocalData | None
+
+    def words(self) -> str:
+        """ "11 steps", "about 9 to 16 steps", "at most 62 steps"; "" when nothing is known."""
+        if self.steps is None or self.least is None:
+            return ""
+        if self.exact:
+            return plural(self.steps, "step")
+        if self.steps == self.bound:
+            return f"at most {plural(self.steps, 'step')}"
+        least = f"{self.least:,} to " if self.least < self.steps else ""
+        return f"about {least}{plural(self.steps, 'step')}"
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A recipe with its model."""
+
+    recipe: Recipe
+    source: Path
+    family: Family
+    architecture: Architecture
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The training data of a recipe, tokenised and laid into rows.
+
+    Attributes:
+        samples: that are kept; of preferences, pairs.
+        dropped: rows of the files that are not.
+        rows: of an epoch, as train.global_batch_size counts them: both answers of a preference are one.
+        answers: rows of tokens in each of them: 2 of a preference, else 1.
+        tokens: real ones of an epoch.
+    """
+
+    samples: int
+    dropped: int
+    rows: int
+    answers: int
+    tokens: int
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Real tokens of a row of max_length, on average."""
+        return self.tokens / (self.rows * self.answers)
+
+    def steps(self, train: Train) -> int:
+        """Optimizer steps of a run, as runtime.data.prepare counts them."""
+        return train.steps or _steps_of(train, self.rows)
+
+
+def run_length(recipe: Recipe, folder: Path) -> Length:
+    """The length of a recipe's run.
+
+    Args:
+        folder: of the recipe: its relative data paths start there.
+    """
+    train, data = recipe.train, recipe.data
+    found = None if any(escapes(source.path) for source in data.train) else read_local(folder, data.train)
+    counted = None if found is None or not found.rows else _counted(recipe, folder)
+    if found is not None and counted is not None:
+        mean = counted.tokens / max(1, counted.samples * counted.answers) if _plain(recipe) else None
+        found = LocalData(found.rows, (mean, mean) if mean else found.tokens, found.drawn)
+    if train.steps is not None:
+        return Length(train.steps, train.steps, train.steps, True, found)
+    if found is None or found.rows == 0:
+        return Length(None, None, None, False, found)
+    if counted is not None:
+        steps = counted.steps(train)
+        return Length(steps, steps, steps, True, found)
+
+    samples = max(1, math.ceil(found.drawn * (1 - held_out(data.eval_fraction, found.rows) / found.rows)))
+    bound = _steps_of(train, samples)
+    if not data.packing:
+        return Length(bound, bound, bound, False, found)
+    low, high = (samples * tokens / data.max_length for tokens in found.tokens)
+    most = min(samples, math.ceil(high * SPILL) + 1)
+    least = _steps_of(train, max(1, min(low, most)))
+    return Length(least, _steps_of(train, most), bound, False, found)
+
+
+def _steps_of(train: Train, rows: float) -> int:
+    """Optimizer steps of all epochs over so many rows."""
+    return (train.epochs or 1) * math.ceil(rows / train.global_batch_size)
+
+
+def held_out(fraction: float | None, rows: int) -> int:
+    """How many of so many rows data.eval_fraction holds out, as in runtime.data.sources."""
+    return 0 if fraction is None else math.ceil(fraction * rows)
+
+
+def warmup_steps(recipe: Recipe, steps: int) -> int:
+    """Steps of the warm-up in a run of so many steps."""
+    schedule = recipe.train.schedule
+    if schedule.warmup_ratio is not None:
+        return math.ceil(schedule.warmup_ratio * steps)
+    return schedule.warmup_steps or 0
+
+
+def _plain(recipe: Recipe) -> bool:
+    """Whether an epoch's tokens are those of all samples, once."""
+    return all(source.weight == 1 for source in recipe.data.train)
+
+
+def _counted(recipe: Recipe, folder: Path) -> Statistics | None:
+    """What the tokenizer makes of the data, where it is at hand and counting takes no more than seconds."""
+    try:
+        model = catalog.find(recipe.model.id, folder)
+    except (catalog.UnknownModel, UnsupportedCheckpoint):
+        return None
+    found = quick_statistics(_Subject(recipe, folder / "recipe.yaml", model.family, model.architecture))
+    return None if isinstance(found, Unavailable) or not found.samples else found
+
+
+def read_local(folder: Path, sources: Sequence[DataSource]) -> LocalData | None:
+    """Counts the rows of local JSON-lines files; None when one is elsewhere, missing or large."""
+    rows, drawn, size = 0, 0, 0
+    lengths: list[tuple[int, int]] = []
+    for source in sources:
+        file = folder / source.path
+        if "://" in source.path or not source.path.endswith(".jsonl"):
+            return None
+        try:
+            size += file.stat().st_size
+            if size > LARGEST or not file.is_file():
+                return None
+            content = file.read_bytes()
+        except (OSError, ValueError):
+            return None
+        lines = [line for line in content.splitlines() if line.strip()][: source.limit]
+        rows += len(lines)
+        drawn += math.ceil(source.weight * len(lines))
+        lengths += [_size(line) for line in lines[:SAMPLED]]
+    count = max(1, len(lengths))
+    characters, turns = (
+        sum(numbers) / count for numbers in (zip(*lengths, strict=True) if lengths else ([], []))
+    )
+    low = characters / MOST_CHARACTERS + turns * FEWEST_MARKERS
+    high = characters / FEWEST_CHARACTERS + turns * MOST_MARKERS
+    return LocalData(rows, (low, high), drawn)
+
+
+def _size(line: bytes) -> tuple[int, int]:
+    """Characters of the texts in one row, and the turns that a chat template would write."""
+    try:
+        row = json.loads(line)
+        return _text_length(row), _turns(row)
+    except (ValueError, RecursionError):
+        return 0, 0
+
+
+def _turns(row: Any) -> int:
+    if not isinstance(row, dict):
+        return 0
+    return sum(len(value) for value in row.values() if isinstance(value, list)) or 2 * ("instruction" in row)
+
+
+def _text_length(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_text_length(item) for item in value.values())
+    if isinstance(value, list):
+        return sum(_text_length(item) for item in value)
+    return 0
+
+
+class Store(Protocol):
+    """What compiler.plan.store offers."""
+
+    def key(self, *parts: object) -> str: ...
+
+    def get(self, name: str, /) -> str | None: ...
+
+    def put(self, name: str, value: str, /) -> None: ...
+
+
+STATISTICS: TypeAdapter[Statistics] = TypeAdapter(Statistics)
+
+
+def statistics(
+    program: Subject, model: Path | None = None, data_dir: Path | None = None, store: Store | None = None
+) -> Statistics | Unavailable:
+    """Counts the training data of a recipe; it takes as long as tokenising does, unless it is in the store.
+
+    Args:
+        model, data_dir: as for `at_hand.look`.
+        store: None for the one of plans.
+
+    Raises:
+        ArtifactError: what was given is not there, or train.py would refuse the data.
+    """
+    if missing := _missing(PACKAGES):
+        return missing
+    found = look(program, model, data_dir)
+    if isinstance(found, Unavailable):
+        return found
+
+    def load() -> Any:
+        from recipec.runtime.data.tokenizer import load_tokenizer
+
+        return load_tokenizer(found.model_dir, found.model, found.data, found.data_dir)
+
+    store = _plans() if store is None else store
+    key = store.key("statistics", contents(found))
+    return _kept(store, key) or _tokenised(found, load, store, key)
+
+
+def quick_statistics(program: Subject, store: Store | None = None) -> Statistics | Unavailable:
+    """The same where it takes no more than a second or two, and runs none of the recipe's code.
+
+    Args:
+        store: None for the one of plans, whose counts are taken as well.
+    """
+    if missing := _missing(QUICK_PACKAGES):
+        return missing
+    if program.recipe.data.transform is not None:
+        return Unavailable("data.transform is a program, which is not run to count")
+    try:
+        found = look(program, None, None)
+        if isinstance(found, Unavailable):
+            return found
+        store = _plans() if store is None else store
+        digest = contents(found)
+        kept = _kept(store, store.key("statistics", digest))
+        if kept is not None:
+            return kept
+        files = [found.data_dir / source.path for source in program.recipe.data.train]
+        if not all(file.is_file() for file in files) or sum(f.stat().st_size for f in files) > QUICK_BYTES:
+            return Unavailable(f"the data is more than {QUICK_BYTES >> 20} MiB")
+        key = store.key("quick statistics", digest)
+        own = Path(found.model.tokenizer) if found.model.tokenizer else found.model_dir
+        return _kept(store, key) or _tokenised(found, lambda: PlainTokenizer(own), store, key)
+    except (ArtifactError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Unavailable("the data or the tokenizer cannot be read")  # whoever uses them says why
+
+
+def _missing(packages: tuple[str, ...]) -> Unavailable | None:
+    missing = missing_packages(packages)
+    if not missing:
+        return None
+    return Unavailable(f"{', '.join(missing)} cannot be imported ({install('train', 'plan')})")
+
+
+def _plans() -> Store:
+    from recipec.compiler.plan import store
+
+    return store
+
+
+def _kept(store: Store, key: str) -> Statistics | None:
+    kept = store.get(key)
+    with suppress(ValidationError):  # an entry that cannot be read is made again
+        return None if kept is None else STATISTICS.validate_json(kept)
+    return None
+
+
+def _tokenised(found: AtHand, load: Callable[[], Any], store: Store, key: str) -> Statistics:
+    counted = _count(found, load)
+    store.put(key, STATISTICS.dump_json(counted).decode())
+    return counted
+
+
+def _count(found: AtHand, load: Callable[[], Any]) -> Statistics:
+    """Tokenises and packs as train.py does."""
+    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.errors import UserError
+    from recipec.runtime.settings import TrainSettings
+
+    # Batches of one row: how many rows a batch has is no matter of the data.
+    alone = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
+    try:
+        prepared = prepare(found.data, alone, 1, load(), found.data_dir, found.vocabulary)
+    except UserError as error:
+        raise ArtifactError(error.message, error.help) from error
+    report, answers = prepared.report.train, prepared.samples.group
+    samples = len(prepared.samples) // answers
+    return Statistics(
+        samples=samples,
+        dropped=report.read - samples,
+        rows=prepared.steps_per_epoch,
+        answers=answers,
+        tokens=report.row_tokens,
+    )
+
+
+def planned_length(
+    program: Program, estimate: Estimate, counted: Statistics | Unavailable | None = None
+) -> RunLength:
+    """The run's steps, hours and price, and its speed in real tokens.
+
+    Hours are optimizer steps x micro-batches x the estimated step. Speed is that of a full micro-batch.
+    Without an estimate (0 s, of a step that the compiler refused) both are unknown: None, and 0 tokens/s.
+    Where the data can be read but not tokenised, steps, hours and price are bounds: the most they can be.
+
+    Args:
+        counted: of `statistics`; None when nobody asked.
+    """
+    counted = counted or Unavailable("the data was not looked at")
+    recipe = program.recipe
+    train, data = recipe.train, recipe.data
+    price = program.usd_per_hour
+    steps: int | None
+    if isinstance(counted, Statistics):
+        source, steps = "data", counted.steps(train)
+        per_row, answers = counted.tokens_per_row, counted.answers
+    else:
+        source, steps = "steps", train.steps
+        if steps is None:
+            steps = run_length(recipe, program.source.parent).bound
+            source = "unknown" if steps is None else "bound"
+        per_row, answers = float(data.max_length), 2 if data.format == "preference" else 1
+    tokens = program.micro_batch_rows * answers * per_row
+    micro_batches = program.accumulation_steps
+
+    def hours(seconds: float) -> float | None:
+        return steps * micro_batches * seconds / 3600 if steps and seconds else None
+
+    def usd(seconds: float) -> float | None:
+        time = hours(seconds)
+        return None if time is None or price is None else time * price
+
+    speed = tokens / estimate.seconds if estimate.seconds else 0.0
+    calibrated_speed = tokens / estimate.calibrated_seconds if estimate.calibrated_seconds else 0.0
+    return RunLength(
+        source=source,
+        tokens_per_row=per_row,
+        steps=steps,
+        micro_batches=micro_batches,
+        hours=hours(estimate.seconds),
+        usd=usd(estimate.seconds),
+        calibrated_hours=hours(estimate.calibrated_seconds),
+        calibrated_usd=usd(estimate.calibrated_seconds),
+        usd_per_hour=price,
+        tokens_per_second=speed,
+        calibrated_tokens_per_second=calibrated_speed,
+        usd_per_million_tokens=price / 3600 / speed * 1e6 if price is not None and speed else None,
+        note=f"{_basis(program, counted)} {NOT_COUNTED}",
+    )
+
+
+def _basis(program: Program, counted: Statistics | Unavailable) -> str:
+    """What the length and the speed of a run rest on, in a sentence."""
+    recipe = program.recipe
+    length = recipe.data.max_length
+    if isinstance(counted, Statistics):
+        pairs = counted.answers == 2
+        left_out = f", {plural(counted.dropped, 'row')} left out" if counted.dropped else ""
+        return (
+            f"Counted in the data: {plural(counted.samples, 'pair' if pairs else 'sample')}{left_out}; "
+            f"{plural(counted.rows, 'row')}{' of two answers' if pairs else ''} an epoch, with "
+            f"{counted.tokens_per_row:,.0f} of {length:,} tokens on average "
+            f"({100 * counted.tokens_per_row / length:.1f} % full)."
+        )
+    bound = f"tokens/s counts every row as full ({length:,} tokens), which is an upper bound"
+    if recipe.train.steps is not None:
+        return f"The steps are the recipe's, and {counted.reason}: {bound}."
+    most = run_length(recipe, program.source.parent).bound
+    if most is None:
+        return f"The length of the run is not known, since {counted.reason}; {bound}."
+    return f"At most {plural(most, 'step')}, by the lines of its data, since {counted.reason}; {bound}."
+
+
+@dataclass(frozen=True)
+class Hours:
+    """How long training takes.
+
+    Attributes:
+        source: where that comes from, a phrase; it says whether it is measured or an estimate.
+    """
+
+    hours: float
+    source: str
+
+
+def training_hours(
+    given: float | None = None,
+    run: Path | None = None,
+    planned: RunLength | None = None,
+    steps: int | None = None,
+) -> Hours:
+    """How long training takes, from the first of these that is there.
+
+    Args:
+        given: by the user.
+        run: folder of a run, with its metrics.jsonl.
+        planned: of the recipe's plan.
+        steps: of the recipe, where it gives them.
+
+    Raises:
+        ArtifactError: when none of them says it, or what one says has no meaning.
+    """
+    check_hours(given, "--train-hours")
+    if given is not None:
+        return Hours(given, "--train-hours")
+    if run is not None:
+        return measured_hours(run, steps)
+    most = "at most, by the lines of the data: " if planned is not None and planned.source == "bound" else ""
+    if planned is not None and planned.calibrated_hours is not None and planned.hours is not None:
+        return Hours(
+            planned.calibrated_hours,
+            f"{most}estimate of `recipe plan`, calibrated by the one published measurement "
+            f"({planned.hours:.2f} h without that)",
+        )
+    if planned is not None and planned.hours is not None:
+        return Hours(planned.hours, f"{most}estimate of `recipe plan`")
+    reason, way = "it was not planned", "--set train.steps=N"
+    if planned is not None:
+        reason = planned.note
+    if planned is not None and planned.steps is not None:
+        reason = "the compiler refused its step, so that the step's time is not known"
+        way = "what `recipe plan` says to make the step fit"
+    raise ArtifactError(
+        f"it is not known how long the training takes: {reason}",
+        f"give --train-hours, a measured run with --run DIR, or {way}",
+    )
+
+
+def measured_hours(run: Path, steps: int | None = None) -> Hours:
+    """The duration of a run's steps, from its metrics.jsonl: compiling is part of the first, loading, saving
+    and evaluating are not in it.
+
+    Args:
+        run: the folder that train.py wrote metrics.jsonl to.
+        steps: that the recipe asks for, so that a run that ended before can be told; None where unknown.
+
+    Raises:
+        ArtifactError: when there are no metrics to read.
+    """
+    path = run / METRICS
+    way_out = "give the folder that train.py wrote its metrics to, or the hours with --train-hours"
+    try:
+        content = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise ArtifactError(f"there is no {METRICS} in {run}", way_out) from None
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be read: {error.strerror or error}", way_out) from error
+    seconds = dict(_step_seconds(content))
+    if not seconds:
+        raise ArtifactError(f"{path} has no training step that was timed", way_out)
+    first, last = min(seconds), max(seconds)
+    which = f"steps {first:,} to {last:,}"
+    if len(seconds) != last - first + 1:
+        which = f"{plural(len(seconds), 'step')} of {first:,} to {last:,}"
+    if steps is not None and len(seconds) < steps:
+        which += f" of the recipe's {steps:,}"
+    return Hours(sum(seconds.values()) / 3600, f"measured: {which} in {path}, without loading and saving")
+
+
+def check_hours(hours: float | None, flag: str) -> None:
+    """Refuses hours that are below 0, infinite or NaN.
+
+    Raises:
+        ArtifactError: naming the flag.
+    """
+    if hours is not None and not 0 <= hours < math.inf:
+        raise ArtifactError(f"{flag} is {hours:g}, which is no number of hours", f"for example {flag} 3.34")
+
+
+def _step_seconds(content: str) -> Iterator[tuple[int, float]]:
+    """(step, seconds) of each training step; lines that are cut off, and those of evaluations, are passed
+    over."""
+    for line in content.splitlines():
+        entry = json_value(line)
+        if not isinstance(entry, Mapping):
+            continue
+        step, seconds = entry.get("step"), entry.get("step_seconds")
+        if isinstance(step, int) and isinstance(seconds, int | float) and 0 <= seconds < math.inf:
+            yield step, float(seconds)
