@@ -1,7 +1,8 @@
 """The values of a recipe that a generated script hands to the runtime.
 
-Generated scripts state these as constants, so they hold plain values alone and importing them needs
-neither jax nor numpy. `LoraSettings` is in runtime.model.adapters.
+Generated scripts state these as constants, with the fields in this order, so they hold plain values alone and
+importing them needs neither jax nor numpy. A default is the language's own, where there is one.
+`LoraSettings` is in runtime.model.adapters.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ from dataclasses import dataclass, field
 from .model.partition_rules import data_parallel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """The `model` section of a recipe, and what training does with the model.
 
     Attributes:
         id: Hugging Face id, or a directory.
+        revision: git revision of the Hugging Face repository, None for its default.
+        tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
         family: name of one of runtime.model.families.FAMILIES.
         dtype: "bfloat16" or "float32", of the base weights and of the computation.
         attention: "dot" or "splash".
         remat: what is recomputed in the backward pass: the name of one of runtime.model.remat.POLICIES.
-        revision: git revision of the Hugging Face repository, None for its default.
-        tokenizer: Hugging Face id or directory of another tokenizer, None for the model's.
     """
 
     id: str
+    revision: str | None = None
+    tokenizer: str | None = None
     family: str
     dtype: str = "bfloat16"
     attention: str = "dot"
     remat: str = "decoder"
-    revision: str | None = None
-    tokenizer: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class Source:
     limit: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DataSettings:
     """The `data` section of a recipe.
 
@@ -99,7 +100,6 @@ class DataSettings:
     """
 
     train: tuple[str | Source, ...]
-    max_length: int
     eval: tuple[str | Source, ...] = ()
     eval_fraction: float | None = None
     eval_seed: int = 42
@@ -108,9 +108,10 @@ class DataSettings:
     transform: str | None = None
     chat_template: str | None = None
     loss_on: str = "assistant"
+    max_length: int
     overlong: str = "drop"
     max_invalid_ratio: float = 0.1
-    packing: bool = False
+    packing: bool
     shuffle_seed: int | None = 0
 
 
@@ -134,14 +135,14 @@ class TrainSettings:
         wandb_project: of Weights & Biases, where they go as well; None for nowhere.
     """
 
+    objective: str = "sft"
+    beta: float = 0.1
+    label_smoothing: float = 0.0
     epochs: int | None = None
     steps: int | None = None
     global_batch_size: int
     micro_batch_size: int
     loss_normalization: str = "tokens"
-    objective: str = "sft"
-    beta: float = 0.1
-    label_smoothing: float = 0.0
     eval_every: int = 100
     seed: int = 0
     log_every: int = 10

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from recipec.compiler.emitters.data_files import template_file
-from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, docstring, statement, string
+from recipec.compiler.emitters import settings
+from recipec.compiler.emitters.python_text import Call, Name, Value, assignment, docstring, statement
 from recipec.compiler.emitters.render import render
-from recipec.compiler.emitters.settings import about, kind, lora_settings, model_settings
-from recipec.compiler.emitters.train import (
-    data_settings,
-    hyperparameter_constants,
-    settings_classes,
-    train_settings,
-)
+from recipec.compiler.emitters.settings import about, chat_template, classes, constructor, kind
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.families import FAMILIES
+from recipec.compiler.lowering.optimization import hyperparameters
+from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.lowering.sizes import needs_master_weights
 from recipec.spec.diagnostics import Diagnostic
 
@@ -86,11 +83,10 @@ def processes(program: Program) -> int:
 
 
 def _script(program: Program) -> str:
-    recipe, template = program.recipe, template_file(program)
-    hyperparameters = hyperparameter_constants(program)
+    recipe, constants = program.recipe, _constants(program)
+    values = hyperparameters(recipe.train)
     if not recipe.train.schedule.final_ratio:
-        hyperparameters.pop("FINAL_RATIO", None)
-    settings = [name for name in settings_classes(program) if name != "MeshSettings"]
+        values.pop("FINAL_RATIO", None)
     schedule = _schedule(program)
     return render(
         "baseline/train_trl.py",
@@ -99,10 +95,10 @@ def _script(program: Program) -> str:
         math=any("math." in line for line in schedule),
         adafactor=recipe.train.optimizer.name == "adafactor",
         lora=program.lora is not None,
-        imports=settings,
-        chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
-        constants=[assignment(name, value) for name, value in _constants(program).items()],
-        hyperparameters=[assignment(name, value) for name, value in hyperparameters.items()],
+        imports=classes(constants),
+        chat_template=chat_template(program),
+        constants=[assignment(name, value) for name, value in constants.items()],
+        hyperparameters=[assignment(name, value) for name, value in values.items()],
         optimizer=statement("return ", _optimizer(program), indent=4),
         schedule=schedule,
         run=_run_arguments(program),
@@ -110,20 +106,14 @@ def _script(program: Program) -> str:
 
 
 def _constants(program: Program) -> dict[str, Value]:
-    recipe = program.recipe
-    out: dict[str, Value] = {"MODEL": model_settings(program)}
-    if program.lora is not None:
-        out["LORA"] = lora_settings(program.lora)
-    out |= {"DATA": data_settings(program), "TRAIN": train_settings(program)}
+    """train.py's, but for what says which devices there are."""
+    recipe, run = program.recipe, run_settings(program)
+    out = settings.constants(run, program)
+    for name in ("MESH", "SHARDING_RULES", "CHECKPOINT"):
+        out.pop(name, None)
     out["MICRO_BATCH_ROWS"] = program.micro_batch_rows
-    out["CHECKPOINT"] = Call(
-        "CheckpointSettings",
-        {
-            "directory": checkpoint_folder(recipe),
-            "every_steps": recipe.checkpoint.every_steps,
-            "keep": recipe.checkpoint.keep,
-        },
-    )
+    saving = replace(run.checkpoint, directory=checkpoint_folder(recipe), local=None)
+    out["CHECKPOINT"] = constructor(saving)
     if recipe.cache.directory is not None and "://" not in recipe.cache.directory:
         out["CACHE"] = recipe.cache.directory
     return out

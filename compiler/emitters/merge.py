@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recipec.compiler.emitters.data_files import template_file
-from recipec.compiler.emitters.python_text import Name, Value, assignment, docstring, string
+from recipec.compiler.emitters.python_text import Value, assignment, docstring
 from recipec.compiler.emitters.render import render
-from recipec.compiler.emitters.settings import about, base_settings
+from recipec.compiler.emitters.settings import about, base_settings, chat_template
+from recipec.compiler.lowering.settings import model_settings
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
@@ -17,7 +17,7 @@ def emit_merge(program: Program) -> str:
     """The text of merge.py."""
     recipe = program.recipe
     constants: dict[str, Value] = {
-        "MODEL": base_settings(program),
+        "MODEL": base_settings(model_settings(recipe, program.family)),
         "CHECKPOINT": recipe.checkpoint.directory,
         "OUTPUT": recipe.merge.output,
         "DTYPE": recipe.merge.dtype,
@@ -28,13 +28,12 @@ def emit_merge(program: Program) -> str:
         constants["ADAPTER"] = True
     if recipe.merge.quantization is not None:
         constants["QUANTIZATION"] = recipe.merge.quantization
-    template = template_file(program)
     return render(
         "merge.py",
         title=docstring(f"{_purpose(program)} {recipe.model.id}."),
         about=about(program),
         adapters=program.lora is not None,
-        chat_template=template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}")),
+        chat_template=chat_template(program),
         adapter=adapter,
         quantization=recipe.merge.quantization,
         constants=[assignment(name, value) for name, value in constants.items()],

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value
+from recipec.compiler.emitters.data_files import template_file
+from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
+from recipec.compiler.lowering.settings import RunSettings
+from recipec.runtime.settings import ModelSettings, Source
+from recipec.runtime.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.runtime.model.adapters import LoraSettings
 
 LONG_RANGE = 8
 """Consecutive layers from which on they are written as a range."""
@@ -36,50 +40,112 @@ def devices(program: Program) -> str:
     return name if slices == 1 else f"{slices} slices of {name}"
 
 
-def base_settings(program: Program) -> Call:
+def chat_template(program: Program) -> str | None:
+    """The constant that says where the artifact's chat template lies; None without one."""
+    template = template_file(program)
+    return template and assignment("CHAT_TEMPLATE", Name(f"ARTIFACT / {string(template)}"))
+
+
+def base_settings(model: ModelSettings) -> Call:
     """`ModelSettings(...)` that says which checkpoint it is, for a script that does not train."""
-    return Call("ModelSettings", _identity(program) | {"family": program.family.name})
+    identity = ModelSettings(id=model.id, revision=model.revision, family=model.family)
+    return constructor(identity, quiet=("dtype", "attention", "remat"))
 
 
-def _identity(program: Program) -> dict[str, Value]:
-    model = program.recipe.model
-    return {"id": model.id} if model.revision is None else {"id": model.id, "revision": model.revision}
-
-
-def model_settings(program: Program) -> Call:
-    """`ModelSettings(...)` of the recipe."""
-    recipe, arguments = program.recipe, _identity(program)
-    if recipe.model.tokenizer is not None:
-        arguments["tokenizer"] = recipe.model.tokenizer
-    arguments |= {
-        "family": program.family.name,
-        "dtype": recipe.model.dtype,
-        "attention": recipe.model.attention,
-        "remat": recipe.remat.policy,
+def constants(settings: RunSettings, program: Program) -> dict[str, Value]:
+    """The constants of a training script, by their names."""
+    made: dict[str, Value] = {
+        "MODEL": constructor(settings.model),
+        "MESH": constructor(settings.mesh, quiet=("hosts",)),
     }
-    return Call("ModelSettings", arguments)
+    if settings.rules:
+        made["SHARDING_RULES"] = settings.rules
+    if settings.lora is not None:
+        layers = settings.lora.layers
+        written = {} if layers is None else {"layers": layer_numbers(layers)}
+        made["LORA"] = constructor(settings.lora, written=written)
+    made["DATA"] = _data(settings, program)
+    made["TRAIN"] = _train(settings)
+    made["CHECKPOINT"] = constructor(settings.checkpoint)
+    return made
 
 
-def lora_settings(lora: LoraSettings) -> Call:
-    """`LoraSettings(...)` of the recipe."""
-    arguments: dict[str, Value] = {
-        "rank": lora.rank,
-        "alpha": float(lora.alpha),
-        "dropout": lora.dropout,
-        "targets": tuple(lora.targets),
-    }
-    if lora.layers is not None:
-        arguments["layers"] = layer_numbers(lora.layers)
-    if lora.rslora:
-        arguments["rslora"] = True
-    if lora.rank_pattern:
-        arguments["rank_pattern"] = dict(lora.rank_pattern)
-    if lora.alpha_pattern:
-        arguments["alpha_pattern"] = dict(lora.alpha_pattern)
-    arguments |= {"init": lora.init, "dtype": lora.dtype, "kv": lora.kv}
-    if lora.quantize is not None:
-        arguments["quantize"] = lora.quantize
-    return Call("LoraSettings", arguments)
+def _data(settings: RunSettings, program: Program) -> Call:
+    """`DataSettings(...)`, whose files are the artifact's own."""
+    written = {}
+    if settings.data.transform is not None:
+        path, _, function = str(program.recipe.data.transform).partition(":")
+        file = string(path, quote="'")
+        written["transform"] = Name(f'f"{{ARTIFACT / {file}}}:{function}"')
+    if settings.data.chat_template is not None:
+        written["chat_template"] = Name('CHAT_TEMPLATE.read_text(encoding="utf-8")')
+    quiet = ("eval_seed",) if settings.data.eval_fraction is None else ()
+    return constructor(settings.data, quiet=quiet, written=written)
+
+
+def _train(settings: RunSettings) -> Call:
+    """`TrainSettings(...)`, without what another objective reads."""
+    quiet = {"objective", *(name for one in OBJECTIVES.values() for name in one.settings)}
+    quiet -= set(OBJECTIVES[settings.train.objective].settings)
+    if not settings.data.eval and settings.data.eval_fraction is None:
+        quiet.add("eval_every")
+    return constructor(settings.train, quiet=quiet)
+
+
+def constructor(
+    settings: Any, *, quiet: Collection[str] = (), written: Mapping[str, Value] | None = None
+) -> Call:
+    """The call that makes a settings object, with its fields in their order.
+
+    A field is left out at its default where that is None, False or empty.
+
+    Args:
+        quiet: others that are left out at their default.
+        written: what stands for a field's value.
+    """
+    arguments: dict[str, Value] = {}
+    for field in fields(settings):
+        value, default = getattr(settings, field.name), _default(field)
+        if written and field.name in written:
+            arguments[field.name] = written[field.name]
+        elif value != default or not (field.name in quiet or _says_nothing(default)):
+            arguments[field.name] = _printed(value)
+    return Call(type(settings).__name__, arguments)
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _says_nothing(default: Any) -> bool:
+    return default is None or default is False or default in ((), {})
+
+
+def _printed(value: Any) -> Value:
+    if isinstance(value, Source):
+        rest = {**constructor(value, quiet=("weight",)).arguments}
+        path = rest.pop("path")
+        return Call("Source", {"*0": path, **rest}) if rest else path
+    if is_dataclass(value):
+        return constructor(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    return tuple(_printed(item) for item in value) if isinstance(value, tuple) else value
+
+
+def classes(values: Mapping[str, Value]) -> list[str]:
+    """The classes of runtime.settings that constants call, sorted."""
+    return sorted({name for value in values.values() for name in _called(value)} - {"LoraSettings"})
+
+
+def _called(value: Value) -> Iterator[str]:
+    if isinstance(value, Call):
+        yield value.function
+        for item in value.arguments.values():
+            yield from _called(item)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _called(item)
 
 
 def layer_numbers(layers: Sequence[int]) -> Value:

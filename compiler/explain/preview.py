@@ -6,12 +6,13 @@ Everything is tokenised as train.py will do it; the weights are not needed, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.lowering.settings import data_settings, model_settings
 from recipec.compiler.packages import require_packages
 
 if TYPE_CHECKING:
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from recipec.runtime.data.formats import Row
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import Split
-    from recipec.runtime.settings import DataSettings, ModelSettings, Source
-    from recipec.spec.language import Recipe
+    from recipec.runtime.settings import DataSettings, ModelSettings
 
 PACKAGES = ("numpy", "tokenizers", "transformers", "huggingface_hub")
 
@@ -118,7 +118,8 @@ def preview(
     from recipec.runtime.errors import UserError
 
     folder = data_dir or program.source.parent
-    data, settings = data_settings(program.recipe, program.source.parent), _model_settings(program)
+    data = data_settings(program.recipe, program.source.parent)
+    settings = model_settings(program.recipe, program.family)
     part = splits(data, folder)[split != "train"]
     if part is None:
         raise UserError(
@@ -152,40 +153,6 @@ def preview(
         steps = math.ceil(report.rows / program.recipe.train.global_batch_size) if split == "train" else 0
     lengths = histogram(samples.lengths.tolist())
     return Preview(program.name, split, shown, report, lengths, data.packing, draws, steps, problem)
-
-
-def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
-    """The `data` section as the runtime takes it, with files of the recipe's folder found from anywhere."""
-    from recipec.compiler.lowering.sources import is_inline
-    from recipec.runtime.settings import DataSettings, Source
-
-    data = recipe.data
-    template, transform = data.chat_template, data.transform
-    if template is not None and not is_inline(template):
-        template = str((folder / template).resolve())
-    if transform is not None:
-        path, _, function = transform.partition(":")
-        transform = f"{(folder / path).resolve()}:{function}"
-
-    def sources(given: Iterable[Any]) -> tuple[Source, ...]:
-        return tuple(Source(item.path, item.weight, item.split, item.config, item.limit) for item in given)
-
-    return DataSettings(
-        train=sources(data.train),
-        eval=sources(data.eval),
-        eval_fraction=data.eval_fraction,
-        eval_seed=data.eval_seed,
-        format=data.format,
-        fields=dict(data.fields),
-        transform=transform,
-        chat_template=template,
-        loss_on=data.loss_on,
-        max_length=data.max_length,
-        overlong=data.overlong,
-        max_invalid_ratio=data.max_invalid_ratio,
-        packing=data.packing,
-        shuffle_seed=data.shuffle_seed,
-    )
 
 
 def histogram(lengths: Sequence[int]) -> list[Bar]:
@@ -288,15 +255,6 @@ def _readers(split: Split, data: DataSettings, folder: Path) -> list[_Rows]:
     from recipec.runtime.data.sources import open_split
 
     return [_Rows(reader) for reader in open_split(split, data, folder)]
-
-
-def _model_settings(program: Program) -> ModelSettings:
-    from recipec.runtime.settings import ModelSettings
-
-    model = program.recipe.model
-    return ModelSettings(
-        id=model.id, family=program.family.name, revision=model.revision, tokenizer=model.tokenizer
-    )
 
 
 def _tokenizer_folder(program: Program, settings: ModelSettings, given: Path | None) -> Path:

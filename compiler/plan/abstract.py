@@ -10,10 +10,15 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import optax
 import qwix
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from recipec.compiler.emitters.python_text import source
+from recipec.compiler.lowering.optimization import hyperparameters, optimizer, schedule
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.run_length import warmup_steps
+from recipec.compiler.lowering.settings import RunSettings
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
 from recipec.runtime.model.loading import abstract_model
@@ -22,7 +27,9 @@ from recipec.runtime.model.partition_rules import row_axes
 from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
 from recipec.runtime.training.objectives import OBJECTIVES
+from recipec.runtime.training.optimizers import master_weights
 from recipec.runtime.training.step import Step, abstract_optimizer, micro_batch_loss, shardings_of
+from recipec.spec.language import Recipe
 
 SCHEDULED_STEPS = 1000
 """Of the learning rate's schedule. The run's own number is known with its data, and changes nothing here."""
@@ -49,36 +56,33 @@ class AbstractStep:
     sizes: Compiled
 
 
-def abstract_step(
-    program: Program, layers: Sequence[int], script: Mapping[str, Any], mesh: Mesh
-) -> AbstractStep:
+def abstract_step(program: Program, layers: Sequence[int], settings: RunSettings, mesh: Mesh) -> AbstractStep:
     """The step of a program's train.py with some of the model's layers.
 
     Args:
-        script: what train.py states: its constants, `learning_rate` and `optimizer`.
+        settings: of the program.
         mesh: in scope.
 
     Raises:
         UserError: when Tunix's model is not what the runtime expects.
     """
-    lora, train = renumbered(script.get("LORA"), layers), script["TRAIN"]
+    lora, train = renumbered(settings.lora, layers), settings.train
     built = abstract_model(
         program.family,
         shortened(program.architecture, layers),
-        script["MODEL"],
+        settings.model,
         lora,
         dict(mesh.shape),
-        script.get("SHARDING_RULES", ()),
+        settings.rules,
     )
-    rule = script["optimizer"](script["learning_rate"](SCHEDULED_STEPS))
-    accumulation = train.accumulation_steps(script["MESH"].data_parallel)
-    optimizer = abstract_optimizer(built, rule, accumulation, mesh)
-    step = Step(built, optimizer, train, mesh, functools.partial(micro_batch_loss, built, train))
+    accumulation = train.accumulation_steps(settings.mesh.data_parallel)
+    rule = abstract_optimizer(built, scheduled_optimizer(program.recipe), accumulation, mesh)
+    step = Step(built, rule, train, mesh, functools.partial(micro_batch_loss, built, train))
     trained, state = (
         placed(tree, sharding) for tree, sharding in zip(step.live, step.shardings, strict=True)
     )
     base = placed_base(step.base, built.quantized, mesh)
-    batch = abstract_batch(train, script["DATA"].max_length, script["MESH"].data_parallel, mesh)
+    batch = abstract_batch(train, settings.data.max_length, settings.mesh.data_parallel, mesh)
     sizes = Compiled(
         layers=len(layers),
         weights=device_bytes(base) + (device_bytes(trained) if lora is None else 0),
@@ -87,6 +91,20 @@ def abstract_step(
         batch=device_bytes(batch),
     )
     return AbstractStep(step, ((trained, state), base, batch), sizes)
+
+
+def scheduled_optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """train.py's optimizer under its learning rate, by the expressions that train.py states."""
+    names: dict[str, Any] = {
+        "optax": optax,
+        "master_weights": master_weights,
+        "steps": SCHEDULED_STEPS,
+        "warmup": warmup_steps(recipe, SCHEDULED_STEPS),
+        **hyperparameters(recipe.train),
+    }
+    names["schedule"] = eval(source(schedule(recipe.train)), names)
+    rule: optax.GradientTransformation = eval(source(optimizer(recipe)), names)
+    return rule
 
 
 def abstract_batch(train: Any, length: int, data_parallel: int, mesh: Mesh) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.explain.preview import TOKENIZER_FILES, data_settings
+from recipec.compiler.explain.preview import TOKENIZER_FILES
 from recipec.compiler.lowering.catalog import is_directory
+from recipec.compiler.lowering.settings import data_settings, model_settings
 from recipec.compiler.lowering.sources import is_inline
 
 if TYPE_CHECKING:
@@ -191,10 +192,8 @@ def _tokenizer(
     program: Subject, given: Path | None, data_dir: Path
 ) -> tuple[Path, ModelSettings] | Unavailable:
     """The folder for runtime.data.load_tokenizer, and the settings."""
-    from recipec.runtime.settings import ModelSettings
-
     model = program.recipe.model
-    settings = ModelSettings(model.id, program.family.name, revision=model.revision)
+    settings = replace(model_settings(program.recipe, program.family), tokenizer=None)
     if model.tokenizer is not None:
         folder = data_dir / Path(model.tokenizer).expanduser()
         other = folder.resolve() if folder.is_dir() else _cached(model.tokenizer, None)

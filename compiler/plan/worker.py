@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
+    from recipec.compiler.lowering.settings import RunSettings
     from recipec.compiler.plan.abstract import AbstractStep
 
 
@@ -72,14 +72,15 @@ def _configure(job: Job, program: Program) -> None:
 def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     import jax
 
+    from recipec.compiler.lowering.settings import run_settings
     from recipec.compiler.plan.hlo.refusal import parse_refusal
     from recipec.runtime.model import mesh as meshes
 
-    script = constants(program, job.backend)
-    mesh = meshes.arrange(script["MESH"].axes, devices)
+    settings = run_settings(program)
+    mesh = meshes.arrange(settings.mesh.axes, devices)
     start = time.monotonic()
     with mesh:
-        made = _abstract(job, program, script, mesh)
+        made = _abstract(job, program, settings, mesh)
         lowered = made.step.jit().lower(*made.arguments)
         traced = time.monotonic()
         found = replace(made.sizes, trace_seconds=traced - start)
@@ -94,15 +95,15 @@ def _compile(job: Job, program: Program, devices: Any) -> Compiled | Failed:
     return _read(replace(found, compile_seconds=took), program, compiled)
 
 
-def _abstract(job: Job, program: Program, script: Mapping[str, Any], mesh: Any) -> AbstractStep:
+def _abstract(job: Job, program: Program, settings: RunSettings, mesh: Any) -> AbstractStep:
     """The backend's step."""
     if job.backend is Backend.TORCHAX:
         from recipec.compiler.plan.abstract_torchax import abstract_torchax_step
 
-        return abstract_torchax_step(program, job.layers, script, mesh)
+        return abstract_torchax_step(program, job.layers, settings, mesh)
     from recipec.compiler.plan.abstract import abstract_step
 
-    return abstract_step(program, job.layers, script, mesh)
+    return abstract_step(program, job.layers, settings, mesh)
 
 
 def _refusal(lowered: Any, message: str) -> OutOfMemory | None:
@@ -152,32 +153,6 @@ def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
         kernels=kernels(module, *chip),
         largest=largest(module)[1],
     )
-
-
-def constants(program: Program, backend: Backend = Backend.TUNIX) -> Mapping[str, Any]:
-    """What the recipe's generated train.py or train_torchax.py states, by running its text."""
-    from recipec.compiler.emitters.data_files import data_files
-
-    name, text = _script(program, backend)
-    with tempfile.TemporaryDirectory() as folder:
-        for path, content in data_files(program).items():  # the script reads its chat template
-            (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
-            (Path(folder) / path).write_bytes(content)
-        file = str(Path(folder) / f"{name}.py")
-        space: dict[str, Any] = {"__name__": name, "__file__": file}
-        exec(compile(text, file, "exec"), space)
-    return space
-
-
-def _script(program: Program, backend: Backend) -> tuple[str, str]:
-    """A backend's script: its name, and its text."""
-    if backend is Backend.TORCHAX:
-        from recipec.compiler.emitters.torchax import emit_script
-
-        return "train_torchax", emit_script(program)
-    from recipec.compiler.emitters.train import emit_train
-
-    return "train", emit_train(program)
 
 
 def _first_line(error: BaseException) -> str:

@@ -31,30 +31,30 @@ class LoraSettings:
     Attributes:
         rank: inner dimension of each adapter.
         alpha: the delta is scaled by alpha / rank.
+        dropout: probability that an adapter's input is zeroed while training.
         targets: projection names ("q_proj"), or regular expressions that match a whole module name
             ("layers.7.self_attn.q_proj").
-        dropout: probability that an adapter's input is zeroed while training.
         layers: indices of the adapted layers, None for all.
-        init: "peft" (uniform, bound 1/sqrt(fan_in)) or "qwix" (he_uniform, bound sqrt(6/fan_in)).
-        dtype: of the adapters.
-        kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
         rslora: whether the delta is scaled by alpha / sqrt(rank) instead (Kalajdzievski 2023).
         rank_pattern, alpha_pattern: other ranks and alphas of some projections, as in PEFT: a regular
             expression for the end of a module's name, the first that matches holds.
+        init: "peft" (uniform, bound 1/sqrt(fan_in)) or "qwix" (he_uniform, bound sqrt(6/fan_in)).
+        dtype: of the adapters.
+        kv: "independent" adapters for fused projections, as PEFT, or "shared" A, as Qwix.
         quantize: "nf4" or "int8" for frozen base weights that are stored so, None for the model's dtype.
     """
 
     rank: int
     alpha: float
+    dropout: float
     targets: tuple[str, ...]
-    dropout: float = 0.0
     layers: tuple[int, ...] | None = None
-    init: str = "peft"
-    dtype: str = "float32"
-    kv: str = "independent"
     rslora: bool = False
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    init: str = "peft"
+    dtype: str = "float32"
+    kv: str = "independent"
     quantize: str | None = None
 
     def rank_of(self, module: str) -> int:

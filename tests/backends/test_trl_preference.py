@@ -79,6 +79,7 @@ def prepared(place: Place, train: TrainSettings) -> Any:
         format="preference",
         loss_on="completion",
         max_length=64,
+        packing=False,
     )
     model = ModelSettings(id="tiny", family="llama3")
     tokenizer = load_tokenizer(place.folder / "model", model, data)
@@ -179,7 +180,7 @@ def adapted(place: Place) -> Any:
 
     base = HFCheckpoint.open(place.folder / "model")
     model = ModelSettings(id="tiny", family="llama3", dtype="float32")
-    lora = LoraSettings(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"))
+    lora = LoraSettings(rank=4, alpha=8, targets=("q_proj", "v_proj", "down_proj"), dropout=0.0)
     adapted = attach(load_model(base, model), base, model, lora)
 
     def move() -> dict[str, Any]:

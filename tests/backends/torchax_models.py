@@ -86,7 +86,11 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> Torchax:
         | {name: options.pop(name) for name in ("dtype", "attention", "remat") if name in options},
     )
     rules, full = options.pop("rules", ()), options.pop("full", False)
-    lora = None if full else LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
+    lora = (
+        None
+        if full
+        else LoraSettings(**{"dropout": 0.0, "rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
+    )
     mesh = start(MeshSettings("cpu", 8, axes))
     with mesh:
         model = models.abstract_model(base.config, settings, lora, mesh, rules)

@@ -90,7 +90,7 @@ def _abstract(axes: Mapping[str, int], dtype: str) -> Any:
 
     family = family_of(CONFIG)
     settings = ModelSettings(id="none", family=family.name, dtype=dtype)
-    lora = LoraSettings(rank=8, alpha=16.0, targets=TARGETS)
+    lora = LoraSettings(rank=8, alpha=16.0, targets=TARGETS, dropout=0.0)
     return abstract_model(family, family.architecture(CONFIG), settings, lora, axes)
 
 

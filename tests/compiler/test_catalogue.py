@@ -324,7 +324,7 @@ def test_qwix_makes_the_adapters_that_are_expected(name: str, kv: str) -> None:
         architecture = dataclasses.replace(architecture, num_kv_heads=architecture.num_heads)
     else:
         family, architecture = shallow(name)
-    lora = LoraSettings(rank=4, alpha=8.0, targets=TARGETS, kv=kv)
+    lora = LoraSettings(rank=4, alpha=8.0, targets=TARGETS, kv=kv, dropout=0.0)
     adapters = build_adapters(family, architecture, lora)
     rules = [
         qwix.LoraRule(module_path=adapter.module.replace(".", "/"), rank=adapter.rank, alpha=1.0)

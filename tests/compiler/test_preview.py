@@ -60,6 +60,7 @@ def test_json_holds_the_same(quickstart: Path, model: Path) -> None:
 
 def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> None:
     from recipec.compiler.lowering.lower import lower
+    from recipec.compiler.lowering.settings import data_settings
     from recipec.runtime.data.prepare import prepare
     from recipec.runtime.data.tokenizer import load_tokenizer
     from recipec.runtime.settings import ModelSettings, TrainSettings
@@ -68,8 +69,8 @@ def test_steps_and_rows_are_those_of_a_run(quickstart: Path, model: Path) -> Non
     program = lower(load(quickstart)).program
     assert program is not None
     made = preview.preview(program, 0, "train", model)
-    data = preview.data_settings(program.recipe, program.source.parent)
-    tokenizer = load_tokenizer(model, ModelSettings("x", "gemma4"), data)
+    data = data_settings(program.recipe, program.source.parent)
+    tokenizer = load_tokenizer(model, ModelSettings(id="x", family="gemma4"), data)
     train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)
     run = prepare(data, train, 4, tokenizer, quickstart.parent)
     assert made.report.to_dict() == run.report.train.to_dict()

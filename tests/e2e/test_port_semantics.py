@@ -62,7 +62,7 @@ def theirs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def encoded(row: Row, template: str | None, format: str, loss_on: str) -> tuple[list[int], list[bool]]:
     """Tokens of a row here, and which of them are targets."""
-    data = DataSettings(train=(), format=format, loss_on=loss_on, max_length=8192)
+    data = DataSettings(train=(), format=format, loss_on=loss_on, max_length=8192, packing=False)
     samples, report = Encoder(coding(tokenizer(), template, data, None)).encode([row], 0)
     assert report.kept == 1, report
     return samples[0].tokens.tolist(), samples[0].targets.tolist()

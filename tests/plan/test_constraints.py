@@ -16,6 +16,7 @@ import pytest
 
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.settings import run_settings
 from recipec.runtime.model import forward
 from recipec.spec.load import load
 
@@ -41,13 +42,12 @@ def constraints(program: Program) -> Counter[str]:
     import jax
 
     from recipec.compiler.plan.abstract import abstract_step
-    from recipec.compiler.plan.worker import constants
     from recipec.runtime.model.mesh import arrange
 
-    script = constants(program)
-    mesh = arrange(script["MESH"].axes, jax.devices("cpu")[:4])
+    settings = run_settings(program)
+    mesh = arrange(settings.mesh.axes, jax.devices("cpu")[:4])
     with mesh:
-        made = abstract_step(program, LAYERS, script, mesh)
+        made = abstract_step(program, LAYERS, settings, mesh)
         text = made.step.jit().lower(*made.arguments).as_text()
     found = re.findall(r"sdy\.sharding_constraint %\S+ (<.*?>) : (tensor<\S+>)", text)
     assert found or "sharding_constraint" not in text

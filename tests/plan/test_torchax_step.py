@@ -10,7 +10,7 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan import worker
+from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.plan.depth import shortened
 from recipec.compiler.plan.hf_config import hf_config
 from recipec.compiler.plan.placements import placements
@@ -37,14 +37,6 @@ def program(tmp_path: Path) -> Program:
     return found
 
 
-def test_constants_are_those_of_the_generated_script(program: Program) -> None:
-    script = worker.constants(program, Backend.TORCHAX)
-    assert script["__file__"].endswith("train_torchax.py")
-    assert script["DATA"].max_length == 512 and script["DATA"].chat_template == "{{ messages }}"
-    assert dict(script["MESH"].axes) == {"fsdp": 4, "tp": 2} and script["LORA"].rank == 4
-    assert script["learning_rate"](10)(0) == pytest.approx(3e-4)
-
-
 def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Program) -> None:
     import jax
 
@@ -54,7 +46,7 @@ def test_a_step_of_shapes_is_lowered_with_the_bytes_of_one_device(program: Progr
     mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
     layers = range(program.architecture.num_layers)
     with mesh:
-        made = abstract_torchax_step(program, layers, worker.constants(program, Backend.TORCHAX), mesh)
+        made = abstract_torchax_step(program, layers, run_settings(program), mesh)
     found = placements(program, Backend.TORCHAX)
     adapters = sum(p.bytes for p in found if ".lora_" in p.pattern)
     weights = sum(p.bytes for p in found) - adapters
@@ -75,8 +67,7 @@ def test_a_shortened_model_has_fewer_layers_and_adapters(program: Program) -> No
 
     mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
     with mesh:
-        script = worker.constants(program, Backend.TORCHAX)
-        made = abstract_torchax_step(program, range(2), script, mesh)
+        made = abstract_torchax_step(program, range(2), run_settings(program), mesh)
         text = made.step.jit().lower(*made.arguments).as_text()
     (trained, _), base, _ = made.arguments
     assert {name.split(".")[1] for name in trained} == {"0", "1"}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from recipec.compiler.emitters.train import emit_train
 from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.settings import run_settings
 from recipec.compiler.plan import topology, worker
 from recipec.compiler.plan.depth import shortened
 from recipec.compiler.plan.job import Failed, Job
@@ -49,13 +53,35 @@ def test_a_recipe_that_does_not_pass_its_checks_is_a_sentence(job: Job) -> None:
     assert found == Failed("the recipe does not pass its checks", help="recipe check says what is wrong")
 
 
-def test_constants_are_those_of_the_generated_script(job: Job) -> None:
-    program = lower(load(job.recipe), planning=True).program
+@pytest.mark.parametrize(
+    "sets",
+    [
+        (),
+        ("train.optimizer={name: adafactor, weight_decay: 0.1}", "train.schedule={warmup_ratio: 0.5}"),
+        ("train.optimizer={name: sgd, momentum: 0.5, max_grad_norm: 1.0}", "lora=null"),
+    ],
+)
+def test_the_optimizer_is_the_one_of_the_generated_script(job: Job, sets: tuple[str, ...]) -> None:
+    import jax.numpy as jnp
+
+    from recipec.compiler.plan.abstract import SCHEDULED_STEPS, scheduled_optimizer
+
+    program = lower(load(job.recipe, sets), planning=True).program
     assert program is not None
-    script = worker.constants(program)
-    assert script["DATA"].max_length == 96 and script["DATA"].chat_template == "{{ messages }}"
-    assert dict(script["MESH"].axes) == {"fsdp": 4, "tp": 2} and script["LORA"].rank == 4
-    assert script["learning_rate"](10)(0) == pytest.approx(3e-4)
+    script: dict[str, Any] = {"__name__": "train", "__file__": str(job.recipe.parent / "train.py")}
+    text = re.sub(r"CHAT_TEMPLATE\.read_text\(.*?\)", "None", emit_train(program))
+    exec(compile(text, "train.py", "exec"), script)
+    theirs = script["optimizer"](script["learning_rate"](SCHEDULED_STEPS))
+    ours = scheduled_optimizer(program.recipe)
+    weights = {"a": jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)}
+    found = []
+    for rule in (ours, theirs):
+        state, now = rule.init(weights), weights
+        for _ in range(3):
+            change, state = rule.update({"a": 0.1 + now["a"] ** 2}, state, now)
+            now = {"a": now["a"] + change["a"]}
+        found.append(now["a"])
+    assert jnp.array_equal(*found) and not jnp.array_equal(found[0], weights["a"])
 
 
 def test_arguments_have_the_bytes_of_one_device(job: Job) -> None:
@@ -71,7 +97,7 @@ def test_arguments_have_the_bytes_of_one_device(job: Job) -> None:
     assert program is not None
     mesh = arrange({"fsdp": 4, "tp": 2}, jax.devices("cpu"))
     with mesh:
-        made = abstract_step(program, range(program.architecture.num_layers), worker.constants(program), mesh)
+        made = abstract_step(program, range(program.architecture.num_layers), run_settings(program), mesh)
     axes = {"fsdp": 4, "tp": 2}
 
     def share(shape: tuple[int, ...], spec: tuple[str | None, ...], size: int) -> float:
@@ -107,10 +133,10 @@ def test_quantised_full_and_preference_steps_are_built(
 
     found = lower(load(root / "recipes" / f"{recipe}.yaml", (*sets, "model.attention=dot")), planning=True)
     assert found.program is not None
-    script = worker.constants(found.program)
-    mesh = arrange(script["MESH"].axes, jax.devices("cpu"))
+    settings = run_settings(found.program)
+    mesh = arrange(settings.mesh.axes, jax.devices("cpu"))
     with mesh:
-        made = abstract_step(found.program, (0, 1), script, mesh)
+        made = abstract_step(found.program, (0, 1), settings, mesh)
         text = made.step.jit().lower(*made.arguments).as_text()
     assert "stablehlo" in text
     a, lora = found.program.architecture, found.program.lora

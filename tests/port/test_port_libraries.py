@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from recipec.compiler.emitters.python_text import source
-from recipec.compiler.emitters.train import schedule
 from recipec.compiler.lowering.catalog import entries, find
+from recipec.compiler.lowering.optimization import schedule
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, sharding, training
 from recipec.compiler.port.source import Sources
@@ -57,7 +57,7 @@ def rates(ledger: Ledger, steps: int) -> list[float]:
     }
     given = {key: value for key, value in values.items() if value is not None}
     train = Train.model_validate({"schedule": given})
-    text = source(schedule(types.SimpleNamespace(recipe=types.SimpleNamespace(train=train))))  # type: ignore[arg-type]
+    text = source(schedule(train))
     rate = eval(
         text,
         {

@@ -90,7 +90,7 @@ def test_the_projections_are_pefts(name: str, spec: Any, layers: Any, exclude: A
 def adapted(model: Model, found: adapters.Chosen) -> set[str]:
     """The projections that the recipe's own reading of the targets adapts."""
     layers = parse_layers(found.layers, model.architecture.num_layers)
-    settings = LoraSettings(4, 8.0, found.targets, layers=layers)
+    settings = LoraSettings(rank=4, alpha=8.0, targets=found.targets, layers=layers, dropout=0.0)
     made = build_adapters(model.family, model.architecture, settings)
     return {projection.name for adapter in made for projection in adapter.projections}
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.e2e
 
 MODEL = 'ModelSettings(id="gs://bucket/model", family="gemma4", dtype="float32", remat="decoder")'
 SOURCES = 'train=("gs://bucket/data/train.jsonl",), eval=("gs://bucket/data/eval.jsonl",)'
-DATA = f"DataSettings({SOURCES}, max_length=48)"
+DATA = f"DataSettings({SOURCES}, max_length=48, packing=False)"
 STUCK = 600.0
 
 

@@ -33,7 +33,7 @@ def prepared(
     **settings: Any,
 ) -> PreparedData:
     normalization = settings.pop("loss_normalization", "tokens")
-    data = DataSettings(**{"train": ("train.jsonl",), "max_length": 96, **settings})
+    data = DataSettings(**{"packing": False, "train": ("train.jsonl",), "max_length": 96, **settings})
     train = TrainSettings(
         epochs=epochs,
         steps=steps,

@@ -35,7 +35,9 @@ def folder(tmp_path: Path) -> Path:
 def prepared(
     folder: Path, cache: Path | None = None, workers: int | None = 0, **settings: Any
 ) -> PreparedData:
-    data = DataSettings(**{"train": ("train.jsonl", "more.jsonl"), "max_length": 96, **settings})
+    data = DataSettings(
+        **{"packing": False, "train": ("train.jsonl", "more.jsonl"), "max_length": 96, **settings}
+    )
     return prepare(data, TRAIN, 4, tokenizer(), folder, cache=cache, workers=workers)
 
 
@@ -198,7 +200,7 @@ def test_remote_files_are_told_apart_by_what_their_store_says(tmp_path: Path) ->
     from recipec.runtime.data import cache as caching
     from recipec.runtime.data.encoding import coding
 
-    data = DataSettings(train=(), max_length=96)
+    data = DataSettings(train=(), max_length=96, packing=False)
     how = coding(tokenizer(), GEMMA4, data, None)
     (tmp_path / "a.jsonl").write_text("one\n")
     with_time = f"file://{tmp_path}/a.jsonl"

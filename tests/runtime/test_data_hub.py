@@ -22,7 +22,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def texts(source: Source) -> list[tuple[str, str | None]]:
-    rows = open_rows([source], DataSettings((), 64, format="text"), Path())[0]
+    rows = open_rows([source], DataSettings(train=(), max_length=64, format="text", packing=False), Path())[0]
     return [(row.origin, row.completion) for row in rows]
 
 

@@ -30,7 +30,7 @@ def encoded(
     rows: list[Row], template: str, using: Any = None, **settings: Any
 ) -> tuple[Samples, SplitReport]:
     using = using or tokenizer()
-    data = DataSettings(train=(), **{"max_length": 512, "overlong": "error", **settings})
+    data = DataSettings(train=(), **{"packing": False, "max_length": 512, "overlong": "error", **settings})
     return Encoder(coding(using, template, data, None)).encode(rows, 0)
 
 
@@ -421,7 +421,7 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
 )
 def test_a_loss_that_the_format_does_not_have_is_refused(format: str, loss_on: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_loss_on(DataSettings(train=(), max_length=8, format=format, loss_on=loss_on))
+        check_loss_on(DataSettings(train=(), max_length=8, format=format, loss_on=loss_on, packing=False))
 
 
 def test_plain_text_needs_an_end() -> None:
@@ -433,7 +433,12 @@ def test_plain_text_needs_an_end() -> None:
 
 def test_a_sample_is_shown_as_it_is_trained_on() -> None:
     data = DataSettings(
-        train=(), max_length=12, format="prompt_completion", loss_on="completion", overlong="truncate"
+        train=(),
+        max_length=12,
+        format="prompt_completion",
+        loss_on="completion",
+        overlong="truncate",
+        packing=False,
     )
     encoder = Encoder(coding(tokenizer(), GEMMA4, data, None))
     shown = encoder.show(Row("x:1", prompt="hello 🎉", completion=" the fox"))

@@ -298,7 +298,7 @@ def test_batches_that_do_not_divide_are_refused(folder: Path) -> None:
 
 
 def test_token_ids_that_the_model_does_not_have_are_refused(folder: Path) -> None:
-    data = DataSettings(train=("train.jsonl",), max_length=96)
+    data = DataSettings(train=("train.jsonl",), max_length=96, packing=False)
     train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)
     with pytest.raises(UserError, match="the model has 6 embeddings"):
         prepare(data, train, 4, tokenizer(), folder, vocabulary=6)
@@ -416,13 +416,15 @@ def test_formats_without_a_conversation_need_no_template(tmp_path: Path) -> None
     plain = copy.deepcopy(tokenizer())
     plain.chat_template = None
     (tmp_path / "t.jsonl").write_text(json.dumps({"text": "the fox"}) + "\n")
-    data = DataSettings(train=("t.jsonl",), max_length=16, format="text", loss_on="all")
+    data = DataSettings(train=("t.jsonl",), max_length=16, format="text", loss_on="all", packing=False)
     train = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     run = prepare(data, train, 1, plain, tmp_path)
     assert pieces(run.micro_batch(0)) == [tuple(tokenizer().encode("the fox<eos>"))]
     talk = {"prompt": chat("a"), "completion": [{"role": "assistant", "content": "b"}]}
     (tmp_path / "t.jsonl").write_text(json.dumps(talk) + "\n")
-    data = DataSettings(train=("t.jsonl",), max_length=16, format="prompt_completion", loss_on="completion")
+    data = DataSettings(
+        train=("t.jsonl",), max_length=16, format="prompt_completion", loss_on="completion", packing=False
+    )
     with pytest.raises(UserError, match=r"t.jsonl:1 is a conversation, and the tokenizer has no chat"):
         prepare(data, train, 1, plain, tmp_path)
 

@@ -37,7 +37,9 @@ from tests.runtime.data_files import (
 
 
 def reader(source: str | Source, folder: Path, **settings: Any) -> Reader[Row]:
-    return open_rows([source], DataSettings((), 64, **settings), folder)[0]
+    return open_rows(
+        [source], DataSettings(**{"train": (), "max_length": 64, "packing": False, **settings}), folder
+    )[0]
 
 
 def error_of(source: str | Source, folder: Path, **settings: Any) -> UserError:
@@ -369,5 +371,9 @@ def test_a_column_that_the_format_does_not_have_cannot_be_renamed(tmp_path: Path
 def test_weights_stay_with_their_sources(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl")
     write_parquet(tmp_path / "b.parquet")
-    readers = open_rows(["a.jsonl", Source("b.parquet", weight=0.5)], DataSettings((), 64), tmp_path)
+    readers = open_rows(
+        ["a.jsonl", Source("b.parquet", weight=0.5)],
+        DataSettings(train=(), max_length=64, packing=False),
+        tmp_path,
+    )
     assert [(r.source.path, r.source.weight) for r in readers] == [("a.jsonl", 1.0), ("b.parquet", 0.5)]

@@ -14,7 +14,7 @@ from recipec.runtime.settings import DataSettings
 
 
 def read_rows(folder: Path, *names: str) -> list[Row]:
-    readers = open_rows(names, DataSettings((), 64), folder)
+    readers = open_rows(names, DataSettings(train=(), max_length=64, packing=False), folder)
     rows = [row for reader in readers for row in reader]
     assert not any(reader.malformed.count for reader in readers)
     return rows

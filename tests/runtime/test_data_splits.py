@@ -34,6 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def settings(*sources: str | Source, **given: Any) -> DataSettings:
     return DataSettings(
         **{
+            "packing": False,
             "train": sources,
             "max_length": 64,
             "format": "text",
@@ -109,7 +110,7 @@ def test_every_kind_of_source_is_counted_and_cut_off(kind: str, tmp_path: Path) 
     name, make, _ = KINDS[kind]
     make(tmp_path / name)
     assert [count(Source(name, limit=limit), tmp_path) for limit in (None, 7, 50, 51)] == [50, 7, 50, 50]
-    data = DataSettings((), 64)
+    data = DataSettings(train=(), max_length=64, packing=False)
     whole, first = (list(open_rows([Source(name, limit=n)], data, tmp_path)[0]) for n in (None, 7))
     assert first == whole[:7]
 
@@ -165,7 +166,9 @@ def test_a_source_that_grows_between_counting_and_reading_is_refused(folder: Pat
 
 def run(folder: Path, cache: Path | None = None, **given: Any) -> PreparedData:
     train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1)
-    data = DataSettings(**{"train": ("chats.jsonl",), "max_length": 64, "eval_fraction": 0.2, **given})
+    data = DataSettings(
+        **{"packing": False, "train": ("chats.jsonl",), "max_length": 64, "eval_fraction": 0.2, **given}
+    )
     return prepare(data, train, 4, tokenizer(), folder, cache=cache, workers=0)
 
 

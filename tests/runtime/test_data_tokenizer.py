@@ -16,7 +16,9 @@ from tests.runtime.chats import GEMMA4, tokenizer
 
 def load(folder: Path, **settings: Any) -> Any:
     model = ModelSettings(id="x", family="gemma4", tokenizer=settings.pop("tokenizer", None))
-    return load_tokenizer(folder, model, DataSettings(train=("x",), max_length=8, **settings), folder)
+    return load_tokenizer(
+        folder, model, DataSettings(train=("x",), max_length=8, packing=False, **settings), folder
+    )
 
 
 def test_a_tokenizer_that_fits_the_model_is_loaded_and_no_other(tmp_path: Path) -> None:

@@ -52,7 +52,11 @@ def reader(
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     if file is not None:
         (folder / "prepare.py").write_text(file, "utf-8")
-    return open_rows(["a.jsonl"], DataSettings((), 64, transform=transform, **settings), folder)[0]
+    return open_rows(
+        ["a.jsonl"],
+        DataSettings(train=(), max_length=64, packing=False, transform=transform, **settings),
+        folder,
+    )[0]
 
 
 def error_of(folder: Path, transform: str, **given: Any) -> UserError:

@@ -19,7 +19,13 @@ def ours(folder: Path, rows: list[dict[str, Any]], template: str, **settings: An
     """Token ids and targets of each row, without packing."""
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = DataSettings(
-        **{"train": ("rows.jsonl",), "max_length": 2048, "chat_template": template, **settings}
+        **{
+            "packing": False,
+            "train": ("rows.jsonl",),
+            "max_length": 2048,
+            "chat_template": template,
+            **settings,
+        }
     )
     train = TrainSettings(epochs=1, global_batch_size=1, micro_batch_size=1)
     prepared = prepare(data, train, 1, tokenizer(), folder)

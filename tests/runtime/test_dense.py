@@ -36,7 +36,7 @@ def abstract(family: str, remat: str = "none", dtype: str = "float32", tied: boo
 
     config = {**SIZES, "model_type": MODEL_TYPES[family], "tie_word_embeddings": tied}
     settings = ModelSettings(id="", family=family, dtype=dtype, remat=remat)
-    lora = LoraSettings(rank=4, alpha=8.0, targets=training.TARGETS)
+    lora = LoraSettings(rank=4, alpha=8.0, targets=training.TARGETS, dropout=0.0)
     return abstract_model(FAMILIES[family], FAMILIES[family].architecture(config), settings, lora, MESH)
 
 

@@ -374,7 +374,7 @@ def test_an_adapter_in_hugging_face_layout_is_the_same_delta(
     family = family_of(config)
     architecture = family.architecture(config)
     parameters = {p.path: p for p in family.parameters(architecture)}
-    lora = LoraSettings(rank=2, alpha=4.0, targets=targets, layers=(0, 5), kv=kv)
+    lora = LoraSettings(rank=2, alpha=4.0, targets=targets, layers=(0, 5), kv=kv, dropout=0.0)
     random = np.random.default_rng(0)
     adapters = build_adapters(family, architecture, lora)
     assert adapters

@@ -47,7 +47,7 @@ def test_arrays_are_those_that_qwix_would_make(family: str, request: pytest.Fixt
     from recipec.runtime.weights.checkpoint import HFCheckpoint
 
     base = HFCheckpoint.open(request.getfixturevalue(family))
-    lora = LoraSettings(rank=3, alpha=3.0, targets=training.TARGETS, kv="shared")
+    lora = LoraSettings(rank=3, alpha=3.0, targets=training.TARGETS, kv="shared", dropout=0.0)
     settings = ModelSettings(id="", family=family, dtype="float32")
     ours = abstract_model(base.family, base.architecture, settings, lora, {"fsdp": 1, "tp": 1})
     model_class, config = base.family.tunix_model(base.architecture, dtype=jnp.dtype("float32"))
@@ -203,10 +203,15 @@ def test_initial_values_are_peft_s_and_of_their_seed() -> None:
     architecture = family.architecture(config)
 
     def adapters(**options: Any) -> dict[str, Adapter]:
-        lora = LoraSettings(**{"rank": 8, "alpha": 8.0, "targets": training.TARGETS, **options})
+        lora = LoraSettings(
+            **{"dropout": 0.0, "rank": 8, "alpha": 8.0, "targets": training.TARGETS, **options}
+        )
         return {a.target.weight: a for a in build_adapters(family, architecture, lora)}
 
-    peft, qwix = LoraSettings(8, 8.0, ()), LoraSettings(8, 8.0, (), init="qwix")
+    peft, qwix = (
+        LoraSettings(rank=8, alpha=8.0, targets=(), dropout=0.0),
+        LoraSettings(rank=8, alpha=8.0, targets=(), init="qwix", dropout=0.0),
+    )
     for weight, fan_in in (("mlp.down_proj.kernel", 128), ("attn.attn_vec_einsum.w", 8 * 16)):
         adapter = adapters()[f"layers.0.{weight}"]
         values = initial_a(adapter, peft, seed=0)
@@ -335,7 +340,7 @@ def test_tracing_many_layers_is_linear() -> None:
     from recipec.runtime.model.loading import abstract_model
     from recipec.runtime.settings import ModelSettings
 
-    lora = LoraSettings(rank=4, alpha=4.0, targets=training.TARGETS)
+    lora = LoraSettings(rank=4, alpha=4.0, targets=training.TARGETS, dropout=0.0)
 
     def seconds(layers: int) -> float:
         config = {**tiny.gemma4_text(num_hidden_layers=layers), "model_type": "gemma4_text"}

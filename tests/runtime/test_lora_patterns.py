@@ -39,7 +39,7 @@ STEPS = 4
 def gemma4_adapters(**options: Any) -> dict[str, Any]:
     family = FAMILIES["gemma4"]
     architecture = family.architecture({**tiny.gemma4_text(**SIZES), "model_type": "gemma4_text"})
-    lora = LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": training.TARGETS, **options})
+    lora = LoraSettings(**{"dropout": 0.0, "rank": 4, "alpha": 8.0, "targets": training.TARGETS, **options})
     return {a.target.weight: a for a in build_adapters(family, architecture, lora)}
 
 
@@ -78,7 +78,7 @@ def test_fused_projections_have_blocks_of_their_own_rank_and_scale() -> None:
     assert mask[:, 0, 0, 0].tolist() == [1, 1, 0, 0, 0, 0]
     assert mask[:, 1, 0, 0].tolist() == [0, 0, 1, 1, 1, 1]
     assert adapter.trained_size == 64 * 6 + 6 * 4 * 16
-    lora = LoraSettings(**OPTIONS, targets=())
+    lora = LoraSettings(**OPTIONS, dropout=0.0, targets=())
     alone = gemma4_adapters(**OPTIONS | {"targets": ("v_proj",)})["layers.0.attn.kv_einsum.w"]
     assert np.array_equal(initial_a(adapter, lora, 7)[:, 2:], initial_a(alone, lora, 7))
 

@@ -213,6 +213,7 @@ def prepared(folder: Path, tokenizer: Any, **options: Any) -> Any:
         loss_on="completion",
         max_invalid_ratio=1.0,
         shuffle_seed=None,
+        packing=False,
     )
     train = TrainSettings(epochs=1, global_batch_size=4, micro_batch_size=1, objective="dpo")
     return prepare(data, train, 4, tokenizer, folder, vocabulary=512)

@@ -120,7 +120,7 @@ def test_the_documented_example_computes_a_traces_first_step(
         batches = [training.batch(2 * step + i, 2) for i in (0, 1)]
         np.testing.assert_equal(rows, {name: np.stack([b[name] for b in batches]) for name in ROWS})
     _, start = training.build(model, MESH, remat="none")
-    lora = LoraSettings(rank=4, alpha=8.0, targets=training.TARGETS)
+    lora = LoraSettings(rank=4, alpha=8.0, targets=training.TARGETS, dropout=0.0)
     pairs = initial_adapters(start.adapters, lora, 0)
     begun = {
         f"{name}.lora_{x}": one for name, pair in pairs.items() for x, one in zip("AB", pair, strict=True)

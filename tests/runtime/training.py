@@ -88,7 +88,11 @@ def build(directory: Path, axes: Mapping[str, int], **options: Any) -> tuple[Any
     )
     rules, seed = options.pop("rules", ()), options.pop("seed", 0)
     full = options.pop("full", False)
-    lora = None if full else LoraSettings(**{"rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
+    lora = (
+        None
+        if full
+        else LoraSettings(**{"dropout": 0.0, "rank": 4, "alpha": 8.0, "targets": TARGETS, **options})
+    )
     return mesh, build_model(base, settings, lora, mesh, rules, seed)
 
 

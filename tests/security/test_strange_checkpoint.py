@@ -167,7 +167,7 @@ def test_no_code_of_a_checkpoint_is_run(tmp_path: Path, monkeypatch: pytest.Monk
     (model / "tokenizer_config.json").write_text(json.dumps({"auto_map": auto, "tokenizer_class": "T"}))
     settings = ModelSettings(id="strange", family="llama3")
     with pytest.raises(UserError):
-        load_tokenizer(model, settings, DataSettings(train=("train.jsonl",), max_length=8))
+        load_tokenizer(model, settings, DataSettings(train=("train.jsonl",), max_length=8, packing=False))
     checkpoint = cast(HFCheckpoint, SimpleNamespace(directory=model, name="strange"))
     with pytest.raises(UserError):
         load_model(checkpoint, settings, meta=True, attention="eager")

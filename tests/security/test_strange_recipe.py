@@ -284,7 +284,10 @@ def test_training_waits_for_no_pipe_and_reads_no_device(kind: str, name: str, tm
     datasets.Dataset.from_list([{"text": "a"}]).save_to_disk(folder)
     assert len(list(records(Source("saved"), tmp_path))) == 1
     make_endless(kind, next(folder.glob("*.arrow")))
-    data, no_coding = DataSettings((name,), 8, chat_template=name), cast(Any, None)
+    data, no_coding = (
+        DataSettings(train=(name,), max_length=8, chat_template=name, packing=False),
+        cast(Any, None),
+    )
     assert "no regular file" in key([name], data, no_coding, tmp_path)[1]
     readers: tuple[Callable[..., Any], ...] = (lambda *source: list(records(*source)), count)
     for read in readers:

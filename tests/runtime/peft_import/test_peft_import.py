@@ -213,7 +213,7 @@ def test_training_goes_on_from_an_imported_adapter(
     import_adapter(tmp_path / "adapter", base, tmp_path / "artifact", run)
 
     model = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="float32", remat="none")
-    data = DataSettings(train=("train.jsonl",), max_length=48)
+    data = DataSettings(train=("train.jsonl",), max_length=48, packing=False)
     settings = TrainSettings(steps=2, global_batch_size=4, micro_batch_size=2, log_every=1, tensorboard=False)
     paths = ("--model", str(place / "model"), "--data-dir", str(place), "--output", str(tmp_path / "work"))
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
@@ -223,7 +223,7 @@ def test_training_goes_on_from_an_imported_adapter(
             train.parse_arguments(tmp_path / "artifact", ["--resume", "--steps", "1", *paths]),
             model=model,
             mesh=MeshSettings(platform="cpu", devices=2, axes={"fsdp": 2, "tp": 1}),
-            lora=LoraSettings(rank=2, alpha=4.0, targets=tuple(targets)),
+            lora=LoraSettings(rank=2, alpha=4.0, targets=tuple(targets), dropout=0.0),
             data=data,
             train=settings,
             checkpoint=CheckpointSettings(directory="checkpoints", every_steps=1, keep=2),

@@ -1,0 +1,119 @@
+"""The schedule and the optimizer of a recipe as expressions of optax: train.py states them, a plan evaluates
+them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recipec.compiler.emitters.python_text import Call, Name, Value
+from recipec.compiler.lowering.sizes import needs_master_weights
+
+if TYPE_CHECKING:
+    from recipec.spec.language import Optimizer, Recipe, Train
+
+
+def hyperparameters(train: Train) -> dict[str, Value]:
+    """What the schedule and the optimizer are made of."""
+    optimizer, schedule = train.optimizer, train.schedule
+    out: dict[str, Value] = {"LEARNING_RATE": optimizer.learning_rate}
+    if schedule.warmup_ratio is not None:
+        out["WARMUP_RATIO"] = schedule.warmup_ratio
+    elif schedule.warmup_steps:
+        out["WARMUP_STEPS"] = schedule.warmup_steps
+    if schedule.name != "constant":
+        out["FINAL_RATIO"] = schedule.final_ratio
+    return out | _of_optimizer(optimizer)
+
+
+def _of_optimizer(optimizer: Optimizer) -> dict[str, Value]:
+    """The constants that the optimizer is made of; the learning rate is the schedule's."""
+    out: dict[str, Value] = {}
+    if optimizer.name in ("adamw", "lion"):
+        out |= {"B1": optimizer.b1, "B2": optimizer.b2}
+    if optimizer.name == "adamw":
+        out["EPS"] = optimizer.eps
+    if optimizer.name == "sgd" and optimizer.momentum:
+        out["MOMENTUM"] = optimizer.momentum
+    if optimizer.name in ("adamw", "lion") or optimizer.weight_decay:
+        out["WEIGHT_DECAY"] = optimizer.weight_decay
+    if optimizer.max_grad_norm is not None:
+        out["MAX_GRAD_NORM"] = optimizer.max_grad_norm
+    return out
+
+
+def schedule(train: Train) -> Call:
+    """The optax schedule, with the semantics of transformers' get_*_schedule_with_warmup."""
+    peak, final = Name("LEARNING_RATE"), Name("FINAL_RATIO * LEARNING_RATE")
+    warmup = Name("WARMUP_STEPS" if train.schedule.warmup_ratio is None else "warmup")
+    ramp = Call("optax.linear_schedule", {"*0": 0.0, "*1": peak, "*2": warmup})
+    # optax refuses a decay of no steps, which a run that ends within its warm-up would have.
+    may_end_in_warmup = train.steps is None or train.schedule.warmup_ratio is not None
+    end = Name(f"max(steps, {warmup.text} + 1)" if may_end_in_warmup else "steps")
+    if train.schedule.name == "constant":
+        constant = Call("optax.constant_schedule", {"*0": peak})
+        return _joined(ramp, constant, warmup) if _has_warmup(train) else constant
+    if train.schedule.name == "linear":
+        if not _has_warmup(train):
+            return Call("optax.linear_schedule", {"*0": peak, "*1": final, "*2": Name("steps")})
+        length = Name(f"{end.text} - {warmup.text}")
+        return _joined(ramp, Call("optax.linear_schedule", {"*0": peak, "*1": final, "*2": length}), warmup)
+    if not _has_warmup(train):
+        arguments: dict[str, Value] = {"*0": peak, "*1": Name("steps"), "alpha": Name("FINAL_RATIO")}
+        return Call("optax.cosine_decay_schedule", arguments)
+    return Call(
+        "optax.warmup_cosine_decay_schedule",
+        {
+            "init_value": 0.0,
+            "peak_value": peak,
+            "warmup_steps": warmup,
+            "decay_steps": end,
+            "end_value": final,
+        },
+    )
+
+
+def _has_warmup(train: Train) -> bool:
+    return bool(train.schedule.warmup_steps or train.schedule.warmup_ratio)
+
+
+def _joined(first: Call, second: Call, boundary: Name) -> Call:
+    return Call("optax.join_schedules", {"*0": [first, second], "*1": [boundary]})
+
+
+def optimizer(recipe: Recipe) -> Call:
+    """The optax rule, of `schedule` and the hyperparameters."""
+    settings = recipe.train.optimizer
+    links = []
+    if settings.max_grad_norm is not None:
+        links.append(Call("optax.clip_by_global_norm", {"*0": Name("MAX_GRAD_NORM")}))
+    if settings.name == "sgd" and settings.weight_decay:
+        # As in torch.optim.SGD: the decay is part of the gradient, and of its running sum.
+        links.append(Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")}))
+    links += _adafactor(settings) if settings.name == "adafactor" else [_rule(settings)]
+    chain = links[0] if len(links) == 1 else Call("optax.chain", {f"*{i}": x for i, x in enumerate(links)})
+    return Call("master_weights", {"*0": chain}) if needs_master_weights(recipe) else chain
+
+
+def _adafactor(settings: Optimizer) -> list[Call]:
+    """optax.adafactor's links, as transformers' Adafactor with scale_parameter and relative_step off.
+
+    optax's own does not multiply the weight decay by the learning rate.
+    """
+    decay = [Call("optax.add_decayed_weights", {"*0": Name("WEIGHT_DECAY")})] if settings.weight_decay else []
+    return [
+        Call("optax.scale_by_factored_rms", {}),
+        Call("optax.clip_by_block_rms", {"*0": 1.0}),
+        *decay,
+        Call("optax.scale_by_learning_rate", {"*0": Name("schedule")}),
+    ]
+
+
+def _rule(settings: Optimizer) -> Call:
+    schedule = Name("schedule")
+    if settings.name == "sgd":
+        momentum: dict[str, Value] = {"momentum": Name("MOMENTUM")} if settings.momentum else {}
+        return Call("optax.sgd", {"*0": schedule, **momentum})
+    arguments: dict[str, Value] = {"*0": schedule, "b1": Name("B1"), "b2": Name("B2")}
+    if settings.name == "adamw":
+        arguments["eps"] = Name("EPS")
+    return Call(f"optax.{settings.name}", {**arguments, "weight_decay": Name("WEIGHT_DECAY")})

@@ -1,0 +1,145 @@
+"""The runtime's settings of a recipe, made here alone: scripts print them, plans and previews run with them.
+
+What a run has no use for stays at the runtime's default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recipec.compiler.lowering.sources import is_inline
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.runtime.settings import (
+    CheckpointSettings,
+    DataSettings,
+    LocalCheckpointSettings,
+    MeshSettings,
+    ModelSettings,
+    Source,
+    TrainSettings,
+)
+from recipec.runtime.training.objectives import OBJECTIVES
+
+if TYPE_CHECKING:
+    from recipec.compiler.lowering.program import Program
+    from recipec.runtime.model.families import Family
+    from recipec.runtime.model.families.base import Spec
+    from recipec.spec.language import DataSource, Recipe
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What train.py states.
+
+    Attributes:
+        lora: None for full fine-tuning.
+        rules: the recipe's sharding rules.
+    """
+
+    model: ModelSettings
+    mesh: MeshSettings
+    lora: LoraSettings | None
+    data: DataSettings
+    train: TrainSettings
+    checkpoint: CheckpointSettings
+    rules: tuple[tuple[str, Spec], ...]
+
+
+def run_settings(program: Program) -> RunSettings:
+    """The settings of a program's run."""
+    recipe, accelerator = program.recipe, program.accelerator
+    return RunSettings(
+        model=model_settings(recipe, program.family),
+        mesh=MeshSettings(
+            platform=accelerator.platform,
+            devices=accelerator.devices,
+            axes=dict(recipe.mesh.axes),
+            hosts=accelerator.hosts,
+        ),
+        lora=program.lora,
+        data=data_settings(recipe, program.source.parent),
+        train=train_settings(recipe),
+        checkpoint=checkpoint_settings(recipe),
+        rules=program.rules,
+    )
+
+
+def model_settings(recipe: Recipe, family: Family) -> ModelSettings:
+    """Of the `model` and `remat` sections."""
+    model = recipe.model
+    return ModelSettings(
+        id=model.id,
+        revision=model.revision,
+        tokenizer=model.tokenizer,
+        family=family.name,
+        dtype=model.dtype,
+        attention=model.attention,
+        remat=recipe.remat.policy,
+    )
+
+
+def data_settings(recipe: Recipe, folder: Path) -> DataSettings:
+    """Of the `data` section.
+
+    Args:
+        folder: of the recipe: its template and its transform are found from anywhere.
+    """
+    data = recipe.data
+    template, transform = data.chat_template, data.transform
+    if template is not None and not is_inline(template):
+        template = str((folder / template).resolve())
+    if transform is not None:
+        path, _, function = transform.partition(":")
+        transform = f"{(folder / path).resolve()}:{function}"
+    seed: Mapping[str, int] = {} if data.eval_fraction is None else {"eval_seed": data.eval_seed}
+    return DataSettings(
+        train=tuple(_source(source) for source in data.train),
+        eval=tuple(_source(source) for source in data.eval),
+        eval_fraction=data.eval_fraction,
+        **seed,
+        format=data.format,
+        fields=dict(data.fields),
+        transform=transform,
+        chat_template=template,
+        loss_on=data.loss_on,
+        max_length=data.max_length,
+        overlong=data.overlong,
+        max_invalid_ratio=data.max_invalid_ratio,
+        packing=data.packing,
+        shuffle_seed=data.shuffle_seed,
+    )
+
+
+def _source(source: DataSource) -> Source:
+    return Source(source.path, source.weight, source.split, source.config, source.limit)
+
+
+def train_settings(recipe: Recipe) -> TrainSettings:
+    """Of the `train` section, but for its optimizer and its schedule."""
+    train = recipe.train
+    used: dict[str, Any] = {name: getattr(train, name) for name in OBJECTIVES[train.objective].settings}
+    if recipe.data.evaluates:
+        used["eval_every"] = train.eval_every
+    return TrainSettings(
+        objective=train.objective,
+        **used,
+        epochs=train.epochs,
+        steps=train.steps,
+        global_batch_size=train.global_batch_size,
+        micro_batch_size=train.micro_batch_size,
+        loss_normalization=train.loss_normalization,
+        seed=train.seed,
+        log_every=train.log.every,
+        tensorboard=train.log.tensorboard,
+        wandb_project=train.log.wandb_project,
+    )
+
+
+def checkpoint_settings(recipe: Recipe) -> CheckpointSettings:
+    """Of the `checkpoint` section."""
+    given, local = recipe.checkpoint, recipe.checkpoint.local
+    own = None if local is None else LocalCheckpointSettings(local.directory, local.every_steps)
+    return CheckpointSettings(given.directory, given.every_steps, given.keep, own)

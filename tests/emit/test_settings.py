@@ -1,0 +1,91 @@
+"""Scripts state the settings that a plan and a preview take; their defaults are the language's."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.lowering.lower import lower
+from recipec.compiler.lowering.settings import run_settings
+from recipec.runtime import settings as runtime
+from recipec.runtime.model.adapters import LoraSettings
+from recipec.spec.language import Section
+from recipec.spec.language.data import Data, DataSource
+from recipec.spec.language.lora import Lora
+from recipec.spec.language.model import Model
+from recipec.spec.language.train import Checkpoint, Train
+from recipec.spec.load import load
+
+SETS: list[tuple[str, ...]] = [
+    (),
+    ("data.chat_template='{{ messages }}'", "data.train=[a.jsonl, {path: b.jsonl, weight: 2.0, limit: 3}]"),
+    ("lora.layers=0-9", "lora.rank_pattern={down_proj: 4}", "lora.rslora=true", "model.revision=abc"),
+    ("lora=null", "merge.adapter=false", "serve=null", "data.packing=false", "data.shuffle_seed=null"),
+    ("data.eval_fraction=0.1", "data.eval=[]", "checkpoint.local={directory: /mnt/x, every_steps: 3}"),
+    ("sharding.rules=[{match: '.*norm.*', spec: [null]}]", "train.steps=3", "train.epochs=null"),
+]
+
+
+def stated(text: str, folder: Path) -> dict[str, Any]:
+    """The constants of a script, without what it imports or defines beside them."""
+    names = {"LoraSettings": LoraSettings, "ARTIFACT": folder} | vars(runtime)
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) != "ARTIFACT":
+            exec(compile(ast.Module([node], []), "train.py", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"), [("qwen3-8b-dpo-v5e8", ()), *(("llama31-8b-v6e8", sets) for sets in SETS)]
+)
+def test_scripts_state_the_settings_that_plans_take(
+    root: Path, tmp_path: Path, recipe: str, sets: tuple[str, ...]
+) -> None:
+    program = lower(load(root / "recipes" / f"{recipe}.yaml", sets), planning=True).program
+    assert program is not None
+    files = emit(program, (Backend.TORCHAX, Backend.TRL))
+    if "chat_template.jinja" in files:
+        (tmp_path / "chat_template.jinja").write_bytes(files["chat_template.jinja"])
+    settings = run_settings(program)
+    for script in ("train.py", "train_torchax.py", "baseline/train_trl.py"):
+        found = stated(files[script].decode(), tmp_path)
+        assert found["MODEL"] == settings.model and found["TRAIN"] == settings.train
+        assert found.get("LORA") == settings.lora
+        data = found["DATA"]
+        whole = [runtime.Source(one) if isinstance(one, str) else one for one in (*data.train, *data.eval)]
+        assert whole == [*settings.data.train, *settings.data.eval]
+        assert replace(data, train=(), eval=()) == replace(settings.data, train=(), eval=())
+        if script != "baseline/train_trl.py":
+            assert found["MESH"] == settings.mesh and found["CHECKPOINT"] == settings.checkpoint
+            assert found.get("SHARDING_RULES", ()) == settings.rules
+
+
+@pytest.mark.parametrize(
+    ("settings", "section"),
+    [
+        (runtime.ModelSettings, Model),
+        (runtime.DataSettings, Data),
+        (runtime.Source, DataSource),
+        (runtime.TrainSettings, Train),
+        (runtime.CheckpointSettings, Checkpoint),
+        (LoraSettings, Lora),
+    ],
+)
+def test_a_default_is_the_language_s_or_there_is_none(settings: Any, section: type[Section]) -> None:
+    held = {}
+    for field in fields(settings):
+        own = field.default if field.default_factory is MISSING else field.default_factory()
+        if own is MISSING or field.name not in section.model_fields:
+            continue
+        language = section.model_fields[field.name].get_default(call_default_factory=True, validated_data={})
+        held[field.name] = language
+        # A length is given by one of two keys; all layers are None to the runtime.
+        if field.name not in ("epochs", "layers") or own is not None:
+            assert own == (tuple(language) if isinstance(language, list) else language), field.name
+    assert held
