@@ -68,6 +68,18 @@ LONG = {
 """Longer modules, and why they are not cut."""
 
 
+MOST_PARAMETERS = 7
+"""Of a function or a method; commands, whose parameters are options of the command line, have more."""
+
+SCRIPTS = {
+    "runtime.backends.torchax.train.run",
+    "runtime.backends.trl.run.run",
+    "runtime.merging.merge.main",
+    "runtime.training.train.run",
+}
+"""What the generated scripts call, with a constant of the script for each parameter."""
+
+
 @dataclass(frozen=True)
 class Import:
     """One name that a module imports.
@@ -295,6 +307,21 @@ def test_long_modules_have_a_reason() -> None:
         if lines > LONGEST:
             long[path.relative_to(ROOT).as_posix()] = lines
     assert long.keys() == LONG.keys(), long
+
+
+def test_functions_take_few_parameters() -> None:
+    """More are an object that means something. What a command or a script is asked for is listed as such."""
+    wrong = {}
+    for module in those(*PACKAGES):
+        for node in ast.walk(tree(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args
+                names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+                count = len(names) - (names[:1] in (["self"], ["cls"]))
+                command = inside(module, "recipec.compiler.cli.main") and "Annotated" in ast.unparse(given)
+                if count > MOST_PARAMETERS and not command:
+                    wrong[f"{module}.{node.name}"] = count
+    assert wrong.keys() == SCRIPTS, wrong
 
 
 def test_every_dependency_has_its_reason() -> None:

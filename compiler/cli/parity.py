@@ -15,6 +15,9 @@ from recipec.compiler.emitters.backends import Backend
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from recipec.compiler.lowering.program import Program
+    from recipec.compiler.parity.backends import Backends
+
 
 def parity(
     paths: Annotated[
@@ -68,37 +71,34 @@ def parity(
         raise typer.BadParameter("one at a time; traces are compared with --compare", param_hint="RECIPE")
     if paths[0].suffix == ".npz":
         raise typer.BadParameter(f"{paths[0]} looks like a trace: add --compare", param_hint="RECIPE")
-    raise typer.Exit(_run(paths[0], sets, steps, keep, backends, limits, as_json, console))
-
-
-def _run(
-    path: Path,
-    sets: Sequence[str] | None,
-    steps: int,
-    keep: Path | None,
-    backends: Sequence[Backend] | None,
-    limits: dict[str, float],
-    as_json: bool,
-    console: Console,
-) -> int:
-    from recipec.compiler.parity.backends import choose
     from recipec.compiler.parity.run import parity as compared
+
+    format = Format.JSON if as_json else Format.TEXT
+    program, chosen = _chosen(paths[0], sets, backends or tuple(Backend), format)
+    on_ctrl_c(None)
+    found = compared(program, chosen, steps, keep, limits, console)
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2))
+    raise typer.Exit(DONE if found.ok else FAILED)
+
+
+def _chosen(
+    path: Path, sets: Sequence[str] | None, backends: Sequence[Backend], format: Format
+) -> tuple[Program, Backends]:
+    """A recipe's program, and which of these backends train it; ends the command where there is none."""
+    from recipec.compiler.parity.backends import choose
 
     loaded, lowered = read(path, sets)
     if lowered.program is None:
-        show(lowered.diagnostics, Format.JSON if as_json else Format.TEXT)
-        return FAILED
+        show(lowered.diagnostics, format)
+        raise typer.Exit(FAILED)
     show(lowered.diagnostics, Format.TEXT)
-    chosen, diagnostics = choose(loaded, lowered.program, backends or tuple(Backend))
+    chosen, diagnostics = choose(loaded, lowered.program, backends)
     if chosen is None:
-        show(diagnostics, Format.JSON if as_json else Format.TEXT)
-        return FAILED
+        show(diagnostics, format)
+        raise typer.Exit(FAILED)
     show(diagnostics, Format.TEXT)
-    on_ctrl_c(None)
-    found = compared(lowered.program, chosen, steps, keep, limits, console)
-    if as_json:
-        print(json.dumps(found.to_dict(), indent=2))
-    return DONE if found.ok else FAILED
+    return lowered.program, chosen
 
 
 def _compare(paths: Sequence[Path], limits: dict[str, float], as_json: bool, console: Console) -> int:

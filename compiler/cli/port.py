@@ -223,11 +223,11 @@ def _fail(diagnostics: Sequence[Diagnostic], format: Shape) -> NoReturn:
 
 def _plan(made: Ported, asked: Asked) -> None:
     from recipec.compiler.cli.plan import progress_line
-    from recipec.compiler.plan.search import search
+    from recipec.compiler.plan.search import SearchOptions, search
     from recipec.compiler.port.plan import FIXED, MOST, plan
 
     with progress_line("planning the mesh") as progress:
-        plan(made, asked, lambda program: search(program, progress=progress, most=MOST, fixed=FIXED))
+        plan(made, asked, lambda program: search(program, SearchOptions(most=MOST, fixed=FIXED), progress))
 
 
 def _strict(made: Ported) -> Diagnostic | None:

@@ -237,14 +237,14 @@ def verify(
     is not the checkpoint.
     """
     from recipec.compiler.errors import ArtifactError
-    from recipec.compiler.serving.verify import report
+    from recipec.compiler.serving.verify import VerifyOptions, report
     from recipec.compiler.serving.verify import verify as verified
     from recipec.runtime.errors import UserError
 
     if artifact is None and model is None:
         raise typer.BadParameter("give --artifact DIR or --model DIR")
     try:
-        result = verified(
+        asked = VerifyOptions(
             url,
             artifact=artifact,
             model=model,
@@ -255,6 +255,7 @@ def verify(
             dtype=dtype.value,
             server_dtype=server_dtype.value if server_dtype else None,
         )
+        result = verified(asked)
     except (UserError, ArtifactError) as error:
         say(f"error: {error}")
         if error.help:

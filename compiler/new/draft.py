@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from recipec.compiler.lowering.hardware import Accelerator
 from recipec.compiler.new.memory import Need, Probe, fits, need
@@ -33,8 +33,8 @@ RANK = 16
 
 
 @dataclass(frozen=True)
-class Draft:
-    """A configuration.
+class Configuration:
+    """What a new recipe may be asked to run.
 
     Attributes:
         method: lora, qlora, dpo or full.
@@ -43,8 +43,6 @@ class Draft:
         policy: of remat.
         micro, rows: of a device's micro-batch and of an optimizer step.
         length: tokens of a row.
-        attention: dot or splash.
-        need: what a step takes of a device, about.
     """
 
     accelerator: Accelerator
@@ -56,12 +54,23 @@ class Draft:
     micro: int
     rows: int
     length: int
-    attention: str
-    need: Need
 
     @property
     def accumulation(self) -> int:
         return self.rows // (self.fsdp * self.micro)
+
+
+@dataclass(frozen=True)
+class Draft(Configuration):
+    """A configuration with what it comes to.
+
+    Attributes:
+        attention: dot or splash.
+        need: what a step takes of a device, about.
+    """
+
+    attention: str
+    need: Need
 
 
 def drafts(
@@ -91,17 +100,16 @@ def drafts(
 def smallest_need(probe: Probe, accelerator: Accelerator, method: str | None) -> float:
     """Bytes of each device that the most frugal configuration would take."""
     name, quantize = _methods(method)[-1]
-    policy, axes = POLICIES[-1], (accelerator.devices, 1)
-    return _tried(probe, accelerator, name, quantize, axes, policy, 1, LENGTHS[-1]).need.total
+    devices = accelerator.devices
+    rows = _rows(name, devices)
+    least = Configuration(accelerator, name, quantize, devices, 1, POLICIES[-1], 1, rows, LENGTHS[-1])
+    return _draft(probe, least).need.total
 
 
 def resized(probe: Probe, draft: Draft, rows: int, length: int) -> Draft:
     """The same with fewer rows a step, or shorter ones."""
     micro = max(size for size in divisors(rows // draft.fsdp) if size <= draft.micro)
-    axes = draft.fsdp, draft.tp
-    return _tried(
-        probe, draft.accelerator, draft.method, draft.quantize, axes, draft.policy, micro, length, rows
-    )
+    return _draft(probe, replace(draft, micro=micro, rows=rows, length=length))
 
 
 def shortest(draft: Draft, longest: int | None) -> int:
@@ -132,14 +140,15 @@ def _first(
     lengths: Sequence[int],
 ) -> Draft | None:
     """The longest rows, then the least recomputation, then the largest micro-batch that fit."""
-    cpu = accelerator.platform == "cpu"
+    cpu, rows = accelerator.platform == "cpu", _rows(method, accelerator.devices)
     for length in lengths:
         for policy in POLICIES[:1] if cpu else POLICIES:
             if policy == "save_attention" and _attention(probe, accelerator) != "splash":
                 continue
             best = None
-            for micro in divisors(_rows(method, accelerator.devices) // axes[0]):
-                found = _tried(probe, accelerator, method, quantize, axes, policy, micro, length)
+            for micro in divisors(rows // axes[0]):
+                one = Configuration(accelerator, method, quantize, *axes, policy, micro, rows, length)
+                found = _draft(probe, one)
                 if (best is not None and micro * length > MOST_TOKENS) or not fits(accelerator, found.need):
                     break
                 best = found
@@ -166,42 +175,31 @@ def _attention(probe: Probe, accelerator: Accelerator) -> str:
     return "splash" if accelerator.platform == "tpu" and probe.program.family.flash_attention else "dot"
 
 
-def _tried(
-    probe: Probe,
-    accelerator: Accelerator,
-    method: str,
-    quantize: bool,
-    axes: tuple[int, int],
-    policy: str,
-    micro: int,
-    length: int,
-    rows: int | None = None,
-) -> Draft:
-    """A configuration with what it needs, of the method's usual rows where none are given."""
-    fsdp, tp = axes
-    rows = rows or _rows(method, accelerator.devices)
-    attention = _attention(probe, accelerator)
+def _draft(probe: Probe, one: Configuration) -> Draft:
+    """A configuration with what it needs."""
+    attention = _attention(probe, one.accelerator)
     given = probe.program
     recipe = given.recipe
     updates = {
-        "model": recipe.model.model_copy(update={"attention": attention, "dtype": dtype(accelerator)}),
-        "mesh": recipe.mesh.model_copy(update={"axes": {"fsdp": fsdp, "tp": tp}}),
-        "remat": recipe.remat.model_copy(update={"policy": policy}),
-        "data": recipe.data.model_copy(update={"max_length": length}),
-        "train": recipe.train.model_copy(update={"micro_batch_size": micro, "global_batch_size": rows}),
+        "model": recipe.model.model_copy(update={"attention": attention, "dtype": dtype(one.accelerator)}),
+        "mesh": recipe.mesh.model_copy(update={"axes": {"fsdp": one.fsdp, "tp": one.tp}}),
+        "remat": recipe.remat.model_copy(update={"policy": one.policy}),
+        "data": recipe.data.model_copy(update={"max_length": one.length}),
+        "train": recipe.train.model_copy(
+            update={"micro_batch_size": one.micro, "global_batch_size": one.rows}
+        ),
     }
-    lora = replace(given.lora, quantize="nf4") if given.lora and quantize else given.lora
+    lora = replace(given.lora, quantize="nf4") if given.lora and one.quantize else given.lora
     program = replace(
         given,
         recipe=recipe.model_copy(update=updates),
-        accelerator=accelerator,
-        data_parallel=fsdp,
-        accumulation_steps=rows // (fsdp * micro),
+        accelerator=one.accelerator,
+        data_parallel=one.fsdp,
+        accumulation_steps=one.accumulation,
         lora=lora,
     )
-    return Draft(
-        accelerator, method, quantize, fsdp, tp, policy, micro, rows, length, attention, need(probe, program)
-    )
+    settled = {field.name: getattr(one, field.name) for field in fields(Configuration)}
+    return Draft(**settled, attention=attention, need=need(probe, program))
 
 
 def dtype(accelerator: Accelerator) -> str:

@@ -80,39 +80,47 @@ class Tools:
     extrapolate: Callable[[Program, Sequence[Depth], Sequence[Compiled]], Estimate] = extrapolate
 
 
-def search(
-    program: Program,
-    sets: Sequence[str] = (),
-    tokens_per_row: float | None = None,
-    progress: Progress | None = None,
-    most: int = MOST,
-    free_batch: bool = False,
-    effort: float = -1.0,
-    tools: Tools | None = None,
-    backend: Backend = Backend.TUNIX,
-    fixed: Sequence[str] = (),
-) -> Search:
-    """Looks for the best configurations of a program.
+@dataclass(frozen=True)
+class SearchOptions:
+    """What is searched, and how far.
 
-    Args:
-        sets: what --set changed in its recipe.
+    Attributes:
+        sets: what --set changed in the recipe.
         tokens_per_row: real tokens of a row on average; data.max_length when None.
         most: configurations that are compiled.
         free_batch: whether the rows of an optimizer step may be raised.
         effort: of XLA's optimisation, from -1 to 1.
         backend: whose step is compiled.
         fixed: keys that stay as the recipe has them, of those that a search varies.
+    """
+
+    sets: Sequence[str] = ()
+    tokens_per_row: float | None = None
+    most: int = MOST
+    free_batch: bool = False
+    effort: float = -1.0
+    backend: Backend = Backend.TUNIX
+    fixed: Sequence[str] = ()
+
+
+def search(
+    program: Program,
+    options: SearchOptions,
+    progress: Progress | None = None,
+    tools: Tools | None = None,
+) -> Search:
+    """Looks for the best configurations of a program.
 
     Raises:
         ArtifactError: when nothing can be compiled at all.
         Interrupted: after Ctrl-C.
     """
     planner.check_target(program)
-    run = _Run(tuple(sets), tokens_per_row, progress, most, effort, tools or Tools(), backend)
+    run, most = _Run(options, progress, tools or Tools()), options.most
     every = [
         variant
-        for variant in variants(program, free_batch)
-        if not any(argument.partition("=")[0] in fixed for argument in variant.sets)
+        for variant in variants(program, options.free_batch)
+        if not any(argument.partition("=")[0] in options.fixed for argument in variant.sets)
     ]
     waiting = run.candidates(every, program.source)
     try:
@@ -138,13 +146,9 @@ class _Run:
         compiled: how many were given to the compiler.
     """
 
-    sets: tuple[str, ...]
-    tokens_per_row: float | None
+    options: SearchOptions
     progress: Progress | None
-    most: int
-    effort: float
     tools: Tools
-    backend: Backend
     points: list[Point] = field(default_factory=list)
     reached: dict[int, Objectives] = field(default_factory=dict)
     large: list[Candidate] = field(default_factory=list)
@@ -158,12 +162,12 @@ class _Run:
         for number, variant in enumerate(every):
             if self.progress:
                 self.progress(0.0, f"checking {number + 1} of {plural(len(every), 'configuration')}")
-            settled = self.tools.settle(source, [*self.sets, *variant.sets])
+            settled = self.tools.settle(source, [*self.options.sets, *variant.sets])
             if settled.program is None:
                 error = next(d for d in settled.diagnostics if d.severity == "error")
                 self.points.append(Point(variant.sets, "refused", f"{error.code}: {error.message}", 0.0, 0.0))
                 continue
-            candidate = Candidate.of(variant, settled.program, self.tokens_per_row)
+            candidate = Candidate.of(variant, settled.program, self.options.tokens_per_row)
             available = settled.program.accelerator.hbm_bytes_per_device
             if candidate.memory > available:
                 self._settle(
@@ -181,9 +185,12 @@ class _Run:
         work: list[tuple[Program, Job]] = []
         places: list[range] = []
         for candidate in now:
-            program, sets = candidate.program, [*self.sets, *candidate.variant.sets]
+            program, sets = candidate.program, [*self.options.sets, *candidate.variant.sets]
             chosen = self.tools.depths(program)
-            jobs = [planner.job(program, sets, depth, self.effort, self.backend) for depth in chosen]
+            jobs = [
+                planner.job(program, sets, depth, self.options.effort, self.options.backend)
+                for depth in chosen
+            ]
             places.append(range(len(work), len(work) + len(jobs)))
             work += jobs
         done: dict[int, Compiled | Failed] = {}
@@ -291,7 +298,8 @@ class _Run:
         if progress is None:
             return None
         return lambda share, text: progress(
-            (before + share * count) / self.most, f"{before} of at most {self.most} configurations, {text}"
+            (before + share * count) / self.options.most,
+            f"{before} of at most {self.options.most} configurations, {text}",
         )
 
 

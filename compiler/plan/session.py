@@ -78,7 +78,7 @@ def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | Non
         KeyboardInterrupt: what was compiled is in the cache.
         compiler.plan.search.Interrupted: the same within a search, with what was found.
     """
-    from recipec.compiler.plan.search import search
+    from recipec.compiler.plan.search import SearchOptions, search
 
     counted = statistics(program, asked.model, asked.data_dir)
     made = plan(program, asked.sets, asked.exact, asked.effort, counted, progress, asked.backend)
@@ -87,16 +87,10 @@ def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | Non
     tried = None
     if asked.search:
         per_row = counted.tokens_per_row if isinstance(counted, Statistics) else None
-        tried = search(
-            program,
-            asked.sets,
-            per_row,
-            progress,
-            most=asked.most,
-            free_batch=asked.free_batch,
-            effort=asked.effort,
-            backend=asked.backend,
+        options = SearchOptions(
+            asked.sets, per_row, asked.most, asked.free_batch, asked.effort, asked.backend
         )
+        tried = search(program, options, progress)
     serving = None if program.recipe.serve is None else plan_serving(program)
     promised = None if serving is None else promise(serving)
     found += [] if promised is None else [promised]

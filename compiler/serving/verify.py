@@ -34,18 +34,23 @@ LONG = 257
 """Its tokens where no layer has a sliding window."""
 
 
-def verify(
-    url: str,
-    artifact: Path | None = None,
-    model: Path | None = None,
-    name: str | None = None,
-    prompts: Path | None = None,
-    tokens: int = 16,
-    tolerance: float | None = None,
-    dtype: str = "float32",
-    server_dtype: str | None = None,
-) -> dict[str, Any]:
-    """Compares an endpoint with a checkpoint; the arguments are the command's.
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What `recipe serve verify` is asked for, by the names of its arguments."""
+
+    url: str
+    artifact: Path | None = None
+    model: Path | None = None
+    name: str | None = None
+    prompts: Path | None = None
+    tokens: int = 16
+    tolerance: float | None = None
+    dtype: str = "float32"
+    server_dtype: str | None = None
+
+
+def verify(asked: VerifyOptions) -> dict[str, Any]:
+    """Compares an endpoint with a checkpoint.
 
     Returns:
         Plain data, as --json prints it; "problems" is empty when the endpoint is the checkpoint.
@@ -55,31 +60,31 @@ def verify(
     """
     from recipec.compiler.serving import verify_reference
 
-    client = Client(url, timeout=600.0)
-    recipe = _recipe(artifact) if artifact is not None else None
-    folder = model or _merged(artifact, recipe)
+    client = Client(asked.url, timeout=600.0)
+    recipe = _recipe(asked.artifact) if asked.artifact is not None else None
+    folder = asked.model or _merged(asked.artifact, recipe)
     config = verify_reference.read_config(folder)
-    served, longest = _find_model(client, name or (recipe.name if recipe else None), "--name")
-    types = served_types(recipe, config, server_dtype)
+    served, longest = _find_model(client, asked.name or (recipe.name if recipe else None), "--name")
+    types = served_types(recipe, config, asked.server_dtype)
     verify_reference.torch()
-    verify_reference.refuse_too_large(folder, dtype)
+    verify_reference.refuse_too_large(folder, asked.dtype)
     tokenizer = verify_reference.Tokens(folder)
     window = verify_reference.sliding_window(config)
-    cases = _built_in(_long_repeats(tokenizer, window, longest, tokens), tokenizer.has_template)
-    cases += _own(prompts, recipe, tokenizer) if prompts else []
-    room = None if longest is None else longest - tokens
+    cases = _built_in(_long_repeats(tokenizer, window, longest, asked.tokens), tokenizer.has_template)
+    cases += _own(asked.prompts, recipe, tokenizer) if asked.prompts else []
+    room = None if longest is None else longest - asked.tokens
     cases = [case for case in cases if room is None or len(_ids(case, tokenizer)) <= room]
-    replies, refused = _replies(client, served, cases, tokens)
-    note(f"{url}: {len(replies)} prompts answered; loading {folder} in {dtype}")
-    reference = verify_reference.Reference(folder, config, dtype)
-    compared = _compare(replies, tokenizer, reference, types, dtype)
-    allowed = allowance(compared, types, dtype, tolerance)
+    replies, refused = _replies(client, served, cases, asked.tokens)
+    note(f"{asked.url}: {len(replies)} prompts answered; loading {folder} in {asked.dtype}")
+    reference = verify_reference.Reference(folder, config, asked.dtype)
+    compared = _compare(replies, tokenizer, reference, types, asked.dtype)
+    allowed = allowance(compared, types, asked.dtype, asked.tolerance)
     values = [value for one in compared for step in one.steps for value in step.differences]
     return {
         "url": client.url,
         "model": served,
         "checkpoint": str(folder),
-        "reference": f"transformers in {dtype}",
+        "reference": f"transformers in {asked.dtype}",
         "server": {"types": str(types), "source": types.source, "vllm": client.version()},
         "tolerance": {
             "largest": allowed.largest,

@@ -11,15 +11,18 @@ A micro-batch is a dict of arrays, B rows of T tokens, padded on the right:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .epochs import Epochs
 from .samples import Samples
+
+if TYPE_CHECKING:
+    from ..model.sharding import Rows
 
 Batch = dict[str, np.ndarray]
 Row = tuple[int, ...]
@@ -33,6 +36,27 @@ class Shape:
     rows: int
     length: int
     pad: int
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a training loop reads.
+
+    Attributes:
+        batches: micro-batches from those of a given optimizer step on.
+        evaluation: those to evaluate on; none for no evaluation.
+        state: of the data after an optimizer step, of JSON values; it is saved with the step.
+        origins: the source rows of a micro-batch, by its number; None where nothing tells them.
+        tokens: real ones of a micro-batch, by its number; None counts those of `batches`.
+        rows: of each batch, those that this process's devices hold; None for all.
+    """
+
+    batches: Callable[[int], Iterable[Batch]]
+    evaluation: Sequence[Batch] = ()
+    state: Callable[[int], Mapping[str, Any]] = lambda step: {}
+    origins: Callable[[int], Sequence[str]] | None = None
+    tokens: Callable[[int], int] | None = None
+    rows: Rows | None = None
 
 
 def fill(samples: Samples, rows: Sequence[Row], shape: Shape, norm: float, index: int) -> Batch:

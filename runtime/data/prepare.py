@@ -96,6 +96,19 @@ class PreparedData:
         return [self.samples.origin(sample) for sample in self.schedule.samples_of(index)]
 
 
+@dataclass(frozen=True)
+class Tokenising:
+    """What makes tokenising quick.
+
+    Attributes:
+        cache: folder in which tokenised data is kept, under data/, and looked for; None for none.
+        workers: processes that tokenise, None for as many as pay.
+    """
+
+    cache: Path | None = None
+    workers: int | None = None
+
+
 def prepare(
     data: DataSettings,
     train: TrainSettings,
@@ -103,8 +116,7 @@ def prepare(
     tokenizer: Any,
     data_dir: Path,
     vocabulary: int | None = None,
-    cache: Path | None = None,
-    workers: int | None = None,
+    tokenising: Tokenising = Tokenising(),
 ) -> PreparedData:
     """Reads, renders, tokenises, packs.
 
@@ -113,8 +125,7 @@ def prepare(
         tokenizer: of `load_tokenizer`.
         data_dir: what relative paths are relative to.
         vocabulary: embeddings of the model; samples with another token id are left out.
-        cache: folder in which tokenised data is kept, under data/, and looked for; None for none.
-        workers: processes that tokenise, None for as many as pay.
+        tokenising: what makes it quick.
 
     Raises:
         UserError: the files or the settings give nothing to train on, or contradict one another.
@@ -131,7 +142,7 @@ def prepare(
     shape = Shape(rows, data.max_length, 0 if pad is None else int(pad))
 
     trained_on, evaluated_on = splits(data, data_dir)
-    samples, train_report = read_split(trained_on, data, how, data_dir, cache, workers)
+    samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
     check_split("data.train", train_report, data)
     weights = [source.weight if isinstance(source, Source) else 1.0 for source in data.train]
     epochs = Epochs(samples, data.max_length, data.packing, data.shuffle_seed, weights)
@@ -147,7 +158,7 @@ def prepare(
     eval_batches: list[Batch] = []
     eval_report = None
     if evaluated_on is not None:
-        held_out, eval_report = read_split(evaluated_on, data, how, data_dir, cache, workers)
+        held_out, eval_report = read_split(evaluated_on, data, how, data_dir, tokenising)
         check_split(evaluated_on.name, eval_report, data)
         eval_epochs = Epochs(held_out, data.max_length, data.packing, data.shuffle_seed)
         count_rows(eval_report, eval_epochs, held_out)
@@ -175,8 +186,7 @@ def read_split(
     data: DataSettings,
     how: Coding,
     data_dir: Path,
-    cache: Path | None = None,
-    workers: int | None = None,
+    tokenising: Tokenising,
 ) -> tuple[Samples, SplitReport]:
     """The samples that are trained or evaluated on, from the cache where they are in it. They may be none.
 
@@ -185,15 +195,15 @@ def read_split(
     """
     found: tuple[Samples, SplitReport] | None = None
     folder: Path | None = None
-    if cache is not None:
+    if tokenising.cache is not None:
         named, reason = caching.key(split.sources, data, how, data_dir, split.part)
         if named is not None:
-            folder = cache / "data" / named
+            folder = tokenising.cache / "data" / named
             found = caching.load(folder)
         else:
             caching.say(f"the tokenised data is not kept: {reason}")
     if found is None:
-        found = _read(split, data, how, data_dir, workers)
+        found = _read(split, data, how, data_dir, tokenising.workers)
         if folder is not None and len(found[0]):
             caching.save(folder, *found)
     samples, report = found

@@ -192,7 +192,7 @@ def _write_adapter(job: Job, folder: OutputFolder) -> None:
 
 
 def _record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
-    return merge_record(job.identity, job.base, job.model, job.trained, job.settings, job.plan, files, known)
+    return merge_record(job, files, known)
 
 
 def _reach(job: Job) -> Reach | None:

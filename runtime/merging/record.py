@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
 from ..checkpoints import manifest
 from ..checkpoints.adapter_reader import ITEM, TrainedAdapters
 from ..checkpoints.full import TrainedWeights
-from ..settings import ModelSettings
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from .journal import Files
-from .plan import Plan
+
+if TYPE_CHECKING:
+    from .job import Job
 
 VERSION = 1
 """Of merge.json."""
@@ -93,41 +94,31 @@ def checkpoint_digest(directory: str, trained: Trained) -> str | None:
     return digest.hexdigest()
 
 
-def merge_record(
-    identified: Mapping[str, Any],
-    base: HFCheckpoint,
-    model: ModelSettings,
-    trained: Trained,
-    settings: MergeSettings,
-    plan: Plan,
-    files: Files,
-    known: Mapping[str, str],
-) -> dict[str, Any]:
+def merge_record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
     """merge.json.
 
     Args:
-        identified: as from `identity`.
         files: size and SHA-256 of every file that is written, without merge.json itself.
         known: SHA-256 of the base's files, as far as something knows them; they were compared.
     """
     return {
         "merge": VERSION,
-        "identity": dict(identified),
+        "identity": dict(job.identity),
         "base": {
-            "id": model.id,
-            "revision": model.revision,
+            "id": job.model.id,
+            "revision": job.model.revision,
             "files": {
                 file: {"size": header.size, **({"sha256": known[file]} if file in known else {})}
-                for file, header in base.headers.items()
+                for file, header in job.base.headers.items()
             },
         },
-        "checkpoint": {"step": trained.step, "sha256": identified["checkpoint"]},
-        "lora": _lora(trained),
-        "dtype": settings.dtype,
-        "quantization": settings.quantization,
-        "max_shard_size": settings.max_shard_size,
-        "tensors": {"merged": plan.merged, "kept": plan.copied, "quantized": plan.quantized},
-        "recipe": {"name": trained.record.get("name"), "sha256": identified["recipe"]},
+        "checkpoint": {"step": job.trained.step, "sha256": job.identity["checkpoint"]},
+        "lora": _lora(job.trained),
+        "dtype": job.settings.dtype,
+        "quantization": job.settings.quantization,
+        "max_shard_size": job.settings.max_shard_size,
+        "tensors": {"merged": job.plan.merged, "kept": job.plan.copied, "quantized": job.plan.quantized},
+        "recipe": {"name": job.trained.record.get("name"), "sha256": job.identity["recipe"]},
         "files": dict(sorted(files.items())),
     }
 

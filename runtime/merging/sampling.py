@@ -220,7 +220,8 @@ def _check_values(
         wrong = ~(error <= allowed)
         if wrong.any():
             change = None if expected is None or expected.change is None else expected.change(rows)
-            raise _wrong(merged, name, rows, found, exact, wrong, found - weight, change)
+            what = f"{merged.path(name)}: {name}"
+            raise _wrong(what, rows, found, exact, wrong, found - weight, change)
         result = result.with_elements(error, unit / 2, allowed)
     base.release(name)
     return result
@@ -248,8 +249,7 @@ def _last_place(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _wrong(
-    merged: MergedFiles,
-    name: str,
+    what: str,
     rows: Rows,
     found: np.ndarray,
     exact: np.ndarray,
@@ -260,13 +260,14 @@ def _wrong(
     """Says which element of a tensor is wrong, and where it can be told, how.
 
     Args:
+        what: its file and its name.
         held: what the merged rows have over the base's.
         change: what they should have, None where training replaced them.
     """
     row, column = (int(index[0]) for index in np.nonzero(wrong))
     count = np.count_nonzero(wrong)
     message = (
-        f"{merged.path(name)}: {name} is not what was trained: {count:,} of {wrong.size:,} compared elements "
+        f"{what} is not what was trained: {count:,} of {wrong.size:,} compared elements "
         f"are wrong, first [{rows[row]}, {column}]: {found[row, column]:.6g} instead of "
         f"{exact[row, column]:.6g}"
     )

@@ -244,7 +244,7 @@ def _summary(
     price = sweep.price if place.is_accelerator else None
     if sweep.own_price is not None:
         price = Price(sweep.own_price, "--usd-per-hour")
-    summary = bench_report.summary(
+    summary = bench_report.Measurements(
         model=sweep.model,
         settings=settings,
         server=server,
@@ -253,7 +253,7 @@ def _summary(
         published=sweep.published if place.is_accelerator else Published(),
         records=records,
         left_out=left_out,
-    )
+    ).summary()
     bench_report.write(sweep.results, summary)
     return sum(row["outcome"] != "measured" for row in summary["points"])
 

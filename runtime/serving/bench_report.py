@@ -90,28 +90,38 @@ def place(machine: Machine, accelerator: str, chips: int, told: str, url: str) -
     return Place(f"{sentence} It is not the recipe's {accelerator}: these are no figures of that.", False)
 
 
-def summary(
-    *,
-    model: str,
-    settings: Mapping[str, Any],
-    server: Server,
-    place: Place,
-    price: Price | None,
-    published: Published,
-    records: Sequence[tuple[Point, Mapping[str, Any] | None]],
-    left_out: Sequence[str],
-) -> dict[str, Any]:
-    """What the report says, as JSON's values."""
-    return {
-        "model": model,
-        "place": asdict(place),
-        "server": asdict(server),
-        "settings": dict(settings),
-        "price": None if price is None else asdict(price),
-        "published": {"source": published.source, "figures": [dict(one) for one in published.figures]},
-        "points": [_row(point, record, price) for point, record in records],
-        "left_out": list(left_out),
-    }
+@dataclass(frozen=True)
+class Measurements:
+    """What was measured, and beside what it is shown.
+
+    Attributes:
+        settings: all that a figure depends on, but for the point.
+        records: of each point; None for one that was not measured.
+        left_out: why points were.
+    """
+
+    model: str
+    settings: Mapping[str, Any]
+    server: Server
+    place: Place
+    price: Price | None
+    published: Published
+    records: Sequence[tuple[Point, Mapping[str, Any] | None]]
+    left_out: Sequence[str]
+
+    def summary(self) -> dict[str, Any]:
+        """What the report says, as JSON's values."""
+        published = self.published
+        return {
+            "model": self.model,
+            "place": asdict(self.place),
+            "server": asdict(self.server),
+            "settings": dict(self.settings),
+            "price": None if self.price is None else asdict(self.price),
+            "published": {"source": published.source, "figures": [dict(one) for one in published.figures]},
+            "points": [_row(point, record, self.price) for point, record in self.records],
+            "left_out": list(self.left_out),
+        }
 
 
 def _row(point: Point, record: Mapping[str, Any] | None, price: Price | None) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from .evaluate_answers import (
 )
 from .evaluate_prompts import Prompt, read
 from .evaluate_summary import Found, judge, markdown, summary
-from .evaluate_tasks import MODELS, Outcome, TaskSettings, find_program, run_task
+from .evaluate_tasks import MODELS, LmEval, Outcome, TaskSettings, find_program, run_task
 from .evaluate_tasks import recorded as recorded_task
 
 INTERRUPTED = 130
@@ -143,21 +143,11 @@ def _evaluate(
         if answers.before:
             total = len(prompts) * args.samples
             print(f"{label}: {answers.before} of {total} answers are of an earlier run", file=sys.stderr)
+    lm_eval = LmEval(program, client.url, side.model, args.concurrency, args.include_path)
     outcomes = []
     for task in args.tasks:
         print(f"{title} ({side.model}): lm-eval {task}", file=sys.stderr, flush=True)
-        outcomes.append(
-            run_task(
-                program,
-                client.url,
-                side.model,
-                task,
-                _task_settings(args),
-                folder / "tasks",
-                args.concurrency,
-                args.include_path,
-            )
-        )
+        outcomes.append(run_task(lm_eval, task, _task_settings(args), folder / "tasks"))
     return answers, outcomes
 
 

@@ -104,25 +104,30 @@ def find_program(given: str | None, requirements: str | None) -> str:
     return found
 
 
-def run_task(
-    program: str,
-    url: str,
-    model: str,
-    task: str,
-    settings: TaskSettings,
-    folder: Path,
-    at_once: int = 16,
-    include: Path | None = None,
-) -> Outcome:
+@dataclass(frozen=True)
+class LmEval:
+    """lm-eval, against a server.
+
+    Attributes:
+        program: its path.
+        url: the server's, without /v1.
+        model: the name that it is served by.
+        at_once: requests in flight.
+        include: a folder of further tasks' YAML files.
+    """
+
+    program: str
+    url: str
+    model: str
+    at_once: int = 16
+    include: Path | None = None
+
+
+def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -> Outcome:
     """A task's outcome: the one that `folder` has under the same settings, or that of a run.
 
     Args:
-        program: lm_eval's.
-        url: the server's, without /v1.
-        model: the name that it is served by.
         folder: of the side; a folder for each task is made in it.
-        at_once: requests in flight.
-        include: a folder of further tasks' YAML files.
     """
     place = _place(folder, task)
     before = recorded(folder, task)
@@ -133,7 +138,7 @@ def run_task(
     log = place / "lm-eval.log"
     with log.open("wb") as output:
         done = subprocess.run(
-            command(program, url, model, task, settings, place, at_once, include),
+            command(lm_eval, task, settings, place),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -150,29 +155,20 @@ def run_task(
     return outcome
 
 
-def command(
-    program: str,
-    url: str,
-    model: str,
-    task: str,
-    settings: TaskSettings,
-    folder: Path,
-    at_once: int,
-    include: Path | None,
-) -> list[str]:
+def command(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -> list[str]:
     """The words that start lm-eval."""
     arguments: dict[str, Any] = {
-        "model": model,
-        "base_url": url + PATHS[settings.api],
-        "num_concurrent": at_once,
+        "model": lm_eval.model,
+        "base_url": lm_eval.url + PATHS[settings.api],
+        "num_concurrent": lm_eval.at_once,
         "max_gen_toks": settings.max_tokens,
         "timeout": 3600,
     }
     if settings.max_length is not None:
         arguments["max_length"] = settings.max_length
     if settings.api == "completions":
-        arguments |= {"tokenizer": settings.tokenizer or model, "tokenizer_backend": "huggingface"}
-    words = [program, "run", "--model", MODELS[settings.api]]
+        arguments |= {"tokenizer": settings.tokenizer or lm_eval.model, "tokenizer_backend": "huggingface"}
+    words = [lm_eval.program, "run", "--model", MODELS[settings.api]]
     # As JSON: as key=value, a name that looks like a number would become one.
     words += ["--model_args", json.dumps(arguments), "--tasks", task]
     words += ["--output_path", str(folder / "lm-eval"), "--log_samples"]
@@ -180,8 +176,8 @@ def command(
         words.append("--apply_chat_template")
     if settings.limit is not None:
         words += ["--limit", str(settings.limit)]
-    if include is not None:
-        words += ["--include_path", str(include)]
+    if lm_eval.include is not None:
+        words += ["--include_path", str(lm_eval.include)]
     return words
 
 

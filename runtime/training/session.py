@@ -236,7 +236,7 @@ def begin(
 
     from ..checkpoints import resuming
     from ..checkpoints.record import LOCK, record_digest
-    from ..data.prepare import prepare
+    from ..data.prepare import Tokenising, prepare
     from ..data.tokenizer import load_tokenizer
     from ..model import mesh as meshes
     from ..weights.checkpoint import HFCheckpoint
@@ -274,7 +274,7 @@ def begin(
         load_tokenizer(base_folder, settings.model, settings.data, arguments.data_dir),
         arguments.data_dir,
         base.architecture.vocab_size,
-        None if caches is None or "://" in caches else Path(caches),
+        Tokenising(None if caches is None or "://" in caches else Path(caches)),
     )
     print(prepared.report.text(), file=sys.stderr)
     if found.imported is not None:

@@ -122,11 +122,12 @@ def _run(
     optimizer: Callable[[Any], optax.GradientTransformation],
     rules: Sequence[Rule],
 ) -> int:
+    from ..data.batches import TrainingData
     from ..model.loading import build
     from ..model.sharding import Rows
     from ..progress import Progress
     from .recorder import Recorder
-    from .trainer import Trainer
+    from .trainer import Checkpointing, Trainer
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
     trace = session.arguments.trace
@@ -143,6 +144,14 @@ def _run(
         )
     rows = Rows.of(mesh, prepared.rows)
     session.hosts.log(f"holds {len(rows.here)} of the {rows.total} rows of a micro-batch")
+    feed = TrainingData(
+        batches=lambda step: prepared.batches(session.total, step, rows.here),
+        evaluation=prepared.evaluation(rows.here),
+        state=prepared.state,
+        origins=prepared.origins,
+        tokens=prepared.tokens_of,
+        rows=rows,
+    )
     with mesh:
         recorder = None
         if trace is not None:
@@ -151,30 +160,15 @@ def _run(
             built,
             optimizer(schedule),
             train,
-            settings.checkpoint,
             mesh,
-            session.directory,
             prepared.accumulation,
-            session.found.step,
+            Checkpointing(session.directory, settings.checkpoint, session.found.step, session.local),
             recorder,
-            session.local,
         )
         restored = trainer.train_steps
         session.enter(restored)
         with session.metrics(restored, train, trainer.close) as metrics:
-            outcome = trainer.fit(
-                lambda step: prepared.batches(session.total, step, rows.here),
-                prepared.evaluation(rows.here),
-                session.until,
-                schedule,
-                metrics,
-                session.interrupts,
-                prepared.state,
-                prepared.origins,
-                prepared.tokens_of,
-                rows,
-                session.hosts,
-            )
+            outcome = trainer.fit(feed, session.until, schedule, metrics, session.interrupts, session.hosts)
     if recorder is not None and trace is not None:
         recorder.end(trainer.model).write(trace)
     return session.conclude(outcome, metrics.path)

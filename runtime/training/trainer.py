@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
 from ..checkpoints.local_saving import LocalCheckpoints
 from ..checkpoints.saving import Checkpoints, kept
+from ..data.batches import TrainingData
 from ..errors import UserError
 from ..hosts import ALONE, Alone, Crew
 from ..interrupts import Interrupted, Interrupts
@@ -53,6 +54,22 @@ class Outcome:
     tokens_per_second: float | None = None
 
 
+@dataclass(frozen=True)
+class Checkpointing:
+    """Where a run saves its checkpoints, and which one it goes on from.
+
+    Attributes:
+        directory: local and absolute, or gs://.
+        step: whose checkpoint is restored; the newest one when None, if there is any.
+        local: checkpoints on this machine's own disk, None for none.
+    """
+
+    directory: str
+    settings: CheckpointSettings
+    step: int | None = None
+    local: LocalCheckpoints | None = None
+
+
 class Trainer(PeftTrainer):
     """Trains the adapters of a model, or, without LoRA, all of it.
 
@@ -64,11 +81,9 @@ class Trainer(PeftTrainer):
         built: the model.
         optimizer: the recipe's chain.
         mesh: in scope while the trainer is made and used.
-        directory: for checkpoints, local and absolute or gs://.
         accumulation: micro-batches of an optimizer step.
-        step: whose checkpoint is restored; the newest one when None, if there is any.
+        checkpointing: where it saves, and what it goes on from.
         recorder: of the run's trace, None for a run without one.
-        local: checkpoints on this machine's own disk, None for none.
 
     Raises:
         UserError: when the checkpoint does not fit the model.
@@ -79,14 +94,12 @@ class Trainer(PeftTrainer):
         built: Built,
         optimizer: optax.GradientTransformation,
         settings: TrainSettings,
-        checkpoint: CheckpointSettings,
         mesh: Mesh,
-        directory: str,
         accumulation: int,
-        step: int | None = None,
+        checkpointing: Checkpointing,
         recorder: Recorder | None = None,
-        local: LocalCheckpoints | None = None,
     ) -> None:
+        directory, local = checkpointing.directory, checkpointing.local
         self._recorder, self._local = recorder, local
         self._built = built
         self._provider = built.provider
@@ -94,7 +107,7 @@ class Trainer(PeftTrainer):
         self._settings = settings
         self._accumulation = accumulation
         self._directory = directory
-        self._every_steps = checkpoint.every_steps
+        self._every_steps = checkpointing.settings.every_steps
         self._checked = False
         super().__init__(
             built.model,
@@ -107,8 +120,8 @@ class Trainer(PeftTrainer):
             MetricsLogger(),
         )
         fit_shardings(self.optimizer, mesh)
-        self.checkpoint_manager = Checkpoints(directory, checkpoint.keep)
-        step = self.saved_step if step is None else step
+        self.checkpoint_manager = Checkpoints(directory, checkpointing.settings.keep)
+        step = self.saved_step if checkpointing.step is None else checkpointing.step
         if step is not None:
             manager = local if local is not None and local.chosen == step else self.checkpoint_manager
             manager.restore(step, self.model, self.optimizer, self._lora_enabled)
@@ -122,35 +135,25 @@ class Trainer(PeftTrainer):
 
     def fit(
         self,
-        batches: Callable[[int], Iterable[Batch]],
-        eval_batches: Sequence[Batch],
+        data: TrainingData,
         until: int,
         schedule: Callable[[int], Any],
         metrics: Metrics | Nowhere,
         interrupts: Interrupts,
-        state: Callable[[int], Mapping[str, Any]] = lambda step: {},
-        origins: Callable[[int], Sequence[str]] | None = None,
-        tokens: Callable[[int], int] | None = None,
-        rows: Rows | None = None,
         hosts: Alone | Crew = ALONE,
     ) -> Outcome:
         """Trains from the restored step to step `until`, and saves the last one.
 
         Args:
-            batches: micro-batches from those of a given optimizer step on.
-            state: of the data after an optimizer step, of JSON values; it is saved with the step.
-            origins: the source rows of a micro-batch, by its number.
-            tokens: real ones of a micro-batch, by its number; None counts those of `batches`.
-            rows: of each batch, those that this process's devices hold; None for all.
-            hosts: the processes of the run.
             until: the step to stop after.
             schedule: learning rate by optimizer step, from 0.
+            hosts: the processes of the run.
 
         Raises:
             UserError: when the loss or the gradient is not finite, or a checkpoint cannot be written.
             Interrupted: after a signal, once the step is done and saved.
         """
-        self._tokens, self._rows, self._hosts = tokens, rows, hosts
+        self._tokens, self._rows, self._hosts = data.tokens, data.rows, hosts
         if isinstance(hosts, Crew):
             self.checkpoint_manager.on_failure = hosts.give_up
         if self._recorder is not None:
@@ -158,13 +161,13 @@ class Trainer(PeftTrainer):
         train_step, eval_step = self.jit_train_and_eval_step()
         outcome = Outcome(self._train_steps)
         report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics)
-        if eval_batches and self._train_steps == 0:
-            outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics, report)
+        if data.evaluation and self._train_steps == 0:
+            outcome.eval_loss = self._evaluate(eval_step, data.evaluation, metrics, report)
             report.restart()
         # Only what the training step itself uses counts.
         if self._provider is not None:
             self._provider.used.clear()
-        stream = iter(batches(self._train_steps))
+        stream = iter(data.batches(self._train_steps))
         interrupts.deferred = True
         try:
             while self._train_steps < until and hosts.may_begin(self._train_steps + 1, interrupts.requested):
@@ -173,26 +176,26 @@ class Trainer(PeftTrainer):
                 report.add(numbers)
                 save = step == until or step % self._every_steps == 0
                 keep = self._local is not None and not save and step % self._local.every_steps == 0
-                evaluate = bool(eval_batches) and (step == until or step % self._settings.eval_every == 0)
+                evaluate = bool(data.evaluation) and (step == until or step % self._settings.eval_every == 0)
                 if save or keep or evaluate or report.due(step):
                     report.read()
                 if evaluate:
-                    outcome.eval_loss = self._evaluate(eval_step, eval_batches, metrics, report)
+                    outcome.eval_loss = self._evaluate(eval_step, data.evaluation, metrics, report)
                 if save or keep:
                     metrics.flush()
                 if save:
-                    self._save(step, state(step))
+                    self._save(step, data.state(step))
                 elif keep:
-                    self._save_locally(step, state(step))
+                    self._save_locally(step, data.state(step))
                 if save or keep or evaluate:
                     report.restart()
             if self._train_steps < until:  # asked to stop
                 report.read()
                 metrics.flush()
-                self._save(self._train_steps, state(self._train_steps))
+                self._save(self._train_steps, data.state(self._train_steps))
             self._finish()
         except NotFinite as error:
-            raise self._not_finite(error, origins) from None
+            raise self._not_finite(error, data.origins) from None
         finally:
             self._put_back()
             interrupts.deferred = False

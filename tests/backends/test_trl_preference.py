@@ -70,7 +70,7 @@ def settings(objective: str, **more: Any) -> TrainSettings:
 
 
 def prepared(place: Place, train: TrainSettings) -> Any:
-    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.prepare import Tokenising, prepare
     from recipec.runtime.data.tokenizer import load_tokenizer
 
     data = DataSettings(
@@ -83,7 +83,7 @@ def prepared(place: Place, train: TrainSettings) -> Any:
     )
     model = ModelSettings(id="tiny", family="llama3")
     tokenizer = load_tokenizer(place.folder / "model", model, data)
-    return prepare(data, train, 4, tokenizer, place.folder, workers=1)
+    return prepare(data, train, 4, tokenizer, place.folder, tokenising=Tokenising(workers=1))
 
 
 class Table:

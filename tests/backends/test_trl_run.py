@@ -226,7 +226,7 @@ def test_full_fine_tuning_leaves_a_checkpoint(tmp_path: Path) -> None:
 def prepared(place: Place, normalization: str) -> Any:
     from dataclasses import replace
 
-    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.prepare import Tokenising, prepare
     from recipec.runtime.data.tokenizer import load_tokenizer
     from recipec.runtime.settings import DataSettings, ModelSettings, TrainSettings
 
@@ -234,7 +234,7 @@ def prepared(place: Place, normalization: str) -> Any:
     train = TrainSettings(epochs=2, global_batch_size=8, micro_batch_size=2, loss_normalization=normalization)
     model = ModelSettings(id="tiny", family="llama3")
     tokenizer = load_tokenizer(place.folder / "model", model, replace(data))
-    return prepare(data, train, 4, tokenizer, place.folder, workers=1)
+    return prepare(data, train, 4, tokenizer, place.folder, tokenising=Tokenising(workers=1))
 
 
 @pytest.mark.parametrize("normalization", ["tokens", "micro_batches"])

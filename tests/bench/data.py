@@ -123,13 +123,13 @@ def measure(folder: Path, conversations: int = CONVERSATIONS, rounds: int = 3) -
 
 def _ours(file: Path, tokenizer: Any, cache: Path) -> tuple[float, int]:
     """Seconds, and the packed tokens."""
-    from recipec.runtime.data.prepare import prepare
+    from recipec.runtime.data.prepare import Tokenising, prepare
     from recipec.runtime.settings import DataSettings, TrainSettings
 
     data = DataSettings(train=(file.name,), max_length=LENGTH, packing=True, overlong="truncate")
     train = TrainSettings(epochs=1, global_batch_size=8, micro_batch_size=1)
     start = time.perf_counter()
-    prepared = prepare(data, train, 8, tokenizer, file.parent, cache=cache)
+    prepared = prepare(data, train, 8, tokenizer, file.parent, tokenising=Tokenising(cache))
     return time.perf_counter() - start, prepared.report.train.row_tokens
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.emitters.serve_clients import emit_evaluate
 from recipec.compiler.lowering.lower import lower
-from recipec.compiler.serving.verify import report, verify
+from recipec.compiler.serving.verify import VerifyOptions, report, verify
 from recipec.runtime.serving import smoke
 from recipec.runtime.serving.client import KEY_VARIABLE, Client, ServerError
 from recipec.runtime.weights.checkpoint import HFCheckpoint
@@ -155,13 +155,14 @@ def test_the_key_is_demanded(
 def test_verify_passes_on_the_merged_folder_and_fails_on_the_base(
     served: Served, figures: dict[str, Any]
 ) -> None:
-    result = verify(served.url, model=served.merged, name="tuned", server_dtype="float32")
+    result = verify(VerifyOptions(served.url, model=served.merged, name="tuned", server_dtype="float32"))
     print(report(result))
     assert result["problems"] == []
     assert len(result["prompts"]) == 9 and all(row["same_prompt"] for row in result["prompts"])
     figures["verify: largest and mean difference"] = [f"{result[key]:.2g}" for key in ("largest", "mean")]
-    assert verify(served.url, model=served.base, name="tuned-base", server_dtype="float32")["problems"] == []
-    wrong = verify(served.url, model=served.merged, name="tuned-base", server_dtype="float32")
+    base = VerifyOptions(served.url, model=served.base, name="tuned-base", server_dtype="float32")
+    assert verify(base)["problems"] == []
+    wrong = verify(replace(base, model=served.merged))
     assert any("log probabilities differ by up to" in problem for problem in wrong["problems"])
     figures["verify: the base in place of the merged model"] = f"{wrong['largest']:.2g}"
 

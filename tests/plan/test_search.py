@@ -20,7 +20,7 @@ from recipec.compiler.plan.bound import bound as computed
 from recipec.compiler.plan.depth import Depth
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.results import Collective, Compiled, Estimate, Memory, OutOfMemory, Search
-from recipec.compiler.plan.search import Interrupted, Objectives, Tools, search, variants
+from recipec.compiler.plan.search import Interrupted, Objectives, SearchOptions, Tools, search, variants
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 
@@ -205,7 +205,7 @@ def best_of_all(machine: Machine, found: Search) -> set[tuple[str, ...]]:
 @pytest.mark.parametrize("seed", range(4))
 def test_pruning_never_drops_a_point_of_the_front(seed: int) -> None:
     machine = Machine(seed)
-    found = search(program(), most=1000, tools=machine.tools())
+    found = search(program(), SearchOptions(most=1000), tools=machine.tools())
     assert named(found) == best_of_all(machine, found)
     assert len(found.points) == len({point.sets for point in found.points})
 
@@ -215,7 +215,7 @@ def test_pruning_spares_compiles() -> None:
     are spared where the fast ones are no larger."""
     machine = Machine()
     machine._random = SimpleNamespace(random=lambda: 0.0)  # type: ignore[assignment]
-    found = search(program(), most=1000, tools=machine.tools())
+    found = search(program(), SearchOptions(most=1000), tools=machine.tools())
     pruned = [point for point in found.points if point.status == "pruned"]
     assert pruned
     assert len(machine.compiled) == 2 * sum(point.status == "compiled" for point in found.points)
@@ -223,7 +223,7 @@ def test_pruning_spares_compiles() -> None:
 
 
 def test_front_is_sorted_and_the_baseline_is_the_recipe() -> None:
-    found = search(program(), most=1000, tools=Machine(3).tools())
+    found = search(program(), SearchOptions(most=1000), tools=Machine(3).tools())
     times = [found.points[i].seconds_per_token for i in found.front]
     assert times == sorted(times)  # type: ignore[type-var]
     assert found.baseline is not None and found.points[found.baseline].sets == ()
@@ -231,7 +231,7 @@ def test_front_is_sorted_and_the_baseline_is_the_recipe() -> None:
 
 def test_the_recipe_is_compiled_first_then_the_lowest_bounds() -> None:
     machine = Machine()
-    found = search(program(), most=6, tools=machine.tools())
+    found = search(program(), SearchOptions(most=6), tools=machine.tools())
     order = list(dict.fromkeys(job.sets for job in machine.compiled))
     assert order[0] == () and len(order) == 6
     bounds = {point.sets: point.bound_seconds_per_token for point in found.points}
@@ -246,7 +246,11 @@ def test_the_recipe_is_compiled_first_then_the_lowest_bounds() -> None:
 
 def test_jobs_are_the_recipe_s_with_its_own_sets_first() -> None:
     machine = Machine()
-    search(settled("data.max_length=3072"), ["data.max_length=3072"], most=2, tools=machine.tools())
+    search(
+        settled("data.max_length=3072"),
+        SearchOptions(["data.max_length=3072"], most=2),
+        tools=machine.tools(),
+    )
     assert [job.layers for job in machine.compiled] == [(0, 1), (0, 1, 2, 3)] * 2
     assert {job.recipe for job in machine.compiled} == {RECIPE.resolve()}
     assert machine.compiled[0].sets == ("data.max_length=3072",)
@@ -256,7 +260,7 @@ def test_jobs_are_the_recipe_s_with_its_own_sets_first() -> None:
 def test_refused_by_the_checks() -> None:
     base = settled("mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2")
     sets = ["mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2"]
-    found = search(base, sets, most=1, tools=Machine().tools())
+    found = search(base, SearchOptions(sets, most=1), tools=Machine().tools())
     refused = [point for point in found.points if point.status == "refused"]
     assert refused and all("mesh.axes={fsdp: 4, tp: 1}" in point.sets for point in refused)
     assert refused[0].reason == "E0501: no multiple of 4 rows"
@@ -270,7 +274,7 @@ def test_what_the_checks_say_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
         "recipec.compiler.plan.search.variants", lambda program, free_batch: [every[0], wrong]
     )
     tools = replace(Machine().tools(), settle=Tools().settle)
-    found = search(BASE, tools=tools)
+    found = search(BASE, SearchOptions(), tools=tools)
     statuses = {point.sets: (point.status, point.reason) for point in found.points}
     assert statuses[()] == ("compiled", "")
     assert statuses[wrong.sets] == (
@@ -282,13 +286,15 @@ def test_what_the_checks_say_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_free_batch_takes_them() -> None:
     sets = ["mesh.axes={fsdp: 2, tp: 2}", "train.global_batch_size=2"]
-    found = search(settled(*sets), sets, most=1, free_batch=True, tools=Machine().tools())
+    found = search(settled(*sets), SearchOptions(sets, most=1, free_batch=True), tools=Machine().tools())
     assert not any(point.status == "refused" for point in found.points)
 
 
 def test_fixed_keys_stay_as_the_recipe_has_them() -> None:
     def changed(fixed: tuple[str, ...]) -> set[str]:
-        found = search(settled(), most=1, free_batch=True, tools=Machine().tools(), fixed=fixed)
+        found = search(
+            settled(), SearchOptions(most=1, free_batch=True, fixed=fixed), tools=Machine().tools()
+        )
         return {argument.partition("=")[0] for point in found.points for argument in point.sets}
 
     every = changed(())
@@ -299,7 +305,7 @@ def test_fixed_keys_stay_as_the_recipe_has_them() -> None:
 def test_a_failed_compile_is_kept_with_its_reason() -> None:
     machine = Machine()
     machine.fails[()] = Failed("the compile was killed", True)
-    found = search(program(), most=5, tools=machine.tools())
+    found = search(program(), SearchOptions(most=5), tools=machine.tools())
     failed = [point for point in found.points if point.status == "failed"]
     assert [(point.sets, point.reason) for point in failed] == [((), "the compile was killed")]
     assert found.baseline is None
@@ -311,7 +317,7 @@ def test_too_large_by_the_bound_is_not_compiled() -> None:
     machine = Machine()
     sets = ["model.attention=dot", "train.global_batch_size=8", "remat.policy=none"]
     machine.times[tuple(sets)] = (1.0, 1.0)
-    found = search(settled(*sets), sets, most=1, tools=machine.tools())
+    found = search(settled(*sets), SearchOptions(sets, most=1), tools=machine.tools())
     large = [point for point in found.points if point.status == "too large"]
     assert large and all(point.reason.startswith("it needs at least ") for point in large)
     assert not {job.sets[3:] for job in machine.compiled} & {point.sets for point in large}
@@ -321,7 +327,7 @@ def test_what_did_not_fit_leaves_out_larger_micro_batches() -> None:
     machine = Machine()
     sets = ["mesh.axes={fsdp: 1, tp: 4}"]
     machine.times[("mesh.axes={fsdp: 1, tp: 4}",)] = (1.0, 5.0)
-    found = search(settled(*sets), sets, most=1000, tools=machine.tools())
+    found = search(settled(*sets), SearchOptions(sets, most=1000), tools=machine.tools())
     by_sets = {point.sets: point for point in found.points}
     assert by_sets[()].status == "too large" and by_sets[()].reason.startswith("it needs ")
     larger = by_sets[("train.micro_batch_size=2",)]
@@ -334,7 +340,7 @@ def test_what_did_not_fit_leaves_out_larger_micro_batches() -> None:
 def test_what_the_compiler_refuses_is_too_large() -> None:
     machine = Machine()
     machine.refuses.add(())
-    found = search(program(), most=3, tools=machine.tools())
+    found = search(program(), SearchOptions(most=3), tools=machine.tools())
     assert next(point.status for point in found.points if not point.sets) == "too large"
     assert found.baseline is None
 
@@ -344,33 +350,35 @@ def test_interrupted_it_keeps_what_it_has_and_goes_on() -> None:
     machine = Machine(1)
     machine.stop_after = 19
     with pytest.raises(Interrupted) as interrupted:
-        search(program(), most=16, tools=machine.tools())
+        search(program(), SearchOptions(most=16), tools=machine.tools())
     partial = interrupted.value.found
     assert sum(point.status == "compiled" for point in partial.points) == 9
     assert partial.baseline is not None and partial.front
     assert partial.notes and partial.notes[0].endswith("the search was interrupted before that.")
     before = list(machine.compiled)
     machine.stop_after = None
-    found = search(program(), most=16, tools=machine.tools())
+    found = search(program(), SearchOptions(most=16), tools=machine.tools())
     assert machine.compiled[: len(before)] == before
     assert len(set(machine.compiled)) == len(machine.compiled)
     whole = Machine(1)
     whole.times = dict(machine.times)
-    once = search(program(), most=16, tools=whole.tools())
+    once = search(program(), SearchOptions(most=16), tools=whole.tools())
     assert replace(found, seconds=0) == replace(once, seconds=0)
 
 
 def test_a_second_search_compiles_nothing() -> None:
     machine = Machine()
-    search(program(), most=8, tools=machine.tools())
+    search(program(), SearchOptions(most=8), tools=machine.tools())
     first = len(machine.compiled)
-    search(program(), most=8, tools=machine.tools())
+    search(program(), SearchOptions(most=8), tools=machine.tools())
     assert len(machine.compiled) == first == 16
 
 
 def test_a_points_rate_and_cost_are_of_real_tokens() -> None:
     """4 rows of 900 real tokens; 4 chips at US$ 4.20 an hour."""
-    found = search(program(), tokens_per_row=900, most=1, tools=Machine(fixed={(): (1.2, 1.1)}).tools())
+    found = search(
+        program(), SearchOptions(tokens_per_row=900, most=1), tools=Machine(fixed={(): (1.2, 1.1)}).tools()
+    )
     assert found.baseline is not None
     point = found.points[found.baseline]
     seconds = 1.2 * bound(program(), LENGTH).seconds
@@ -384,7 +392,9 @@ def test_a_points_rate_and_cost_are_of_real_tokens() -> None:
 
 def test_progress_goes_from_nothing_to_all() -> None:
     said: list[tuple[float, str]] = []
-    search(program(), most=8, progress=lambda *what: said.append(what), tools=Machine().tools())
+    search(
+        program(), SearchOptions(most=8), progress=lambda *what: said.append(what), tools=Machine().tools()
+    )
     shares = [share for share, _ in said]
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
     assert said[0][1] == "checking 1 of 72 configurations"
@@ -395,4 +405,4 @@ def test_a_cpu_is_refused() -> None:
     quickstart = lower(load(RECIPE.parent / "quickstart.yaml")).program
     assert quickstart is not None
     with pytest.raises(ArtifactError, match="is no TPU"):
-        search(quickstart, tools=Machine().tools())
+        search(quickstart, SearchOptions(), tools=Machine().tools())

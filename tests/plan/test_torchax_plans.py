@@ -21,7 +21,7 @@ from recipec.compiler.packages import install
 from recipec.compiler.plan import fit, identity, pool
 from recipec.compiler.plan.job import Job
 from recipec.compiler.plan.placements import placements
-from recipec.compiler.plan.search import Tools, search
+from recipec.compiler.plan.search import SearchOptions, Tools, search
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 from tests.plan.estimates import estimate
@@ -119,7 +119,7 @@ def test_a_search_compiles_the_backends_steps(file: Path) -> None:
         jobs.extend(job for _, job in work)
 
     tools = Tools(settle=lambda path, sets: lowered, compile_jobs=compile_jobs)
-    search(lowered.program, most=1, tools=tools, backend=Backend.TORCHAX)
+    search(lowered.program, SearchOptions(most=1, backend=Backend.TORCHAX), tools=tools)
     assert {job.backend for job in jobs} == {Backend.TORCHAX}
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from recipec.runtime.data import tokenising
 from recipec.runtime.data.packing import pack
-from recipec.runtime.data.prepare import PreparedData, prepare
+from recipec.runtime.data.prepare import PreparedData, Tokenising, prepare
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.errors import UserError
 from recipec.runtime.settings import DataSettings, TrainSettings
@@ -38,7 +38,7 @@ def prepared(
     data = DataSettings(
         **{"packing": False, "train": ("train.jsonl", "more.jsonl"), "max_length": 96, **settings}
     )
-    return prepare(data, TRAIN, 4, tokenizer(), folder, cache=cache, workers=workers)
+    return prepare(data, TRAIN, 4, tokenizer(), folder, tokenising=Tokenising(cache, workers))
 
 
 def equal(a: PreparedData, b: PreparedData) -> bool:

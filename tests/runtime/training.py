@@ -101,18 +101,19 @@ def trainer(
 ) -> Any:
     """A Trainer that saves into a folder. Make and use it within `with mesh:`."""
     from recipec.runtime.settings import CheckpointSettings, TrainSettings
-    from recipec.runtime.training.trainer import Trainer
+    from recipec.runtime.training.trainer import Checkpointing, Trainer
 
     every, recorder = options.pop("every_steps", 2), options.pop("recorder", None)
     settings = TrainSettings(steps=100, global_batch_size=ROWS * accumulation, micro_batch_size=1, **options)
-    checkpoint = CheckpointSettings(str(folder), every_steps=every, keep=2)
-    return Trainer(built, optimizer, settings, checkpoint, mesh, str(folder), accumulation, recorder=recorder)
+    saving = Checkpointing(str(folder), CheckpointSettings(str(folder), every_steps=every, keep=2))
+    return Trainer(built, optimizer, settings, mesh, accumulation, saving, recorder)
 
 
 def fit(
     trainer: Any, folder: Path, until: int, schedule: Any, accumulation: int = 2, evaluate: bool = False
 ) -> Any:
     """Runs a trainer on the synthetic batches up to a step; returns its Outcome."""
+    from recipec.runtime.data.batches import TrainingData
     from recipec.runtime.interrupts import Interrupts
     from recipec.runtime.metrics.loggers import Metrics
 
@@ -124,8 +125,8 @@ def fit(
 
     metrics = Metrics(folder, trainer.train_steps or None, tensorboard=False)
     try:
-        held_out = [batch(10_000)] if evaluate else []
-        return trainer.fit(batches, held_out, until, schedule, metrics, Interrupts())
+        data = TrainingData(batches, [batch(10_000)] if evaluate else [])
+        return trainer.fit(data, until, schedule, metrics, Interrupts())
     finally:
         metrics.close()
         trainer.close()

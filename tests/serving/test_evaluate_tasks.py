@@ -16,7 +16,7 @@ import pytest
 
 from recipec.runtime.errors import guarded
 from recipec.runtime.serving import evaluate
-from recipec.runtime.serving.evaluate_tasks import TaskSettings, command, environment, explained
+from recipec.runtime.serving.evaluate_tasks import LmEval, TaskSettings, command, environment, explained
 from tests.serving.fake_vllm import FakeVllm
 
 STAND_IN = """\
@@ -151,7 +151,7 @@ def test_answers_that_lm_eval_makes_up_are_told(
 
 def test_lm_eval_is_asked_for_the_endpoint_that_the_model_has(tmp_path: Path) -> None:
     settings = TaskSettings("completions", None, 64, 4096, "org/tokenizer")
-    words = command("lm", "http://h:1", "2026", "t", settings, tmp_path, 4, tmp_path / "more")
+    words = command(LmEval("lm", "http://h:1", "2026", 4, tmp_path / "more"), "t", settings, tmp_path)
     given = dict(pairwise(words))
     assert given["--model"] == "local-completions" and "--apply_chat_template" not in words
     assert json.loads(given["--model_args"]) == {
@@ -165,7 +165,7 @@ def test_lm_eval_is_asked_for_the_endpoint_that_the_model_has(tmp_path: Path) ->
         "tokenizer_backend": "huggingface",
     }
     assert given["--include_path"] == str(tmp_path / "more") and "--limit" not in words
-    chat = command("lm", "http://h:1", "m", "t", TaskSettings(limit=5), tmp_path, 4, None)
+    chat = command(LmEval("lm", "http://h:1", "m", 4), "t", TaskSettings(limit=5), tmp_path)
     assert "local-chat-completions" in chat and "--apply_chat_template" in chat
 
 

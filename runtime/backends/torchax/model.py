@@ -474,16 +474,12 @@ def _register(attention: str) -> str:
         key: Any,
         value: Any,
         attention_mask: Any,
-        *,
-        segment_ids: Any,
-        scaling: float,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        **_: Any,
+        **options: Any,
     ) -> tuple[Any, None]:
         """[B, T, N, H] from query [B, N, T, H] and key, value [B, K, T, H]."""
-        q, k, v, segments = _arrays(query, key, value, segment_ids)
-        out = kernel(q, k, v, segments, _Scores(scaling, sliding_window, softcap))
+        q, k, v, segments = _arrays(query, key, value, options["segment_ids"])
+        how = _Scores(options["scaling"], options.get("sliding_window"), options.get("softcap"))
+        out = kernel(q, k, v, segments, how)
         return torchax.default_env().j2t_iso(out), None
 
     name = f"recipec_{attention}"

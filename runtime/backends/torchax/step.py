@@ -46,6 +46,7 @@ class Step:
 
     Attributes:
         live: shapes of what a step changes, with shardings.
+        settings, accumulation, mesh: as given.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class Step:
         accumulation: int,
         mesh: Mesh,
     ) -> None:
-        self._model, self._settings = model, settings
+        self._model = model
+        self.settings, self.accumulation, self.mesh = settings, accumulation, mesh
         rule = optax.chain(record_norm(), optimizer)
         if accumulation > 1:
             rule = optax.MultiSteps(rule, accumulation).gradient_transformation()
@@ -100,7 +102,7 @@ class Step:
         self, trained: Arrays, base: Arrays, batch: Batch
     ) -> tuple[tuple[jax.Array, Named], Arrays]:
         """The micro-batch's loss with what the objective has to say beside, and its gradients in float32."""
-        salts = row_salts(self._settings.seed, batch["index"], len(batch["tokens"]))
+        salts = row_salts(self.settings.seed, batch["index"], len(batch["tokens"]))
         found, gradients = jax.value_and_grad(self._loss, has_aux=True)(trained, base, batch, salts)
         return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
 
@@ -108,7 +110,7 @@ class Step:
         self, trained: Arrays, base: Arrays, batch: Batch, salts: jax.Array | None
     ) -> tuple[jax.Array, Named]:
         reference = functools.partial(token_logps, self._model, ({}, base, None))
-        return objective_loss(self._settings, self._model, (trained, base, salts), reference, batch)
+        return objective_loss(self.settings, self._model, (trained, base, salts), reference, batch)
 
 
 def _placed_state(rule: optax.GradientTransformation, trained: Arrays, mesh: Mesh) -> Any:

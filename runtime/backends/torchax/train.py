@@ -82,6 +82,7 @@ def _run(
 ) -> int:
     import numpy as np
 
+    from ...data.batches import TrainingData
     from ...training.trainer import Outcome
     from ..model import start
     from .checkpoints import Checkpoints
@@ -115,25 +116,19 @@ def _run(
             live,
             load_base(model, base),
             done,
-            train,
-            prepared.accumulation,
             checkpoints,
             settings.checkpoint.every_steps,
-            mesh,
             trace,
         )
         del live
         with session.metrics(done, train, trainer.close) as metrics:
-            trainer.fit(
-                prepared.batches(session.total, done),
-                prepared.eval_batches,
-                session.until,
-                schedule,
-                metrics,
-                session.interrupts,
-                prepared.state,
-                prepared.origins,
+            feed = TrainingData(
+                batches=lambda step: prepared.batches(session.total, step),
+                evaluation=prepared.eval_batches,
+                state=prepared.state,
+                origins=prepared.origins,
             )
+            trainer.fit(feed, session.until, schedule, metrics, session.interrupts)
     trained = _saved(session.arguments.output, base, settings.model, lora, trainer.live[0])
     if trace is not None and to is not None:
         trace.trained = trained

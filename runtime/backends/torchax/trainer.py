@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from ...checkpoints.saving import kept
+from ...data.batches import TrainingData
 from ...errors import UserError
 from ...interrupts import Interrupted, Interrupts
 from ...metrics.loggers import Metrics, Nowhere
 from ...metrics.run_report import Named, NotFinite, Numbers, Report
 from ...model import sharding
-from ...settings import ModelSettings, TrainSettings
+from ...settings import ModelSettings
 from ...training.loss import Batch
 from ...training.step import Live
 from ...training.trace import Trace, count_targets
@@ -39,10 +39,8 @@ class Trainer:
         live: what it begins with; its arrays are donated.
         base: the arrays that it reads alone.
         done: optimizer steps that `live` has behind it.
-        accumulation: micro-batches of an optimizer step.
         checkpoints: where it saves.
         every: optimizer steps between checkpoints.
-        mesh: in scope.
         trace: is filled as the run goes on, None for a run without one.
 
     Attributes:
@@ -58,72 +56,63 @@ class Trainer:
         live: Live,
         base: Arrays,
         done: int,
-        settings: TrainSettings,
-        accumulation: int,
         checkpoints: Checkpoints,
         every: int,
-        mesh: Mesh,
         trace: Trace | None = None,
     ) -> None:
         self.live, self.done = live, done
         self.loss: float | None = None
         self.eval_loss: float | None = None
         self.speed: float | None = None
-        self._base, self._settings, self._accumulation = base, settings, accumulation
-        self._checkpoints, self._every, self._mesh, self._trace = checkpoints, every, mesh, trace
+        self._base, self._settings, self._accumulation = base, step.settings, step.accumulation
+        self._checkpoints, self._every, self._mesh, self._trace = checkpoints, every, step.mesh, trace
         self._train, self._evaluation = step.jit(), step.jit_evaluation()
         self._gradients = step.jit_gradients()
 
     def fit(
         self,
-        batches: Iterable[Batch],
-        eval_batches: Sequence[Batch],
+        data: TrainingData,
         until: int,
         schedule: Callable[[int], Any],
         metrics: Metrics | Nowhere,
         interrupts: Interrupts,
-        state: Callable[[int], Mapping[str, Any]],
-        origins: Callable[[int], Sequence[str]],
     ) -> None:
         """Trains to step `until`, and saves the last one.
 
         Args:
-            batches: micro-batches from those of the next step on.
             schedule: learning rate by optimizer step, from 0.
-            state: of the data after an optimizer step, of JSON values.
-            origins: the source rows of a micro-batch, by its number.
 
         Raises:
             UserError: when the loss or the gradient is not finite, or a checkpoint cannot be written.
             Interrupted: after a signal, once the step is done and saved.
         """
         report = Report(self.done, until, self._settings.log_every, schedule, metrics)
-        if eval_batches and self.done == 0:
-            self._evaluate(eval_batches, metrics, report)
+        if data.evaluation and self.done == 0:
+            self._evaluate(data.evaluation, metrics, report)
             report.restart()
-        stream = iter(batches)
+        stream = iter(data.batches(self.done))
         interrupts.deferred = True
         try:
             while self.done < until and interrupts.requested is None:
                 report.add(self._step(stream))
                 last = self.done == until or interrupts.requested is not None
                 save = last or self.done % self._every == 0
-                evaluate = bool(eval_batches) and (
+                evaluate = bool(data.evaluation) and (
                     self.done == until or self.done % self._settings.eval_every == 0
                 )
                 if save or evaluate or report.due(self.done):
                     report.read()
                 if evaluate:
-                    self._evaluate(eval_batches, metrics, report)
+                    self._evaluate(data.evaluation, metrics, report)
                 if save:
                     metrics.flush()
                     if self._checkpoints.newest != self.done:
-                        self._checkpoints.write(self.done, self.live, state(self.done))
+                        self._checkpoints.write(self.done, self.live, data.state(self.done))
                 if save or evaluate:
                     report.restart()
             self._checkpoints.finish()
         except NotFinite as error:
-            raise self._not_finite(error, origins) from None
+            raise self._not_finite(error, data.origins) from None
         finally:
             interrupts.deferred = False
             report.close()
@@ -179,12 +168,12 @@ class Trainer:
         metrics.log("eval", self.done, {"loss": self.eval_loss})
         report.say(f"step {self.done}: eval_loss {self.eval_loss:.4f}")
 
-    def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]]) -> UserError:
+    def _not_finite(self, error: NotFinite, origins: Callable[[int], Sequence[str]] | None) -> UserError:
         """What to say of a step that was not saved: its rows, and what is kept."""
         self.close()
         parts = range(self._accumulation) if error.part is None else [error.part]
         batches = [(error.step - 1) * self._accumulation + part for part in parts]
-        rows = [row for batch in batches for row in origins(batch)]
+        rows = [row for batch in batches for row in origins(batch)] if origins else []
         more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
         named = " and ".join(map(str, dict.fromkeys((batches[0], batches[-1]))))
         return UserError(

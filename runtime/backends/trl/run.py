@@ -26,6 +26,7 @@ from .. import saving
 from ..arguments import Arguments
 from ..arguments import parse_arguments as parse
 from .checkpoints import begin_run, check_data, farewell, open_run
+from .start import TrlSettings
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -77,6 +78,9 @@ def run(
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
+    settings = TrlSettings(
+        model, lora, data, train, checkpoint, micro_batch_rows, max_grad_norm, master_weights
+    )
     directory = (arguments.output / checkpoint.directory).expanduser().resolve()
     with Interrupts(lambda signum: farewell(signum, directory)) as interrupts:
         job = _Job(
@@ -84,11 +88,8 @@ def run(
             arguments,
             directory,
             interrupts,
-            (model, lora, data, train, checkpoint),
+            settings,
             (optimizer, schedule),
-            micro_batch_rows,
-            max_grad_norm,
-            master_weights,
             cache_directory(cache, arguments.output),
         )
         try:
@@ -111,17 +112,14 @@ class _Job:
     arguments: Arguments
     directory: Path
     interrupts: Interrupts
-    settings: tuple[ModelSettings, LoraSettings | None, DataSettings, TrainSettings, CheckpointSettings]
+    settings: TrlSettings
     makers: tuple[Callable[[Any], Any], Callable[[Any, int], Any]]
-    micro_batch_rows: int
-    max_grad_norm: float | None
-    master_weights: bool
     caches: str | None
 
 
 def _run(job: _Job) -> int:
     arguments = job.arguments
-    model, lora, _, train, checkpoint = job.settings
+    model, lora, train = job.settings.model, job.settings.lora, job.settings.train
     if lora is None and arguments.adapter is not None:
         raise UserError(
             f"--adapter {arguments.adapter}: the recipe trains all weights, and has no place for an adapter",
@@ -142,7 +140,7 @@ def _run(job: _Job) -> int:
     from .objectives import objective_of
     from .pieces import Pieces
     from .start import settings_of, trainable_model
-    from .trainer import RecipeTrainer, arrays
+    from .trainer import RecipeTrainer, Surroundings, Training, arrays
 
     cpu = os.environ.get("ACCELERATE_USE_CPU") == "true" or not torch.accelerator.is_available()
     place = PartialState(cpu=cpu)
@@ -192,33 +190,26 @@ def _run(job: _Job) -> int:
     optimizer, schedule = job.makers
     rows, batch = train.micro_batch_size, train.global_batch_size
     pieces = Pieces(prepared, rows, batch, place.process_index, place.num_processes, train.objective)
-    args = settings_of(
-        model,
-        train,
-        checkpoint,
-        job.directory,
-        pieces.per_step,
-        until,
-        job.max_grad_norm,
-        job.master_weights,
-        cpu,
-    )
     trainer = RecipeTrainer(
-        trainable_model(base, model, lora, train.seed, arguments.adapter, job.master_weights),
-        args,
+        trainable_model(base, job.settings, arguments.adapter),
+        settings_of(job.settings, job.directory, pieces.per_step, until, cpu),
         tokenizer,
         pieces,
         objective_of(train),
-        prepared.state,
-        start,
-        optimizer,
-        lambda made: schedule(made, total),
-        lambda whole: trained_parameters(whole, base, lora),
-        done,
-        evaluated,
-        lambda: job.interrupts.requested is not None,
-        eval_every=train.eval_every,
-        keep_first=arguments.trace is not None,
+        Training(
+            start=start,
+            optimizer=optimizer,
+            schedule=lambda made: schedule(made, total),
+            parameters=lambda whole: trained_parameters(whole, base, lora),
+            eval_every=train.eval_every,
+            keep_first=arguments.trace is not None,
+        ),
+        Surroundings(
+            state=prepared.state,
+            done=done,
+            evaluated=evaluated,
+            stop=lambda: job.interrupts.requested is not None,
+        ),
     )
     with _ending(job, report, total, until):
         job.interrupts.deferred = True
@@ -266,10 +257,10 @@ def _ending(job: _Job, report: Report | None, total: int, until: int) -> Iterato
 
 def _data(job: _Job, base: HFCheckpoint, processes: int) -> tuple[Any, PreparedData]:
     """The tokenizer and the run's data."""
-    from ...data.prepare import prepare
+    from ...data.prepare import Tokenising, prepare
     from ...data.tokenizer import load_tokenizer
 
-    model, _, data, train, _ = job.settings
+    model, data, train = job.settings.model, job.settings.data, job.settings.train
     if train.global_batch_size % (train.micro_batch_size * processes):
         raise UserError(
             f"{train.global_batch_size} rows of an optimizer step cannot be split over {processes} processes "
@@ -281,11 +272,11 @@ def _data(job: _Job, base: HFCheckpoint, processes: int) -> tuple[Any, PreparedD
     return tokenizer, prepare(
         data,
         train,
-        job.micro_batch_rows,
+        job.settings.micro_batch_rows,
         tokenizer,
         job.arguments.data_dir,
         base.architecture.vocab_size,
-        None if job.caches is None or "://" in job.caches else Path(job.caches),
+        Tokenising(None if job.caches is None or "://" in job.caches else Path(job.caches)),
     )
 
 
@@ -295,7 +286,7 @@ def _write(job: _Job, base: HFCheckpoint, trace: Trace, ended: bool) -> None:
     Args:
         ended: whether the run is at its last step: a whole model is written then alone.
     """
-    model, lora, *_ = job.settings
+    model, lora = job.settings.model, job.settings.lora
     output = job.arguments.output.expanduser().resolve()
     if lora is not None:
         saving.save_adapter(output / saving.ADAPTER, base, model, lora, saving.pairs(trace.trained))

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import UserError
 from ...model.adapters import LoraSettings
 from ...peft.exporting import module_prefix
-from ...settings import CheckpointSettings, ModelSettings, TrainSettings
+from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from ...weights.checkpoint import HFCheckpoint
 from ..model import attach, full_parameters, load_model, set_adapters, start
 
 
-def settings_of(
-    model: ModelSettings,
-    train: TrainSettings,
-    checkpoint: CheckpointSettings,
-    directory: Path,
-    accumulation: int,
-    until: int,
-    max_grad_norm: float | None,
-    master_weights: bool,
-    cpu: bool,
-) -> Any:
+@dataclass(frozen=True)
+class TrlSettings:
+    """What a generated train_trl.py states of its recipe, as `runtime.backends.trl.run.run` takes it."""
+
+    model: ModelSettings
+    lora: LoraSettings | None
+    data: DataSettings
+    train: TrainSettings
+    checkpoint: CheckpointSettings
+    micro_batch_rows: int
+    max_grad_norm: float | None
+    master_weights: bool
+
+
+def settings_of(settings: TrlSettings, directory: Path, accumulation: int, until: int, cpu: bool) -> Any:
     """The SFTConfig of a run: what is the Trainer's own of it; data, losses and metrics are RecipeTrainer's.
 
     Args:
@@ -34,6 +39,8 @@ def settings_of(
         cpu: whether to run on the CPU, with the backend gloo.
     """
     from trl import SFTConfig
+
+    model, norm = settings.model, settings.max_grad_norm
 
     return SFTConfig(
         output_dir=str(directory),
@@ -45,13 +52,13 @@ def settings_of(
         gradient_checkpointing=model.remat != "none",
         gradient_checkpointing_kwargs={"use_reentrant": False} if model.remat != "none" else None,
         # The adapters of a bfloat16 base are float32, and computed so, as train.py has them: no autocast.
-        bf16=master_weights,
+        bf16=settings.master_weights,
         # What is not clipped has its norm measured all the same.
-        max_grad_norm=math.inf if max_grad_norm is None else max_grad_norm,
-        seed=train.seed,
+        max_grad_norm=math.inf if norm is None else norm,
+        seed=settings.train.seed,
         save_strategy="steps",
-        save_steps=checkpoint.every_steps,
-        save_total_limit=checkpoint.keep,
+        save_steps=settings.checkpoint.every_steps,
+        save_total_limit=settings.checkpoint.keep,
         eval_strategy="no",
         logging_strategy="no",
         report_to=[],
@@ -63,28 +70,22 @@ def settings_of(
     )
 
 
-def trainable_model(
-    base: HFCheckpoint,
-    model: ModelSettings,
-    lora: LoraSettings | None,
-    seed: int,
-    adapter: Path | None,
-    master_weights: bool,
-) -> Any:
-    """transformers' model with the recipe's adapters and their first values, or all of its text trainable.
+def trainable_model(base: HFCheckpoint, settings: TrlSettings, adapter: Path | None) -> Any:
+    """transformers' model with the recipe's adapters and their first values, or all of its text trainable, in
+    float32 with master weights.
 
     Args:
         adapter: folder of the PEFT adapter to start from, None for the recipe's initial values.
-        master_weights: hold the weights in float32.
 
     Raises:
         UserError: when the model cannot be loaded, or the adapter is not the recipe's.
     """
+    model, lora = settings.model, settings.lora
     if lora is None:
-        whole = load_model(base, model, dtype="float32" if master_weights else None)
+        whole = load_model(base, model, dtype="float32" if settings.master_weights else None)
         full_parameters(whole, base)
         return whole
-    values = start(base, lora, seed, adapter)
+    values = start(base, lora, settings.train.seed, adapter)
     options = {} if lora.quantize is None else {"quantization_config": _nf4(base, model)}
     loaded = load_model(base, model, **options)
     for module in loaded.modules():

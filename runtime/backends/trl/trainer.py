@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,46 @@ from .pieces import Pieces
 Numbers = dict[str, float]
 
 
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained.
+
+    Attributes:
+        start: optimizer steps that are done.
+        optimizer: makes the optimizer of the trained parameters.
+        schedule: makes its learning rate's schedule.
+        parameters: gives the trained parameters of a model by a trace's names.
+        eval_every: optimizer steps between evaluations, where there is evaluation data.
+        keep_first: whether to keep what is trained before the first step, and that step's gradients.
+    """
+
+    start: int
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer]
+    schedule: Callable[[Optimizer], LRScheduler]
+    parameters: Callable[[Any], dict[str, Any]]
+    eval_every: int
+    keep_first: bool
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the run around a trainer gives it, and is told by it.
+
+    Attributes:
+        state: of the data after an optimizer step, for its checkpoint.
+        done: called on each process after an optimizer step, with its number, from 1, with its loss,
+            learning_rate, norm (of the gradient before clipping), tokens and targets, and with what the
+            objective has to say beside.
+        evaluated: called with an optimizer step and the evaluation data's loss.
+        stop: whether this process asks to end the run.
+    """
+
+    state: Callable[[int], Mapping[str, Any]]
+    done: Callable[[int, Numbers, Numbers], None]
+    evaluated: Callable[[int, float], None]
+    stop: Callable[[], bool]
+
+
 class RecipeTrainer(SFTTrainer):
     """Trains a model on micro-batches that are tokenised and packed, in the order of the recipe.
 
@@ -36,18 +77,8 @@ class RecipeTrainer(SFTTrainer):
         args: with max_steps, gradient_accumulation_steps and the like.
         pieces: the data, cut for this process.
         objective: the loss of a piece.
-        state: of the data after an optimizer step, for its checkpoint.
-        start: optimizer steps that are done.
-        optimizer: makes the optimizer of the trained parameters.
-        schedule: makes its learning rate's schedule.
-        parameters: gives the trained parameters of a model by a trace's names.
-        done: called on each process after an optimizer step, with its number, from 1, with its loss,
-            learning_rate, norm (of the gradient before clipping), tokens and targets, and with what the
-            objective has to say beside.
-        evaluated: called with an optimizer step and the evaluation data's loss.
-        stop: whether this process asks to end the run.
-        eval_every: optimizer steps between evaluations, where there is evaluation data.
-        keep_first: whether to keep what is trained before the first step, and that step's gradients.
+        training: how it trains.
+        around: what the run around it gives and is told.
 
     Attributes:
         first_values: what is trained, before the first step, in float32; None until then, or not kept.
@@ -66,23 +97,12 @@ class RecipeTrainer(SFTTrainer):
         tokenizer: Any,
         pieces: Pieces,
         objective: Objective,
-        state: Callable[[int], Mapping[str, Any]],
-        start: int,
-        optimizer: Callable[[Iterable[torch.nn.Parameter]], Optimizer],
-        schedule: Callable[[Optimizer], LRScheduler],
-        parameters: Callable[[Any], dict[str, Any]],
-        done: Callable[[int, Numbers, Numbers], None],
-        evaluated: Callable[[int, float], None],
-        stop: Callable[[], bool],
-        eval_every: int = 1,
-        keep_first: bool = False,
+        training: Training,
+        around: Surroundings,
     ) -> None:
-        self._objective, self._state, self._start = objective, state, start
+        start = training.start
+        self._objective, self._training, self._around = objective, training, around
         self._held_out = pieces.evaluation()
-        self._make_optimizer, self._make_schedule = optimizer, schedule
-        self._done, self._evaluated, self._stop = done, evaluated, stop
-        self._parameters, self._eval_every = parameters, eval_every
-        self._keep_first = keep_first
         self._sums: Numbers = {}
         self._norm = 0.0
         self.first_values: dict[str, np.ndarray] | None = None
@@ -112,7 +132,7 @@ class RecipeTrainer(SFTTrainer):
 
         Where that is of the last step already, its parameters are read alone.
         """
-        if checkpoint is None or self._start < self.args.max_steps:
+        if checkpoint is None or self._training.start < self.args.max_steps:
             self.args.eval_on_start = bool(self._held_out) and checkpoint is None
             self.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
             return
@@ -120,11 +140,11 @@ class RecipeTrainer(SFTTrainer):
             self.model, _ = self.accelerator.prepare(self.model, self.create_optimizer())
             self.model_wrapped = self.model
         self._load_from_checkpoint(str(checkpoint), self.model)
-        self.state.global_step = self._start
+        self.state.global_step = self._training.start
 
     def trained(self) -> dict[str, Any]:
         """The trained parameters by a trace's names; parts of them with FSDP."""
-        return self._parameters(self.model)
+        return self._training.parameters(self.model)
 
     def get_train_dataloader(self) -> Any:
         """One piece after the other, by the same numbers on each process: accelerate would deal them out."""
@@ -136,13 +156,13 @@ class RecipeTrainer(SFTTrainer):
     def create_optimizer(self, model: Any = None) -> Optimizer:
         """The script's, of what is trained."""
         if self.optimizer is None:
-            self.optimizer = self._make_optimizer(list(self.trained().values()))
+            self.optimizer = self._training.optimizer(list(self.trained().values()))
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
         """The script's, of the whole run's length."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = self._make_schedule(self.optimizer if optimizer is None else optimizer)
+            self.lr_scheduler = self._training.schedule(self.optimizer if optimizer is None else optimizer)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
@@ -175,12 +195,12 @@ class RecipeTrainer(SFTTrainer):
                 total += float(self.compute_loss(model, self._prepare_inputs(_tensors(piece))))
         model.train()
         (loss,) = self._total([total])
-        self._evaluated(self.state.global_step, loss)
+        self._around.evaluated(self.state.global_step, loss)
         return {"eval_loss": loss}
 
     def _clip_grad_norm(self, model: Any) -> Any:
         """Keeps the norm, and the gradients of the first step before they are clipped."""
-        if self._keep_first and self.first_gradients is None:
+        if self._training.keep_first and self.first_gradients is None:
             self.first_gradients = arrays({name: p.grad for name, p in self.trained().items()})
         norm = super()._clip_grad_norm(model)
         self._norm = float(whole(norm))
@@ -188,23 +208,25 @@ class RecipeTrainer(SFTTrainer):
 
     def before_steps(self) -> None:
         """Keeps what is trained, once a checkpoint's values are in it."""
-        if self._keep_first:
+        if self._training.keep_first:
             self.first_values = arrays(self.trained())
 
     def evaluates(self, step: int) -> bool:
         """Whether the evaluation data's loss is wanted after a step."""
-        due = step % self._eval_every == 0 or step == self.args.max_steps
+        due = step % self._training.eval_every == 0 or step == self.args.max_steps
         return due and bool(self._held_out)
 
     def after_step(self) -> bool:
         """Hands on the numbers of a step; returns whether to stop."""
-        *sums, stop = self._total([*self._sums.values(), float(self._stop())])
+        *sums, stop = self._total([*self._sums.values(), float(self._around.stop())])
         more = dict(zip(self._sums, sums, strict=True))
         self._sums = {}
         # The schedule has moved on to the next step by now.
         rate = self.lr_scheduler.base_lrs[0] * self.lr_scheduler.lr_lambdas[0](self.state.global_step - 1)
         numbers = {name: more.pop(name) for name in ("loss", "tokens", "targets")}
-        self._done(self.state.global_step, {**numbers, "learning_rate": rate, "norm": self._norm}, more)
+        self._around.done(
+            self.state.global_step, {**numbers, "learning_rate": rate, "norm": self._norm}, more
+        )
         return stop > 0
 
     def _total(self, values: list[float]) -> list[float]:
@@ -219,7 +241,7 @@ class RecipeTrainer(SFTTrainer):
         if self.args.should_save:
             folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / DATA).write_text(json.dumps(self._state(self.state.global_step)))
+            (folder / DATA).write_text(json.dumps(self._around.state(self.state.global_step)))
         super(SFTTrainer, self)._save_checkpoint(model, trial)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
