@@ -9,8 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .model.partition_rules import data_parallel
+
+if TYPE_CHECKING:
+    from .model.adapters import LoraSettings
+    from .model.partition_rules import Rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,3 +187,21 @@ class CheckpointSettings:
     every_steps: int = 100
     keep: int = 3
     local: LocalCheckpointSettings | None = None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a script that trains states of its recipe.
+
+    Attributes:
+        lora: None for full fine-tuning.
+        rules: the recipe's sharding rules.
+    """
+
+    model: ModelSettings
+    mesh: MeshSettings
+    lora: LoraSettings | None
+    data: DataSettings
+    train: TrainSettings
+    checkpoint: CheckpointSettings
+    rules: tuple[Rule, ...] = ()

@@ -27,7 +27,7 @@ from ruamel.yaml.reader import ReaderError
 
 from recipec.spec.core_schema import scalar
 from recipec.spec.diagnostics import Diagnostic, Span
-from recipec.spec.tree import Entry, Items, Mapping, Node, Place, Scalar
+from recipec.spec.tree import Entry, Items, Mapping, Node, Provenance, Scalar
 from recipec.spec.yaml_errors import UNCLEAR, explain
 
 MAX_DEPTH = 32
@@ -129,7 +129,7 @@ class _Reader:
     def node(self, event: Any, depth: int) -> Node:
         """The node that starts with this event; its events are consumed."""
         span = self.span_of(event)
-        place = Place(self.kind, span)
+        place = Provenance(self.kind, span)
         if depth > MAX_DEPTH:
             message = f"lists and mappings lie more than {MAX_DEPTH} deep"
             raise self.refused("E0015", message, "close the brackets before", span)
@@ -153,13 +153,13 @@ class _Reader:
             node = self.mapping(event, place, depth)
         return node if event.tag is None else Scalar(None, node.place, unread=True)
 
-    def items(self, start: Any, place: Place, depth: int) -> Items:
+    def items(self, start: Any, place: Provenance, depth: int) -> Items:
         items = []
         while not isinstance(event := next(self.events), SequenceEndEvent):
             items.append(self.node(event, depth + 1))
         return Items(items, self.up_to(place, start, event))
 
-    def mapping(self, start: Any, place: Place, depth: int) -> Mapping:
+    def mapping(self, start: Any, place: Provenance, depth: int) -> Mapping:
         entries: dict[str, Entry] = {}
         while not isinstance(event := next(self.events), MappingEndEvent):
             key = self.node(event, depth + 1)
@@ -200,13 +200,13 @@ class _Reader:
         stop = end.column if end.line == start.line else len(span.text.rstrip())
         return self.span(start.line, start.column, stop - start.column)
 
-    def up_to(self, place: Place, start: Any, end: Any) -> Place:
+    def up_to(self, place: Provenance, start: Any, end: Any) -> Provenance:
         """The place of a list in brackets or a mapping in braces, to the closing one or the line's end."""
         if not start.flow_style:
             return place
         span, first, last = place.span, start.start_mark, end.end_mark
         stop = last.column if last.line == first.line else len(span.text.rstrip())
-        return Place(place.kind, self.span(first.line, first.column, stop - first.column))
+        return Provenance(place.kind, self.span(first.line, first.column, stop - first.column))
 
     def span_of_mark(self, span: Span, sign: str) -> Span:
         """The place of the anchor or tag that starts with `sign` and stands at or just before a value."""

@@ -15,7 +15,7 @@ from recipec.spec.tree import Mapping, Scalar, merge, plain, walk
 
 if TYPE_CHECKING:
     from recipec.spec.language import Recipe
-    from recipec.spec.validate import Verdict
+    from recipec.spec.validate import Validation
 
 MAX_BYTES = 256 << 10
 """The largest file that is read, well above any recipe: reading it takes seconds."""
@@ -103,7 +103,7 @@ def _incomplete(diagnostics: Iterable[Diagnostic]) -> bool:
     return any(d.code != "E0009" for d in diagnostics)
 
 
-def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: list[Diagnostic]) -> Verdict:
+def _validated(raw: dict[str, Any], root: Mapping, sources: Sources, earlier: list[Diagnostic]) -> Validation:
     """The schema's verdict, with places.
 
     Args:

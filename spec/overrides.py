@@ -8,7 +8,7 @@ from recipec.spec import paths
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import Refused, read
 from recipec.spec.paths import Part
-from recipec.spec.tree import Entry, Items, Mapping, Node, Place, Scalar
+from recipec.spec.tree import Entry, Items, Mapping, Node, Provenance, Scalar
 
 FILE = "--set"
 
@@ -27,11 +27,11 @@ def apply(root: Mapping, arguments: Sequence[str]) -> list[Diagnostic]:
     return diagnostics
 
 
-def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Place]], Node | None, list[Diagnostic]]:
+def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Provenance]], Node | None, list[Diagnostic]]:
     """The path's parts with their places, the value, and the value's diagnostics."""
 
-    def place(start: int, end: int) -> Place:
-        return Place("set", Span(FILE, number, start + 1, argument, max(1, end - start)))
+    def place(start: int, end: int) -> Provenance:
+        return Provenance("set", Span(FILE, number, start + 1, argument, max(1, end - start)))
 
     def refused(code: str, message: str, help: str, start: int, end: int, path: str = "") -> Refused:
         return Refused(Diagnostic(code, message, path, help, place(start, end).span))
@@ -61,7 +61,7 @@ def _parse(argument: str, number: int) -> tuple[list[tuple[Part, Place]], Node |
     return keys, document.root, document.diagnostics
 
 
-def _put(root: Mapping, keys: list[tuple[Part, Place]], value: Node) -> None:
+def _put(root: Mapping, keys: list[tuple[Part, Provenance]], value: Node) -> None:
     """Puts the value at the path; sections on the way that are absent or null are made."""
     node: Node = root
     for depth, (part, place) in enumerate(keys):
@@ -101,7 +101,7 @@ def _put(root: Mapping, keys: list[tuple[Part, Place]], value: Node) -> None:
             entries[part] = Entry(place if last or old is None else old.key, node)
 
 
-def _opened(node: Node | None, following: tuple[Part, Place], path: list[Part]) -> Node:
+def _opened(node: Node | None, following: tuple[Part, Provenance], path: list[Part]) -> Node:
     """The node to go on from: an empty section for none or null, a mapping for a data source's bare path."""
     part, place = following
     if node is None or (isinstance(node, Scalar) and node.value is None):
@@ -112,5 +112,5 @@ def _opened(node: Node | None, following: tuple[Part, Place], path: list[Part]) 
     return node
 
 
-def _refused(code: str, message: str, done: list[Part], place: Place, help: str) -> Refused:
+def _refused(code: str, message: str, done: list[Part], place: Provenance, help: str) -> Refused:
     return Refused(Diagnostic(code, message, paths.join(done), help, place.span))

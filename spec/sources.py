@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from recipec.spec import paths
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.paths import Part
-from recipec.spec.tree import Items, Mapping, Node, Place, Scalar
+from recipec.spec.tree import Items, Mapping, Node, Provenance, Scalar
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Sources:
         self.root = root
         self.conceal = conceal
 
-    def _find(self, parts: tuple[Part, ...]) -> tuple[int, Node | None, Place | None]:
+    def _find(self, parts: tuple[Part, ...]) -> tuple[int, Node | None, Provenance | None]:
         """The deepest node on the way: how many parts lead there, the node, and its key's place."""
         node: Node | None = self.root
-        key: Place | None = None
+        key: Provenance | None = None
         for depth, part in enumerate(parts):
             if isinstance(node, Mapping) and isinstance(part, str) and part in node.entries:
                 key, node = node.entries[part].key, node.entries[part].node
@@ -78,7 +78,7 @@ class Sources:
         return replace(place.span, text=self.conceal(place.span.text))
 
     @staticmethod
-    def _below(node: Node, key: Place | None) -> bool:
+    def _below(node: Node, key: Provenance | None) -> bool:
         return key is not None and not isinstance(node, Scalar) and node.place.span.line != key.span.line
 
     def origin(self, path: str) -> Origin:

@@ -12,7 +12,7 @@ from recipec.spec.paths import Part
 
 
 @dataclass(frozen=True)
-class Place:
+class Provenance:
     """Where a node comes from: kind is "file", "extends" or "set"."""
 
     kind: str
@@ -29,7 +29,7 @@ class Scalar:
     """
 
     value: Value
-    place: Place
+    place: Provenance
     plain: bool = True
     unread: bool = False
 
@@ -39,14 +39,14 @@ class Items:
     """A list."""
 
     items: list[Node]
-    place: Place
+    place: Provenance
 
 
 @dataclass(frozen=True)
 class Entry:
     """A key's place, and its value."""
 
-    key: Place
+    key: Provenance
     node: Node
 
 
@@ -55,7 +55,7 @@ class Mapping:
     """Keys and values, in their order."""
 
     entries: dict[str, Entry]
-    place: Place
+    place: Provenance
 
 
 Node = Scalar | Items | Mapping
@@ -71,8 +71,8 @@ def plain(node: Node) -> Any:
 
 
 def walk(
-    node: Node, path: tuple[Part, ...] = (), key: Place | None = None
-) -> Iterator[tuple[tuple[Part, ...], Place | None, Node]]:
+    node: Node, path: tuple[Part, ...] = (), key: Provenance | None = None
+) -> Iterator[tuple[tuple[Part, ...], Provenance | None, Node]]:
     """Every node with its path, and its key's place when it stands under a key."""
     yield path, key, node
     if isinstance(node, Mapping):

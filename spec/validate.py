@@ -21,7 +21,7 @@ from recipec.spec.structure import choices_of, field_at, paths_of_keys, section_
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Validation:
     """What the schema says of a mapping.
 
     Attributes:
@@ -38,14 +38,14 @@ class Verdict:
     doubtful: frozenset[str] = frozenset()
 
 
-def validate(raw: dict[str, Any]) -> Verdict:
+def validate(raw: dict[str, Any]) -> Validation:
     """Builds the Recipe, or says everything that is wrong with the mapping."""
     recipe, diagnostics = _attempt(raw)
     if not diagnostics:
-        return Verdict(recipe, [])
+        return Validation(recipe, [])
     rest, doubtful = _without_faults(raw, diagnostics)
     tentative, more = _attempt(rest) if rest is not None else (None, [])
-    return Verdict(None, diagnostics, None if more else tentative, frozenset(doubtful))
+    return Validation(None, diagnostics, None if more else tentative, frozenset(doubtful))
 
 
 def _attempt(raw: dict[str, Any]) -> tuple[Recipe | None, list[Diagnostic]]:

@@ -47,7 +47,7 @@ app = typer.Typer(
 )
 
 
-class Split(str, Enum):  # noqa: UP042 (as Format)
+class PreviewSplit(str, Enum):  # noqa: UP042 (as Format)
     """The data of a recipe."""
 
     TRAIN = "train"
@@ -233,7 +233,7 @@ def rehearse(
 def preview(
     recipe: Recipe,
     count: Annotated[int, typer.Option("-n", "--samples", metavar="N", min=0, help="Samples to show.")] = 3,
-    split: Annotated[Split, typer.Option("--split", help="The data to look at.")] = Split.TRAIN,
+    split: Annotated[PreviewSplit, typer.Option("--split", help="The data to look at.")] = PreviewSplit.TRAIN,
     model: Annotated[
         Path | None,
         typer.Option(

@@ -17,7 +17,7 @@ from recipec.compiler.wording import as_typed, listing
 
 if TYPE_CHECKING:
     from recipec.compiler.new.recipe import Made
-    from recipec.compiler.new.source import Source
+    from recipec.compiler.new.source import NewData
 
 FOLDER = Path("recipes")
 """Where recipes lie, unless their data lies elsewhere."""
@@ -147,7 +147,7 @@ def new(
     if asking and not (github or pre_commit) and hooks.in_repository(target.parent):
         github = ask.confirm("Have GitHub Actions check the recipes at each push?")
         pre_commit = ask.confirm("Have pre-commit check them before each commit?")
-    asked = recipe.Asked(name, spelt, machine, kind, placed(source, target.parent), server, target)
+    asked = recipe.NewRecipeOptions(name, spelt, machine, kind, placed(source, target.parent), server, target)
     _write(recipe.make(asked), target, github, pre_commit)
 
 
@@ -163,20 +163,20 @@ def _misused(message: str) -> NoReturn:
     raise typer.Exit(MISUSED)
 
 
-def _source(data: str | None, format: DataFormat | None) -> Source:
+def _source(data: str | None, format: DataFormat | None) -> NewData:
     """The data, with a local file's path as given.
 
     Raises:
         ArtifactError: there is no such file, or it cannot be used.
     """
     from recipec.compiler.errors import ArtifactError
-    from recipec.compiler.new.source import PLACEHOLDER, Source, look
+    from recipec.compiler.new.source import PLACEHOLDER, NewData, look
 
     said = None if format is None else format.value
     if data is None or (data == PLACEHOLDER and not Path(data).exists()):
-        return Source(PLACEHOLDER, said)
+        return NewData(PLACEHOLDER, said)
     if "://" in data:
-        return Source(data, said)
+        return NewData(data, said)
     if not Path(data).exists():
         raise ArtifactError(
             f"there is no {data}", f"name a file that is there, or {PLACEHOLDER}, to be put there later"
@@ -184,7 +184,7 @@ def _source(data: str | None, format: DataFormat | None) -> Source:
     return look(Path(data), said)
 
 
-def _target(name: str, output: Path | None, source: Source) -> Path:
+def _target(name: str, output: Path | None, source: NewData) -> Path:
     """Where the recipe goes.
 
     Raises:
@@ -197,13 +197,13 @@ def _target(name: str, output: Path | None, source: Source) -> Path:
     return target
 
 
-def _within_reach(source: Source, output: Path | None) -> Source:
+def _within_reach(source: NewData, output: Path | None) -> NewData:
     """The source, where there is a folder for its recipe; what is raised is that folder's."""
     _folder(output, source)
     return source
 
 
-def _folder(output: Path | None, source: Source) -> Path:
+def _folder(output: Path | None, source: NewData) -> Path:
     """The recipe's folder: its data has to lie below it.
 
     Raises:
@@ -227,7 +227,7 @@ def _within(path: Path, folder: Path) -> bool:
     return not os.path.relpath(os.path.abspath(path), os.path.abspath(folder)).startswith("..")
 
 
-def _with_format(source: Source, usual: str, asking: bool) -> Source:
+def _with_format(source: NewData, usual: str, asking: bool) -> NewData:
     """The source with a format: a file that is not there yet has the usual one, another is asked for."""
     from recipec.compiler.new import ask
     from recipec.compiler.new.source import PLACEHOLDER

@@ -30,7 +30,7 @@ from recipec.compiler.emitters.backends import Backend
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.plan.pool import Progress
-    from recipec.compiler.plan.serve.plan import Served
+    from recipec.compiler.plan.serve.plan import PlannedServer
     from recipec.compiler.plan.session import Planned
     from recipec.spec.load import Loaded
 
@@ -91,7 +91,7 @@ def plan(
     Exits with 1 when the step does not fit, or is over the recipe's budget.
     """
     from recipec.compiler.plan import session
-    from recipec.compiler.plan.search import Interrupted
+    from recipec.compiler.plan.search import SearchInterrupted
 
     format = Format.JSON if as_json else Format.TEXT
     loaded, lowered = read(recipe, sets, planning=True)
@@ -100,13 +100,13 @@ def plan(
         raise typer.Exit(FAILED)
     _refuse_backend(loaded, lowered.program, backend, format)
     _refuse_early(lowered.program, serve, html)
-    asked = session.Asked(
+    asked = session.PlanOptions(
         tuple(sets or ()), exact, search, most, free_batch, effort, model, data_dir, backend
     )
     try:
         with progress_line(f"planning {lowered.program.name}") as progress:
             planned = session.run(loaded, lowered.program, asked, progress)
-    except Interrupted as interrupted:
+    except SearchInterrupted as interrupted:
         from recipec.compiler.plan.search_text import text as search_text
 
         result(search_text(lowered.program, interrupted.found), end="")
@@ -197,7 +197,7 @@ def _kept() -> str:
     return f"{kept} {'are' if count > 1 else 'is'} kept, and the same command goes on from there"
 
 
-def _serve(program: Program, exact: bool, search: bool) -> Served:
+def _serve(program: Program, exact: bool, search: bool) -> PlannedServer:
     """The server's compiled step."""
     from recipec.compiler.plan.serve.plan import plan_serve
 
@@ -207,7 +207,7 @@ def _serve(program: Program, exact: bool, search: bool) -> Served:
 def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
     from recipec.compiler.artifacts.writing import write_text
     from recipec.compiler.plan.page.document import page
-    from recipec.compiler.plan.roofline.text import text as serving_text
+    from recipec.compiler.plan.roofline.roofline_text import text as serving_text
 
     sections = [] if planned.serving is None else [("Serving, on paper", serving_text(planned.serving))]
     text = page(planned.plan, planned.search, [*sections, *served])
@@ -215,8 +215,8 @@ def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
 
 
 def _print(planned: Planned, program: Program, served: list[tuple[str, str]]) -> None:
-    from recipec.compiler.plan.roofline.text import text as serving_text
-    from recipec.compiler.plan.text import text
+    from recipec.compiler.plan.plan_text import text
+    from recipec.compiler.plan.roofline.roofline_text import text as serving_text
 
     parts = [text(planned.plan)]
     if planned.search is not None:
@@ -277,7 +277,7 @@ def cost(
     if train_hours is None and run is None:
         _refuse_backend(loaded, program, backend, format)
         with progress_line(f"planning {program.name}") as progress:
-            asked = session.Asked(tuple(sets or ()), model=model, data_dir=data_dir, backend=backend)
+            asked = session.PlanOptions(tuple(sets or ()), model=model, data_dir=data_dir, backend=backend)
             planned = session.plan_run(program, asked, progress)
     made = costs(program, training_hours(train_hours, run, planned, program.recipe.train.steps), hours)
     if as_json:

@@ -42,7 +42,7 @@ class Script(str, Enum):  # noqa: UP042 (as Format)
     ORPO = "orpo"
 
 
-class Shape(str, Enum):  # noqa: UP042 (as Format)
+class ReportFormat(str, Enum):  # noqa: UP042 (as Format)
     """How the report is shown."""
 
     TEXT = "text"
@@ -113,7 +113,9 @@ def port(
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the report: .md or .json.", show_default=False),
     ] = None,
-    format: Annotated[Shape, typer.Option("--format", help="How the report is shown.")] = Shape.TEXT,
+    format: Annotated[
+        ReportFormat, typer.Option("--format", help="How the report is shown.")
+    ] = ReportFormat.TEXT,
     sets: Annotated[
         list[str] | None,
         typer.Option(
@@ -159,7 +161,9 @@ def port(
     written = bool(made.text) and refusal is None and (made.whole or partial)
     _show(made, format, stdout=target is not None or not written)
     if report is not None and made.rows:
-        write_text(report, _rendered(made, Shape.JSON if report.suffix == ".json" else Shape.MARKDOWN))
+        write_text(
+            report, _rendered(made, ReportFormat.JSON if report.suffix == ".json" else ReportFormat.MARKDOWN)
+        )
     if not written:
         raise typer.Exit(FAILED)
     if target is None:
@@ -209,12 +213,12 @@ def _accelerator(name: str) -> Accelerator | list[Diagnostic]:
         return [Diagnostic("E0201", str(error), help=error.help)]
 
 
-def _fail(diagnostics: Sequence[Diagnostic], format: Shape) -> NoReturn:
+def _fail(diagnostics: Sequence[Diagnostic], format: ReportFormat) -> NoReturn:
     """Shows what is wrong before there is a report."""
     from recipec.compiler.port.port import Ported
     from recipec.compiler.port.report import to_json
 
-    if format is Shape.JSON:
+    if format is ReportFormat.JSON:
         print(to_json(Ported(diagnostics=list(diagnostics)).to_dict()), end="")
     else:
         show(diagnostics, Format.TEXT)
@@ -244,22 +248,22 @@ def _strict(made: Ported) -> Diagnostic | None:
     return Diagnostic("E1113", message, help="remove those keys from the source, or port without --strict")
 
 
-def _show(made: Ported, format: Shape, stdout: bool) -> None:
+def _show(made: Ported, format: ReportFormat, stdout: bool) -> None:
     """The report and the findings; in JSON the findings are part of it."""
     stream = sys.stdout if stdout else sys.stderr
-    if format is Shape.JSON or made.rows:
+    if format is ReportFormat.JSON or made.rows:
         print(_rendered(made, format, stream), end="", file=stream)
-    if format is not Shape.JSON:
+    if format is not ReportFormat.JSON:
         stream.flush()
         show(made.diagnostics, Format.TEXT)
 
 
-def _rendered(made: Ported, format: Shape, stream: object = None) -> str:
+def _rendered(made: Ported, format: ReportFormat, stream: object = None) -> str:
     from recipec.compiler.port.report import markdown, terminal, to_json
 
-    if format is Shape.JSON:
+    if format is ReportFormat.JSON:
         return to_json(made.to_dict())
-    if format is Shape.MARKDOWN:
+    if format is ReportFormat.MARKDOWN:
         return markdown(made.title, made.files, made.rows)
     colored = stream is not None and color(stream)
     width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from recipec.compiler.emitters.render import shell_word
-from recipec.compiler.serving.weights import Weights
+from recipec.compiler.serving.weights import ServedWeights
 
 
-def assignment(part: str, weights: Weights, name: str, argument: bool = False) -> list[str]:
+def assignment(part: str, weights: ServedWeights, name: str, argument: bool = False) -> list[str]:
     """Lines that set the variable `part` to the folder that MODEL_DIR or ADAPTER_DIR names, or the recipe's.
 
     They may use `here`, the script's own folder. Where no recipe can know the folder, it is "".
@@ -28,7 +28,7 @@ def assignment(part: str, weights: Weights, name: str, argument: bool = False) -
     return [*lines, f'{part}="{given}"']
 
 
-def _place(part: str, weights: Weights, name: str) -> tuple[str, str]:
+def _place(part: str, weights: ServedWeights, name: str) -> tuple[str, str]:
     """A shell's variable, and the path behind it."""
     if weights.kind == "bucket":
         return "$HOME", f"/.cache/{name}/{part}"

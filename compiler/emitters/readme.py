@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from recipec.compiler.emitters.backends import Backend
     from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.serving.weights import Weights
+    from recipec.compiler.serving.weights import ServedWeights
     from recipec.spec.language.launch import Launch
 
 
@@ -286,7 +286,7 @@ def _beside(artifact: str, folder: str) -> str:
     return shell_word(str(PurePosixPath(artifact, folder)))
 
 
-def _copied(server: Container) -> list[Weights]:
+def _copied(server: Container) -> list[ServedWeights]:
     return [w for w in (server.model, server.adapter) if w is not None and w.kind == "bucket"]
 
 

@@ -14,7 +14,7 @@ from recipec.compiler.emitters.kubernetes import emit_kubernetes
 from recipec.compiler.emitters.render import render, shell_word, yaml_string
 from recipec.compiler.lowering import pins
 from recipec.compiler.serving.container import Container, Volume, container, own_address
-from recipec.compiler.serving.weights import Weights
+from recipec.compiler.serving.weights import ServedWeights
 from recipec.runtime.serving.hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _asked(host: str) -> str | None:
     return own if is_loopback(own) else None
 
 
-def _script_folder(part: str, weights: Weights, name: str, merges: bool) -> dict[str, Any]:
+def _script_folder(part: str, weights: ServedWeights, name: str, merges: bool) -> dict[str, Any]:
     """How serve.sh finds the model or the adapter, and what it says where there is none.
 
     Args:

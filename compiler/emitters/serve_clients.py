@@ -15,7 +15,7 @@ from recipec.compiler.lowering import catalog, pins
 from recipec.compiler.lowering.sources import asks_chats
 from recipec.compiler.serving.bench import bench_flags
 from recipec.compiler.serving.container import MODEL, container
-from recipec.compiler.serving.weights import Weights, model_weights
+from recipec.compiler.serving.weights import ServedWeights, model_weights
 from recipec.runtime.serving.evaluate_prompts import parse
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def emit_bench(program: Program) -> dict[str, str]:
     return {"serve/bench.sh": text}
 
 
-def _served_folder(weights: Weights, name: str) -> list[str]:
+def _served_folder(weights: ServedWeights, name: str) -> list[str]:
     """Lines that set `model` to the folder of the weights on a bare machine, where serve.sh has it too."""
     if weights.kind == "folder" and not weights.address:
         return ['model="${MODEL_DIR:?names the folder of the weights}"']

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.emitters.data_files import template_file
 from recipec.compiler.emitters.python_text import WIDTH, Call, Name, Value, assignment, string
-from recipec.compiler.lowering.settings import RunSettings
-from recipec.runtime.settings import ModelSettings, Source
+from recipec.runtime.settings import ModelSettings, RunSettings, Source
 from recipec.runtime.training.objectives import OBJECTIVES
 
 if TYPE_CHECKING:

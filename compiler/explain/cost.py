@@ -28,7 +28,7 @@ ANY_SIZE = Context(prec=700)
 
 
 @dataclass(frozen=True)
-class Price:
+class MachinePrice:
     """Of a whole machine.
 
     Attributes:
@@ -41,7 +41,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Row:
+class CostLine:
     """One line of the table, in US$ rounded to cents.
 
     Attributes:
@@ -83,7 +83,7 @@ class Cost:
     baseline_hours: float | None
     baseline_train_usd_per_hour: float | None
     baseline_serve_usd_per_hour: float | None
-    rows: tuple[Row, ...]
+    rows: tuple[CostLine, ...]
     notes: tuple[str, ...]
 
 
@@ -140,12 +140,12 @@ def cost(program: Program, training: Hours, hours: float | None = None) -> Cost:
     )
 
 
-def training_price(program: Program) -> Price | None:
+def training_price(program: Program) -> MachinePrice | None:
     """Of the whole training machine; None when nobody says it."""
     return machine_price(program.recipe.cost.train_usd_per_hour, program.accelerator)
 
 
-def serving_price(program: Program) -> Price | None:
+def serving_price(program: Program) -> MachinePrice | None:
     """Of the whole serving machine; None without one, or when nobody says it."""
     if program.serve_accelerator is None:
         return None
@@ -162,7 +162,7 @@ def text(cost: Cost) -> str:
     return "\n".join([*lines, *cost.notes]) + "\n"
 
 
-def _cells(cost: Cost, row: Row) -> list[str]:
+def _cells(cost: Cost, row: CostLine) -> list[str]:
     what = ["training"] if row.trained else []
     what += [f"{row.serve_hours:g} h of serving"] if row.serve_hours else []
     cells = [" and ".join(what), f"{row.usd:,.2f}"]
@@ -194,7 +194,7 @@ def _origins(cost: Cost) -> Iterator[list[str]]:
             yield [name, own, *beside, cost.sources[name]]
 
 
-def _required_prices(program: Program) -> tuple[Price, Price | None]:
+def _required_prices(program: Program) -> tuple[MachinePrice, MachinePrice | None]:
     train, serve = training_price(program), serving_price(program)
     if train is None:
         raise ArtifactError(
@@ -209,18 +209,18 @@ def _required_prices(program: Program) -> tuple[Price, Price | None]:
     return train, serve
 
 
-def machine_price(own: float | None, accelerator: Accelerator) -> Price | None:
+def machine_price(own: float | None, accelerator: Accelerator) -> MachinePrice | None:
     """Of a whole machine: the recipe's own, or else the catalogue's; None when nobody says it.
 
     Args:
         own: the recipe's, in US$ per hour.
     """
     if own is not None:
-        return Price(_decimal(own), "the recipe")
+        return MachinePrice(_decimal(own), "the recipe")
     if accelerator.usd_per_chip_hour is None:
         return None
     chips = accelerator.chips
-    return Price(
+    return MachinePrice(
         _decimal(accelerator.usd_per_chip_hour) * chips,
         f"list price of {accelerator.price_date}, on demand: {plural(chips, 'chip')} at US$ "
         f"{accelerator.usd_per_chip_hour:.2f}",
@@ -231,10 +231,10 @@ Inputs = tuple[Decimal, Decimal, Decimal]
 """Hours of training, its price per hour, serving's price per hour."""
 
 
-def _row(own: Inputs, other: Inputs | None, trained: bool, served: float) -> Row:
+def _row(own: Inputs, other: Inputs | None, trained: bool, served: float) -> CostLine:
     ours = _total(own, trained, served)
     theirs = None if other is None else _total(other, trained, served)
-    return Row(
+    return CostLine(
         trained=trained,
         serve_hours=served,
         usd=float(_cents(ours)),

@@ -19,7 +19,7 @@ TRAINED = ("lora", "qlora", "full")
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownModel:
     """A model of the catalogue.
 
     Attributes:
@@ -44,7 +44,7 @@ class Known:
     copy: str | None = None
 
 
-def models(word: str) -> list[Known]:
+def models(word: str) -> list[KnownModel]:
     """The models whose id or family has a word, in the catalogue's order; the original of a copy's id.
 
     Args:
@@ -59,7 +59,7 @@ def models(word: str) -> list[Known]:
     return [_known(id) for id in found]
 
 
-def text(found: Sequence[Known]) -> str:
+def text(found: Sequence[KnownModel]) -> str:
     """The table that the command prints."""
     head = ("id", "family", "parameters", "tuned for chat", "splash", "served by")
     rows = [
@@ -102,12 +102,12 @@ def unknown(word: str) -> Diagnostic:
     )
 
 
-def _known(id: str, copy: str | None = None) -> Known:
+def _known(id: str, copy: str | None = None) -> KnownModel:
     entry = catalog.entries()[id]
     if "unsupported" in entry:
-        return Known(id, unsupported=entry["unsupported"], copy=copy)
+        return KnownModel(id, unsupported=entry["unsupported"], copy=copy)
     family = FAMILIES[entry["family"]]
-    return Known(
+    return KnownModel(
         id=id,
         family=_family(id),
         parameters=reach(family.parameters(family.architecture(entry["config"])), ()).total,

@@ -18,7 +18,7 @@ from recipec.compiler.packages import require_packages
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.data.encoding import Shown
-    from recipec.runtime.data.formats import Row
+    from recipec.runtime.data.formats import ParsedSample
     from recipec.runtime.data.report import SplitReport
     from recipec.runtime.data.sources import Split
     from recipec.runtime.settings import DataSettings, ModelSettings
@@ -234,7 +234,7 @@ class _Rows:
     def __init__(self, reader: Any) -> None:
         self._reader = reader
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[ParsedSample]:
         from recipec.runtime.data.formats import PreferenceRow, answers
 
         for row in self._reader:

@@ -6,18 +6,17 @@ What a run has no use for stays at the runtime's default.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.sources import is_inline
-from recipec.runtime.model.adapters import LoraSettings
 from recipec.runtime.settings import (
     CheckpointSettings,
     DataSettings,
     LocalCheckpointSettings,
     MeshSettings,
     ModelSettings,
+    RunSettings,
     Source,
     TrainSettings,
 )
@@ -26,26 +25,7 @@ from recipec.runtime.training.objectives import OBJECTIVES
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.runtime.model.families import Family
-    from recipec.runtime.model.families.base import Spec
     from recipec.spec.language import DataSource, Recipe
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """What train.py states.
-
-    Attributes:
-        lora: None for full fine-tuning.
-        rules: the recipe's sharding rules.
-    """
-
-    model: ModelSettings
-    mesh: MeshSettings
-    lora: LoraSettings | None
-    data: DataSettings
-    train: TrainSettings
-    checkpoint: CheckpointSettings
-    rules: tuple[tuple[str, Spec], ...]
 
 
 def run_settings(program: Program) -> RunSettings:

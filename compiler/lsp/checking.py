@@ -10,13 +10,13 @@ from pathlib import Path
 from recipec.compiler.explain.explain import explain as explained
 from recipec.compiler.explain.explain import unknown_path
 from recipec.compiler.lowering.lower import Lowered, lower
-from recipec.compiler.lsp.process import Checked, Document, Fix, Position
+from recipec.compiler.lsp.process import Checked, EditorDocument, Fix, Position
 from recipec.compiler.wording import flow
 from recipec.spec.diagnostics import Diagnostic, Span
 from recipec.spec.document import LINE_BREAK, read
 from recipec.spec.load import MAX_BYTES, Loaded, display, extended, load
 from recipec.spec.paths import Part, join, split
-from recipec.spec.tree import Node, Place, Scalar, plain, walk
+from recipec.spec.tree import Node, Provenance, Scalar, plain, walk
 
 _MEANT = re.compile(r"did you mean `([^`]+)`\?")
 _PASTED = re.compile(r"(?:without quotes: |put quotes around it: )?`([^`\n]+)`")
@@ -28,7 +28,7 @@ def ready() -> None:
     """Nothing: once it is asked, what checks is imported."""
 
 
-def check(document: Document) -> Checked:
+def check(document: EditorDocument) -> Checked:
     """The diagnostics of `recipe check`, of the text that the editor holds."""
     global _last
     _last = None  # the files beside the recipe may have changed
@@ -43,7 +43,7 @@ def check(document: Document) -> Checked:
     return Checked([(found, text.fix(found)) for found in lowered.diagnostics], extends, frozenset(bases))
 
 
-def explain(document: Document, at: Position) -> tuple[str, Span] | None:
+def explain(document: EditorDocument, at: Position) -> tuple[str, Span] | None:
     """What `recipe explain` says of the key or value at a place; None where the recipe has errors."""
     found = _found(document, at)
     if found is None:
@@ -57,7 +57,7 @@ def explain(document: Document, at: Position) -> tuple[str, Span] | None:
     return explained(lowered.program, loaded, join(path)), span
 
 
-def base(document: Document, at: Position) -> Span | None:
+def base(document: EditorDocument, at: Position) -> Span | None:
     """Where the base gives the value at a place; the base's beginning at `extends`."""
     found = _found(document, at)
     root = _read(document)[0].sources.root if found else None
@@ -73,10 +73,10 @@ def base(document: Document, at: Position) -> Span | None:
     return Span(origin.file, origin.line, origin.column, origin.text)
 
 
-_last: tuple[Document, Loaded, Lowered] | None = None
+_last: tuple[EditorDocument, Loaded, Lowered] | None = None
 
 
-def _read(document: Document) -> tuple[Loaded, Lowered]:
+def _read(document: EditorDocument) -> tuple[Loaded, Lowered]:
     """The recipe, loaded and lowered; the last one is kept for what is asked about it next."""
     global _last
     if _last is None or _last[0] != document:
@@ -85,14 +85,14 @@ def _read(document: Document) -> tuple[Loaded, Lowered]:
     return _last[1], _last[2]
 
 
-def _walked(loaded: Loaded) -> Iterator[tuple[tuple[Part, ...], Place, Node]]:
+def _walked(loaded: Loaded) -> Iterator[tuple[tuple[Part, ...], Provenance, Node]]:
     """Every node of a recipe and its bases: its path, its key's place or else its own, and itself."""
     if loaded.sources.root is not None:
         for path, key, node in walk(loaded.sources.root):
             yield path, key or node.place, node
 
 
-def _found(document: Document, at: Position) -> tuple[tuple[Part, ...], Span] | None:
+def _found(document: EditorDocument, at: Position) -> tuple[tuple[Part, ...], Span] | None:
     """The path of the key or value at a place of the document's own text, the innermost, and its extent."""
     found = None
     if _too_large(document) is None:
@@ -104,7 +104,7 @@ def _found(document: Document, at: Position) -> tuple[tuple[Part, ...], Span] | 
     return found
 
 
-def _too_large(document: Document) -> Diagnostic | None:
+def _too_large(document: EditorDocument) -> Diagnostic | None:
     size = len(document.text.encode("utf-8", "surrogatepass"))
     if size <= MAX_BYTES:
         return None
@@ -116,7 +116,7 @@ def _too_large(document: Document) -> Diagnostic | None:
 class _Text:
     """A recipe's own text: its lines, its keys and values, and how a line of it is mended."""
 
-    def __init__(self, document: Document, loaded: Loaded) -> None:
+    def __init__(self, document: EditorDocument, loaded: Loaded) -> None:
         self.name = display(loaded.path)
         self.lines = LINE_BREAK.split(document.text)
         self.own = [found for found in _walked(loaded) if found[1].span.file == self.name]

@@ -24,7 +24,7 @@ Position = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Document:
+class EditorDocument:
     """A recipe as the editor has it.
 
     Attributes:

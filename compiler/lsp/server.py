@@ -14,7 +14,7 @@ from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
 from recipec.compiler import __version__
-from recipec.compiler.lsp.process import Checked, Document, Process
+from recipec.compiler.lsp.process import Checked, EditorDocument, Process
 from recipec.compiler.lsp.view import View, described
 from recipec.spec.document import LINE_BREAK
 
@@ -57,10 +57,10 @@ class Server(LanguageServer):
     def text(self, uri: str) -> str:
         return self.workspace.get_text_document(uri).source
 
-    def document(self, uri: str) -> Document:
+    def document(self, uri: str) -> EditorDocument:
         """A document with the contents of all others that are open."""
         opened = {to_path(other): self.text(other) for other in self.states if other != uri}
-        return Document(to_path(uri), self.text(uri), opened)
+        return EditorDocument(to_path(uri), self.text(uri), opened)
 
     def view(self, uri: str) -> View:
         """The document as the editor sees it."""
@@ -104,7 +104,7 @@ class Server(LanguageServer):
             state.text, state.checked, state.shown = document.text, made, view.diagnostics(made)
             self.text_document_publish_diagnostics(types.PublishDiagnosticsParams(uri, state.shown, version))
 
-    def _is_recipe(self, document: Document) -> bool:
+    def _is_recipe(self, document: EditorDocument) -> bool:
         """Whether a YAML file is a recipe, by its keys, its schema, or because an open recipe extends it."""
         if re.search(r"^#\s*yaml-language-server:.*recipe\.schema\.json", document.text, re.MULTILINE):
             return True

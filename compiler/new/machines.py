@@ -9,7 +9,7 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.hardware import Accelerator, from_name, known_names
 from recipec.compiler.new.draft import drafts, smallest_need
 from recipec.compiler.new.memory import HEADROOM, Probe
-from recipec.compiler.new.text import gib
+from recipec.compiler.new.new_recipe_text import gib
 from recipec.compiler.wording import listing
 from recipec.spec.diagnostics import Diagnostic
 

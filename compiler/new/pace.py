@@ -21,7 +21,7 @@ PARTS = 5
 """Of a shorter run, each with an evaluation and a checkpoint at its end."""
 
 
-class Choice(NamedTuple):
+class RunShape(NamedTuple):
     """What the number of steps depends on: passes over the data, rows of a step, tokens of a row."""
 
     epochs: int
@@ -44,7 +44,7 @@ class Pace:
 
 
 def paced(
-    probe: Probe, draft: Draft, longest: int | None, length: Callable[[Choice], Length]
+    probe: Probe, draft: Draft, longest: int | None, length: Callable[[RunShape], Length]
 ) -> tuple[Draft, Pace]:
     """The draft with the largest batch, and the fewest epochs of it, that make steps enough.
 
@@ -52,7 +52,7 @@ def paced(
         longest: of the data's samples, about, in tokens; None where that is not known.
         length: of a run.
     """
-    usual = Choice(1, draft.rows, draft.length)
+    usual = RunShape(1, draft.rows, draft.length)
     chosen, found = usual, length(usual)
     if found.least is None or found.steps is None:
         return draft, Pace()
@@ -68,11 +68,11 @@ def paced(
     return draft, Pace(chosen.epochs, min(EVERY, max(1, (found.least or 1) // PARTS)), said)
 
 
-def _choices(draft: Draft, short: int) -> Iterator[Choice]:
+def _choices(draft: Draft, short: int) -> Iterator[RunShape]:
     """From the shortest run to the longest."""
     batches = [draft.fsdp * size for size in reversed(divisors(draft.rows // draft.fsdp))]
     for rows in batches:
         for epochs in range(1, USUAL_EPOCHS + 1):
-            yield Choice(epochs, rows, draft.length)
+            yield RunShape(epochs, rows, draft.length)
     for epochs in range(USUAL_EPOCHS, MOST_EPOCHS + 1):
-        yield Choice(epochs, batches[-1], short)
+        yield RunShape(epochs, batches[-1], short)

@@ -18,9 +18,9 @@ from recipec.compiler.lowering.run_length import Length, run_length
 from recipec.compiler.new.draft import RANK, Draft, drafts
 from recipec.compiler.new.machines import refusal
 from recipec.compiler.new.memory import Probe
-from recipec.compiler.new.pace import Choice, paced
-from recipec.compiler.new.source import Source
-from recipec.compiler.new.text import Contents, write
+from recipec.compiler.new.new_recipe_text import Contents, write
+from recipec.compiler.new.pace import RunShape, paced
+from recipec.compiler.new.source import NewData
 from recipec.compiler.port.mesh import concerns
 from recipec.compiler.wording import divisors
 from recipec.runtime.model.families import UnsupportedCheckpoint
@@ -31,7 +31,7 @@ from recipec.spec.load import load
 
 
 @dataclass(frozen=True)
-class Asked:
+class NewRecipeOptions:
     """What a recipe is to be.
 
     Attributes:
@@ -46,7 +46,7 @@ class Asked:
     model: str
     accelerator: Accelerator
     method: str | None
-    source: Source
+    source: NewData
     serve: Accelerator | None
     file: Path
 
@@ -105,7 +105,7 @@ def usual_format(model: str, method: str | None, file: Path) -> str:
     return "text" if chat is False else "chat"
 
 
-def make(asked: Asked) -> Made:
+def make(asked: NewRecipeOptions) -> Made:
     """The best recipe that passes the checks.
 
     Raises:
@@ -126,7 +126,7 @@ def make(asked: Asked) -> Made:
     raise ArtifactError(first.message, first.help)
 
 
-def _settled(asked: Asked) -> Asked:
+def _settled(asked: NewRecipeOptions) -> NewRecipeOptions:
     """With the method that the data asks for.
 
     Raises:
@@ -168,7 +168,7 @@ def look(name: str, model: str, method: str | None, file: Path) -> Probe:
     return Probe(program)
 
 
-def _served(asked: Asked, probe: Probe, draft: Draft) -> tuple[Made | None, Diagnostic | None]:
+def _served(asked: NewRecipeOptions, probe: Probe, draft: Draft) -> tuple[Made | None, Diagnostic | None]:
     """A configuration's recipe with the server that the checks find least fault with, or the first error."""
     servers: Sequence[dict[str, Any]] = [{}] if asked.serve is None else list(_servers(asked.serve))
     best: Made | None = None
@@ -191,7 +191,7 @@ def _served(asked: Asked, probe: Probe, draft: Draft) -> tuple[Made | None, Diag
 
 
 def _checked(
-    asked: Asked, probe: Probe, draft: Draft, server: dict[str, Any]
+    asked: NewRecipeOptions, probe: Probe, draft: Draft, server: dict[str, Any]
 ) -> tuple[Made | None, Diagnostic | None]:
     contents = Contents(asked.name, asked.model, probe, draft, asked.source, str(asked.file), server)
     text = write(contents)
@@ -204,11 +204,11 @@ def _checked(
     return (None, error) if error else (Made(text, draft, lowered.diagnostics), None)
 
 
-def _length(program: Program) -> Callable[[Choice], Length]:
+def _length(program: Program) -> Callable[[RunShape], Length]:
     """The length of a recipe's run with other epochs and rows."""
     recipe = program.recipe
 
-    def length(choice: Choice) -> Length:
+    def length(choice: RunShape) -> Length:
         train = {"epochs": choice.epochs, "global_batch_size": choice.rows}
         parts = {
             "train": recipe.train.model_copy(update=train),

@@ -39,7 +39,7 @@ COLUMNS: tuple[tuple[str, dict[str, str]], ...] = (
 
 
 @dataclass(frozen=True)
-class Source:
+class NewData:
     """Where the samples are, and what they look like.
 
     Attributes:
@@ -69,7 +69,7 @@ class Source:
             f"say which it is with --format ({listing(FIELDS, 'or')}), and rename columns with data.fields",
         )
 
-    def told(self, format: str, column: Callable[[str], str]) -> Source:
+    def told(self, format: str, column: Callable[[str], str]) -> NewData:
         """The source with a format that the user says it has.
 
         Args:
@@ -82,7 +82,7 @@ class Source:
         )
 
 
-def look(file: Path, format: str | None) -> Source:
+def look(file: Path, format: str | None) -> NewData:
     """What a local file holds.
 
     Args:
@@ -99,7 +99,7 @@ def look(file: Path, format: str | None) -> Source:
             f"{file} cannot be read: {reason}", "see what is in it, or name another"
         ) from None
     if rows is None:
-        return Source(str(file), format)
+        return NewData(str(file), format)
     if not rows:
         raise ArtifactError(f"{file} has no rows", "put samples into it, or name another file")
     longest = max(map(_tokens, rows)) or None
@@ -108,11 +108,11 @@ def look(file: Path, format: str | None) -> Source:
     found = recognise(rows[0])
     if format is not None:
         fields = found[1] if found and found[0] == format else {}
-        return Source(str(file), format, fields=fields, longest=longest, rows=len(rows))
+        return NewData(str(file), format, fields=fields, longest=longest, rows=len(rows))
     if found is None:
-        return Source(str(file), None, longest=longest, rows=len(rows), columns=tuple(map(str, rows[0])))
+        return NewData(str(file), None, longest=longest, rows=len(rows), columns=tuple(map(str, rows[0])))
     turns = isinstance(rows[0].get(found[1].get("prompt", "prompt")), list)
-    return Source(str(file), found[0], True, turns, found[1], longest, len(rows))
+    return NewData(str(file), found[0], True, turns, found[1], longest, len(rows))
 
 
 def recognise(row: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
@@ -130,7 +130,7 @@ def _is_labelled(row: Mapping[str, Any]) -> bool:
     return found is not None and found[0] == "prompt_completion" and is_labelled(row)
 
 
-def as_turns(source: Source) -> Source:
+def as_turns(source: NewData) -> NewData:
     """The source for a model that is tuned for chat: of questions and answers in columns of other names than
     prompt and completion, the question is the user's turn, and the answer the assistant's."""
     if not source.seen or source.format != "prompt_completion" or not source.fields or source.turns:
@@ -144,7 +144,7 @@ def as_turns(source: Source) -> Source:
     )
 
 
-def placed(source: Source, folder: Path) -> Source:
+def placed(source: NewData, folder: Path) -> NewData:
     """The source with its path as a recipe in `folder` names it."""
     if "://" in source.path or not Path(source.path).exists():  # yet to come, beside the recipe
         return source

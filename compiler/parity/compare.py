@@ -37,7 +37,7 @@ every step and not with the first alone."""
 
 
 @dataclass(frozen=True)
-class Row:
+class Deviation:
     """One quantity of two runs.
 
     Attributes:
@@ -76,7 +76,7 @@ Arrays = Mapping[str, Callable[[], np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Subject:
+class ComparedRun:
     """A run.
 
     Attributes:
@@ -90,8 +90,8 @@ class Subject:
 
 
 def compare(
-    runs: Sequence[Subject], tolerances: Mapping[str, float], control: Sequence[Row] = ()
-) -> list[Row]:
+    runs: Sequence[ComparedRun], tolerances: Mapping[str, float], control: Sequence[Deviation] = ()
+) -> list[Deviation]:
     """Every quantity of every two runs.
 
     Args:
@@ -105,7 +105,7 @@ def compare(
     return [_by(row, yardstick) for row in rows]
 
 
-def _by(row: Row, yardstick: Mapping[str, float]) -> Row:
+def _by(row: Deviation, yardstick: Mapping[str, float]) -> Deviation:
     drift = CONTROL * yardstick.get(row.quantity, 0.0)
     if row.limit is None or row.difference is None or drift <= row.limit:
         return row
@@ -118,7 +118,7 @@ def tolerances_of(traces: Iterable[Trace]) -> dict[str, float]:
     return dict(TOLERANCES["bfloat16" if coarse else "float32"])
 
 
-def _targets(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+def _targets(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     """Whether the runs have trained on the same tokens, as far as their number tells."""
     a, b = left.trace.targets, right.trace.targets
     step = next((i for i, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), None)
@@ -132,10 +132,10 @@ def _targets(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> 
         None if len(a) != len(b) else float(max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0))
     )
     largest = float(max([*a, *b], default=0))
-    yield Row("targets", left.name, right.name, difference, largest, 0.0, a == b, note)
+    yield Deviation("targets", left.name, right.name, difference, largest, 0.0, a == b, note)
 
 
-def _rows(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+def _rows(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     """Rows of a step that one of the runs has alone, however micro-batches divide them, in any order."""
     a, b = left.trace.rows, right.trace.rows
     if not a or not b:
@@ -148,7 +148,7 @@ def _rows(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Ite
         note = f"{sum(one.total() for one, _ in steps):,} rows in {len(steps)} steps"
     else:
         note = f"step {step + 1}: {apart[step]} of its rows"
-    yield Row("rows", left.name, right.name, float(max(apart)), float(largest), 0.0, step is None, note)
+    yield Deviation("rows", left.name, right.name, float(max(apart)), float(largest), 0.0, step is None, note)
 
 
 def _counted(step: Mapping[str, np.ndarray]) -> Counter[bytes]:
@@ -159,29 +159,29 @@ def _counted(step: Mapping[str, np.ndarray]) -> Counter[bytes]:
     return Counter(row[:, row[2] > 0].tobytes() for row in every if row[2].any())
 
 
-def _initial(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+def _initial(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     """Nothing where a trace holds none: an older one, or one of full fine-tuning."""
     if left.trace.initial and right.trace.initial:
         a, b = (_given(one.trace.initial) for one in (left, right))
         yield _arrays("initial", left, right, a, b, tolerances.get("initial"))
 
 
-def _losses(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+def _losses(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     count = min(len(left.trace.losses), len(right.trace.losses))
     a, b = (np.asarray(one.trace.losses[:count]) for one in (left, right))
     limit = tolerances.get("losses")
     if not count:
-        yield Row("losses", left.name, right.name, None, 0.0, limit, False, "there are none")
+        yield Deviation("losses", left.name, right.name, None, 0.0, limit, False, "there are none")
         return
     apart = np.abs(a - b)
     step = int(np.argmax(np.where(np.isnan(apart), np.inf, apart)))
     difference = float(apart[step])
     largest = float(np.max(np.abs([a, b])))
     ok = limit is None or difference <= limit
-    yield Row("losses", left.name, right.name, difference, largest, limit, ok, f"step {step + 1}")
+    yield Deviation("losses", left.name, right.name, difference, largest, limit, ok, f"step {step + 1}")
 
 
-def _gradients(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+def _gradients(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     """Of the largest entry where that is above 1; and none of an array of its own kind."""
     limit = tolerances.get("gradients")
     a, b = left.trace.gradients, right.trace.gradients
@@ -203,12 +203,12 @@ def _share(a: np.ndarray, b: np.ndarray, largest: float) -> float:
     return float(np.max(np.abs(a - b))) / own if own > NOISE * largest else 0.0
 
 
-def _trained(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+def _trained(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     a, b = (_given(one.trace.trained) for one in (left, right))
     yield _arrays("trained", left, right, a, b, tolerances.get("trained"))
 
 
-def _merged(left: Subject, right: Subject, tolerances: Mapping[str, float]) -> Iterator[Row]:
+def _merged(left: ComparedRun, right: ComparedRun, tolerances: Mapping[str, float]) -> Iterator[Deviation]:
     if left.merged is not None and right.merged is not None:
         yield _arrays("merged", left, right, left.merged, right.merged, tolerances.get("merged"))
 
@@ -221,11 +221,13 @@ def _given(arrays: Mapping[str, np.ndarray]) -> Arrays:
     return {name: lambda array=array: array for name, array in arrays.items()}  # type: ignore[misc]
 
 
-def _arrays(quantity: str, left: Subject, right: Subject, a: Arrays, b: Arrays, limit: float | None) -> Row:
+def _arrays(
+    quantity: str, left: ComparedRun, right: ComparedRun, a: Arrays, b: Arrays, limit: float | None
+) -> Deviation:
     """The largest difference between two sets of arrays, which must have the same names and shapes."""
 
-    def unequal(note: str) -> Row:
-        return Row(quantity, left.name, right.name, None, 0.0, limit, False, note)
+    def unequal(note: str) -> Deviation:
+        return Deviation(quantity, left.name, right.name, None, 0.0, limit, False, note)
 
     for one, other, has in ((a, b, left.name), (b, a, right.name)):
         extra = sorted(one.keys() - other.keys())
@@ -246,7 +248,7 @@ def _arrays(quantity: str, left: Subject, right: Subject, a: Arrays, b: Arrays, 
         largest = max(largest, float(np.max(np.abs(x))), float(np.max(np.abs(y))))
         if not where or apart > difference:
             difference, where = apart, name
-    return Row(
+    return Deviation(
         quantity,
         left.name,
         right.name,

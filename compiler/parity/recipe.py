@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.rehearse.miniature_recipe import NO_PART, Replacement, derive, replacements
+from recipec.compiler.rehearse.miniature_recipe import NO_PART, MiniatureChange, derive, replacements
 from recipec.compiler.rehearse.rehearse import RECIPE, TRAIN_FILE, copy_template, write_yaml
 from recipec.runtime.model.partition_rules import data_parallel
 
@@ -17,7 +17,7 @@ LEARNING_RATE = 1e-3
 steps move every adapter by far more than the tolerance."""
 
 
-def write_recipe(program: Program, steps: int, work: Path) -> list[Replacement]:
+def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChange]:
     """Writes recipe.yaml beside the miniature of `compiler.rehearse.rehearse`, and returns what it replaces.
 
     Everything that makes a run what it is stays: packing, accumulation, the loss and what carries it,

@@ -31,7 +31,7 @@ from recipec.spec.load import load
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from recipec.compiler.parity.compare import Row, Subject
+    from recipec.compiler.parity.compare import ComparedRun, Deviation
 
 STEPS = 20
 
@@ -58,8 +58,8 @@ class Parity:
 
     ok: bool
     folder: Path
-    rows: Sequence[Row] = ()
-    control: Sequence[Row] = ()
+    rows: Sequence[Deviation] = ()
+    control: Sequence[Deviation] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -244,15 +244,15 @@ class Trained:
             self._script([*script, "--import-adapter", adapter], f"import-{self.name}")
         self._script(script, f"merge-{self.name}")
 
-    def subject(self) -> Subject:
+    def subject(self) -> ComparedRun:
         """The run, to be compared."""
-        from recipec.compiler.parity.compare import Subject
+        from recipec.compiler.parity.compare import ComparedRun
         from recipec.runtime.training.trace import read_trace
         from recipec.runtime.weights.checkpoint import HFCheckpoint
 
         base = HFCheckpoint.open(self.merged)
         tensors = {name: functools.partial(base.read, name) for name in base.tensors}
-        return Subject(self.name, read_trace(self.trace), tensors)
+        return ComparedRun(self.name, read_trace(self.trace), tensors)
 
     def _model(self) -> list[str]:
         return ["--model", str(self.work / "model")]

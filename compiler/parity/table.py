@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipec.compiler.parity.compare import CONTROL, Row
+from recipec.compiler.parity.compare import CONTROL, Deviation
 from recipec.compiler.rehearse.pipeline import say
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ WORDS = {
 def print_rows(
     console: Console,
     title: str,
-    rows: Sequence[Row],
-    control: Sequence[Row] = (),
+    rows: Sequence[Deviation],
+    control: Sequence[Deviation] = (),
     left_out: Mapping[str, str] = {},
 ) -> None:
     """The table, then what is not in it.
@@ -72,7 +72,7 @@ def print_rows(
 
 
 def to_dict(
-    rows: Iterable[Row], control: Iterable[Row] = (), left_out: Mapping[str, str] = {}
+    rows: Iterable[Deviation], control: Iterable[Deviation] = (), left_out: Mapping[str, str] = {}
 ) -> dict[str, Any]:
     """The same as plain JSON values."""
     rows = list(rows)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from recipec.compiler.parity.compare import Row, Subject, tolerances_of
+from recipec.compiler.parity.compare import ComparedRun, Deviation, tolerances_of
 from recipec.compiler.parity.compare import compare as compare_runs
 from recipec.runtime.errors import UserError
 from recipec.runtime.training.trace import Trace, read_trace
 
 
-def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, list[Row]]:
+def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, list[Deviation]]:
     """A title, and every quantity of every two of the files.
 
     Args:
@@ -30,7 +30,7 @@ def compare(paths: Sequence[Path], limits: Mapping[str, float]) -> tuple[str, li
             )
         if not trace.losses:
             raise UserError(f"{path}: has no steps", "write it again by a run that trains")
-    runs = [Subject(name, trace) for name, trace in zip(_names(paths, traces), traces, strict=True)]
+    runs = [ComparedRun(name, trace) for name, trace in zip(_names(paths, traces), traces, strict=True)]
     steps = min(len(trace.losses) for trace in traces)
     dtypes = sorted({str(trace.about.get("dtype", "of no known dtype")) for trace in traces})
     title = f"{traces[0].recipe}, {steps} steps, {' and '.join(dtypes)}"

@@ -18,7 +18,6 @@ from recipec.compiler.emitters.python_text import source
 from recipec.compiler.lowering.optimization import hyperparameters, optimizer, schedule
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
-from recipec.compiler.lowering.settings import RunSettings
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
 from recipec.runtime.model.loading import abstract_model
@@ -26,6 +25,7 @@ from recipec.runtime.model.lora import path_of
 from recipec.runtime.model.partition_rules import row_axes
 from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
+from recipec.runtime.settings import RunSettings
 from recipec.runtime.training.objectives import OBJECTIVES
 from recipec.runtime.training.optimizers import master_weights
 from recipec.runtime.training.step import Step, abstract_optimizer, micro_batch_loss, shardings_of

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from jax.sharding import Mesh
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.lowering.settings import RunSettings
 from recipec.compiler.plan.abstract import AbstractStep, abstract_batch, device_bytes, scheduled_optimizer
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.hf_config import hf_config
 from recipec.compiler.plan.results import Compiled
 from recipec.runtime.backends.torchax.model import abstract_model
 from recipec.runtime.backends.torchax.step import Step
+from recipec.runtime.settings import RunSettings
 
 
 def abstract_torchax_step(

@@ -28,7 +28,7 @@ ESTIMATES = (
 
 
 @dataclass(frozen=True)
-class Figure:
+class ComparedFigure:
     """A number of both plans.
 
     Attributes:
@@ -79,13 +79,13 @@ def to_json(before: Plan, after: Plan) -> dict[str, Any]:
     }
 
 
-def figures(before: Plan, after: Plan) -> list[Figure]:
+def figures(before: Plan, after: Plan) -> list[ComparedFigure]:
     """What two plans are compared by, changed or not. A step that was not compiled has no times."""
 
     def figure(
         name: str, unit: str, of: Callable[[Plan], float | None], write: Callable[[float], str]
-    ) -> Figure:
-        return Figure(name, unit, of(before), of(after), write)
+    ) -> ComparedFigure:
+        return ComparedFigure(name, unit, of(before), of(after), write)
 
     def of_memory(key: str) -> Callable[[Plan], float]:
         return lambda plan: float(getattr(plan.estimate.memory, key))
@@ -141,7 +141,7 @@ def _seconds_per_token(plan: Plan) -> float | None:
     return 1 / speed if speed else None
 
 
-def _change(figure: Figure) -> str:
+def _change(figure: ComparedFigure) -> str:
     if figure.before is None or figure.after is None:
         return ""
     if figure.change is None:

@@ -40,7 +40,7 @@ PATH = "train.micro_batch_size"
 
 
 @dataclass(frozen=True)
-class Found:
+class FitResult:
     """What trying came to.
 
     Attributes:
@@ -61,7 +61,7 @@ def find(
     given: Sequence[str] = (),
     estimate: Estimate | None = None,
     backend: Backend = Backend.TUNIX,
-) -> Found:
+) -> FitResult:
     """The smallest change of the recipe with which the step fits.
 
     Of each ladder the last rung is tried first: when that does not fit, none of it does. When it does, the
@@ -100,8 +100,8 @@ def find(
                 fitting, end = (rungs[middle], milder), middle
             else:
                 first = middle + 1
-        return Found(tuple(tried), *fitting)
-    return Found(tuple(tried))
+        return FitResult(tuple(tried), *fitting)
+    return FitResult(tuple(tried))
 
 
 def hopeless(way: MemoryReduction, estimate: Estimate) -> bool:
@@ -126,7 +126,7 @@ def _enough(estimate: Estimate) -> bool:
     return estimate.memory.headroom >= HEADROOM * estimate.memory.available
 
 
-def diagnostic(program: Program, estimate: Estimate, found: Found | None = None) -> Diagnostic:
+def diagnostic(program: Program, estimate: Estimate, found: FitResult | None = None) -> Diagnostic:
     """E1001, of a program that does not fit.
 
     Args:
@@ -186,7 +186,7 @@ def _seconds_per_token(estimate: Estimate) -> float:
     return estimate.seconds / tokens if tokens else 0.0
 
 
-def _in_vain(found: Found) -> str:
+def _in_vain(found: FitResult) -> str:
     if not found.tried:
         return "no smaller micro-batch, no rematerialisation, no mesh and no larger slice is left to try"
     lines = ["nothing that was tried fits:"]

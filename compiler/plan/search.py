@@ -51,7 +51,7 @@ class Compile(Protocol):
     ) -> object: ...
 
 
-class Interrupted(Exception):
+class SearchInterrupted(Exception):
     """A search that Ctrl-C ended.
 
     Attributes:
@@ -130,7 +130,7 @@ def search(
             waiting = run.pruned(waiting[len(now) :])
     except KeyboardInterrupt:
         run.leave(waiting, INTERRUPTED)
-        raise Interrupted(run.found()) from None
+        raise SearchInterrupted(run.found()) from None
     run.leave(waiting, f"the search compiles at most {most}, those with the lowest bounds first")
     return run.found()
 

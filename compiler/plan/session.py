@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanOptions:
     """What the command line asks for.
 
     Attributes:
@@ -70,13 +70,13 @@ class Planned:
         }
 
 
-def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | None = None) -> Planned:
+def run(loaded: Loaded, program: Program, asked: PlanOptions, progress: Progress | None = None) -> Planned:
     """Plans a recipe that its backend can train.
 
     Raises:
         ArtifactError: when it cannot be compiled, or its data cannot be read.
         KeyboardInterrupt: what was compiled is in the cache.
-        compiler.plan.search.Interrupted: the same within a search, with what was found.
+        compiler.plan.search.SearchInterrupted: the same within a search, with what was found.
     """
     from recipec.compiler.plan.search import SearchOptions, search
 
@@ -97,14 +97,14 @@ def run(loaded: Loaded, program: Program, asked: Asked, progress: Progress | Non
     return Planned(made, tried, serving, tuple(locate(found, loaded.sources)))
 
 
-def plan_run(program: Program, asked: Asked, progress: Progress | None = None) -> RunLength:
+def plan_run(program: Program, asked: PlanOptions, progress: Progress | None = None) -> RunLength:
     """How long a recipe's run takes, by its plan."""
     counted = statistics(program, asked.model, asked.data_dir)
     return plan(program, asked.sets, asked.exact, asked.effort, counted, progress, asked.backend).run
 
 
 def _fit(
-    program: Program, asked: Asked, estimate: Estimate, progress: Progress | None
+    program: Program, asked: PlanOptions, estimate: Estimate, progress: Progress | None
 ) -> Sequence[Diagnostic]:
     """The diagnostic that a step does not fit, with a way out that was tried."""
     if estimate.memory.headroom >= 0:

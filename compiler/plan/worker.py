@@ -23,8 +23,8 @@ from recipec.compiler.plan.results import COMPILED, Compiled, OutOfMemory
 
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
-    from recipec.compiler.lowering.settings import RunSettings
     from recipec.compiler.plan.abstract import AbstractStep
+    from recipec.runtime.settings import RunSettings
 
 
 def main() -> None:

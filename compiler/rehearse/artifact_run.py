@@ -29,7 +29,7 @@ CACHE = "jax-cache"
 
 
 @dataclass(frozen=True)
-class Run:
+class ArtifactRun:
     """An artifact, what it is run on, and where its output goes.
 
     Attributes:

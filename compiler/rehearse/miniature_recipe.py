@@ -31,7 +31,7 @@ NO_PART = {"extends", "serve", "benchmark", "evaluate", "launch", "cost"}
 
 
 @dataclass(frozen=True)
-class Replacement:
+class MiniatureChange:
     """A value of the recipe that the miniature does not take over."""
 
     path: str
@@ -56,7 +56,7 @@ def processes(program: Program) -> int:
 
 def derive(
     program: Program, config: Mapping[str, Any], model: str, train: str, evaluate: str, steps: int
-) -> tuple[dict[str, Any], list[Replacement]]:
+) -> tuple[dict[str, Any], list[MiniatureChange]]:
     """The miniature's recipe as plain data, and what differs from the original's.
 
     Args:
@@ -155,7 +155,9 @@ def _modules(family: Family, architecture: Architecture) -> list[str]:
     return [module for target in family.lora_targets(architecture) for module in target.modules]
 
 
-def replacements(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[Replacement]:
+def replacements(
+    before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = ""
+) -> list[MiniatureChange]:
     """What two recipes as plain data differ in."""
     found = []
     for key in before:
@@ -163,7 +165,7 @@ def replacements(before: Mapping[str, Any], after: Mapping[str, Any], prefix: st
         if isinstance(old, Mapping) and isinstance(new, Mapping) and key != "axes":
             found += replacements(old, new, f"{path}.")
         elif old != new:
-            found.append(Replacement(path, _short(old), _short(new)))
+            found.append(MiniatureChange(path, _short(old), _short(new)))
     return found
 
 

@@ -42,7 +42,7 @@ class StepFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Result:
+class StepResult:
     """How a step went. `figure` is what it measured, in a few words."""
 
     step: str
@@ -66,7 +66,7 @@ class Pipeline:
     logs: Path
     show_commands: bool = False
     expected: Mapping[str, float] = field(default_factory=dict)
-    results: list[Result] = field(default_factory=list)
+    results: list[StepResult] = field(default_factory=list)
     _say: Callable[[str], None] = lambda text: None
 
     def step(self, name: str, action: Callable[[], str]) -> None:
@@ -80,9 +80,9 @@ class Pipeline:
             with self._progress(name):
                 figure = action()
         except StepFailed as error:
-            self._record(Result(name, False, time.monotonic() - start, str(error)))
+            self._record(StepResult(name, False, time.monotonic() - start, str(error)))
             raise
-        self._record(Result(name, True, time.monotonic() - start, figure))
+        self._record(StepResult(name, True, time.monotonic() - start, figure))
 
     def script(
         self,
@@ -200,7 +200,7 @@ class Pipeline:
         rest = sum(share for step, share in self.expected.items() if step not in names)
         return f", {duration(present + rest * pace)} left"
 
-    def _record(self, result: Result) -> None:
+    def _record(self, result: StepResult) -> None:
         self.results.append(result)
         word = "ok" if result.ok else "failed"
         line = f"{result.step:<12} {word:<6} {result.seconds:6.1f} s  {result.figure}"

@@ -20,7 +20,7 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import require_packages
-from recipec.compiler.rehearse.artifact_run import Run, claim
+from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
 from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 from recipec.compiler.rehearse.pipeline import (
     Pipeline,
@@ -79,7 +79,7 @@ def _run(output: Path, pipeline: Pipeline) -> None:
     program = compiled()
     pipeline.step("model", lambda: write_model(output / "model", program))
     pipeline.step("build", lambda: _build(generated, program, pipeline))
-    run = Run(
+    run = ArtifactRun(
         pipeline,
         artifact=generated / program.name,
         model=output / "model",

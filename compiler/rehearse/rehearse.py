@@ -20,10 +20,10 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.packages import require_packages
-from recipec.compiler.rehearse.artifact_run import Run, claim
+from recipec.compiler.rehearse.artifact_run import ArtifactRun, claim
 from recipec.compiler.rehearse.miniature import shrink, write_checkpoint
 from recipec.compiler.rehearse.miniature_recipe import (
-    Replacement,
+    MiniatureChange,
     conversations,
     derive,
     processes,
@@ -105,7 +105,7 @@ def rehearse(
 def _run(program: Program, steps: int, work: Path, pipeline: Pipeline) -> None:
     pipeline.step("miniature", lambda: write_miniature(program, work))
     pipeline.step("compile", lambda: _compile(program, steps, work, pipeline.console))
-    run = Run(
+    run = ArtifactRun(
         pipeline,
         artifact=work / "generated" / program.name,
         model=work / "model",
@@ -155,7 +155,7 @@ def _renamed(value: Any, fields: Mapping[str, str]) -> Any:
     return [_renamed(item, fields) for item in value] if isinstance(value, list) else value
 
 
-def write_recipe(program: Program, steps: int, work: Path) -> list[Replacement]:
+def write_recipe(program: Program, steps: int, work: Path) -> list[MiniatureChange]:
     """Writes recipe.yaml beside the miniature, and returns what it replaces."""
     config = json.loads((work / "model" / "config.json").read_text(encoding="utf-8"))
     recipe, replaced = derive(program, config, "./model", TRAIN_FILE, EVAL_FILE, steps)

@@ -24,7 +24,7 @@ from recipec.runtime.serving.bench_runner import PREPARE, START, STOP, TimedOut,
 if TYPE_CHECKING:
     from recipec.compiler.lowering.hardware import Accelerator
     from recipec.compiler.serving.artifacts import ServedArtifact
-    from recipec.compiler.serving.engine import Engine, Found
+    from recipec.compiler.serving.engine import Engine, FoundContainer
     from recipec.runtime.serving.bench_runner import Runner
     from recipec.spec.language import Recipe
 
@@ -168,7 +168,7 @@ class InContainer:
         found: the container, running.
     """
 
-    def __init__(self, engine: Engine, found: Found) -> None:
+    def __init__(self, engine: Engine, found: FoundContainer) -> None:
         self._engine = engine
         self._api = engine.api
         self._found = found

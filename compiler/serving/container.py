@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from recipec.compiler.lowering.families import FAMILIES
 from recipec.compiler.serving import blocks, features
 from recipec.compiler.serving import flags as vllm
-from recipec.compiler.serving.weights import Weights, adapter_weights, model_weights
+from recipec.compiler.serving.weights import ServedWeights, adapter_weights, model_weights
 from recipec.runtime.serving.hosts import is_loopback
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ class Container:
     secrets: tuple[str, ...]
     volumes: tuple[Volume, ...]
     fetches: tuple[Fetch, ...]
-    model: Weights
-    adapter: Weights | None
+    model: ServedWeights
+    adapter: ServedWeights | None
     shared_memory: str
     privileged: bool
     network_mode: str
@@ -231,7 +231,7 @@ def own_address(host: str) -> str:
 
 
 def _volumes(
-    model: Weights, adapter: Weights | None, environment: Mapping[str, str]
+    model: ServedWeights, adapter: ServedWeights | None, environment: Mapping[str, str]
 ) -> tuple[tuple[Volume, ...], tuple[Fetch, ...]]:
     volumes: list[Volume] = []
     fetches: list[Fetch] = []
@@ -255,7 +255,7 @@ def _volumes(
     return tuple(volumes), tuple(fetches)
 
 
-def _copy_words(weights: Weights, target: str) -> tuple[str, ...]:
+def _copy_words(weights: ServedWeights, target: str) -> tuple[str, ...]:
     """The command that makes a folder what is at gs://; what is there already is not copied again.
 
     Files that are there no more are deleted: vLLM would load shards of another model beside this one's.

@@ -43,7 +43,7 @@ START_ENGINE = (
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundContainer:
     """A container that the engine has.
 
     Attributes:
@@ -147,7 +147,7 @@ class Engine:
                 self._raise_reported(f"build the image {tag}", event)
                 yield from self._hide(event.get("stream", "")).splitlines()
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> FoundContainer | None:
         """The container of exactly this name."""
         from docker.errors import NotFound
 
@@ -160,7 +160,7 @@ class Engine:
             return None
         return _found(found["Id"], name, found["State"]["Status"], found["Config"].get("Labels"))
 
-    def running(self) -> list[tuple[Found, int | None]]:
+    def running(self) -> list[tuple[FoundContainer, int | None]]:
         """All containers that run, each with the port that its label names."""
         out = []
         with self.doing("list its containers"):
@@ -172,7 +172,7 @@ class Engine:
                 out.append((found, int(port) if port.isdigit() else None))
         return out
 
-    def create(self, settings: Settings) -> Running:
+    def create(self, settings: ContainerSettings) -> Running:
         """Makes a container and the volumes that it names, and listens to it; it is not started yet."""
         with self.doing(f"create the container {settings.name}"):
             for volume, labels in settings.volumes.items():
@@ -187,7 +187,7 @@ class Engine:
             raise
         return running
 
-    def adopt(self, found: Found) -> Running:
+    def adopt(self, found: FoundContainer) -> Running:
         """A container that is there already."""
         return Running(self, found.id, found.name)
 
@@ -217,21 +217,21 @@ class Engine:
             yield
         except APIError as error:
             said = self._hide(_line(error.explanation or error))
-            raise Refused(what, said, error.status_code) from error
+            raise EngineRefusal(what, said, error.status_code) from error
         except (Timeout, TimeoutError) as error:
             raise Lost(f"the Docker engine was to {what}, and gives no answer in time", SEE) from error
         except (RequestException, HTTPError, ConnectionError) as error:
             raise Lost(f"the Docker engine was to {what}, and is gone meanwhile", SEE) from error
         except (DockerException, OSError, ValueError) as error:
-            raise Refused(what, self._hide(_line(error))) from error
+            raise EngineRefusal(what, self._hide(_line(error))) from error
 
     def _raise_reported(self, what: str, event: Mapping[str, Any]) -> None:
         """An error that comes as a line of a stream."""
         if "error" in event:
-            raise Refused(what, self._hide(_line(event["error"])))
+            raise EngineRefusal(what, self._hide(_line(event["error"])))
 
 
-class Refused(ArtifactError):
+class EngineRefusal(ArtifactError):
     """The engine answered that it will not.
 
     Attributes:
@@ -306,15 +306,17 @@ class Running:
         try:
             with self._engine.doing(what):
                 act()
-        except Refused as error:
+        except EngineRefusal as error:
             # 404: no such container; 409: it does not run, or is being removed already.
             if error.status not in (404, 409):
                 raise
 
 
-def _found(id: str, name: str, status: str, labels: Mapping[str, str] | None) -> Found:
+def _found(id: str, name: str, status: str, labels: Mapping[str, str] | None) -> FoundContainer:
     labels = labels or {}
-    return Found(id, name, status, labels.get(ARTIFACT_LABEL), labels.get("com.docker.compose.project"))
+    return FoundContainer(
+        id, name, status, labels.get(ARTIFACT_LABEL), labels.get("com.docker.compose.project")
+    )
 
 
 def _refuse_elsewhere(host: str) -> None:
@@ -377,7 +379,7 @@ def _line(error: object) -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ContainerSettings:
     """What the engine is asked for.
 
     Attributes:
@@ -398,7 +400,7 @@ def settings(
     folders: Mapping[str, Path],
     environ: Mapping[str, str],
     memory: str | None = None,
-) -> Settings:
+) -> ContainerSettings:
     """What starts a container as compose.yaml does.
 
     Args:
@@ -427,7 +429,7 @@ def settings(
     if memory is not None:
         # The same limit for memory and swap together: a server that swaps is no use.
         host |= {"mem_limit": memory, "memswap_limit": memory}
-    return Settings(
+    return ContainerSettings(
         name=container.name,
         container={
             "name": container.name,

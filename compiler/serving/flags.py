@@ -185,7 +185,7 @@ RENAMED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Problem:
+class FlagProblem:
     """What is wrong with a flag of a recipe.
 
     Attributes:
@@ -205,7 +205,7 @@ class Problem:
     at_key: bool = False
 
 
-def problems(name: str, value: Any) -> Iterator[Problem]:
+def problems(name: str, value: Any) -> Iterator[FlagProblem]:
     """What vLLM would refuse of a flag, or take for something else.
 
     Args:
@@ -224,7 +224,7 @@ def problems(name: str, value: Any) -> Iterator[Problem]:
             yield _valued(name, known)
         elif negative and value is False:
             meant = f"did you mean `{_spelt(name, known.name)}`? with true"
-            yield Problem("value", f"`{name}: false` says no twice", meant, at_key=True)
+            yield FlagProblem("value", f"`{name}: false` says no twice", meant, at_key=True)
         elif said := _refused(known, name, value):
             yield said
 
@@ -240,7 +240,7 @@ def abbreviated(name: str) -> list[Flag]:
     return list(found.values())
 
 
-def _unknown(name: str, flag: str) -> Problem:
+def _unknown(name: str, flag: str) -> FlagProblem:
     if flag in RENAMED:
         return _renamed(flag, _spelt(name, RENAMED[flag]))
     short = next((one.name for one in flags().values() if flag in one.short), None)
@@ -249,7 +249,7 @@ def _unknown(name: str, flag: str) -> Problem:
     stands_for = abbreviated(flag)
     if len(stands_for) == 1:
         full = ("no-" if flag.startswith("no-") and stands_for[0].negated else "") + stands_for[0].name
-        return Problem(
+        return FlagProblem(
             "abbreviated",
             f"`{name}` is the beginning of --{full}, which vLLM takes it for until a version has another "
             "such",
@@ -261,7 +261,7 @@ def _unknown(name: str, flag: str) -> Problem:
     close = [flag.name for flag in stands_for[:3]] or difflib.get_close_matches(flag, known, 3, 0.75)
     spelt = [_spelt(name, one) for one in close]
     said = f"did you mean {listing((f'`{one}`' for one in spelt), 'or')}?" if close else None
-    return Problem(
+    return FlagProblem(
         "unknown",
         f"vLLM {version()} has no flag --{flag}",
         said or f"`vllm serve --help=all` of vllm-tpu {version()} lists them",
@@ -269,9 +269,9 @@ def _unknown(name: str, flag: str) -> Problem:
     )
 
 
-def _renamed(flag: str, name: str) -> Problem:
+def _renamed(flag: str, name: str) -> FlagProblem:
     message = f"vLLM {version()} has no flag --{flag}"
-    return Problem("unknown", message, f"did you mean `{name}`?", at_key=True)
+    return FlagProblem("unknown", message, f"did you mean `{name}`?", at_key=True)
 
 
 def _names(flag: Flag) -> Iterator[str]:
@@ -285,36 +285,36 @@ def _spelt(name: str, flag: str) -> str:
     return flag.replace("-", "_") if "_" in name or "-" not in name else flag
 
 
-def _valued(name: str, flag: Flag) -> Problem:
+def _valued(name: str, flag: Flag) -> FlagProblem:
     other = f"or false for --no-{flag.name}" if flag.negated else "or leave it out"
-    return Problem("value", f"`{name}` is a switch and takes no value", f"{name}: true, {other}")
+    return FlagProblem("value", f"`{name}` is a switch and takes no value", f"{name}: true, {other}")
 
 
-def _refused(flag: Flag, name: str, value: Any) -> Problem | None:
+def _refused(flag: Flag, name: str, value: Any) -> FlagProblem | None:
     """What is wrong with the value of a flag that is spelt in full."""
     if flag.type == "switch":
         if not isinstance(value, bool):
             return _valued(name, flag)
         if not value and not flag.negated:
             said = f"`{name}` is off unless it is given, and there is no --no-{flag.name}"
-            return Problem("value", said, "remove it", at_key=True)
+            return FlagProblem("value", said, "remove it", at_key=True)
         return None
     if isinstance(value, bool):
         if value and flag.nargs == "?":
             return None
         said = "takes a value" if value else f"has no form --no-{flag.name}"
-        return Problem("value", f"`{name}` {said}", f"give {_asks(flag)}, or remove it")
+        return FlagProblem("value", f"`{name}` {said}", f"give {_asks(flag)}, or remove it")
     if isinstance(value, list) and (flag.many or not _takes_json(flag.name)):
         if not flag.many and len(value) != 1:
-            return Problem("value", f"`{name}` takes one value, not a list", f"give {_asks(flag)}")
+            return FlagProblem("value", f"`{name}` takes one value, not a list", f"give {_asks(flag)}")
         if not value and flag.nargs == "+":
             said = f"`{name}` is an empty list, and takes at least one value"
-            return Problem("value", said, f"give {_asks(flag)}, or remove it")
+            return FlagProblem("value", said, f"give {_asks(flag)}, or remove it")
     if isinstance(value, list) and not _takes_json(flag.name):
         listed = [_word_of(one) for one in value]
         dashes = [word for word in listed if word.startswith("-") and not re.fullmatch(r"-\d+", word)]
         if dashes:
-            return Problem(
+            return FlagProblem(
                 "value",
                 f"`{name}` holds `{dashes[0]}`, which vLLM takes for another flag because it starts with a "
                 "dash",
@@ -326,7 +326,7 @@ def _refused(flag: Flag, name: str, value: Any) -> Problem | None:
     return next((found for word in listed if (found := _misread(flag, name, word, mapping))), None)
 
 
-def _misread(flag: Flag, name: str, word: str, mapping: bool) -> Problem | None:
+def _misread(flag: Flag, name: str, word: str, mapping: bool) -> FlagProblem | None:
     """What is wrong with one word of a flag's value.
 
     Args:
@@ -337,14 +337,14 @@ def _misread(flag: Flag, name: str, word: str, mapping: bool) -> Problem | None:
     if not _readable(flag.type, word):
         fault = _json_fault(_numbers(word)) if flag.type in ("json", "json-or-text", "object") else None
         said = f"`{name}` is `{word}`, which is not {EXAMPLES[flag.type]}" + (f" ({fault})" if fault else "")
-        return Problem("value", said, f"give {_asks(flag)}")
+        return FlagProblem("value", said, f"give {_asks(flag)}")
     compared = word.lower().replace("-", "_") if flag.type == "folded" else word
     if flag.type == "int" and flag.choices:
         compared = str(int(word))
     if flag.choices and compared not in flag.choices:
         close = difflib.get_close_matches(compared, flag.choices, 1, 0.6)
         first = f"did you mean `{close[0]}`? " if close and len(flag.choices) > 4 else ""
-        return Problem(
+        return FlagProblem(
             "value", f"`{name}` cannot be `{word}`", f"{first}it can be {listing(flag.choices, 'or')}"
         )
     if flag.type == "object":
@@ -399,15 +399,15 @@ def _numbers(word: str) -> str:
     return "".join(parts)
 
 
-def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterator[Problem]:
+def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterator[FlagProblem]:
     """Of a flag's key, as in `compilation-config.mode`."""
     if flag.type not in ("json", "json-or-text", "object"):
         said = f"--{flag.name} has no keys: it takes {_asks(flag)}"
-        yield Problem("value", said, f"did you mean `{_spelt(name, flag.name)}`?", at_key=True)
+        yield FlagProblem("value", said, f"did you mean `{_spelt(name, flag.name)}`?", at_key=True)
         return
     if "" in path:
         said = f"a key of `{name}` is empty"
-        yield Problem("key", said, "write for example compilation-config.mode: 3", at_key=True)
+        yield FlagProblem("key", said, "write for example compilation-config.mode: 3", at_key=True)
         return
     if value is None:
         return
@@ -422,7 +422,7 @@ def _key_problems(name: str, flag: Flag, path: list[str], value: Any) -> Iterato
 
 def _unknown_keys(
     name: str, known: Mapping[str, Any], given: Mapping[str, Any], above: tuple[str, ...] = ()
-) -> Iterator[Problem]:
+) -> Iterator[FlagProblem]:
     """Keys that a configuration does not have, at any depth, and values that are none of the choices.
 
     Args:
@@ -435,11 +435,11 @@ def _unknown_keys(
             listed = f"it has {listing(known)}" if len(known) <= MOST_LISTED else "see vLLM's documentation"
             said = f"did you mean `{close[0]}`?" if close else listed
             message = f"`{name}`: the configuration has no key `{key}`"
-            yield Problem("key", message, said, keys=keys, at_key=True)
+            yield FlagProblem("key", message, said, keys=keys, at_key=True)
         elif isinstance(known[key], dict) and isinstance(value, dict):
             yield from _unknown_keys(name, known[key], value, keys)
         elif isinstance(known[key], list) and value is not None and str(value) not in known[key]:
-            yield Problem(
+            yield FlagProblem(
                 "key",
                 f"`{name}`: `{key}` cannot be `{_word_of(value)}`",
                 f"it can be {listing(known[key], 'or')}",

@@ -20,8 +20,8 @@ from recipec.compiler.wording import as_typed
 
 if TYPE_CHECKING:
     from recipec.compiler.serving.artifacts import ServedArtifact
-    from recipec.compiler.serving.engine import Engine, Found
-    from recipec.compiler.serving.weights import Weights
+    from recipec.compiler.serving.engine import Engine, FoundContainer
+    from recipec.compiler.serving.weights import ServedWeights
 
 
 KEY, TOKEN = "VLLM_API_KEY", "HF_TOKEN"
@@ -85,7 +85,7 @@ def check_files(artifact: ServedArtifact, folders: Mapping[str, Path]) -> None:
 
 
 def _check_part(
-    weights: Weights,
+    weights: ServedWeights,
     folder: Path | None,
     option: str,
     lies: str,
@@ -114,7 +114,7 @@ def _check_part(
         )
 
 
-def check_name(artifact: ServedArtifact, engine: Engine) -> Found | None:
+def check_name(artifact: ServedArtifact, engine: Engine) -> FoundContainer | None:
     """The container that an earlier start left, to be removed; None where there is none.
 
     Raises:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.serving import preflight
 from recipec.compiler.serving.engine import (
+    ContainerSettings,
     Engine,
+    EngineRefusal,
     Exit,
-    Refused,
     Running,
-    Settings,
     folders,
     passed_on,
     settings,
@@ -76,7 +76,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Output:
+class ContainerOutput:
     """Text that the container wrote to one of its streams."""
 
     error: bool
@@ -135,7 +135,7 @@ def _provide_base(
     try:
         for line in signals.each(lambda: engine.pull(base)):
             say(f"  {line}")
-    except Refused as error:
+    except EngineRefusal as error:
         raise ArtifactError(
             f"the base image {base} is not on this machine and cannot be fetched: {error.said}",
             "see that its name is right and its registry reached (docker login, when it is private); "
@@ -159,7 +159,7 @@ def _build(artifact: ServedArtifact, options: Options, engine: Engine, signals: 
             lines.append(line)
             if re.match(r"Step \d+/\d+ :", line):
                 say(f"  {_short(' '.join(line.split()))}")
-    except Refused as error:
+    except EngineRefusal as error:
         for line in lines:
             say(f"  {line}")
         raise ArtifactError(
@@ -172,7 +172,7 @@ def _build(artifact: ServedArtifact, options: Options, engine: Engine, signals: 
 def _run(
     artifact: ServedArtifact,
     options: Options,
-    asked: Settings,
+    asked: ContainerSettings,
     engine: Engine,
     signals: Signals,
     hide: Hider,
@@ -212,7 +212,7 @@ class _Server:
         self._hide = hide
         self._say = say
         self._memory: str | None = None
-        self._events: Events[Output | Exit | Ready] = Events(signals)
+        self._events: Events[ContainerOutput | Exit | Ready] = Events(signals)
         self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._ready = False
         # Whether a thread follows the container, and will tell its end.
@@ -223,7 +223,7 @@ class _Server:
         self._say(f"starting {self._running.name}")
         try:
             self._running.start()
-        except Refused as error:
+        except EngineRefusal as error:
             if "executable file not found" in str(error):
                 raise ArtifactError(
                     "the image has no program `vllm`",
@@ -322,7 +322,7 @@ class _Server:
                 f"recipe serve down {as_typed(self._artifact.folder)}"
             )
 
-    def _next(self, seconds: float | None) -> Output | Exit | Ready | None:
+    def _next(self, seconds: float | None) -> ContainerOutput | Exit | Ready | None:
         """The next event; the log is shown."""
         try:
             event = self._events.next(seconds)
@@ -331,26 +331,26 @@ class _Server:
             raise
         if isinstance(event, Exit):
             self._followed = False
-        if isinstance(event, Output):
+        if isinstance(event, ContainerOutput):
             self._last.extend(line for line in event.text.splitlines() if line.strip())
             stream = sys.stderr if event.error else sys.stdout
             stream.write(event.text)
             stream.flush()
         return event
 
-    def _report(self, put: Put[Output | Exit | Ready]) -> None:
+    def _report(self, put: Put[ContainerOutput | Exit | Ready]) -> None:
         """Runs in a thread: the container's output, and then its end."""
         streams = Lines(self._hide), Lines(self._hide)
         for pieces in self._running.output():
             for error, (lines, piece) in enumerate(zip(streams, pieces, strict=True)):
                 if piece and (text := lines.feed(piece)):
-                    put(Output(bool(error), text))
+                    put(ContainerOutput(bool(error), text))
         for error, lines in enumerate(streams):
             if text := lines.end():
-                put(Output(bool(error), text))
+                put(ContainerOutput(bool(error), text))
         put(self._running.wait())
 
-    def _ask(self, put: Put[Output | Exit | Ready]) -> None:
+    def _ask(self, put: Put[ContainerOutput | Exit | Ready]) -> None:
         """Runs in a thread: asks whether the server answers."""
         client = Client(self._container.health_url.removesuffix("/health"), api_key="", timeout=5.0)
         while not client.healthy():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler.lowering.sources import asks_chats
 from recipec.compiler.serving.flags import by_flag
-from recipec.compiler.serving.verify_reference import Reference, ServedTypes, Tokens
+from recipec.compiler.serving.verify_reference import Reference, ReferenceTokenizer, ServedTypes
 from recipec.compiler.terminal import note
 from recipec.runtime.errors import UserError
 from recipec.runtime.progress import each
@@ -68,7 +68,7 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
     types = served_types(recipe, config, asked.server_dtype)
     verify_reference.torch()
     verify_reference.refuse_too_large(folder, asked.dtype)
-    tokenizer = verify_reference.Tokens(folder)
+    tokenizer = verify_reference.ReferenceTokenizer(folder)
     window = verify_reference.sliding_window(config)
     cases = _built_in(_long_repeats(tokenizer, window, longest, asked.tokens), tokenizer.has_template)
     cases += _own(asked.prompts, recipe, tokenizer) if asked.prompts else []
@@ -177,7 +177,7 @@ def _merged(artifact: Path | None, recipe: Recipe | None) -> Path:
     return artifact / output
 
 
-def _long_repeats(tokenizer: Tokens, window: int | None, longest: int | None, tokens: int) -> int:
+def _long_repeats(tokenizer: ReferenceTokenizer, window: int | None, longest: int | None, tokens: int) -> int:
     """How often the sentence stands in the long prompt: past the sliding window, where there is room."""
     wanted = min(LONGEST, LONG if window is None else window + 57)
     if longest is not None:
@@ -186,7 +186,7 @@ def _long_repeats(tokenizer: Tokens, window: int | None, longest: int | None, to
     return max(0, wanted // each + (window is not None and window + 57 <= wanted))
 
 
-def _own(path: Path, recipe: Recipe | None, tokenizer: Tokens) -> list[Case]:
+def _own(path: Path, recipe: Recipe | None, tokenizer: ReferenceTokenizer) -> list[VerifyPrompt]:
     from recipec.runtime.serving.evaluate_prompts import parse
 
     chat = tokenizer.has_template and (recipe is None or asks_chats(recipe))
@@ -194,15 +194,15 @@ def _own(path: Path, recipe: Recipe | None, tokenizer: Tokens) -> list[Case]:
     if faults:
         place = str(path) if faults[0].line is None else f"{path}:{faults[0].line}"
         raise UserError(f"{place}: {faults[0].message}", faults[0].help)
-    return [Case(prompt.title, prompt.text, prompt.messages) for prompt in prompts]
+    return [VerifyPrompt(prompt.title, prompt.text, prompt.messages) for prompt in prompts]
 
 
-def _ids(case: Case, tokenizer: Tokens) -> Sequence[int]:
+def _ids(case: VerifyPrompt, tokenizer: ReferenceTokenizer) -> Sequence[int]:
     return tokenizer.of_text(case.text or "") if case.messages is None else tokenizer.of_chat(case.messages)
 
 
 def _replies(
-    client: Client, served: str, cases: Sequence[Case], tokens: int
+    client: Client, served: str, cases: Sequence[VerifyPrompt], tokens: int
 ) -> tuple[list[Reply], list[str]]:
     """The endpoint's answers, and a sentence when it refuses a chat, for which there is a template."""
     replies, refused = [], []
@@ -248,7 +248,7 @@ SENTENCE = (
 
 
 @dataclass(frozen=True)
-class Case:
+class VerifyPrompt:
     """A prompt: `text` to go on with, or the `messages` of a chat."""
 
     title: str
@@ -270,27 +270,27 @@ class Reply:
         top: at each step, log probabilities of the likeliest tokens.
     """
 
-    case: Case
+    case: VerifyPrompt
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     top: tuple[Mapping[int, float], ...]
 
 
-def _built_in(long_repeats: int, chat: bool) -> list[Case]:
+def _built_in(long_repeats: int, chat: bool) -> list[VerifyPrompt]:
     """The prompts that every endpoint is asked.
 
     Args:
         long_repeats: of the sentence in the long prompt; 0 leaves it out.
         chat: whether the tokenizer has a template.
     """
-    cases = [Case(_title(text), text) for text in TEXTS]
+    cases = [VerifyPrompt(_title(text), text) for text in TEXTS]
     if long_repeats:
-        cases.append(Case(f"a long text: {_title(SENTENCE)}", SENTENCE * long_repeats + "One day"))
+        cases.append(VerifyPrompt(f"a long text: {_title(SENTENCE)}", SENTENCE * long_repeats + "One day"))
     if chat:
         for turns in CHATS:
             roles = ("user", "assistant")
             messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(turns)]
-            cases.append(Case(_title(turns[-1]), messages=messages))
+            cases.append(VerifyPrompt(_title(turns[-1]), messages=messages))
     return cases
 
 
@@ -322,7 +322,7 @@ def _find_model(client: Client, wanted: str | None, flag: str) -> tuple[str, int
     return wanted, longest
 
 
-def _ask(client: Client, model: str, case: Case, tokens: int) -> Reply:
+def _ask(client: Client, model: str, case: VerifyPrompt, tokens: int) -> Reply:
     """The endpoint's greedy answer.
 
     Args:
@@ -368,7 +368,7 @@ def _ask(client: Client, model: str, case: Case, tokens: int) -> Reply:
     return Reply(case, tuple(prompt), tuple(said), top)
 
 
-def _top(choice: Mapping[str, Any], case: Case) -> tuple[Mapping[int, float], ...]:
+def _top(choice: Mapping[str, Any], case: VerifyPrompt) -> tuple[Mapping[int, float], ...]:
     logprobs = choice["logprobs"]
     if case.messages is None:
         steps = [list(step.items()) for step in logprobs["top_logprobs"]]
@@ -408,7 +408,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Step:
+class ComparedToken:
     """One token of an answer.
 
     Attributes:
@@ -437,7 +437,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedPrompt:
     """One prompt.
 
     Attributes:
@@ -448,7 +448,7 @@ class Compared:
 
     reply: Reply
     wanted: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ComparedToken, ...]
     foreign: int | None = None
 
     @property
@@ -473,8 +473,8 @@ class Compared:
 
 
 def _compare(
-    replies: Sequence[Reply], tokens: Tokens, reference: Reference, types: ServedTypes, dtype: str
-) -> list[Compared]:
+    replies: Sequence[Reply], tokens: ReferenceTokenizer, reference: Reference, types: ServedTypes, dtype: str
+) -> list[ComparedPrompt]:
     """Holds every reply against the checkpoint. The reference's model is in the server's types afterwards.
 
     Args:
@@ -489,7 +489,7 @@ def _compare(
     return [_rounded(one, reference, types) for one in each(f"computing them in {types}", compared)]
 
 
-def _compare_one(reply: Reply, tokens: Tokens, reference: Reference) -> Compared:
+def _compare_one(reply: Reply, tokens: ReferenceTokenizer, reference: Reference) -> ComparedPrompt:
     case = reply.case
     wanted = tokens.of_chat(case.messages) if case.messages is not None else tokens.of_text(case.text or "")
     beyond = [
@@ -498,18 +498,20 @@ def _compare_one(reply: Reply, tokens: Tokens, reference: Reference) -> Compared
         if not 0 <= token < reference.vocabulary
     ]
     if beyond or not reply.tokens or not reply.prompt:
-        return Compared(reply, wanted, (), beyond[0] if beyond else None)
+        return ComparedPrompt(reply, wanted, (), beyond[0] if beyond else None)
     logprobs = reference.logprobs(reply.prompt, reply.tokens)
     steps = []
     for at, token, top in zip(logprobs, reply.tokens, reply.top, strict=True):
         best = int(at.argmax())
         greedy = bool(top) and top.get(token, float("-inf")) >= max(top.values()) - 1e-6
         exact = tuple(float(at[other]) for other in top)
-        steps.append(Step(token, best, float(at[best] - at[token]), greedy, tuple(top.values()), exact))
-    return Compared(reply, wanted, tuple(steps))
+        steps.append(
+            ComparedToken(token, best, float(at[best] - at[token]), greedy, tuple(top.values()), exact)
+        )
+    return ComparedPrompt(reply, wanted, tuple(steps))
 
 
-def _rounded(one: Compared, reference: Reference, types: ServedTypes) -> Compared:
+def _rounded(one: ComparedPrompt, reference: Reference, types: ServedTypes) -> ComparedPrompt:
     """With the log probabilities of the reference in the server's types."""
     if not one.steps:
         return one
@@ -521,7 +523,9 @@ def _rounded(one: Compared, reference: Reference, types: ServedTypes) -> Compare
     return replace(one, steps=tuple(steps))
 
 
-def allowance(compared: Sequence[Compared], types: ServedTypes, dtype: str, given: float | None) -> Tolerance:
+def allowance(
+    compared: Sequence[ComparedPrompt], types: ServedTypes, dtype: str, given: float | None
+) -> Tolerance:
     """What the differences may be.
 
     Args:
@@ -556,12 +560,12 @@ def allowance(compared: Sequence[Compared], types: ServedTypes, dtype: str, give
     )
 
 
-def problems(compared: Sequence[Compared], allowed: Tolerance, tokens: Tokens) -> list[str]:
+def problems(compared: Sequence[ComparedPrompt], allowed: Tolerance, tokens: ReferenceTokenizer) -> list[str]:
     """Why the endpoint's answers are not the checkpoint's, a sentence each; [] when they are."""
     return [*_prompt_problems(compared, tokens), *_answer_problems(compared, allowed)]
 
 
-def _prompt_problems(compared: Sequence[Compared], tokens: Tokens) -> list[str]:
+def _prompt_problems(compared: Sequence[ComparedPrompt], tokens: ReferenceTokenizer) -> list[str]:
     """A tokenizer or a template that is another one; under another tokenizer, no word of the template."""
     for kind, what in (("text", "tokenizer"), ("chat", "chat template")):
         of_kind = [one for one in compared if one.reply.case.kind == kind]
@@ -582,7 +586,7 @@ def _prompt_problems(compared: Sequence[Compared], tokens: Tokens) -> list[str]:
     return []
 
 
-def _shown(tokens: Tokens, ids: Sequence[int]) -> str:
+def _shown(tokens: ReferenceTokenizer, ids: Sequence[int]) -> str:
     if not ids:
         return "nothing more"
     try:
@@ -592,7 +596,7 @@ def _shown(tokens: Tokens, ids: Sequence[int]) -> str:
     return repr(text if len(ids) <= 12 else f"{text}...")
 
 
-def _answer_problems(compared: Sequence[Compared], allowed: Tolerance) -> list[str]:
+def _answer_problems(compared: Sequence[ComparedPrompt], allowed: Tolerance) -> list[str]:
     found = []
     foreign = [one for one in compared if one.foreign is not None]
     if foreign:
@@ -627,7 +631,7 @@ def _answer_problems(compared: Sequence[Compared], allowed: Tolerance) -> list[s
     return found
 
 
-def _row(one: Compared, allowed: Tolerance) -> dict[str, Any]:
+def _row(one: ComparedPrompt, allowed: Tolerance) -> dict[str, Any]:
     """A prompt's row, as plain data."""
     tie = 2 * allowed.largest
     return {

@@ -157,7 +157,7 @@ def count_numbers(folder: Path) -> int:
     return count
 
 
-class Tokens:
+class ReferenceTokenizer:
     """The checkpoint's tokenizer and template.
 
     Raises:

@@ -21,7 +21,7 @@ OWN_MODELS = "recipec/"
 
 
 @dataclass(frozen=True)
-class Weights:
+class ServedWeights:
     """Weights of a model or of an adapter.
 
     Attributes:
@@ -41,7 +41,7 @@ class Weights:
         return self.kind != "hub"
 
 
-def model_weights(recipe: Recipe) -> Weights:
+def model_weights(recipe: Recipe) -> ServedWeights:
     """The weights that vLLM is started with: the merged ones, or an adapter's base."""
     serve = recipe.serve
     assert serve is not None
@@ -51,11 +51,11 @@ def model_weights(recipe: Recipe) -> Weights:
         return _output(recipe.merge.output)
     if catalog.is_directory(recipe.model.id) and not recipe.model.id.startswith(("/", "~/")):
         # Relative to the recipe's folder, which the artifact's machine does not have.
-        return Weights("folder", "")
+        return ServedWeights("folder", "")
     return _weights(recipe.model.id, recipe.model.revision)
 
 
-def adapter_weights(recipe: Recipe) -> Weights | None:
+def adapter_weights(recipe: Recipe) -> ServedWeights | None:
     """The PEFT adapter that merge.py writes, None where merged weights are served."""
     assert recipe.serve is not None
     if recipe.serve.weights == "merged":
@@ -63,21 +63,23 @@ def adapter_weights(recipe: Recipe) -> Weights | None:
     return _output(recipe.merge.output.rstrip("/") + "-adapter")
 
 
-def _output(address: str) -> Weights:
+def _output(address: str) -> ServedWeights:
     """What merge.py writes: below the artifact's folder, or to an address."""
     address = address.rstrip("/")
     if address.startswith("gs://"):
-        return Weights("bucket", address)
+        return ServedWeights("bucket", address)
     # Other addresses than gs:// are not copied: the folder that they were copied to has to be named.
-    return Weights("folder", "" if "://" in address else address)
+    return ServedWeights("folder", "" if "://" in address else address)
 
 
-def _weights(text: str, revision: str | None) -> Weights:
+def _weights(text: str, revision: str | None) -> ServedWeights:
     if text.startswith("gs://"):
-        return Weights("bucket", text.rstrip("/"))
+        return ServedWeights("bucket", text.rstrip("/"))
     if text.startswith(OWN_MODELS) or "://" in text:
-        return Weights("folder", "")
+        return ServedWeights("folder", "")
     if not catalog.is_directory(text) and HUB_ID.fullmatch(text):
-        return Weights("hub", text, revision)
+        return ServedWeights("hub", text, revision)
     # ~ alone and ~user are no folders of weights that every shell and engine reads alike.
-    return Weights("folder", "" if text.startswith("~") and not text.startswith("~/") else text.rstrip("/"))
+    return ServedWeights(
+        "folder", "" if text.startswith("~") and not text.startswith("~/") else text.rstrip("/")
+    )

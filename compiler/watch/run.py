@@ -34,7 +34,7 @@ WAITING, TRAINING = "waiting", "training"
 DONE, STOPPED, FAILED, KILLED = "done", "stopped", "failed", "killed"
 
 
-class Run:
+class WatchedRun:
     """A run by its folder, looked at again and again."""
 
     def __init__(self, place: Place) -> None:

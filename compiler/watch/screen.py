@@ -19,7 +19,17 @@ from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import install
 from recipec.compiler.report.place import Place, open_place
 from recipec.compiler.report.thin import thin
-from recipec.compiler.watch.run import DONE, FAILED, KILLED, METRICS, STOPPED, TRAINING, WAITING, Run, clean
+from recipec.compiler.watch.run import (
+    DONE,
+    FAILED,
+    KILLED,
+    METRICS,
+    STOPPED,
+    TRAINING,
+    WAITING,
+    WatchedRun,
+    clean,
+)
 from recipec.runtime.progress import duration
 
 LOCAL, ELSEWHERE, REDRAWN = 2.0, 15.0, 0.25
@@ -49,14 +59,14 @@ class Watch:
                 way_out = "give the folder of checkpoints that train.py writes"
                 raise ArtifactError(f"{folder}: a file, not a folder", way_out)
         self._places = [open_place(folder) for folder in folders]
-        self._found: dict[str, Run] = {}
-        self.runs: list[Run] = []
+        self._found: dict[str, WatchedRun] = {}
+        self.runs: list[WatchedRun] = []
         self.seconds = ELSEWHERE if any(place.system for place in self._places) else LOCAL
 
     def update(self) -> bool:
         """Looks at all of them; whether all have ended."""
         places = [place for given in self._places for place in _runs_of(given)]
-        self.runs = [self._found.setdefault(place.name, Run(place)) for place in places]
+        self.runs = [self._found.setdefault(place.name, WatchedRun(place)) for place in places]
         for run in self.runs:
             run.update()
         return bool(self.runs) and all(run.ended for run in self.runs)
@@ -75,7 +85,7 @@ def _runs_of(place: Place) -> list[Place]:
     return [one for one in inner if one.status(METRICS) is not None] or [place]
 
 
-def standing(run: Run) -> str:
+def standing(run: WatchedRun) -> str:
     """ "training", "stopped (SIGTERM)", or what is waited for."""
     if run.outcome == WAITING:
         folder = clean(run.place.name)
@@ -87,7 +97,7 @@ def standing(run: Run) -> str:
     return f"{run.outcome} ({run.reason})" if run.reason else run.outcome
 
 
-def progress(run: Run) -> str:
+def progress(run: WatchedRun) -> str:
     """ "step 120/400", with the share that is done."""
     if run.total is None:
         return f"step {run.step:,}"
@@ -96,7 +106,7 @@ def progress(run: Run) -> str:
     return f"step {run.step:,}/{run.total:,} ({run.step / run.total:.0%}{stop})"
 
 
-def parts(run: Run) -> list[str]:
+def parts(run: WatchedRun) -> list[str]:
     """How far it is, its newest numbers, its checkpoint and what is left."""
     facts = run.facts()
     peak, age, left = (facts[name] for name in ("peak_memory_bytes", "checkpoint_seconds", "seconds_left"))
@@ -107,7 +117,7 @@ def parts(run: Run) -> list[str]:
     return [progress(run), *figures, saved, *([f"{duration(left)} left"] if left is not None else [])]
 
 
-def line(run: Run) -> str:
+def line(run: WatchedRun) -> str:
     """All of it in one line."""
     if not run.metrics.lines:
         return f"{run.name}: {run.about}: {standing(run)}" if run.about else f"{run.name}: {standing(run)}"
@@ -115,7 +125,7 @@ def line(run: Run) -> str:
     return f"{run.name}: {', '.join(told)}"
 
 
-def as_json(runs: Iterable[Run]) -> list[dict[str, object]]:
+def as_json(runs: Iterable[WatchedRun]) -> list[dict[str, object]]:
     """The facts of runs, with numbers that are not finite as metrics.jsonl has them."""
     words = {math.inf: "Infinity", -math.inf: "-Infinity"}
     return [
@@ -135,7 +145,7 @@ class Screen:
         whole: fill the height of the terminal with plots; otherwise each has the least height.
     """
 
-    def __init__(self, runs: Sequence[Run], note: str = "", whole: bool = True) -> None:
+    def __init__(self, runs: Sequence[WatchedRun], note: str = "", whole: bool = True) -> None:
         self.runs, self._note, self._whole = runs, note, whole
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -153,7 +163,7 @@ class Screen:
             yield _cut(self._note, "dim", options)
 
 
-def _facts(run: Run, options: ConsoleOptions) -> Group:
+def _facts(run: WatchedRun, options: ConsoleOptions) -> Group:
     """The lines of a run but for its plot."""
     style = STYLES.get(run.outcome, "")
     shown: list[RenderableType] = [
@@ -171,7 +181,7 @@ def _facts(run: Run, options: ConsoleOptions) -> Group:
     return Group(*shown, *(Text(f"{sign} {warning}", "yellow") for warning in run.warnings[-3:]))
 
 
-def _plot(run: Run, options: ConsoleOptions, height: int) -> list[Text]:
+def _plot(run: WatchedRun, options: ConsoleOptions, height: int) -> list[Text]:
     """The loss by step, drawn with characters."""
     losses = [pair for pair in run.metrics.values.get("loss", {}).items() if math.isfinite(pair[1])]
     evals = [pair for pair in run.evals if math.isfinite(pair[1])]

@@ -11,7 +11,7 @@ from ..addresses import folder, folder_or_address
 
 
 @dataclass(frozen=True)
-class Arguments:
+class BackendArguments:
     """The command line of a backend's script.
 
     Attributes:
@@ -33,7 +33,7 @@ class Arguments:
     trace: Path | None
 
 
-def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = None) -> Arguments:
+def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = None) -> BackendArguments:
     """Reads the command line; wrong usage ends the process with status 2.
 
     Args:
@@ -58,7 +58,7 @@ def parse_arguments(program: str, artifact: Path, argv: Sequence[str] | None = N
     given = parser.parse_args(argv)
     if given.resume and given.adapter is not None:
         parser.error("--resume continues a run, which --adapter would begin: give one of them")
-    return Arguments(**vars(given))
+    return BackendArguments(**vars(given))
 
 
 def _positive(text: str) -> int:

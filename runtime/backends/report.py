@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..metrics.loggers import PREFIX, Backends, done_line, last, writing
+from ..metrics.loggers import PREFIX, MetricWriters, done_line, last, writing
 from ..progress import duration
 
 if TYPE_CHECKING:
     from ..metrics.wandb_log import WandB
 
 
-class Report:
+class BackendReport:
     """Writes, prints and keeps a run's numbers.
 
     Args:
@@ -46,7 +46,7 @@ class Report:
         self._loss: float | None = None
         self._eval_loss: float | None = None
         self._tokens = self._seconds = 0.0
-        self._backends = Backends(folder, start or None, tensorboard, wandb)
+        self._backends = MetricWriters(folder, start or None, tensorboard, wandb)
         self._path, self.ends = self._backends.path, self._backends.ends
         self._begun = self._since = time.perf_counter()
 

@@ -23,7 +23,7 @@ OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
 
 
 @dataclass(frozen=True)
-class Replacement:
+class ReplacedTensor:
     """A tensor of the base that training replaced.
 
     Attributes:
@@ -56,10 +56,10 @@ class TrainedWeights:
     no_op = False
     """Whether nothing was trained: never known without comparing every tensor."""
 
-    def changes(self, base: HFCheckpoint) -> dict[str, Replacement]:
+    def changes(self, base: HFCheckpoint) -> dict[str, ReplacedTensor]:
         """The trained value of each of the base's tensors, by its full name."""
         return {
-            source.full_name(base.prefix): Replacement(
+            source.full_name(base.prefix): ReplacedTensor(
                 source.shape, functools.partial(self._tensor, parameter, index)
             )
             for parameter in self.parameters

@@ -32,7 +32,7 @@ from ..errors import UserError
 from ..settings import LocalCheckpointSettings
 from ..training.elastic import Kept
 from .adapter_reader import ITEM, step_folders
-from .resuming import CHECK, DATA, OPTIMIZER, Found, digest, examine
+from .resuming import CHECK, DATA, OPTIMIZER, ResumePoint, digest, examine
 from .saving import cause, first_line, summed
 
 KEEP = 2
@@ -94,7 +94,7 @@ class LocalCheckpoints:
             ),
         )
 
-    def newer(self, found: Found) -> Found:
+    def newer(self, found: ResumePoint) -> ResumePoint:
         """What a run goes on from: the newest step that is whole on every process, where it is newer than
         what was found among the shared ones. Every process calls it, and gets the same.
         """

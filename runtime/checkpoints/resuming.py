@@ -33,7 +33,7 @@ DAMAGED = (errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ, errno.EUCLEAN)
 
 
 @dataclass(frozen=True)
-class Found:
+class ResumePoint:
     """The checkpoints that a run can be continued from.
 
     Attributes:
@@ -49,7 +49,7 @@ class Found:
     imported: Mapping[str, Any] | None = None
 
 
-def find(directory: str) -> Found:
+def find(directory: str) -> ResumePoint:
     """Looks for the newest step whose files are, byte for byte, those that were saved.
 
     Raises:
@@ -66,7 +66,7 @@ def find(directory: str) -> Found:
                 "give this process the right to read it",
             ) from error
         if reason is None:
-            return Found(step, metadata.get(DATA), tuple(damaged), metadata.get(IMPORTED))
+            return ResumePoint(step, metadata.get(DATA), tuple(damaged), metadata.get(IMPORTED))
         damaged.append((step, reason))
     if damaged:
         raise UserError(
@@ -74,7 +74,7 @@ def find(directory: str) -> Found:
             + "; ".join(f"step {step}: {reason}" for step, reason in damaged),
             "bring one back from a copy, or begin again without --resume in another --output",
         )
-    return Found()
+    return ResumePoint()
 
 
 def examine(folder: epath.Path) -> tuple[str | None, Mapping[str, Any]]:
@@ -119,7 +119,7 @@ def _is_imported(folder: epath.Path) -> bool:
         return False
 
 
-def set_aside(directory: str, found: Found) -> None:
+def set_aside(directory: str, found: ResumePoint) -> None:
     """Renames damaged steps to corrupt-STEP, so that training can save those steps anew, and says so.
 
     Raises:
@@ -146,7 +146,7 @@ def set_aside(directory: str, found: Found) -> None:
         )
 
 
-def check_data(directory: str, found: Found, current: Mapping[str, Any]) -> None:
+def check_data(directory: str, found: ResumePoint, current: Mapping[str, Any]) -> None:
     """Checks that the data is what a checkpoint was trained on.
 
     Args:

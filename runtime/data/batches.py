@@ -30,7 +30,7 @@ Row = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchShape:
     """Of a micro-batch: `rows` of `length` tokens, filled up with the token `pad`."""
 
     rows: int
@@ -59,7 +59,7 @@ class TrainingData:
     rows: Rows | None = None
 
 
-def fill(samples: Samples, rows: Sequence[Row], shape: Shape, norm: float, index: int) -> Batch:
+def fill(samples: Samples, rows: Sequence[Row], shape: BatchShape, norm: float, index: int) -> Batch:
     """One micro-batch, from at most `shape.rows` rows; groups of samples take a row for each of them."""
     if samples.group > 1:
         rows = [(sample,) for row in rows for group in row for sample in samples.members(group)]
@@ -86,7 +86,7 @@ def fill(samples: Samples, rows: Sequence[Row], shape: Shape, norm: float, index
     }
 
 
-class Schedule:
+class BatchSchedule:
     """Which rows are in which micro-batch of a run, by number, without building those before it.
 
     An epoch visits each row once, in its own order, in windows of `accumulation` micro-batches; the last
@@ -105,7 +105,7 @@ class Schedule:
         self,
         samples: Samples,
         epochs: Epochs,
-        shape: Shape,
+        shape: BatchShape,
         accumulation: int,
         by_tokens: bool,
         seed: int | None,
@@ -197,7 +197,7 @@ def iterate(micro_batch: Callable[[int], Batch], start: int, stop: int) -> Any:
     return indices.map(micro_batch).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
 
 
-def evaluation_batches(samples: Samples, rows: Sequence[Row], shape: Shape) -> list[Batch]:
+def evaluation_batches(samples: Samples, rows: Sequence[Row], shape: BatchShape) -> list[Batch]:
     """Every row once, in order.
 
     The norm is such that the mean over the batches of summed loss / norm is the loss of a target, whatever

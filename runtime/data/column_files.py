@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from .places import Place
+from .places import DataPath
 from .text_files import Record, record
 from .values import Malformed
 
@@ -16,7 +16,7 @@ BATCH = 1000
 """Rows that are turned into Python objects at once."""
 
 
-def read_parquet(place: Place) -> Iterator[Record]:
+def read_parquet(place: DataPath) -> Iterator[Record]:
     """The rows of a Parquet file, a batch at a time."""
     import pyarrow.parquet as pq
 
@@ -24,7 +24,7 @@ def read_parquet(place: Place) -> Iterator[Record]:
         yield from _numbered(place.name, file.iter_batches(batch_size=BATCH))
 
 
-def parquet_rows(place: Place) -> int:
+def parquet_rows(place: DataPath) -> int:
     """How many rows there are, as the file's end says."""
     import pyarrow.parquet as pq
 
@@ -32,7 +32,7 @@ def parquet_rows(place: Place) -> int:
         return int(file.metadata.num_rows)
 
 
-def read_arrow(place: Place) -> Iterator[Record]:
+def read_arrow(place: DataPath) -> Iterator[Record]:
     """The rows of either form of Arrow's IPC: the file, or the stream, which `datasets` writes."""
     import pyarrow as pa
 
@@ -54,7 +54,7 @@ def rows_of(table: Any) -> Iterator[dict[str, Any]]:
             yield decode(row) if decode else row
 
 
-def read_array_record(place: Place) -> Iterator[Record]:
+def read_array_record(place: DataPath) -> Iterator[Record]:
     """Records that are JSON, or tf.train.Example messages, which TensorFlow Datasets writes."""
     if place.local:
         yield from _array_record(place.name, place.path)
@@ -65,7 +65,7 @@ def read_array_record(place: Place) -> Iterator[Record]:
         yield from _array_record(place.name, copy)
 
 
-def _opened(place: Place) -> Any:
+def _opened(place: DataPath) -> Any:
     """A file for pyarrow, mapped into memory where it is local."""
     import pyarrow as pa
 

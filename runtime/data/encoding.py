@@ -12,11 +12,11 @@ import numpy as np
 
 from ..errors import UserError
 from ..settings import DataSettings
-from .formats import AnyRow, PreferenceRow, Row, answers
+from .formats import AnyRow, ParsedSample, PreferenceRow, answers
 from .masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
 from .report import SplitReport
 from .samples import Samples
-from .template import ChatTemplate, Refused, Span
+from .template import ChatTemplate, Span, TemplateRefusal
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Encoder:
                 end-of-sequence token and there is none.
         """
         builder = _Builder(self._coding, source)
-        plain = [row for row in rows if isinstance(row, Row)]
+        plain = [row for row in rows if isinstance(row, ParsedSample)]
         for i, encoded in self._encoded(plain, builder.report):
             builder.add(plain[i].origin, encoded)
         pairs = [(row.origin, *answers(row)) for row in rows if isinstance(row, PreferenceRow)]
@@ -100,7 +100,7 @@ class Encoder:
                 builder.add(pairs[i][0], chosen, rejected[n])
         return builder.finish()
 
-    def show(self, row: Row) -> Shown | None:
+    def show(self, row: ParsedSample) -> Shown | None:
         """A row as it is trained on, None when it is left out.
 
         Raises:
@@ -116,7 +116,7 @@ class Encoder:
                 return Shown(row.origin, pieces, report.tokens, report.targets, bool(report.truncated))
         return None
 
-    def _encoded(self, rows: Sequence[Row], report: SplitReport) -> Iterator[tuple[int, _Encoded]]:
+    def _encoded(self, rows: Sequence[ParsedSample], report: SplitReport) -> Iterator[tuple[int, _Encoded]]:
         """The rows that can be used, by their number."""
         encoded: dict[int, _Encoded] = {}
         chats = [(i, row) for i, row in enumerate(rows) if row.messages is not None]
@@ -126,7 +126,7 @@ class Encoder:
         return ((i, encoded[i]) for i in sorted(encoded))
 
     def _encode_chats(
-        self, rows: Sequence[tuple[int, Row]], report: SplitReport, encoded: dict[int, _Encoded]
+        self, rows: Sequence[tuple[int, ParsedSample]], report: SplitReport, encoded: dict[int, _Encoded]
     ) -> None:
         rendered: list[tuple[int, Rendered]] = []
         for i, row in rows:
@@ -138,7 +138,7 @@ class Encoder:
             assert row.messages is not None
             try:
                 rendered.append((i, self._renderer.render(row.messages, row.tools, row.completion_start)))
-            except (Refused, Inconsistent, Blank) as error:
+            except (TemplateRefusal, Inconsistent, Blank) as error:
                 getattr(report, error.kind).add(row.origin, str(error))
         # The template has written the special tokens.
         encodings = self._tokenizer.encode_batch(
@@ -154,10 +154,10 @@ class Encoder:
             encoded[i] = _Encoded(item, encoding, ranges, origins[i].unused + item.unused)
 
     def _encode_texts(
-        self, rows: Sequence[tuple[int, Row]], report: SplitReport, encoded: dict[int, _Encoded]
+        self, rows: Sequence[tuple[int, ParsedSample]], report: SplitReport, encoded: dict[int, _Encoded]
     ) -> None:
         """Plain text: with the tokenizer's own special tokens, and the end of sequence after it."""
-        wholes: list[tuple[int, Row, str]] = []
+        wholes: list[tuple[int, ParsedSample, str]] = []
         for i, row in rows:
             completion = row.completion or ""
             if not completion.strip():

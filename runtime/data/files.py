@@ -7,10 +7,10 @@ from itertools import islice
 
 from ..errors import UserError
 from .column_files import parquet_rows, read_array_record, read_arrow, read_parquet
-from .places import ENDINGS, Place, explained, kind_of
+from .places import ENDINGS, DataPath, explained, kind_of
 from .text_files import Record, read_csv, read_json, read_json_lines
 
-READERS: dict[str, Callable[[Place], Iterator[Record]]] = {
+READERS: dict[str, Callable[[DataPath], Iterator[Record]]] = {
     "jsonl": read_json_lines,
     "json": read_json,
     "csv": read_csv,
@@ -20,7 +20,7 @@ READERS: dict[str, Callable[[Place], Iterator[Record]]] = {
 }
 
 
-def read_file(place: Place) -> Iterator[Record]:
+def read_file(place: DataPath) -> Iterator[Record]:
     """The rows of a file, in order, streamed; none for a file of no bytes.
 
     Raises:
@@ -41,7 +41,7 @@ def read_file(place: Place) -> Iterator[Record]:
         raise explained(place.name, error, place) from error
 
 
-def count_rows(place: Place, most: int | None = None) -> int:
+def count_rows(place: DataPath, most: int | None = None) -> int:
     """Rows of a file. Parquet says it at its end; others are read for it, no further than `most` rows.
 
     Raises:

@@ -48,7 +48,7 @@ BESIDE = ("system", "tools", "images", "image", "videos", "audios", "documents",
 
 
 @dataclass(frozen=True)
-class Row:
+class ParsedSample:
     """One sample: a conversation, or plain text.
 
     Attributes:
@@ -92,17 +92,17 @@ class PreferenceRow:
     unused: tuple[str, ...] = ()
 
 
-AnyRow = Row | PreferenceRow
+AnyRow = ParsedSample | PreferenceRow
 
 
-def answers(row: PreferenceRow) -> tuple[Row, Row]:
+def answers(row: PreferenceRow) -> tuple[ParsedSample, ParsedSample]:
     """The chosen and the rejected answer, each as a prompt with its completion."""
 
-    def one(answer: Any) -> Row:
+    def one(answer: Any) -> ParsedSample:
         if isinstance(row.prompt, str):
-            return Row(row.origin, prompt=row.prompt, completion=answer, unused=row.unused)
+            return ParsedSample(row.origin, prompt=row.prompt, completion=answer, unused=row.unused)
         start = len(row.prompt)
-        return Row(
+        return ParsedSample(
             row.origin, [*row.prompt, *answer], completion_start=start, tools=row.tools, unused=row.unused
         )
 
@@ -127,7 +127,7 @@ def check_fields(format: str, fields: Mapping[str, str]) -> None:
             )
 
 
-def parse_row(format: str, origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+def parse_row(format: str, origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     """A row of every format but preference.
 
     Args:
@@ -140,7 +140,7 @@ def parse_row(format: str, origin: str, row: Mapping[str, Any], fields: Mapping[
     return _PARSERS[format](origin, row, fields)
 
 
-def _chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+def _chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     name = fields.get("messages", "messages")
     sharegpt = (
         "messages" not in fields and row.get("messages") is None and row.get("conversations") is not None
@@ -155,10 +155,12 @@ def _chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row
     read = ["tools"]
     if row.get("system") == messages[0]["content"]:
         read.append("system")
-    return Row(origin, messages=messages, tools=_tools(row, fields), unused=_unused(row, fields, *read))
+    return ParsedSample(
+        origin, messages=messages, tools=_tools(row, fields), unused=_unused(row, fields, *read)
+    )
 
 
-def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     instruction = _text(row, fields, "instruction")
     context = _optional_text(row, fields, "input")
     output = _text(row, fields, "output")
@@ -171,10 +173,10 @@ def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
     asked = instruction if context is None else f"{instruction}\n\n{context}"
     messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
     unused = _unused(row, fields, "system")
-    return Row(origin, messages=messages, completion_start=len(messages) - 1, unused=unused)
+    return ParsedSample(origin, messages=messages, completion_start=len(messages) - 1, unused=unused)
 
 
-def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
     prompt, completion = _required(row, prompt_name), _required(row, completion_name)
     if is_labelled(row):
@@ -185,10 +187,10 @@ def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str,
         after = _conversation(completion, completion_name, fields)
         demand_assistant(after)
         tools, unused = _tools(row, fields), _unused(row, fields, "tools")
-        return Row(origin, before + after, completion_start=len(before), tools=tools, unused=unused)
+        return ParsedSample(origin, before + after, completion_start=len(before), tools=tools, unused=unused)
     completion = text_of(completion, repr(completion_name))
     prompt, unused = _text(row, fields, "prompt"), _unused(row, fields)
-    return Row(origin, prompt=prompt, completion=completion, unused=unused)
+    return ParsedSample(origin, prompt=prompt, completion=completion, unused=unused)
 
 
 def is_labelled(row: Mapping[str, Any]) -> bool:
@@ -197,9 +199,9 @@ def is_labelled(row: Mapping[str, Any]) -> bool:
     return isinstance(label, bool) or (isinstance(label, str) and label.lower() in ("true", "false"))
 
 
-def _plain(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Row:
+def _plain(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     name = fields.get("text", "text")
-    return Row(origin, completion=text_of(_required(row, name), repr(name)))
+    return ParsedSample(origin, completion=text_of(_required(row, name), repr(name)))
 
 
 _PARSERS = {

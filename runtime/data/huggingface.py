@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..settings import Source
 from .column_files import BATCH, rows_of
 from .files import count_rows, read_file
-from .places import ENDINGS, Place, explained, kind_of
+from .places import ENDINGS, DataPath, explained, kind_of
 from .text_files import Record
 
 HUB = "hf://"
@@ -72,7 +72,7 @@ def address_of(path: str) -> tuple[str, str | None]:
     return name, revision or None
 
 
-def read_folder(place: Place, split: str | None) -> Iterator[Record]:
+def read_folder(place: DataPath, split: str | None) -> Iterator[Record]:
     """The rows of a folder: what save_to_disk wrote, or data files, whose names tell the split as on the hub.
 
     Args:
@@ -93,7 +93,7 @@ def read_folder(place: Place, split: str | None) -> Iterator[Record]:
             yield from islice(rows, start, stop)
 
 
-def folder_rows(place: Place, split: str | None) -> int:
+def folder_rows(place: DataPath, split: str | None) -> int:
     """How many rows `read_folder` gives.
 
     Raises:
@@ -104,7 +104,7 @@ def folder_rows(place: Place, split: str | None) -> int:
     return sum((lengths[name] if stop is None else stop) - start for name, start, stop in parts)
 
 
-def _in_folder(place: Place) -> tuple[dict[str, Any] | None, dict[str, list[Place]], Mapping[str, int]]:
+def _in_folder(place: DataPath) -> tuple[dict[str, Any] | None, dict[str, list[DataPath]], Mapping[str, int]]:
     """The saved splits of a folder or None, its data files where there are none, the rows of each split."""
     saved = _saved(place)
     if saved is not None:
@@ -122,7 +122,7 @@ def _numbered(origin: str, data: Any, first: int = 0) -> Iterator[Record]:
             number += 1
 
 
-def _saved(place: Place) -> dict[str, Any] | None:
+def _saved(place: DataPath) -> dict[str, Any] | None:
     """The splits that save_to_disk wrote into a folder; None if it did not."""
 
     def has(name: str) -> bool:
@@ -146,12 +146,12 @@ def _saved(place: Place) -> dict[str, Any] | None:
     return {str(data.split or "train"): data}
 
 
-def _data_files(place: Place) -> dict[str, list[Place]]:
+def _data_files(place: DataPath) -> dict[str, list[DataPath]]:
     """The data files of a folder by split, by the rules that the hub has for names."""
     from datasets.data_files import EmptyDatasetError, get_data_patterns, resolve_pattern
 
     base = glob.escape(place.path) if place.local else place.name
-    splits: dict[str, list[Place]] = {}
+    splits: dict[str, list[DataPath]] = {}
     try:
         for split, patterns in get_data_patterns(base).items():
             paths: set[str] = set()
@@ -179,7 +179,7 @@ def _data_files(place: Place) -> dict[str, list[Place]]:
 class _Lengths(Mapping[str, int]):
     """Rows of each split, counted only when asked for."""
 
-    def __init__(self, files: Mapping[str, list[Place]]) -> None:
+    def __init__(self, files: Mapping[str, list[DataPath]]) -> None:
         self._files = files
 
     def __getitem__(self, split: str) -> int:
@@ -195,7 +195,9 @@ class _Lengths(Mapping[str, int]):
         return len(self._files)
 
 
-def _parts(place: Place, split: str | None, lengths: Mapping[str, int]) -> list[tuple[str, int, int | None]]:
+def _parts(
+    place: DataPath, split: str | None, lengths: Mapping[str, int]
+) -> list[tuple[str, int, int | None]]:
     """What a split expression names: (split, first row, the row behind the last; None for all)."""
     if split is None:
         split = "train" if len(lengths) > 1 else next(iter(lengths))

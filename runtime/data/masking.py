@@ -29,9 +29,17 @@ from ..errors import UserError
 from ..settings import DataSettings
 from .formats import LOSS_ON
 from .messages import taught
-from .template import ChatTemplate, Messages, Misplaced, Refused, Span, Tools
+from .template import ChatTemplate, Messages, Misplaced, Span, TemplateRefusal, Tools
 
-__all__ = ["Blank", "Inconsistent", "Refused", "Rendered", "Renderer", "check_loss_on", "special_tokens"]
+__all__ = [
+    "Blank",
+    "Inconsistent",
+    "Rendered",
+    "Renderer",
+    "TemplateRefusal",
+    "check_loss_on",
+    "special_tokens",
+]
 
 
 NO_SYSTEM = "it takes the rest without the system message"
@@ -122,21 +130,21 @@ class Renderer:
             completion_start: index of the first message of the completion, which loss_on completion needs.
 
         Raises:
-            Refused: the template raises on it.
+            TemplateRefusal: the template raises on it.
             Inconsistent: its targets cannot be told.
             Blank: nothing is written of a turn that carries loss.
         """
         try:
             return self._rendered(messages, tools, completion_start)
-        except Refused as error:
+        except TemplateRefusal as error:
             if messages[0]["role"] == "system" and self._takes(messages[1:], tools):
-                raise Refused(f"{error}; {NO_SYSTEM}") from error
+                raise TemplateRefusal(f"{error}; {NO_SYSTEM}") from error
             raise
 
     def _takes(self, messages: Messages, tools: Tools) -> bool:
         try:
             self._template.render(messages, tools)
-        except Refused:
+        except TemplateRefusal:
             return False
         return True
 
@@ -176,7 +184,7 @@ class Renderer:
         def same(others: Messages, tools: Tools) -> bool:
             try:
                 return self._template.render(others, tools) == text
-            except Refused:
+            except TemplateRefusal:
                 return False
 
         for key in dict.fromkeys(key for message in messages for key in taught(message)):
@@ -251,7 +259,7 @@ class Renderer:
             prompt = self._template.render(messages[:turn], tools, add_generation_prompt=True)
             last = turn == len(messages) - 1
             whole = text if last else self._template.render(messages[: turn + 1], tools)
-        except Refused:  # some templates refuse to render a part of a conversation
+        except TemplateRefusal:  # some templates refuse to render a part of a conversation
             return None
         if not (text.startswith(whole) and whole.startswith(prompt)):
             return None
@@ -274,7 +282,7 @@ class Renderer:
         changed = [*messages[:turn], {"role": message["role"], "content": marker}, *messages[turn + 1 :]]
         try:
             other = self._template.render(changed, tools)
-        except Refused as error:
+        except TemplateRefusal as error:
             raise Inconsistent(f"the template refuses another text in message {turn}'s place") from error
         if other.count(marker) != 1:
             raise Inconsistent(f"the template writes message {turn} {other.count(marker)} times, not once")

@@ -29,7 +29,7 @@ _ENDING = re.compile(
 
 
 @dataclass(frozen=True)
-class Place:
+class DataPath:
     """A file or folder on some file system.
 
     Attributes:
@@ -56,17 +56,17 @@ class Place:
         if self.local:
             check_ends(self.path, self.name)
 
-    def below(self, path: str) -> Place:
+    def below(self, path: str) -> DataPath:
         """A file in this folder, by its path on the file system."""
         rest = path.removeprefix(self.path.rstrip("/")).lstrip("/")
-        return Place(f"{self.name.rstrip('/')}/{rest}", self.system, path)
+        return DataPath(f"{self.name.rstrip('/')}/{rest}", self.system, path)
 
     def open(self) -> Any:
         """The file's bytes as they are stored."""
         return self.system.open(self.path, "rb")
 
 
-def place_of(name: str, data_dir: Path) -> Place:
+def place_of(name: str, data_dir: Path) -> DataPath:
     """Where a source lies. Nothing is opened.
 
     Args:
@@ -81,7 +81,7 @@ def place_of(name: str, data_dir: Path) -> Place:
         system, path = url_to_fs(name if "://" in name else str(data_dir / Path(name).expanduser()))
     except Exception as error:
         raise explained(name, error) from error
-    return Place(name, system, path)
+    return DataPath(name, system, path)
 
 
 def kind_of(name: str) -> str | None:
@@ -93,7 +93,7 @@ def kind_of(name: str) -> str | None:
 
 
 @contextmanager
-def decompressed(place: Place) -> Iterator[io.BufferedReader]:
+def decompressed(place: DataPath) -> Iterator[io.BufferedReader]:
     """A file's bytes, without the compression that its ending tells."""
     with place.open() as raw:
         name = place.name.lower()
@@ -107,7 +107,7 @@ def decompressed(place: Place) -> Iterator[io.BufferedReader]:
             yield stream
 
 
-def explained(name: str, error: Exception, place: Place | None = None) -> UserError:
+def explained(name: str, error: Exception, place: DataPath | None = None) -> UserError:
     """What an exception of a file system's or a format's library means for the user."""
     reason = first_line(error)
     if isinstance(error, FileNotFoundError):

@@ -14,7 +14,7 @@ from ..errors import UserError
 from ..settings import DataSettings, Source, TrainSettings
 from . import cache as caching
 from .advice import LEFTOVER, WRITTEN, folding
-from .batches import Batch, Schedule, Shape, evaluation_batches, iterate, only
+from .batches import Batch, BatchSchedule, BatchShape, evaluation_batches, iterate, only
 from .encoding import Coding, coding
 from .epochs import Epochs
 from .masking import NO_SYSTEM, check_loss_on
@@ -47,7 +47,7 @@ class PreparedData:
     report: DataReport
     samples: Samples
     fingerprint: str
-    schedule: Schedule
+    schedule: BatchSchedule
     shuffle_seed: int | None
 
     @property
@@ -139,7 +139,7 @@ def prepare(
     check_loss_on(data)
     how = coding(tokenizer, chat_template(tokenizer, data, data_dir), data, vocabulary)
     pad = tokenizer.pad_token_id
-    shape = Shape(rows, data.max_length, 0 if pad is None else int(pad))
+    shape = BatchShape(rows, data.max_length, 0 if pad is None else int(pad))
 
     trained_on, evaluated_on = splits(data, data_dir)
     samples, train_report = read_split(trained_on, data, how, data_dir, tokenising)
@@ -153,7 +153,7 @@ def prepare(
         )
     count_rows(train_report, epochs, samples)
     by_tokens = train.loss_normalization == "tokens"
-    schedule = Schedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed)
+    schedule = BatchSchedule(samples, epochs, shape, accumulation, by_tokens, data.shuffle_seed)
 
     eval_batches: list[Batch] = []
     eval_report = None

@@ -11,7 +11,7 @@ NAMED = 5
 
 
 @dataclass(frozen=True)
-class Problem:
+class UnusableRow:
     """A row that was left out: its FILE:LINE, and why."""
 
     origin: str
@@ -23,12 +23,12 @@ class Problems:
     """Rows left out for one kind of reason: how many, and the first of them."""
 
     count: int = 0
-    first: list[Problem] = field(default_factory=list)
+    first: list[UnusableRow] = field(default_factory=list)
 
     def add(self, origin: str, reason: str) -> None:
         self.count += 1
         if len(self.first) < NAMED:
-            self.first.append(Problem(origin, reason))
+            self.first.append(UnusableRow(origin, reason))
 
     def merge(self, other: Problems) -> None:
         self.count += other.count
@@ -137,7 +137,9 @@ class SplitReport:
         given = {item.name: value[item.name] for item in fields(cls)}
         for name in (*KINDS, "incomplete"):
             problems = given[name]
-            given[name] = Problems(problems["count"], [Problem(**problem) for problem in problems["first"]])
+            given[name] = Problems(
+                problems["count"], [UnusableRow(**problem) for problem in problems["first"]]
+            )
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:

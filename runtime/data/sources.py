@@ -19,9 +19,9 @@ from ..errors import UserError
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
 from .files import count_rows, read_file
-from .formats import PreferenceRow, Row, check_fields, parse_preference, parse_row
+from .formats import ParsedSample, PreferenceRow, check_fields, parse_preference, parse_row
 from .huggingface import HUB, folder_rows, hub_rows, read_folder, read_hub
-from .places import ENDINGS, Place, explained, kind_of, place_of
+from .places import ENDINGS, DataPath, explained, kind_of, place_of
 from .report import Problems
 from .text_files import Record
 from .transform import Transform
@@ -133,7 +133,7 @@ def open_split(split: Split, data: DataSettings, data_dir: Path) -> Sequence[Rea
     return opened(split.sources, data, data_dir, split.chosen())
 
 
-R = TypeVar("R", Row, PreferenceRow)
+R = TypeVar("R", ParsedSample, PreferenceRow)
 
 Parse = Callable[[str, Mapping[str, Any], Mapping[str, str]], R]
 
@@ -244,7 +244,7 @@ Chosen = Sequence[np.ndarray] | None
 
 def open_rows(
     sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
-) -> list[Reader[Row]]:
+) -> list[Reader[ParsedSample]]:
     """A reader a source, in order, for every format but preference. No source is read yet.
 
     Args:
@@ -310,7 +310,7 @@ def _is_on_the_hub(source: Source) -> bool:
     return source.path.startswith(HUB) and kind_of(source.path) is None
 
 
-def _located(source: Source, data_dir: Path) -> tuple[Place, bool]:
+def _located(source: Source, data_dir: Path) -> tuple[DataPath, bool]:
     """Where a source that is not of the hub lies, and whether it is a folder."""
     path = source.path
     place = place_of(path, data_dir)

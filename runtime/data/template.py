@@ -38,7 +38,7 @@ MOST_POWER = 64
 """The largest exponent: Python's numbers have no end, and take all the memory there is."""
 
 
-class Refused(ValueError):
+class TemplateRefusal(ValueError):
     """The template does not accept the conversation."""
 
     kind = "malformed"
@@ -129,7 +129,7 @@ class ChatTemplate:
         """A conversation as text.
 
         Raises:
-            Refused: the template raises on it.
+            TemplateRefusal: the template raises on it.
         """
         return self._run(messages, tools, add_generation_prompt)
 
@@ -137,7 +137,7 @@ class ChatTemplate:
         """A conversation as text, and the characters that are marked as generated, in order.
 
         Raises:
-            Refused: the template raises on it.
+            TemplateRefusal: the template raises on it.
             Misplaced: the markers stand where their place in the whole cannot be told, as in a macro.
         """
         text = self._run(messages, tools, False)
@@ -166,10 +166,10 @@ class ChatTemplate:
                     if self._length > LARGEST:
                         raise jinja2.exceptions.SecurityError(f"it writes more than {LARGEST:,} characters")
         except TooLong as error:
-            raise Refused(f"the chat template has not ended within {RENDER_SECONDS:g} s") from error
+            raise TemplateRefusal(f"the chat template has not ended within {RENDER_SECONDS:g} s") from error
         except Exception as error:  # a template is a program: it may raise anything
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise Refused(f"the chat template refuses it: {reason}") from error
+            raise TemplateRefusal(f"the chat template refuses it: {reason}") from error
         return "".join(parts)
 
     def _record(self, written: str) -> None:

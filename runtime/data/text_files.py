@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UserError
-from .places import BLOCK, Place, decompressed
+from .places import BLOCK, DataPath, decompressed
 from .values import Malformed, json_object, kind
 
 Record = tuple[str, dict[str, Any] | Malformed]
@@ -21,7 +21,7 @@ JSON_FILE = "a .json file is one list of objects, or has one object a line"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def read_json_lines(place: Place) -> Iterator[Record]:
+def read_json_lines(place: DataPath) -> Iterator[Record]:
     """An object a line; blank lines are no rows."""
     with decompressed(place) as stream:
         for number, line in enumerate(stream, 1):
@@ -31,7 +31,7 @@ def read_json_lines(place: Place) -> Iterator[Record]:
                 yield record(f"{place.name}:{number}", line)
 
 
-def read_json(place: Place) -> Iterator[Record]:
+def read_json(place: DataPath) -> Iterator[Record]:
     """One list of objects, or an object a line."""
     with decompressed(place) as stream:
         beginning = stream.peek(BLOCK).removeprefix(BYTE_ORDER_MARK).lstrip()
@@ -44,7 +44,7 @@ def read_json(place: Place) -> Iterator[Record]:
         yield from read_json_lines(place)
 
 
-def read_csv(place: Place) -> Iterator[Record]:
+def read_csv(place: DataPath) -> Iterator[Record]:
     """The rows below a header, every cell as text."""
     csv.field_size_limit(2**31 - 1)
     with (

@@ -14,9 +14,9 @@ import ml_dtypes
 import numpy as np
 
 from ..checkpoints.adapter_reader import Delta
-from ..checkpoints.full import Replacement
+from ..checkpoints.full import ReplacedTensor
 
-Change = Delta | Replacement
+Change = Delta | ReplacedTensor
 """What training did to a tensor."""
 
 BLOCK_ELEMENTS = 1 << 21

@@ -31,7 +31,7 @@ from .card import adapter_card, model_card
 from .folder import OutputFolder, refused
 from .journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
 from .known import SUMS, BaseSums, known_hashes
-from .plan import Plan
+from .plan import MergePlan
 from .quantized import Quantization
 from .record import MergeSettings, Trained, merge_record
 from .writer import Sink, write_shards
@@ -47,7 +47,7 @@ SPARE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Job:
+class MergeJob:
     """What goes into a merge, and where it goes.
 
     Attributes:
@@ -66,7 +66,7 @@ class Job:
     model: ModelSettings
     trained: Trained
     settings: MergeSettings
-    plan: Plan
+    plan: MergePlan
     quantization: Quantization | None
     identity: Mapping[str, Any]
     target: OutputFolder
@@ -74,7 +74,7 @@ class Job:
     losses: Mapping[str, float] = field(default_factory=dict)
 
 
-def merge(job: Job) -> Mapping[str, Any]:
+def merge(job: MergeJob) -> Mapping[str, Any]:
     """Writes the folders that are not there yet, and says so; gives the record.
 
     Raises:
@@ -103,7 +103,7 @@ def merge(job: Job) -> Mapping[str, Any]:
     return record
 
 
-def _planned(job: Job) -> set[str]:
+def _planned(job: MergeJob) -> set[str]:
     """Names of all that a merge writes into its folder."""
     names = {shard.file for shard in job.plan.shards} | {CARD, CONFIG, LOCK, RECORD}
     names |= {name for name in job.base.side_files if name not in NOT_CARRIED}
@@ -111,7 +111,7 @@ def _planned(job: Job) -> set[str]:
     return names | ({CHAT_TEMPLATE} if job.settings.chat_template is not None else set())
 
 
-def _write(job: Job, adapter: OutputFolder | None) -> dict[str, Any]:
+def _write(job: MergeJob, adapter: OutputFolder | None) -> dict[str, Any]:
     """The folder, and the adapter's where it is not there yet."""
     known = known_hashes(job.base.directory) if isinstance(job.base.directory, Path) else {}
     journal = begin(job.target, job.identity, _planned(job))
@@ -136,7 +136,7 @@ def _write(job: Job, adapter: OutputFolder | None) -> dict[str, Any]:
     return _write_small_files(job, journal, known)
 
 
-def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> dict[str, Any]:
+def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]) -> dict[str, Any]:
     """Everything but the weights: what makes the folder loadable comes last."""
     config: dict[str, Any] = json.loads(job.base.side_file(CONFIG))
     if job.quantization is not None:
@@ -164,7 +164,7 @@ def _write_small_files(job: Job, journal: Journal, known: Mapping[str, str]) -> 
     return record
 
 
-def _write_adapter(job: Job, folder: OutputFolder) -> None:
+def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
     assert isinstance(job.trained, TrainedAdapters)
     deltas = job.trained.deltas()
     journal = begin(folder, job.identity, ADAPTER_FILES)
@@ -191,11 +191,11 @@ def _write_adapter(job: Job, folder: OutputFolder) -> None:
     journal.end()
 
 
-def _record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
+def _record(job: MergeJob, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
     return merge_record(job, files, known)
 
 
-def _reach(job: Job) -> Reach | None:
+def _reach(job: MergeJob) -> Reach | None:
     if not isinstance(job.trained, TrainedAdapters):
         return None
     return reach(job.base.family.parameters(job.base.architecture), job.trained.adapters)
@@ -207,18 +207,18 @@ def _base_card(base: HFCheckpoint) -> str | None:
     return base.side_file(CARD).decode("utf-8", "replace")
 
 
-def needed(job: Job, written: Files | None = None) -> int:
+def needed(job: MergeJob, written: Files | None = None) -> int:
     """Bytes that a merge still writes, with some to spare."""
     rest = sum(shard.size for shard in job.plan.shards if shard.file not in (written or {}))
     return SPARE_BYTES + rest + (adapter_bytes(job) if job.adapter else 0)
 
 
-def adapter_bytes(job: Job) -> int:
+def adapter_bytes(job: MergeJob) -> int:
     deltas = (piece.change for piece in job.plan.pieces if isinstance(piece.change, Delta))
     return sum(delta.a.nbytes + delta.b.nbytes for delta in deltas)
 
 
-def _check_space(job: Job, journal: Journal) -> None:
+def _check_space(job: MergeJob, journal: Journal) -> None:
     need, free = needed(job, journal.files), job.target.free()
     if free is not None and free < need:
         if not journal.files:
@@ -229,7 +229,7 @@ def _check_space(job: Job, journal: Journal) -> None:
         )
 
 
-def _report(job: Job, seconds: float) -> None:
+def _report(job: MergeJob, seconds: float) -> None:
     plan, trained, dtype = job.plan, job.trained, job.settings.dtype
     for old, count in plan.recast.items():
         print(f"note: {count} merged tensors are {dtype}; the base has them as {DTYPES[old].name}")

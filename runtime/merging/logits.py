@@ -62,7 +62,7 @@ SPARE = 1 << 30
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogitDifferences:
     """Largest differences of logits.
 
     Attributes:
@@ -121,7 +121,7 @@ def compare(
     model: ModelSettings,
     dtype: str,
     mesh: Mesh,
-) -> Comparison:
+) -> LogitDifferences:
     """Runs the models one after the other, so that one is in memory at a time."""
     import jax
 
@@ -152,7 +152,7 @@ def compare(
         ruled = plain(in_memory(base, trained.changes(base), "float32"))
         rounded = plain(in_memory(base, trained.changes(base), dtype)) if SPACING[dtype] else ruled
         read = plain(merged)
-    return Comparison(
+    return LogitDifferences(
         largest=float(np.abs(adapted).max()),
         effect=_difference(adapted, unadapted),
         rule=_difference(adapted, ruled),

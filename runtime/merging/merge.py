@@ -24,7 +24,7 @@ from ..progress import duration, readable_size
 from ..settings import ModelSettings
 from ..weights.locate import open_base
 from .folder import output_folder
-from .job import Job, adapter_bytes, merge, needed
+from .job import MergeJob, adapter_bytes, merge, needed
 from .plan import plan_merge
 from .quantized import quantization
 from .record import MergeSettings, identity
@@ -157,7 +157,7 @@ def run(
     return 0
 
 
-def _verified(job: Job, directory: str, record: Mapping[str, Any]) -> int:
+def _verified(job: MergeJob, directory: str, record: Mapping[str, Any]) -> int:
     """Verifies a merge, and leaves what was found beside the run's checkpoints."""
     from .verify import verify_merge
 
@@ -173,7 +173,7 @@ def _verified(job: Job, directory: str, record: Mapping[str, Any]) -> int:
             run_facts.merged(directory, _facts(job) | {"verified": found})
 
 
-def _facts(job: Job) -> dict[str, Any]:
+def _facts(job: MergeJob) -> dict[str, Any]:
     """A merge as `run_facts.merged` takes it."""
     return {
         "step": job.trained.step,
@@ -196,7 +196,7 @@ def _job(
     target: str,
     settings: MergeSettings,
     adapter: bool,
-) -> Job:
+) -> MergeJob:
     base = open_base(model, arguments.model)
     base.verify()
     trained = load_trained(directory, arguments.step, base)
@@ -211,7 +211,7 @@ def _job(
             "merge to a folder with --verify, and copy it to the bucket",
         )
     encoding = quantization(settings.quantization)
-    return Job(
+    return MergeJob(
         base,
         model,
         trained,
@@ -225,7 +225,7 @@ def _job(
     )
 
 
-def described(job: Job) -> str:
+def described(job: MergeJob) -> str:
     """What a merge would write, for --dry-run."""
     base, plan, trained, folder = job.base, job.plan, job.trained, job.target
     lora = f", LoRA of rank {trained.settings.rank}" if isinstance(trained, TrainedAdapters) else ""

@@ -21,7 +21,7 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclass(frozen=True)
-class Output:
+class OutputTensor:
     """A tensor that is written: its name, its type as safetensors names it, its shape and bytes."""
 
     name: str
@@ -44,7 +44,7 @@ class Piece:
     name: str
     change: Change | None
     quantized: bool
-    outputs: tuple[Output, ...]
+    outputs: tuple[OutputTensor, ...]
 
     @property
     def size(self) -> int:
@@ -78,7 +78,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """All that a merge writes of the weights.
 
     Attributes:
@@ -123,7 +123,7 @@ def plan_merge(
     dtype: str | None,
     max_shard_size: str = AS_BASE,
     quantization: Quantization | None = None,
-) -> Plan:
+) -> MergePlan:
     """Plans a merge; each change has its tensor, and each tensor of the base has its place.
 
     Args:
@@ -160,7 +160,7 @@ def plan_merge(
         )
         named = len(groups) > 1
     _check_complete(base, changes, shards)
-    return Plan(shards, _index(base, shards) if named else None, dict(recast))
+    return MergePlan(shards, _index(base, shards) if named else None, dict(recast))
 
 
 def check_changes(base: HFCheckpoint, changes: Mapping[str, Change]) -> None:
@@ -206,12 +206,12 @@ def code_of(dtype: str) -> str:
     return next(code for code, kind in DTYPES.items() if kind.name == dtype)
 
 
-def _output(name: str, code: str, shape: tuple[int, ...], size: int | None = None) -> Output:
+def _output(name: str, code: str, shape: tuple[int, ...], size: int | None = None) -> OutputTensor:
     if size is None:
         size = DTYPES[code].itemsize
         for length in shape:
             size *= length
-    return Output(name, code, tuple(shape), size)
+    return OutputTensor(name, code, tuple(shape), size)
 
 
 def _packed(pieces: Iterable[Piece], limit: int) -> Iterator[list[Piece]]:

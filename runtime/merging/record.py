@@ -16,7 +16,7 @@ from ..weights.checkpoint import CONFIG, HFCheckpoint
 from .journal import Files
 
 if TYPE_CHECKING:
-    from .job import Job
+    from .job import MergeJob
 
 VERSION = 1
 """Of merge.json."""
@@ -94,7 +94,7 @@ def checkpoint_digest(directory: str, trained: Trained) -> str | None:
     return digest.hexdigest()
 
 
-def merge_record(job: Job, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
+def merge_record(job: MergeJob, files: Files, known: Mapping[str, str]) -> dict[str, Any]:
     """merge.json.
 
     Args:

@@ -19,7 +19,7 @@ from ..memory import available_memory
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from .logits import SPACING, Comparison, compare, logits_bytes, start_mesh
+from .logits import SPACING, LogitDifferences, compare, logits_bytes, start_mesh
 from .merged_files import UNUSABLE, check_files
 from .sampling import Sampled, check_tensors
 
@@ -91,7 +91,7 @@ def described(sampled: Sampled) -> str:
     )
 
 
-def _report(folder: Path, trained: TrainedAdapters | TrainedWeights, found: Comparison) -> int:
+def _report(folder: Path, trained: TrainedAdapters | TrainedWeights, found: LogitDifferences) -> int:
     if not found.rule <= found.rule_tolerance:
         raise UserError(
             f"{folder}: the merge rule is not what was trained: logits differ by {found.rule:.1e}, "

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from ..checkpoints.full import Replacement
+from ..checkpoints.full import ReplacedTensor
 from ..errors import Spoiled
 from ..in_order import in_order
 from ..interrupts import held
@@ -31,7 +31,7 @@ from ..weights.safetensors_files import DTYPES, prefix, raw
 from .arithmetic import changer, is_finite, row_blocks
 from .journal import Journal
 from .known import BaseSums
-from .plan import Piece, Plan, Shard
+from .plan import MergePlan, Piece, Shard
 from .quantized import Quantization
 
 COPY_BYTES = 1 << 23
@@ -48,7 +48,7 @@ Chunk = memoryview | np.ndarray
 
 
 def write_shards(
-    plan: Plan,
+    plan: MergePlan,
     base: HFCheckpoint,
     journal: Journal,
     quantization: Quantization | None = None,
@@ -137,7 +137,7 @@ def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
     def made(rows: slice) -> np.ndarray:
         block = make(base_rows, rows)
         if not is_finite(block):
-            if not isinstance(piece.change, Replacement) and not is_finite(base_rows(rows)):
+            if not isinstance(piece.change, ReplacedTensor) and not is_finite(base_rows(rows)):
                 raise _damaged(piece.name, base)
             raise Spoiled(
                 f"{piece.name}: its merged values are not finite in {target.name}",
@@ -311,7 +311,7 @@ PACE_SECONDS = 1.5
 """That each kind of work is measured for."""
 
 
-def estimated_seconds(plan: Plan, base: HFCheckpoint, quantization: Quantization | None) -> float:
+def estimated_seconds(plan: MergePlan, base: HFCheckpoint, quantization: Quantization | None) -> float:
     """Seconds of reading, arithmetic and hashing at this machine's pace; the output's disk is not counted.
 
     The largest tensor of each kind is worked on for up to `PACE_SECONDS`.

@@ -68,7 +68,7 @@ class JsonLines:
             self._file.close()
 
 
-class Backends:
+class MetricWriters:
     """What takes a run's numbers, opened together.
 
     Args:
@@ -152,7 +152,7 @@ class Metrics:
     """The metrics of a run, by Tunix's logger.
 
     Args:
-        folder, restored_step, tensorboard, wandb, publish: as of `Backends`.
+        folder, restored_step, tensorboard, wandb, publish: as of `MetricWriters`.
 
     Attributes:
         path: of metrics.jsonl.
@@ -170,7 +170,7 @@ class Metrics:
         # Here, for the other backends write the same files without Tunix.
         from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
 
-        self._backends = Backends(folder, restored_step, tensorboard, wandb, publish)
+        self._backends = MetricWriters(folder, restored_step, tensorboard, wandb, publish)
         self.path, self.flush, self.ends = self._backends.path, self._backends.flush, self._backends.ends
         factories: list[Any] = [lambda backend=backend: backend for backend in self._backends.all]
         self.logger = MetricsLogger(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .client import Client, pick
-from .findings import Failed
+from .findings import CheckFailed
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -80,7 +80,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedModel:
     """A model at an endpoint.
 
     Attributes:
@@ -146,9 +146,9 @@ class Model:
                 tokens += ids if isinstance(ids, list) else []
                 first_tokens = first_tokens or len(tokens) or 1
         if not times:
-            raise Failed("the stream ended without a token", "look at the server's log")
+            raise CheckFailed("the stream ended without a token", "look at the server's log")
         if not isinstance(finish_reason, str):
-            raise Failed(
+            raise CheckFailed(
                 "the stream ended without a finish_reason", "does something on the way cut it short?"
             )
         completed = None
@@ -184,7 +184,7 @@ class Model:
         tokens = pick(choice, COMPLETIONS, "token_ids", kind=list)
         steps = pick(choice, COMPLETIONS, "logprobs", "top_logprobs", kind=list)
         if not tokens or not steps:
-            raise Failed(f"{self.name} answers without a token", "look at the server's log")
+            raise CheckFailed(f"{self.name} answers without a token", "look at the server's log")
         return Scored(
             pick(choice, COMPLETIONS, "text", kind=str),
             tokens,
@@ -198,10 +198,12 @@ def _by_id(step: Mapping[str, Any]) -> dict[int, float]:
     for name, value in step.items():
         number = name.partition("token_id:")[2]
         if not number.isdecimal() or not isinstance(value, (int, float)):
-            raise Failed(f"{COMPLETIONS} names tokens otherwise than vLLM does", "is this vLLM's address?")
+            raise CheckFailed(
+                f"{COMPLETIONS} names tokens otherwise than vLLM does", "is this vLLM's address?"
+            )
         if not math.isfinite(value):
             broken = "the weights or their numerics are broken"
-            raise Failed("a log probability is not a finite number", broken)
+            raise CheckFailed("a log probability is not a finite number", broken)
         out[int(number)] = float(value)
     return out
 

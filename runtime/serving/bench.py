@@ -26,10 +26,10 @@ from typing import Any
 from ..errors import UserError, guarded, report
 from ..progress import duration
 from . import bench_report
-from .bench_points import Point, as_json, lacking, parse_rate, read_record, set_aside, whole, write_whole
-from .bench_report import Price, Published
+from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, set_aside, whole, write_whole
+from .bench_report import HourlyPrice, Published
 from .bench_runner import Processes, Runner, TimedOut, new_folder
-from .bench_server import Machine, Server, ask, look, recipe_settings
+from .bench_server import ServerFacts, ServerMachine, ask, look, recipe_settings
 from .client import Client, ServerError
 
 CLIENT = (
@@ -72,11 +72,11 @@ def _main(argv: Sequence[str] | None, runner: Runner | None) -> int:
     try:
         with signals(), alone(sweep.results):
             return measure(sweep, runner)
-    except Interrupted as stop:
+    except SweepInterrupted as stop:
         return 128 + stop.number
 
 
-def measure(sweep: Sweep, runner: Runner) -> int:
+def measure(sweep: BenchmarkSweep, runner: Runner) -> int:
     """Measures the points that are not measured yet, and writes the summary of all.
 
     Returns:
@@ -118,12 +118,12 @@ def measure(sweep: Sweep, runner: Runner) -> int:
 
 
 def _points(
-    sweep: Sweep,
+    sweep: BenchmarkSweep,
     runner: Runner,
     client: Client,
     settings: dict[str, Any],
-    server: Server,
-    todo: Sequence[Point],
+    server: ServerFacts,
+    todo: Sequence[LoadPoint],
 ) -> UserError | None:
     """Measures points, and stops where the server has died: returns what to say about that."""
     started = time.monotonic()
@@ -132,7 +132,7 @@ def _points(
         print(f"{number}/{len(todo)} {point}{left}: ", end="", flush=True)
         try:
             record = _measured(sweep, runner, point, server.max_model_len or sweep.max_model_len)
-        except Interrupted as stop:
+        except SweepInterrupted as stop:
             print("interrupted", flush=True)
             report(UserError(f"stopped by {signal.Signals(stop.number).name}", "finished points are kept"))
             raise
@@ -150,7 +150,7 @@ def _points(
     return None
 
 
-def time_left(sweep: Sweep, todo: Sequence[Point], done: int, passed: float) -> str:
+def time_left(sweep: BenchmarkSweep, todo: Sequence[LoadPoint], done: int, passed: float) -> str:
     """How long the points from `done` on still take, at the pace of those before: " (3 min 05 s left)".
 
     A point takes the time in which its requests are sent, and what the others took beyond theirs.
@@ -162,7 +162,7 @@ def time_left(sweep: Sweep, todo: Sequence[Point], done: int, passed: float) -> 
     return f" ({duration(sum(sent[done:]) + beyond * (len(todo) - done))} left)"
 
 
-def _measured(sweep: Sweep, runner: Runner, point: Point, limit: int | None) -> dict[str, Any]:
+def _measured(sweep: BenchmarkSweep, runner: Runner, point: LoadPoint, limit: int | None) -> dict[str, Any]:
     """A point's record, without what it shares with the others.
 
     Args:
@@ -200,7 +200,7 @@ def _measured(sweep: Sweep, runner: Runner, point: Point, limit: int | None) -> 
     }
 
 
-def _words(sweep: Sweep, point: Point, folder: str, seed: int) -> list[str]:
+def _words(sweep: BenchmarkSweep, point: LoadPoint, folder: str, seed: int) -> list[str]:
     """The command; it holds no key."""
     return [
         *("vllm", "bench", "serve", *CLIENT),
@@ -217,7 +217,7 @@ def _words(sweep: Sweep, point: Point, folder: str, seed: int) -> list[str]:
     ]
 
 
-def _settings(sweep: Sweep, server: Server, machine: Machine) -> dict[str, Any]:
+def _settings(sweep: BenchmarkSweep, server: ServerFacts, machine: ServerMachine) -> dict[str, Any]:
     """All that a figure depends on, but for the point: results of other settings are not mixed with these."""
     return {
         "model": sweep.model,
@@ -231,11 +231,11 @@ def _settings(sweep: Sweep, server: Server, machine: Machine) -> dict[str, Any]:
 
 
 def _summary(
-    sweep: Sweep,
+    sweep: BenchmarkSweep,
     settings: dict[str, Any],
-    server: Server,
-    machine: Machine,
-    points: Sequence[Point],
+    server: ServerFacts,
+    machine: ServerMachine,
+    points: Sequence[LoadPoint],
     left_out: Sequence[str],
 ) -> int:
     """Writes and prints the summary; returns how many points are without figures."""
@@ -243,7 +243,7 @@ def _summary(
     place = bench_report.place(machine, sweep.accelerator, sweep.chips, sweep.machine, sweep.url)
     price = sweep.price if place.is_accelerator else None
     if sweep.own_price is not None:
-        price = Price(sweep.own_price, "--usd-per-hour")
+        price = HourlyPrice(sweep.own_price, "--usd-per-hour")
     summary = bench_report.Measurements(
         model=sweep.model,
         settings=settings,
@@ -270,7 +270,7 @@ def _dead(client: Client) -> str | None:
     return reason
 
 
-def _path(sweep: Sweep, point: Point) -> Path:
+def _path(sweep: BenchmarkSweep, point: LoadPoint) -> Path:
     return sweep.results / f"{point.name}.json"
 
 
@@ -278,7 +278,7 @@ POINT_MINUTES = 30.0
 
 
 @dataclass(frozen=True)
-class Sweep:
+class BenchmarkSweep:
     """What is measured, where, and what stands beside the figures.
 
     Attributes:
@@ -304,7 +304,7 @@ class Sweep:
     url: str
     model: str
     tokenizer: str
-    points: tuple[Point, ...]
+    points: tuple[LoadPoint, ...]
     output_length: int
     prompts: int
     results: Path
@@ -313,14 +313,14 @@ class Sweep:
     accelerator: str = ""
     chips: int = 0
     machine: str = ""
-    price: Price | None = None
+    price: HourlyPrice | None = None
     own_price: float | None = None
     published: Published = field(default_factory=Published)
     minutes: float = POINT_MINUTES
     seed: int | None = None
 
 
-def parsed(argv: Sequence[str] | None) -> tuple[Sweep, str | None]:
+def parsed(argv: Sequence[str] | None) -> tuple[BenchmarkSweep, str | None]:
     """The sweep, and compose.yaml of the server's container, None where vLLM is on PATH.
 
     Args:
@@ -330,12 +330,12 @@ def parsed(argv: Sequence[str] | None) -> tuple[Sweep, str | None]:
     return _sweep(arguments), arguments.compose
 
 
-def _sweep(arguments: argparse.Namespace) -> Sweep:
-    points = [Point(n, rate) for n in arguments.input_lengths for rate in arguments.request_rates]
+def _sweep(arguments: argparse.Namespace) -> BenchmarkSweep:
+    points = [LoadPoint(n, rate) for n in arguments.input_lengths for rate in arguments.request_rates]
     price = None
     if arguments.accelerator_usd_per_hour is not None:
-        price = Price(arguments.accelerator_usd_per_hour, arguments.price_source)
-    return Sweep(
+        price = HourlyPrice(arguments.accelerator_usd_per_hour, arguments.price_source)
+    return BenchmarkSweep(
         url=arguments.url,
         model=arguments.model,
         tokenizer=arguments.tokenizer,
@@ -518,7 +518,7 @@ def _last_line(text: str) -> str:
     return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 3] + "..."
 
 
-class Interrupted(Exception):
+class SweepInterrupted(Exception):
     """Ctrl-C, or a signal that asks to end.
 
     Attributes:
@@ -566,7 +566,7 @@ def signals() -> Iterator[None]:
         return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Interrupted(number)
+        raise SweepInterrupted(number)
 
     asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     # A signal that is ignored, such as nohup's, stays so.

@@ -36,7 +36,7 @@ NUMBERS = (
 
 
 @dataclass(frozen=True)
-class Point:
+class LoadPoint:
     """One measurement of a sweep.
 
     Attributes:

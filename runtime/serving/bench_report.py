@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .bench_points import Point, as_json, whole, write_whole
-from .bench_server import Machine, Server
+from .bench_points import LoadPoint, as_json, whole, write_whole
+from .bench_server import ServerFacts, ServerMachine
 
 FAILED, NOT_MEASURED = "failed", "not measured"
 
@@ -39,7 +39,7 @@ HEADER = (
 
 
 @dataclass(frozen=True)
-class Price:
+class HourlyPrice:
     """Of an hour of the whole machine.
 
     Attributes:
@@ -56,7 +56,7 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Place:
+class MeasuredOn:
     """Where a benchmark was measured.
 
     Attributes:
@@ -68,7 +68,7 @@ class Place:
     is_accelerator: bool
 
 
-def place(machine: Machine, accelerator: str, chips: int, told: str, url: str) -> Place:
+def place(machine: ServerMachine, accelerator: str, chips: int, told: str, url: str) -> MeasuredOn:
     """Where the figures are from, which is the recipe's accelerator only when that is seen or said.
 
     Args:
@@ -78,16 +78,18 @@ def place(machine: Machine, accelerator: str, chips: int, told: str, url: str) -
     """
     if told:
         same = told.strip().lower() == accelerator.lower()
-        return Place(f"Measured on {told}, as --machine says, which answered at {url}.", same)
+        return MeasuredOn(f"Measured on {told}, as --machine says, which answered at {url}.", same)
     if accelerator and machine.chips == {accelerator.partition("-")[0]: chips}:
-        return Place(f"Measured on {accelerator}: {machine.described}.", True)
+        return MeasuredOn(f"Measured on {accelerator}: {machine.described}.", True)
     sentence = f"Measured on {machine.described}."
     if not accelerator:
-        return Place(sentence, False)
+        return MeasuredOn(sentence, False)
     if machine.chips is None:
         sentence += f" Nothing shows that it is the recipe's {accelerator}"
-        return Place(f"{sentence}; if it is, say so with `--machine {accelerator}`.", False)
-    return Place(f"{sentence} It is not the recipe's {accelerator}: these are no figures of that.", False)
+        return MeasuredOn(f"{sentence}; if it is, say so with `--machine {accelerator}`.", False)
+    return MeasuredOn(
+        f"{sentence} It is not the recipe's {accelerator}: these are no figures of that.", False
+    )
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,11 @@ class Measurements:
 
     model: str
     settings: Mapping[str, Any]
-    server: Server
-    place: Place
-    price: Price | None
+    server: ServerFacts
+    place: MeasuredOn
+    price: HourlyPrice | None
     published: Published
-    records: Sequence[tuple[Point, Mapping[str, Any] | None]]
+    records: Sequence[tuple[LoadPoint, Mapping[str, Any] | None]]
     left_out: Sequence[str]
 
     def summary(self) -> dict[str, Any]:
@@ -124,7 +126,7 @@ class Measurements:
         }
 
 
-def _row(point: Point, record: Mapping[str, Any] | None, price: Price | None) -> dict[str, Any]:
+def _row(point: LoadPoint, record: Mapping[str, Any] | None, price: HourlyPrice | None) -> dict[str, Any]:
     row: dict[str, Any] = {**asdict(point), "outcome": NOT_MEASURED, "reason": None, "measured": None}
     if record is None:
         return row

@@ -30,7 +30,7 @@ NOT_MEASURED = ("host", "port", "smoke_prompts", "autoscaling")
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerFacts:
     """What it says of itself.
 
     Attributes:
@@ -46,7 +46,7 @@ class Server:
     cache: dict[str, str]
 
 
-def ask(client: Client, model: str) -> Server:
+def ask(client: Client, model: str) -> ServerFacts:
     """Asks a server about itself.
 
     Raises:
@@ -65,7 +65,7 @@ def ask(client: Client, model: str) -> Server:
     lengths = [one.get("max_model_len") for one in (entry, *entries)]
     length = next((n for n in lengths if isinstance(n, int) and not isinstance(n, bool)), None)
     root = entry.get("root")
-    return Server(client.version(), root if isinstance(root, str) else None, length, _cache(client))
+    return ServerFacts(client.version(), root if isinstance(root, str) else None, length, _cache(client))
 
 
 def _cache(client: Client) -> dict[str, str]:
@@ -107,7 +107,7 @@ GENERATIONS = {
 
 
 @dataclass(frozen=True)
-class Machine:
+class ServerMachine:
     """What answers at an address.
 
     Attributes:
@@ -121,11 +121,11 @@ class Machine:
     chips: dict[str, int] | None
 
 
-def look(url: str, devices: Path = DEVICES) -> Machine:
+def look(url: str, devices: Path = DEVICES) -> ServerMachine:
     """The machine behind an address: this one, where the address is its own."""
     host = (urlsplit(url).hostname or "").lower()
     if not is_loopback(host):
-        return Machine(f"the machine at {host}", f"the machine that answered at {url}", None)
+        return ServerMachine(f"the machine at {host}", f"the machine that answered at {url}", None)
     found: Counter[str] = Counter()
     for vendor in devices.glob("*/vendor"):
         try:
@@ -136,6 +136,8 @@ def look(url: str, devices: Path = DEVICES) -> Machine:
     found.pop("", None)
     name = socket.gethostname()
     if not found:
-        return Machine(f"{name} without a TPU", f"{name}, which shows no TPU and answered at {url}", {})
+        return ServerMachine(f"{name} without a TPU", f"{name}, which shows no TPU and answered at {url}", {})
     chips = " and ".join(f"{count} {kind} chip{'s' * (count > 1)}" for kind, count in sorted(found.items()))
-    return Machine(f"{name} with {chips}", f"{name}, which shows {chips} and answered at {url}", dict(found))
+    return ServerMachine(
+        f"{name} with {chips}", f"{name}, which shows {chips} and answered at {url}", dict(found)
+    )

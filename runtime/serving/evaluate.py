@@ -21,9 +21,9 @@ from .evaluate_answers import (
     BASE,
     TITLES,
     TUNED,
-    Answers,
-    Settings,
+    SamplingSettings,
     Side,
+    SideAnswers,
     ask,
     open_side,
     recorded,
@@ -31,8 +31,8 @@ from .evaluate_answers import (
     served_model,
 )
 from .evaluate_prompts import Prompt, read
-from .evaluate_summary import Found, judge, markdown, summary
-from .evaluate_tasks import MODELS, LmEval, Outcome, TaskSettings, find_program, run_task
+from .evaluate_summary import SideResults, judge, markdown, summary
+from .evaluate_tasks import MODELS, LmEval, TaskOutcome, TaskSettings, find_program, run_task
 from .evaluate_tasks import recorded as recorded_task
 
 INTERRUPTED = 130
@@ -121,8 +121,8 @@ def _open(args: argparse.Namespace, name: str, prompts: Sequence[Prompt]) -> tup
     return open_side(client, name, model, prompts[0] if prompts else None, folder, args.fresh), client
 
 
-def _settings(args: argparse.Namespace) -> Settings:
-    return Settings(args.samples, args.temperature, args.max_tokens, args.seed)
+def _settings(args: argparse.Namespace) -> SamplingSettings:
+    return SamplingSettings(args.samples, args.temperature, args.max_tokens, args.seed)
 
 
 def _task_settings(args: argparse.Namespace) -> TaskSettings:
@@ -132,10 +132,10 @@ def _task_settings(args: argparse.Namespace) -> TaskSettings:
 
 def _evaluate(
     args: argparse.Namespace, side: Side, prompts: Sequence[Prompt], program: str
-) -> tuple[Answers, list[Outcome]]:
+) -> tuple[SideAnswers, list[TaskOutcome]]:
     """Asks a side all that is missing."""
     client, folder, title = _client(args, side.name), args.results / side.name, TITLES[side.name]
-    answers = Answers()
+    answers = SideAnswers()
     if prompts:
         label = f"{title} ({side.model})"
         path = folder / "answers.jsonl"
@@ -154,7 +154,7 @@ def _evaluate(
 def _report(
     args: argparse.Namespace,
     prompts: Sequence[Prompt],
-    asked: dict[str, tuple[Answers, list[Outcome]]],
+    asked: dict[str, tuple[SideAnswers, list[TaskOutcome]]],
 ) -> int:
     """Writes both sides' summary: those asked now, and the other one as it was recorded."""
     settings = _settings(args)
@@ -169,7 +169,7 @@ def _report(
             answers = recorded(args.results / name / "answers.jsonl", settings)
             outcomes = _recorded_tasks(args, name)
         judged = judge(prompts, answers, settings)
-        found[name] = Found(side, judged, answers.others, list(answers.failures.values()), outcomes)
+        found[name] = SideResults(side, judged, answers.others, list(answers.failures.values()), outcomes)
     data = summary(args.name, settings, args.prompts.name if args.prompts else None, args.tasks, found)
     page = markdown(data)
     _write(args.results / "summary.json", json.dumps(data, indent=2) + "\n")
@@ -181,7 +181,7 @@ def _report(
     return 1 if data["problems"] else 0
 
 
-def _recorded_tasks(args: argparse.Namespace, side: str) -> list[Outcome]:
+def _recorded_tasks(args: argparse.Namespace, side: str) -> list[TaskOutcome]:
     """The outcomes of an earlier run, under the settings of this one alone."""
     outcomes = (recorded_task(args.results / side / "tasks", task) for task in args.tasks)
     return [one for one in outcomes if one is not None and one.settings == _task_settings(args)]

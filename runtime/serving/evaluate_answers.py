@@ -128,7 +128,7 @@ def recorded_side(folder: Path) -> Side | None:
 
 def probe(client: Client, model: str, prompt: Prompt) -> dict[str, float]:
     """Log probabilities of the likeliest first tokens; {} from a server that does not tell them."""
-    path, body = request(model, prompt, 0, Settings(max_tokens=1))
+    path, body = request(model, prompt, 0, SamplingSettings(max_tokens=1))
     body |= {"logprobs": 5} if prompt.messages is None else {"logprobs": True, "top_logprobs": 5}
     try:
         choice: Any = pick(client.post(path, body), path, "choices", 0, kind=dict)
@@ -174,7 +174,7 @@ HOPELESS = (401, 403, 404)
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplingSettings:
     """How answers are drawn.
 
     Attributes:
@@ -215,7 +215,7 @@ class Answer:
 
 
 @dataclass
-class Answers:
+class SideAnswers:
     """What is known of a side.
 
     Attributes:
@@ -230,15 +230,15 @@ class Answers:
     failures: dict[tuple[str, int], str] = field(default_factory=dict)
     before: int = 0
 
-    def of(self, prompt: Prompt, settings: Settings) -> list[Answer]:
+    def of(self, prompt: Prompt, settings: SamplingSettings) -> list[Answer]:
         """A prompt's answers, in the order of its samples."""
         keys = ((prompt.digest, sample) for sample in range(settings.samples))
         return [self.found[key] for key in keys if key in self.found]
 
 
-def recorded(path: Path, settings: Settings) -> Answers:
+def recorded(path: Path, settings: SamplingSettings) -> SideAnswers:
     """The answers of a file; none when there is no file. A line that was cut off is passed over."""
-    answers = Answers()
+    answers = SideAnswers()
     if not path.is_file():
         return answers
     for line in path.read_bytes().split(b"\n"):
@@ -260,11 +260,11 @@ def ask(
     client: Client,
     model: str,
     prompts: Sequence[Prompt],
-    settings: Settings,
+    settings: SamplingSettings,
     path: Path,
     at_once: int = 16,
     label: str = "asking",
-) -> Answers:
+) -> SideAnswers:
     """All answers to the prompts: those of `path`, and the missing ones, which are added to it.
 
     Args:
@@ -306,7 +306,9 @@ def ask(
     return answers
 
 
-def request(model: str, prompt: Prompt, sample: int, settings: Settings) -> tuple[str, dict[str, Any]]:
+def request(
+    model: str, prompt: Prompt, sample: int, settings: SamplingSettings
+) -> tuple[str, dict[str, Any]]:
     """Path and body of the request for one answer."""
     body: dict[str, Any] = {
         "model": model,
@@ -321,7 +323,7 @@ def request(model: str, prompt: Prompt, sample: int, settings: Settings) -> tupl
 
 
 def _all(
-    client: Client, model: str, wanted: Sequence[tuple[Prompt, int]], settings: Settings, at_once: int
+    client: Client, model: str, wanted: Sequence[tuple[Prompt, int]], settings: SamplingSettings, at_once: int
 ) -> Iterator[tuple[Prompt, int, Answer | ServerError]]:
     """Asks all, in threads that do not outlive the main one; outcomes as they come."""
     waiting: queue.SimpleQueue[tuple[Prompt, int]] = queue.SimpleQueue()
@@ -358,7 +360,12 @@ def _all(
 
 
 def _one(
-    client: Client, model: str, prompt: Prompt, sample: int, settings: Settings, stopped: threading.Event
+    client: Client,
+    model: str,
+    prompt: Prompt,
+    sample: int,
+    settings: SamplingSettings,
+    stopped: threading.Event,
 ) -> Answer:
     path, body = request(model, prompt, sample, settings)
     for attempt in range(1, ATTEMPTS + 1):

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..limit import TooLong, limit
 from . import intervals
-from .evaluate_answers import BASE, TITLES, TUNED, Answers, Settings, Side, same_weights
+from .evaluate_answers import BASE, TITLES, TUNED, SamplingSettings, Side, SideAnswers, same_weights
 from .evaluate_prompts import Prompt
-from .evaluate_tasks import Outcome, Score
+from .evaluate_tasks import Score, TaskOutcome
 
 SECONDS = 2.0
 """That one search may take. Python's re can take exponential time: (a+)+$ does."""
@@ -48,7 +48,7 @@ class Judged:
 
 
 def judge(
-    prompts: Sequence[Prompt], answers: Answers, settings: Settings, seconds: float = SECONDS
+    prompts: Sequence[Prompt], answers: SideAnswers, settings: SamplingSettings, seconds: float = SECONDS
 ) -> list[Judged]:
     """Every prompt's outcome, in order.
 
@@ -58,7 +58,7 @@ def judge(
     return [_one(prompt, answers, settings, seconds) for prompt in prompts]
 
 
-def _one(prompt: Prompt, answers: Answers, settings: Settings, seconds: float) -> Judged:
+def _one(prompt: Prompt, answers: SideAnswers, settings: SamplingSettings, seconds: float) -> Judged:
     given = answers.of(prompt, settings)
     pattern = re.compile(prompt.expected)
     passed, undecided = 0, False
@@ -79,7 +79,7 @@ TEXTS = ("prompt", "metric")
 
 
 @dataclass
-class Found:
+class SideResults:
     """What is known of a side.
 
     Attributes:
@@ -93,11 +93,15 @@ class Found:
     judged: Sequence[Judged] = ()
     others: int = 0
     failures: Sequence[str] = ()
-    outcomes: Sequence[Outcome] = field(default_factory=list)
+    outcomes: Sequence[TaskOutcome] = field(default_factory=list)
 
 
 def summary(
-    name: str, settings: Settings, file: str | None, tasks: Sequence[str], found: Mapping[str, Found]
+    name: str,
+    settings: SamplingSettings,
+    file: str | None,
+    tasks: Sequence[str],
+    found: Mapping[str, SideResults],
 ) -> dict[str, Any]:
     """All figures, as plain data.
 
@@ -121,7 +125,7 @@ def summary(
     }
 
 
-def _prompts(settings: Settings, file: str, found: Mapping[str, Found]) -> dict[str, Any]:
+def _prompts(settings: SamplingSettings, file: str, found: Mapping[str, SideResults]) -> dict[str, Any]:
     rates = {k: _rates(k, found) for k in intervals.ladder(settings.samples)}
     lines: list[dict[str, Any]] = []
     for side, one in found.items():
@@ -133,7 +137,7 @@ def _prompts(settings: Settings, file: str, found: Mapping[str, Found]) -> dict[
     return {"file": file, "pass_at": rates, "lines": lines}
 
 
-def _rates(k: int, found: Mapping[str, Found]) -> dict[str, Any]:
+def _rates(k: int, found: Mapping[str, SideResults]) -> dict[str, Any]:
     rates = {side: [judged.rate(k) for judged in one.judged] for side, one in found.items()}
     row: dict[str, Any] = {}
     for side, values in rates.items():
@@ -150,7 +154,7 @@ def _rates(k: int, found: Mapping[str, Found]) -> dict[str, Any]:
     return row
 
 
-def _task(task: str, found: Mapping[str, Found]) -> list[dict[str, Any]]:
+def _task(task: str, found: Mapping[str, SideResults]) -> list[dict[str, Any]]:
     """A row for each metric of a task, on both sides where both were asked in the same way."""
     outcomes = {
         side: outcome
@@ -185,7 +189,7 @@ def _score(key: tuple[str, str, str], sides: Mapping[str, Score]) -> dict[str, A
     return row
 
 
-def _estimate(score: Score) -> intervals.Estimate | None:
+def _estimate(score: Score) -> intervals.MeanEstimate | None:
     """Wilson's interval of a share of questions; else by lm-eval's standard error."""
     values = list(score.each.values())
     if values and all(0 <= value <= 1 for value in values):
@@ -210,7 +214,7 @@ def _difference(base: Score, tuned: Score) -> dict[str, Any] | None:
 
 
 def _problems(
-    settings: Settings, file: str | None, tasks: Sequence[str], found: Mapping[str, Found]
+    settings: SamplingSettings, file: str | None, tasks: Sequence[str], found: Mapping[str, SideResults]
 ) -> list[str]:
     """What makes the table incomplete, a sentence each."""
     problems = []
@@ -254,7 +258,7 @@ def _problems(
     return problems
 
 
-def _notes(found: Mapping[str, Found]) -> list[str]:
+def _notes(found: Mapping[str, SideResults]) -> list[str]:
     notes = [
         f"{TITLES[side]}: not evaluated yet: eval.sh --side {side} --url URL"
         for side in (BASE, TUNED)

@@ -70,7 +70,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """A task's scores, or the sentence that says why there are none.
 
     Attributes:
@@ -123,7 +123,7 @@ class LmEval:
     include: Path | None = None
 
 
-def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -> Outcome:
+def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -> TaskOutcome:
     """A task's outcome: the one that `folder` has under the same settings, or that of a run.
 
     Args:
@@ -146,7 +146,7 @@ def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -
         )
     said = _without_key(log)
     if done.returncode:
-        return Outcome(task, settings, failure=f"{task}: {explained(said, done.returncode)} ({log})")
+        return TaskOutcome(task, settings, failure=f"{task}: {explained(said, done.returncode)} ({log})")
     outcome = replace(read_results(place, task, settings), empty=said.count("API returned null content"))
     if outcome.failure is None:
         temporary = place / "outcome.json.part"
@@ -221,27 +221,27 @@ def explained(log: str, status: int) -> str:
     return f"lm-eval ended with {status}{f': {errors[-1][:200]}' if errors else ''}"
 
 
-def read_results(folder: Path, task: str, settings: TaskSettings) -> Outcome:
+def read_results(folder: Path, task: str, settings: TaskSettings) -> TaskOutcome:
     """What a run of lm-eval left in `folder`."""
     files = sorted((folder / "lm-eval").glob("*/results_*.json"))
     try:
         results = json.loads(files[-1].read_text("utf-8"))
         scores = tuple(_scores(results, task, files[-1].parent))
     except (IndexError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return Outcome(
+        return TaskOutcome(
             task, settings, failure=f"{task}: lm-eval left no results in {folder} ({type(error).__name__})"
         )
     if not scores:
-        return Outcome(task, settings, failure=f"{task}: lm-eval's results have no metric ({files[-1]})")
-    return Outcome(task, settings, str(results.get("lm_eval_version", "")), scores)
+        return TaskOutcome(task, settings, failure=f"{task}: lm-eval's results have no metric ({files[-1]})")
+    return TaskOutcome(task, settings, str(results.get("lm_eval_version", "")), scores)
 
 
-def recorded(folder: Path, task: str) -> Outcome | None:
+def recorded(folder: Path, task: str) -> TaskOutcome | None:
     """The outcome that an earlier run kept in a side's folder of tasks."""
     try:
         row = json.loads((_place(folder, task) / "outcome.json").read_text("utf-8"))
         scores = tuple(Score(**score) for score in row["scores"])
-        return Outcome(task, TaskSettings(**row["settings"]), row["version"], scores, empty=row["empty"])
+        return TaskOutcome(task, TaskSettings(**row["settings"]), row["version"], scores, empty=row["empty"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

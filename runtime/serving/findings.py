@@ -16,7 +16,7 @@ OK, FAILED, NOT_MADE = "ok", "FAILED", "-"
 NAME_WIDTH = 18
 
 
-class Failed(UserError):
+class CheckFailed(UserError):
     """A check's outcome: the server answers, and not as it should."""
 
 

@@ -21,7 +21,7 @@ DRAWS = 4_000_000
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanEstimate:
     """A mean over prompts, and the ends of its 95 % interval."""
 
     value: float
@@ -64,7 +64,7 @@ def ladder(samples: int) -> list[int]:
     return [*(k for k in steps if k < samples), samples]
 
 
-def mean_rate(rates: Sequence[float]) -> Estimate:
+def mean_rate(rates: Sequence[float]) -> MeanEstimate:
     """The mean of a rate over prompts, with Wilson's interval at the effective sample size.
 
     The effective size is that of a simple random sample of the same variance as these prompts have, and at
@@ -81,17 +81,17 @@ def mean_rate(rates: Sequence[float]) -> Estimate:
     return wilson(mean, max(float(count), mean * (1 - mean) / variance if variance else 0.0))
 
 
-def wilson(share: float, size: float) -> Estimate:
+def wilson(share: float, size: float) -> MeanEstimate:
     """Wilson's score interval of a share that was seen in a sample of `size`."""
     square = Z95 * Z95
     middle = (share + square / (2 * size)) / (1 + square / size)
     half = Z95 / (1 + square / size) * math.sqrt(share * (1 - share) / size + square / (4 * size * size))
-    return Estimate(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
+    return MeanEstimate(share, max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half)))
 
 
-def normal(mean: float, standard_error: float) -> Estimate:
+def normal(mean: float, standard_error: float) -> MeanEstimate:
     """The interval of a mean whose standard error is known."""
-    return Estimate(mean, mean - Z95 * standard_error, mean + Z95 * standard_error)
+    return MeanEstimate(mean, mean - Z95 * standard_error, mean + Z95 * standard_error)
 
 
 def paired(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Difference:

@@ -20,9 +20,9 @@ from typing import Any, TextIO
 from ..errors import UserError, report
 from ..progress import duration
 from . import smoke_checks
-from .answers import Model
+from .answers import ServedModel
 from .client import KEY_VARIABLE, NO_HOST, REFUSED, Client, ServerError
-from .findings import Failed, Finding, Findings, Stopped
+from .findings import CheckFailed, Finding, Findings, Stopped
 
 BASE_KEY_VARIABLE = "VLLM_BASE_API_KEY"
 
@@ -91,13 +91,13 @@ def _smoke(arguments: argparse.Namespace) -> int:
 
 def _checks(findings: Findings, client: Client, arguments: argparse.Namespace) -> None:
     name, base = arguments.model, arguments.base
-    model = Model(client, name, chat=not arguments.text)
+    model = ServedModel(client, name, chat=not arguments.text)
     findings.check("ready", lambda: _ready(client, arguments.wait), essential=True)
     findings.check("served models", lambda: smoke_checks.served(client, name, base), essential=True)
     findings.check("version", lambda: smoke_checks.version(client, arguments.vllm))
     if arguments.api_key or client.has_key:
         findings.check("API key", lambda: smoke_checks.key(model, arguments.api_key))
-    answers = smoke_checks.Answers(model)
+    answers = smoke_checks.SmokeAnswers(model)
     findings.check("first request", answers.first_request)
     findings.check("chat completion" if model.chat else "completion", answers.completion)
     findings.check("streaming", answers.streaming)
@@ -116,7 +116,7 @@ def _ready(client: Client, minutes: float) -> Finding:
     return Finding(client.url, figures={"wait_seconds": round(seconds, 3)})
 
 
-def _difference(tuned: Model, arguments: argparse.Namespace) -> Finding:
+def _difference(tuned: ServedModel, arguments: argparse.Namespace) -> Finding:
     prompts = [(prompt, True) for prompt in arguments.must_differ] + [(p, False) for p in arguments.prompt]
     prompts = prompts or [(prompt, False) for prompt in PROMPTS]
     if arguments.base_url is None:
@@ -126,10 +126,12 @@ def _difference(tuned: Model, arguments: argparse.Namespace) -> Finding:
                 notes=("to compare, serve the base at another address and give it: --base-url URL",),
                 made=False,
             )
-        return smoke_checks.differs(tuned, Model(tuned.client, arguments.base), prompts, "adapter", CAUSES)
+        return smoke_checks.differs(
+            tuned, ServedModel(tuned.client, arguments.base), prompts, "adapter", CAUSES
+        )
     other = Client(arguments.base_url, os.environ.get(BASE_KEY_VARIABLE, ""), arguments.timeout)
     try:
-        base = Model(other, smoke_checks.base_model(other))
+        base = ServedModel(other, smoke_checks.base_model(other))
     except ServerError as error:
         if error.status == 401:
             raise UserError(
@@ -349,11 +351,15 @@ def merged(folder: Path, name: str) -> Finding:
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _wrong(path) from None
     if not changed:
-        raise Failed(f"{path}: no tensor was merged, so the weights are the base's", "merge again: merge.py")
+        raise CheckFailed(
+            f"{path}: no tensor was merged, so the weights are the base's", "merge again: merge.py"
+        )
     if not scale:
-        raise Failed(f"{path}: lora.alpha is 0, so the weights are the base's", "train with an alpha above 0")
+        raise CheckFailed(
+            f"{path}: lora.alpha is 0, so the weights are the base's", "train with an alpha above 0"
+        )
     if same:
-        raise Failed(
+        raise CheckFailed(
             f"{path}: the files of the weights are the base's, byte for byte",
             "was the right checkpoint merged? an untrained adapter changes nothing",
         )
@@ -377,8 +383,8 @@ def _same_files(record: dict[str, Any]) -> bool:
     )
 
 
-def _wrong(path: Path) -> Failed:
-    return Failed(f"{path} is not what merge.py writes", "merge again, or take the file away")
+def _wrong(path: Path) -> CheckFailed:
+    return CheckFailed(f"{path} is not what merge.py writes", "merge again, or take the file away")
 
 
 if __name__ == "__main__":

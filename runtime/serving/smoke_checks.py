@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from .answers import Model, Scored, Streamed, Whole, first_difference
+from .answers import Scored, ServedModel, Streamed, Whole, first_difference
 from .client import Client, ServerError, pick
-from .findings import Failed, Finding, quoted
+from .findings import CheckFailed, Finding, quoted
 
 UNKNOWN = "no-such-model"
 
@@ -54,7 +54,7 @@ def served(client: Client, name: str, base: str | None) -> Finding:
     found = list(cards)
     missing = [wanted for wanted in (name, base) if wanted is not None and wanted not in found]
     if missing:
-        raise Failed(
+        raise CheckFailed(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not served: the server has "
             f"{', '.join(found) or 'no model'}",
             "is this recipe's server at this address?",
@@ -84,7 +84,7 @@ def version(client: Client, checked: str | None) -> Finding:
     return Finding(f"vLLM {found}", warnings=warnings)
 
 
-def key(model: Model, demanded: bool) -> Finding:
+def key(model: ServedModel, demanded: bool) -> Finding:
     """That a request without a key, or with another, gets 401."""
     path, body = model.path, model.question(FIRST, 1)
     stranger, wrong = model.client.without_key(), model.client.with_key("wrong")
@@ -102,7 +102,9 @@ def key(model: Model, demanded: bool) -> Finding:
             continue
         if not demanded:
             return Finding("the server asks for none, though one is set here", made=False)
-        raise Failed(f"{what} is answered", "start the server with VLLM_API_KEY set: anyone may use it now")
+        raise CheckFailed(
+            f"{what} is answered", "start the server with VLLM_API_KEY set: anyone may use it now"
+        )
     found = _unguarded(stranger)
     told = f"asked for no key: {', '.join(found)}; have a proxy or a firewall pass /v1 and /health alone"
     return Finding("401 without it", warnings=(told,) if found else ())
@@ -124,7 +126,7 @@ def _unguarded(stranger: Client) -> list[str]:
     return found
 
 
-def unknown(model: Model) -> Finding:
+def unknown(model: ServedModel) -> Finding:
     """That a model that is not served gets 404."""
     try:
         model.client.post(model.path, model.question(FIRST, 1, model=UNKNOWN))
@@ -132,7 +134,7 @@ def unknown(model: Model) -> Finding:
         if error.status != 404:
             raise
         return Finding("404")
-    raise Failed(f"a request for `{UNKNOWN}` is answered", "does a router answer in the server's place?")
+    raise CheckFailed(f"a request for `{UNKNOWN}` is answered", "does a router answer in the server's place?")
 
 
 def base_model(client: Client) -> str:
@@ -140,13 +142,13 @@ def base_model(client: Client) -> str:
     for name, card in _cards(client).items():
         if card.get("parent") is None:
             return name
-    raise Failed(f"{client.url} serves no model that is no adapter")
+    raise CheckFailed(f"{client.url} serves no model that is no adapter")
 
 
-class Answers:
+class SmokeAnswers:
     """Three requests: streamed, the same one whole, and a longer stream for the pace."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self.model = model
         self.body = model.question(FIRST, ANSWER_TOKENS)
         # Past its end, so that there is enough to time.
@@ -166,9 +168,9 @@ class Answers:
         """A whole answer."""
         self.answer = answer = self.model.whole(self.body)
         if answer.finish_reason not in ("stop", "length"):
-            raise Failed(f"the answer ended by `{answer.finish_reason}`", "look at the server's log")
+            raise CheckFailed(f"the answer ended by `{answer.finish_reason}`", "look at the server's log")
         if answer.completion_tokens < 1 or answer.prompt_tokens < 1:
-            raise Failed(
+            raise CheckFailed(
                 f"the usage tells {answer.prompt_tokens} tokens of the prompt and {answer.completion_tokens} "
                 "of the answer"
             )
@@ -185,9 +187,9 @@ class Answers:
         paced, told = self._paced()
         notes += told
         if paced.completion_tokens is None:
-            raise Failed("the stream tells no usage", "stream_options.include_usage was asked for")
+            raise CheckFailed("the stream tells no usage", "stream_options.include_usage was asked for")
         if paced.tokens is not None and paced.completion_tokens != len(paced.tokens):
-            raise Failed(
+            raise CheckFailed(
                 f"the stream held {len(paced.tokens)} tokens, and its usage tells {paced.completion_tokens}"
             )
         rate = paced.rate
@@ -202,7 +204,7 @@ class Answers:
         """A stream whose chunks come one by one, and notes about it."""
         for _ in range(STREAMS - 1):
             stream = self.model.streamed(self.paced)
-            with suppress(Failed):
+            with suppress(CheckFailed):
                 return stream, came_one_by_one(stream)
         stream = self.model.streamed(self.paced)
         return stream, came_one_by_one(stream)
@@ -217,7 +219,7 @@ class Answers:
         ]
         if parts[0] == parts[1]:
             if stream.completion_tokens is not None and stream.completion_tokens != answer.completion_tokens:
-                raise Failed(
+                raise CheckFailed(
                     f"the streamed answer's usage tells {stream.completion_tokens} tokens, the whole one's "
                     f"{answer.completion_tokens}"
                 )
@@ -232,7 +234,7 @@ class Answers:
                 f"{margin:.2g} apart, and which is taken hangs on numerics"
             ]
         where = "" if at is None else f" from token {at + 1} on"
-        raise Failed(
+        raise CheckFailed(
             f"the streamed answer is another than the whole one{where}: {quoted(''.join(stream.text))} "
             f"against {quoted(''.join(answer.text))}",
             "both are greedy: does something on the way change or cache answers?",
@@ -255,14 +257,16 @@ def came_one_by_one(stream: Streamed) -> list[str]:
         if (stream.completion_tokens or 0) < 8:
             return ["the answer is too short to tell whether chunks come one by one"]
         tokens = f"all {stream.completion_tokens} tokens"
-        raise Failed(f"{tokens} came in one chunk, {_seconds(stream.first)} after the request", help)
+        raise CheckFailed(f"{tokens} came in one chunk, {_seconds(stream.first)} after the request", help)
     if stream.last < TELLING_SECONDS:
         return ["the answer came too quickly to tell whether chunks come one by one"]
     gaps = sorted(later - earlier for earlier, later in zip(stream.times, stream.times[1:]))  # noqa: B905
     usual = gaps[: max(1, len(gaps) - PAUSES)]
     late = stream.first > stream.last / 2
     if late and sum(usual) / len(usual) < TOGETHER_SECONDS:
-        raise Failed(f"all {chunks} chunks came at once, {_seconds(stream.first)} after the request", help)
+        raise CheckFailed(
+            f"all {chunks} chunks came at once, {_seconds(stream.first)} after the request", help
+        )
     return []
 
 
@@ -280,7 +284,7 @@ COMPARED_TOKENS = 24
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedAnswers:
     """One prompt's answers.
 
     Attributes:
@@ -308,12 +312,12 @@ class Compared:
         }
 
 
-def compare(tuned: Model, base: Model, prompt: str, must: bool) -> Compared:
+def compare(tuned: ServedModel, base: ServedModel, prompt: str, must: bool) -> ComparedAnswers:
     """Both answers to the same token ids: the fine-tuned model's chat template makes them for both."""
     tokens = tuned.prompt_tokens(prompt)
     mine, its = tuned.scored(tokens, COMPARED_TOKENS), base.scored(tokens, COMPARED_TOKENS)
     at = first_difference(mine.tokens, its.tokens)
-    return Compared(prompt, must, mine.text, its.text, at, distance(mine, its, at))
+    return ComparedAnswers(prompt, must, mine.text, its.text, at, distance(mine, its, at))
 
 
 def distance(one: Scored, other: Scored, at: int | None) -> float:
@@ -334,7 +338,7 @@ def distance(one: Scored, other: Scored, at: int | None) -> float:
 
 
 def differs(
-    tuned: Model, base: Model, prompts: Sequence[tuple[str, bool]], what: str, causes: str
+    tuned: ServedModel, base: ServedModel, prompts: Sequence[tuple[str, bool]], what: str, causes: str
 ) -> Finding:
     """Compares the two models on prompts, each with whether its answers must differ.
 
@@ -350,7 +354,7 @@ def differs(
     largest = max(one.distance for one in found)
     count = f"{len(found)} prompts" if len(found) > 1 else "1 prompt"
     if not other and largest <= SAME:
-        raise Failed(
+        raise CheckFailed(
             f"the {what} is a no-op: {tuned.name} answers as {base.name} does, with the same log "
             f"probabilities (within {SAME:g}, {count})",
             causes,
@@ -358,7 +362,7 @@ def differs(
     equal = [one for one in found if one.must and one.at is None]
     if equal:
         more = f" and {len(equal) - 1} more" if len(equal) > 1 else ""
-        raise Failed(
+        raise CheckFailed(
             f"the answer to {quoted(equal[0].prompt)}{more} is the base's, and serve.smoke_prompts says that "
             f"it differs; log probabilities differ by at most {largest:.2g}",
             "was it trained long enough? take prompts that the training data answers in its own way",

@@ -27,7 +27,7 @@ Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 has it of some model."""
 
 
-class Answers(NamedTuple):
+class PairValues(NamedTuple):
     """Log-probabilities of the answers of P pairs, or their lengths, [P] each."""
 
     chosen: jax.Array
@@ -50,8 +50,8 @@ class Pairs(NamedTuple):
     inputs: Batch
     targets: jax.Array
     logps: jax.Array
-    answers: Answers
-    lengths: Answers
+    answers: PairValues
+    lengths: PairValues
     real: jax.Array
     norm: jax.Array
 
@@ -96,7 +96,7 @@ def preference_loss(
         norm=jnp.where(inputs["norm"] > 0, inputs["norm"], 1.0),
     )
 
-    def before() -> Answers:
+    def before() -> PairValues:
         return _answers(jax.lax.stop_gradient(reference(*rows)), targets)
 
     loss, aux = LOSSES[objective](pairs, before, beta, label_smoothing)
@@ -104,17 +104,17 @@ def preference_loss(
 
 
 def _dpo(
-    pairs: Pairs, reference: Callable[[], Answers], beta: float, label_smoothing: float
+    pairs: Pairs, reference: Callable[[], PairValues], beta: float, label_smoothing: float
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     losses, aux = _tunix("dpo", pairs.answers, reference(), beta, label_smoothing)
     return pairs.mean(losses), aux
 
 
 def _orpo(
-    pairs: Pairs, _: Callable[[], Answers], beta: float, __: float
+    pairs: Pairs, _: Callable[[], PairValues], beta: float, __: float
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     sums_and_lengths = zip(pairs.answers, pairs.lengths, strict=True)
-    average = Answers(*(sums / jnp.maximum(n, 1) for sums, n in sums_and_lengths))
+    average = PairValues(*(sums / jnp.maximum(n, 1) for sums, n in sums_and_lengths))
     _, aux = _tunix("orpo", average, None, beta, 0.0)
     # As in TRL: the chosen text, prompt included, is learnt; the mean is over the micro-batch's tokens.
     segment_ids = pairs.inputs["segment_ids"]
@@ -133,13 +133,13 @@ def _predicted(mask: jax.Array, segment_ids: jax.Array) -> jax.Array:
     return jnp.pad(mask[:, 1:] & within, ((0, 0), (0, 1)))
 
 
-def _answers(logps: jax.Array, targets: jax.Array) -> Answers:
+def _answers(logps: jax.Array, targets: jax.Array) -> PairValues:
     """The sums of log-probabilities over each row's targets."""
     return _split(jnp.where(targets, logps, 0.0).sum(-1))
 
 
-def _split(values: jax.Array) -> Answers:
-    return Answers(_chosen(values), values[1::2])
+def _split(values: jax.Array) -> PairValues:
+    return PairValues(_chosen(values), values[1::2])
 
 
 def _chosen(values: jax.Array) -> jax.Array:
@@ -147,7 +147,7 @@ def _chosen(values: jax.Array) -> jax.Array:
 
 
 def _tunix(
-    algorithm: str, answers: Answers, reference: Answers | None, beta: float, label_smoothing: float
+    algorithm: str, answers: PairValues, reference: PairValues | None, beta: float, label_smoothing: float
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Tunix's loss and metrics of each pair, float32[P], from log-probabilities computed here.
 

@@ -18,19 +18,18 @@ from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
 from ..hosts import ALONE, Alone, Crew
 from ..interrupts import Interrupted, Interrupts
-from ..model.adapters import LoraSettings
-from ..settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .ending import out_of_memory
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from ..checkpoints.local_saving import LocalCheckpoints
-    from ..checkpoints.resuming import Found
+    from ..checkpoints.resuming import ResumePoint
     from ..data.prepare import PreparedData
     from ..metrics.loggers import Metrics, Nowhere
     from ..weights.checkpoint import HFCheckpoint
-    from .trainer import Outcome
+    from .trainer import TrainingOutcome
 
 
 class Paths(Protocol):
@@ -48,18 +47,6 @@ class Paths(Protocol):
     def output(self) -> Path: ...
     @property
     def trace(self) -> Path | None: ...
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a generated script states of its recipe."""
-
-    model: ModelSettings
-    mesh: MeshSettings
-    lora: LoraSettings | None
-    data: DataSettings
-    train: TrainSettings
-    checkpoint: CheckpointSettings
 
 
 @dataclass(frozen=True)
@@ -84,7 +71,7 @@ class Session:
     directory: str
     mesh: Mesh
     base: HFCheckpoint
-    found: Found
+    found: ResumePoint
     prepared: PreparedData
     interrupts: Interrupts
     hosts: Alone | Crew = ALONE
@@ -177,7 +164,7 @@ class Session:
                 if remote:
                     remote_metrics.copy(metrics.path, self.directory)
 
-    def conclude(self, outcome: Outcome, metrics: Path) -> int:
+    def conclude(self, outcome: TrainingOutcome, metrics: Path) -> int:
         """Prints the last line of the run, and returns its exit status.
 
         Args:
@@ -203,7 +190,7 @@ def begin(
     artifact: Path,
     arguments: Paths,
     directory: str,
-    settings: Settings,
+    settings: RunSettings,
     cache: str | None,
     interrupts: Interrupts,
     hosts: Alone | Crew = ALONE,
@@ -254,9 +241,9 @@ def begin(
     base_folder = locate_model(settings.model, arguments.model)
     base = HFCheckpoint.open(base_folder)
     base.verify()
-    found = resuming.Found(
+    found = resuming.ResumePoint(
         **hosts.agree(
-            "found", lambda: asdict(resuming.find(directory) if arguments.resume else resuming.Found())
+            "found", lambda: asdict(resuming.find(directory) if arguments.resume else resuming.ResumePoint())
         )
     )
     local = None

@@ -25,7 +25,7 @@ from .loss import Batch, Computed, batch_loss, token_logps
 from .objectives import OBJECTIVES
 from .preference import Logps, preference_loss
 
-Live = tuple[Any, Any]
+TrainState = tuple[Any, Any]
 """What a step changes: the trained arrays and the optimizer's state."""
 
 
@@ -136,7 +136,7 @@ class Step:
         self._trained = trained_type(built)
         self._model_graph, trained, self.base = nnx.split(built.model, self._trained, ...)
         self._optimizer_graph, state = nnx.split(optimizer)
-        self.live: Live = (trained, state)
+        self.live: TrainState = (trained, state)
         self.shardings = (shardings_of(trained, mesh), shardings_of(state, mesh))
         self._dtypes = jax.tree.map(lambda array: array.dtype, self.live)
 
@@ -154,7 +154,9 @@ class Step:
         the training step takes, which gives none of them away."""
         return jax.jit(self._gradients_of)
 
-    def _train(self, live: Live, base: Any, batch: Batch) -> tuple[Live, jax.Array, jax.Array, Named]:
+    def _train(
+        self, live: TrainState, base: Any, batch: Batch
+    ) -> tuple[TrainState, jax.Array, jax.Array, Named]:
         model = nnx.merge(self._model_graph, live[0], base)
         optimizer = nnx.merge(self._optimizer_graph, live[1])
         loss, norm, more = self._update(model, optimizer, batch)

@@ -13,10 +13,17 @@ from ..hosts import Alone, Crew
 from ..interrupts import Interrupts
 from ..model.adapters import LoraSettings
 from ..model.partition_rules import Rule
-from ..settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from ..settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    RunSettings,
+    TrainSettings,
+)
 from .ending import attended
 from .maintenance import watching
-from .session import Session, Settings, begin, checkpoint_directory
+from .session import Session, begin, checkpoint_directory
 
 if TYPE_CHECKING:
     import optax
@@ -104,23 +111,22 @@ def run(
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
-    settings = Settings(model, mesh, lora, data, train, checkpoint)
+    settings = RunSettings(model, mesh, lora, data, train, checkpoint, tuple(rules))
     directory = checkpoint_directory(checkpoint, arguments.output)
 
     def work(interrupts: Interrupts, hosts: Alone | Crew) -> int:
         with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
-            return _run(session, settings, learning_rate, optimizer, rules)
+            return _run(session, settings, learning_rate, optimizer)
 
     return attended(directory, mesh.hosts, work)
 
 
 def _run(
     session: Session,
-    settings: Settings,
+    settings: RunSettings,
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
-    rules: Sequence[Rule],
 ) -> int:
     from ..data.batches import TrainingData
     from ..model.loading import build
@@ -138,7 +144,7 @@ def _run(
             settings.model,
             settings.lora,
             mesh,
-            rules,
+            settings.rules,
             train.seed,
             lambda done, count: progress.advance(1 / count),
         )

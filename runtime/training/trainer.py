@@ -38,7 +38,7 @@ SHOWN = 8
 
 
 @dataclass
-class Outcome:
+class TrainingOutcome:
     """What a run came to.
 
     Attributes:
@@ -141,7 +141,7 @@ class Trainer(PeftTrainer):
         metrics: Metrics | Nowhere,
         interrupts: Interrupts,
         hosts: Alone | Crew = ALONE,
-    ) -> Outcome:
+    ) -> TrainingOutcome:
         """Trains from the restored step to step `until`, and saves the last one.
 
         Args:
@@ -159,7 +159,7 @@ class Trainer(PeftTrainer):
         if self._recorder is not None:
             self._recorder.begin(self.model)
         train_step, eval_step = self.jit_train_and_eval_step()
-        outcome = Outcome(self._train_steps)
+        outcome = TrainingOutcome(self._train_steps)
         report = Report(self._train_steps, until, self._settings.log_every, schedule, metrics)
         if data.evaluation and self._train_steps == 0:
             outcome.eval_loss = self._evaluate(eval_step, data.evaluation, metrics, report)

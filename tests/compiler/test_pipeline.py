@@ -15,7 +15,7 @@ import pytest
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import require_packages
-from recipec.compiler.rehearse.artifact_run import CACHE, MARKER, Run, claim, done_line
+from recipec.compiler.rehearse.artifact_run import CACHE, MARKER, ArtifactRun, claim, done_line
 from recipec.compiler.rehearse.pipeline import Pipeline, StepFailed, new_console, report_failure
 from recipec.compiler.rehearse.quickstart import check_losses
 from tests.waiting import gone
@@ -34,14 +34,14 @@ print("done: steps=3 tokens/s=812 loss=1.0")
 """
 
 
-def make_run(folder: Path, sleep: str = "", script: str = TRAIN) -> tuple[Run, io.StringIO]:
+def make_run(folder: Path, sleep: str = "", script: str = TRAIN) -> tuple[ArtifactRun, io.StringIO]:
     """A run whose train.py is a plain script, and what its pipeline prints."""
     artifact = folder / "artifact"
     artifact.mkdir()
     (artifact / "train.py").write_text(script.replace("SLEEP", sleep or "pass"))
     screen = io.StringIO()
     pipeline = Pipeline(new_console(screen), folder / "logs")
-    run = Run(pipeline, artifact, folder / "model", folder, folder / "work", "checkpoints", "merged")
+    run = ArtifactRun(pipeline, artifact, folder / "model", folder, folder / "work", "checkpoints", "merged")
     return run, screen
 
 

@@ -193,7 +193,7 @@ def test_each_counts_its_items(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_a_pipeline_tells_how_long_its_steps_still_take(tmp_path: Path) -> None:
     made = pipeline.Pipeline(terminal.console(io.StringIO()), tmp_path, expected={"a": 1, "b": 2, "c": 3})
     assert made._left("a", 5.0) == ""  # nothing has ended that would give a pace
-    made.results.append(pipeline.Result("a", True, 10.0, ""))
+    made.results.append(pipeline.StepResult("a", True, 10.0, ""))
     assert made._left("b", 5.0) == ", 45 s left"
     assert made._left("b", 50.0) == ", 30 s left"
     assert made._left("unknown", 5.0) == ""

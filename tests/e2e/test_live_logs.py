@@ -13,7 +13,7 @@ import pytest
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.parity.backends import SCRIPTS
 from recipec.compiler.report.place import open_place
-from recipec.compiler.watch.run import Run
+from recipec.compiler.watch.run import WatchedRun
 from tests.parity.running import Case, Place
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
@@ -63,7 +63,7 @@ def test_a_run_that_lost_its_last_checkpoint_logs_each_step_once(place: Place, b
     output = f"logged-{backend.value}"
     place.run(script, output, *data, "--steps", "3")
     folder = place.folder / output / FOLDERS[backend]
-    run = Run(open_place(str(folder)))
+    run = WatchedRun(open_place(str(folder)))
     run.update()
     assert (run.outcome, run.reason, run.step, run.total) == ("stopped", "--steps 3", 3, STEPS)
     first = of_lines(folder)

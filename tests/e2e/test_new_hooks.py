@@ -20,8 +20,8 @@ import pytest
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.hardware import from_name
-from recipec.compiler.new.recipe import Asked, make
-from recipec.compiler.new.source import Source
+from recipec.compiler.new.recipe import NewRecipeOptions, make
+from recipec.compiler.new.source import NewData
 from recipec.spec.load import load
 
 BIN = Path(sys.executable).parent
@@ -167,8 +167,10 @@ def test_every_model_gets_a_recipe_or_a_way_out(tmp_path: Path) -> None:
         shape = json.dumps(entry["config"], sort_keys=True)
         format = "text" if entry.get("chat") is False else "chat"
         for accelerator in (turn,) if shape in shapes else ACCELERATORS:
-            source = Source("data/train.jsonl", format)
-            asked = Asked("a", name, from_name(accelerator), None, source, None, tmp_path / "a.yaml")
+            source = NewData("data/train.jsonl", format)
+            asked = NewRecipeOptions(
+                "a", name, from_name(accelerator), None, source, None, tmp_path / "a.yaml"
+            )
             try:
                 made = make(asked)
             except ArtifactError as error:

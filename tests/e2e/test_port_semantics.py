@@ -18,7 +18,7 @@ from recipec.compiler.port.dialects.axolotl_data import PROMPTS, plain_type, use
 from recipec.compiler.port.dialects.llamafactory import target_modules
 from recipec.compiler.port.meaning import adapters, conversion, templates
 from recipec.runtime.data.encoding import Encoder, coding
-from recipec.runtime.data.formats import Row, parse_row
+from recipec.runtime.data.formats import ParsedSample, parse_row
 from recipec.runtime.settings import DataSettings
 from tests.e2e import port_tools
 from tests.runtime.chats import tokenizer
@@ -60,7 +60,9 @@ def theirs(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def encoded(row: Row, template: str | None, format: str, loss_on: str) -> tuple[list[int], list[bool]]:
+def encoded(
+    row: ParsedSample, template: str | None, format: str, loss_on: str
+) -> tuple[list[int], list[bool]]:
     """Tokens of a row here, and which of them are targets."""
     data = DataSettings(train=(), format=format, loss_on=loss_on, max_length=8192, packing=False)
     samples, report = Encoder(coding(tokenizer(), template, data, None)).encode([row], 0)
@@ -83,7 +85,10 @@ def test_llamafactorys_templates_write_the_same_tokens(theirs: Any, name: str) -
         messages = port_tools.CONVERSATIONS[title]
         given = [{"role": "system", "content": system}, *messages] if system else messages
         made = templates.llamafactory(name, None, thinking == "True").sets["data.chat_template"]
-        assert encoded(Row("x", messages=given), made, "chat", "assistant") == (ids, learnt(labels)), key
+        assert encoded(ParsedSample("x", messages=given), made, "chat", "assistant") == (
+            ids,
+            learnt(labels),
+        ), key
         compared += 1
     assert compared >= 8
 

@@ -15,7 +15,7 @@ import pytest
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering import pins
 from recipec.compiler.parity.backends import SCRIPTS
-from recipec.compiler.parity.compare import TOLERANCES, Subject, compare
+from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
 from recipec.compiler.parity.table import WORDS
 from recipec.runtime.training.trace import Trace, read_trace
 from tests.parity.parity_cases import CASES
@@ -50,7 +50,7 @@ def check(place: Place, traces: dict[Backend, Trace]) -> None:
     for backend, trace in traces.items():
         if backend is not Backend.TUNIX:
             place.merge(backend.value, "--import-adapter", place.folder / backend.value / "adapter")
-        runs.append(Subject(backend.value, trace, merged_tensors(place.merge(backend.value))))
+        runs.append(ComparedRun(backend.value, trace, merged_tensors(place.merge(backend.value))))
     rows = compare(runs, LIMITS)
     for row in rows:
         print(f"\n{row.quantity} differ by {row.difference} of {row.largest:.3g}: {row.note}")

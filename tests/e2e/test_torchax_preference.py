@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.parity.compare import Subject, compare
+from recipec.compiler.parity.compare import ComparedRun, compare
 from tests.parity.preferences import LIMITS, assert_one_run, case
 from tests.parity.running import STEPS, Place
 
@@ -66,6 +66,6 @@ def test_the_reference_of_a_run_that_starts_from_an_adapter_has_none(
     here.merge("on", "--import-adapter", adapter)
     own = here.train(Backend.TUNIX, "on", "--resume", "--steps", "1")
     other = here.train(Backend.TORCHAX, "again", "--adapter", adapter, "--steps", "1")
-    rows = compare([Subject("tunix", own), Subject("torchax", other)], LIMITS)
+    rows = compare([ComparedRun("tunix", own), ComparedRun("torchax", other)], LIMITS)
     assert [row for row in rows if not row.ok] == []
     assert other.losses[0] < whole.losses[0] - 1e-3, "what was learnt is seen against the base"

@@ -16,7 +16,7 @@ from recipec.compiler.artifacts.artifact import write
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.lower import lower
-from recipec.compiler.parity.compare import Subject, compare
+from recipec.compiler.parity.compare import ComparedRun, compare
 from recipec.runtime.training.trace import Trace, read_trace
 from recipec.spec.load import load
 from tests.parity.running import Case, Place
@@ -111,7 +111,7 @@ def test_two_processes_with_fsdp_are_one(objective: str, tmp_path: Path) -> None
         assert np.array_equal(rest.trained[name], array), name
         assert np.array_equal(two.initial[name], one.initial[name]), name
         assert np.array_equal(rest.initial[name], cut.trained[name]), name
-    kept = {row.quantity: row for row in compare([Subject("one", one), Subject("two", two)], {})}
+    kept = {row.quantity: row for row in compare([ComparedRun("one", one), ComparedRun("two", two)], {})}
     assert kept["rows"].ok, "the processes' rows are together those of one"
     np.testing.assert_equal(rest.rows, two.rows[3:])
 

@@ -16,7 +16,7 @@ import pytest
 from lsprotocol import types
 
 from recipec.compiler.lsp.frames import Frames
-from recipec.compiler.lsp.process import Checked, Document, Process
+from recipec.compiler.lsp.process import Checked, EditorDocument, Process
 from recipec.compiler.packages import install
 from recipec.spec.codes import CODES
 from recipec.spec.load import MAX_BYTES
@@ -349,10 +349,10 @@ def test_a_check_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch
         try:
             await process.ask("ready")
             process.seconds = 1
-            assert await process.ask("check", Document(path, endless)) is None
+            assert await process.ask("check", EditorDocument(path, endless)) is None
             process.seconds = 60
             assert await process.ask("check", None) is None
-            made = await process.ask("check", Document(path, "a: 1"))
+            made = await process.ask("check", EditorDocument(path, "a: 1"))
         finally:
             process.stop()
         assert isinstance(made, Checked)

@@ -16,8 +16,8 @@ from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.hardware import from_name
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.new import files
-from recipec.compiler.new.recipe import Asked, Made, make
-from recipec.compiler.new.source import Source, look, recognise
+from recipec.compiler.new.recipe import Made, NewRecipeOptions, make
+from recipec.compiler.new.source import NewData, look, recognise
 from recipec.spec.load import load
 
 ACCELERATORS = ("v5e-8", "v5p-8", "v6e-8", "tpu7x-8", "cpu-8")
@@ -40,12 +40,12 @@ def new(*words: str, exit_code: int = 0) -> Result:
 def made(model: str, accelerator: str, method: str | None = None, serve: str | None = None) -> Made:
     chat = catalog.find(model, Path()).chat
     format = "preference" if method == "dpo" else "text" if chat is False else "chat"
-    asked = Asked(
+    asked = NewRecipeOptions(
         "sample",
         model,
         from_name(accelerator),
         method,
-        Source("data/train.jsonl", format),
+        NewData("data/train.jsonl", format),
         from_name(serve) if serve else None,
         Path("recipes/sample.yaml"),
     )

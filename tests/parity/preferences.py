@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.parity.compare import TOLERANCES, Subject, compare
+from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
 from recipec.compiler.parity.table import WORDS
 from recipec.runtime.training.preference import METRICS
 from tests.parity.running import BACKENDS, STEPS, Case, Place, merged_tensors
@@ -70,7 +70,7 @@ def assert_one_run(here: Place, backends: Sequence[Backend] = BACKENDS) -> None:
         trace = here.train(backend, backend.value)
         if backend is not Backend.TUNIX:
             here.merge(backend.value, "--import-adapter", here.folder / backend.value / "adapter")
-        runs.append(Subject(backend.value, trace, merged_tensors(here.merge(backend.value))))
+        runs.append(ComparedRun(backend.value, trace, merged_tensors(here.merge(backend.value))))
         assert len(trace.losses) == STEPS and min(trace.targets) > 0
     rows = compare(runs, LIMITS)
     for row in rows:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.parity.compare import TOLERANCES, Subject, compare
+from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, compare
 from recipec.compiler.parity.control import write_perturbed
 from recipec.compiler.parity.table import WORDS
 from recipec.runtime.training.trace import Trace
@@ -65,13 +65,13 @@ def test_the_backends_are_one_run(name: str, place: Callable[[str], Place]) -> N
     for backend, trace in traces.items():
         if backend is not Backend.TUNIX:
             here.merge(backend.value, "--import-adapter", here.folder / backend.value / "adapter")
-        runs.append(Subject(backend.value, trace, merged_tensors(here.merge(backend.value))))
+        runs.append(ComparedRun(backend.value, trace, merged_tensors(here.merge(backend.value))))
     control = []
     if name == "gemma4":
         # Chaotic, being random: how far TRL's run lies from itself is printed, and what it would take.
         write_perturbed(here.folder / "perturbed", here.program, here.folder / "model")
         again = here.train(Backend.TRL, "control", "--adapter", here.folder / "perturbed")
-        control = compare([runs[1], Subject("control", again)], {})
+        control = compare([runs[1], ComparedRun("control", again)], {})
     rows = compare(runs, LIMITS, control)
     for row in [*rows, *control]:
         where = f"{row.left} - {row.right}, {row.note}"
@@ -90,8 +90,8 @@ def test_the_backends_are_one_run(name: str, place: Callable[[str], Place]) -> N
         assert largest > 100 * LIMITS["gradients"], "gradients are not flat"
 
 
-def _untrained(here: Place, run: Subject) -> Subject:
-    return Subject("base", run.trace, merged_tensors(here.folder / "model"))
+def _untrained(here: Place, run: ComparedRun) -> ComparedRun:
+    return ComparedRun("base", run.trace, merged_tensors(here.folder / "model"))
 
 
 def first(trace: Trace) -> float:
@@ -119,5 +119,5 @@ def test_a_run_continues_on_another_backend(place: Callable[[str], Place]) -> No
         print(f"\nfrom {source}: {first(one)} and {first(other)}, of fresh adapters {first(fresh)}")
         assert first(one) == pytest.approx(first(other), abs=1e-5)
         assert first(one) < first(fresh) - 0.1, "it is the trained adapters that go on"
-        rows = compare([Subject("tunix", one), Subject("trl", other)], LIMITS)
+        rows = compare([ComparedRun("tunix", one), ComparedRun("trl", other)], LIMITS)
         assert all(row.ok for row in rows), rows

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
-from recipec.compiler.parity.compare import TOLERANCES, Row, Subject, compare
+from recipec.compiler.parity.compare import TOLERANCES, ComparedRun, Deviation, compare
 from recipec.compiler.parity.table import number, print_rows
 from recipec.compiler.rehearse.pipeline import new_console
 from recipec.runtime.training.trace import Trace
@@ -38,9 +38,9 @@ def moved(arrays: dict[str, np.ndarray], name: str, by: float) -> dict[str, np.n
     return out
 
 
-def rows(*traces: Trace, tolerances: dict[str, float] | None = None, **options: Any) -> dict[str, Row]:
+def rows(*traces: Trace, tolerances: dict[str, float] | None = None, **options: Any) -> dict[str, Deviation]:
     limits = FLOAT32 if tolerances is None else tolerances
-    found = compare([Subject(t.backend, t) for t in traces], limits, **options)
+    found = compare([ComparedRun(t.backend, t) for t in traces], limits, **options)
     return {row.quantity: row for row in found}
 
 
@@ -130,8 +130,8 @@ def test_limits_are_of_the_largest_gradient_and_the_given_ones() -> None:
 def test_a_control_widens_a_limit_and_nothing_else() -> None:
     far = trace("trl", losses=[3.0, 2.504], trained=moved(trace().trained, B, 2e-3))
     control = [
-        Row("losses", "trl", "control", 1e-3, 3.0, None, True),
-        Row("trained", "trl", "control", 1e-5, 0.1, None, True),
+        Deviation("losses", "trl", "control", 1e-3, 3.0, None, True),
+        Deviation("trained", "trl", "control", 1e-5, 0.1, None, True),
     ]
     found = rows(trace(), far, control=control)
     assert found["losses"].ok and found["losses"].limit == pytest.approx(1e-2)
@@ -143,9 +143,11 @@ def test_merged_weights_are_compared_tensor_by_tensor() -> None:
     tensors = {"model.embed_tokens.weight": np.ones((3, 2), np.float32), "model.norm.weight": np.ones(2)}
     changed = tensors | {"model.norm.weight": np.array([1.0, 1.00005])}
     runs = [
-        Subject("tunix", trace(), {name: lambda array=array: array for name, array in tensors.items()}),
-        Subject("trl", trace("trl"), {name: lambda array=array: array for name, array in changed.items()}),
-        Subject("torchax", trace("torchax")),
+        ComparedRun("tunix", trace(), {name: lambda array=array: array for name, array in tensors.items()}),
+        ComparedRun(
+            "trl", trace("trl"), {name: lambda array=array: array for name, array in changed.items()}
+        ),
+        ComparedRun("torchax", trace("torchax")),
     ]
     (row,) = [row for row in compare(runs, FLOAT32) if row.quantity == "merged"]
     assert (row.left, row.right, row.note, row.ok) == ("tunix", "trl", "model.norm.weight", False)
@@ -153,8 +155,8 @@ def test_merged_weights_are_compared_tensor_by_tensor() -> None:
 
 
 def test_the_table_names_every_pair_and_what_was_left_out() -> None:
-    runs = [Subject(t.backend, t) for t in (trace(), trace("trl"), trace("torchax", losses=[3.0, 2.6]))]
-    control = [Row("losses", "trl", "control", 3.1e-7, 3.0, None, True)]
+    runs = [ComparedRun(t.backend, t) for t in (trace(), trace("trl"), trace("torchax", losses=[3.0, 2.6]))]
+    control = [Deviation("losses", "trl", "control", 3.1e-7, 3.0, None, True)]
     screen = io.StringIO()
     found = compare(runs, FLOAT32, control)
     print_rows(new_console(screen), "parity of tiny", found, control, {"other": "E0922, nothing"})

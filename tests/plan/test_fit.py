@@ -12,7 +12,7 @@ import pytest
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.fit import (
-    Found,
+    FitResult,
     MemoryReduction,
     diagnostic,
     find,
@@ -59,7 +59,7 @@ class Compiler:
         return estimate(200)
 
 
-def search(compiler: Compiler, given: tuple[str, ...] = (), most: int = 8) -> Found:
+def search(compiler: Compiler, given: tuple[str, ...] = (), most: int = 8) -> FitResult:
     return find(program(), compiler, most, given=(*STATED, *given))
 
 
@@ -231,7 +231,7 @@ def test_sections_are_written_once() -> None:
     ]
 
 
-def shown(found: Callable[[], Found | None]) -> str:
+def shown(found: Callable[[], FitResult | None]) -> str:
     return render_text([diagnostic(program(), estimate(101.25), found())])
 
 
@@ -274,12 +274,12 @@ def test_a_step_without_a_way_out_is_refused_with_what_was_tried() -> None:
 
 def test_a_step_for_which_nothing_was_tried_is_refused_with_where_to_look() -> None:
     assert shown(lambda: None).endswith(" = help: `recipe plan --search` looks for what fits\n\n1 error\n")
-    assert shown(lambda: Found(())).endswith("no larger slice is left to try\n\n1 error\n")
+    assert shown(lambda: FitResult(())).endswith("no larger slice is left to try\n\n1 error\n")
 
 
 def test_a_refused_step_has_no_time_to_compare_with() -> None:
     refused = replace(estimate(101.25, seconds=0.0), largest=())
-    found = Found(
+    found = FitResult(
         (),
         MemoryReduction(("remat.policy=decoder",), "the backward pass computes each layer again"),
         estimate(50),

@@ -20,7 +20,7 @@ from recipec.compiler.plan.bound import bound as computed
 from recipec.compiler.plan.depth import Depth
 from recipec.compiler.plan.job import Failed, Job
 from recipec.compiler.plan.results import Collective, Compiled, Estimate, Memory, OutOfMemory, Search
-from recipec.compiler.plan.search import Interrupted, Objectives, SearchOptions, Tools, search, variants
+from recipec.compiler.plan.search import Objectives, SearchInterrupted, SearchOptions, Tools, search, variants
 from recipec.spec.diagnostics import Diagnostic
 from recipec.spec.load import load
 
@@ -349,7 +349,7 @@ def test_interrupted_it_keeps_what_it_has_and_goes_on() -> None:
     """Ctrl-C in the third batch; the second search compiles nothing again and finds what one search finds."""
     machine = Machine(1)
     machine.stop_after = 19
-    with pytest.raises(Interrupted) as interrupted:
+    with pytest.raises(SearchInterrupted) as interrupted:
         search(program(), SearchOptions(most=16), tools=machine.tools())
     partial = interrupted.value.found
     assert sum(point.status == "compiled" for point in partial.points) == 9

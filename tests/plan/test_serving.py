@@ -11,6 +11,7 @@ import pytest
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.plan.roofline.results import Step
+from recipec.compiler.plan.roofline.roofline_text import text
 from recipec.compiler.plan.roofline.server import (
     SERVING_PLAN,
     ServingPlan,
@@ -18,7 +19,6 @@ from recipec.compiler.plan.roofline.server import (
     plan_serving,
     promise,
 )
-from recipec.compiler.plan.roofline.text import text
 from recipec.spec.load import load
 
 RECIPE = """\

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from recipec.compiler.plan import calibration
+from recipec.compiler.plan.plan_text import text
 from recipec.compiler.plan.results import Collective, Kernel, Temporary
-from recipec.compiler.plan.text import text
 from recipec.compiler.plan.units import aligned, duration, flops, milliseconds, traffic
 from tests.plan import plans
 from tests.plan.plans import ESTIMATE

@@ -13,7 +13,7 @@ from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.port.meaning import adapters
 from recipec.compiler.port.meaning.models import resolve
 from recipec.compiler.port.report import counts, rows, summary
-from recipec.runtime.data.formats import Row, parse_row
+from recipec.runtime.data.formats import ParsedSample, parse_row
 from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
 
 BASE: dict[str, Any] = {
@@ -239,7 +239,7 @@ def test_instructions_and_conversations_are_read_together_as_each_is_alone(
         read_row(both, {**asked, **talk})
 
 
-def read_row(made: Ledger, row: dict[str, Any]) -> Row:
+def read_row(made: Ledger, row: dict[str, Any]) -> ParsedSample:
     """A row as training reads it: transformed, then parsed."""
     lines = made.lines
     fields = lines["data.fields"].value if "data.fields" in lines else {}

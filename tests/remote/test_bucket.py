@@ -101,7 +101,7 @@ def test_a_step_without_its_marker_is_nowhere_a_checkpoint(bucket: Bucket) -> No
 def test_where_no_save_has_ended_the_run_begins_anew(bucket: Bucket) -> None:
     write_steps(bucket, (), (2,))
     run = f"{bucket.url}/run"
-    assert resuming.find(run) == resuming.Found()
+    assert resuming.find(run) == resuming.ResumePoint()
     assert (
         f"{run}: no checkpoint; the save of step 2 has not ended"
         in refusal(lambda: choose_step(run, "latest")).message

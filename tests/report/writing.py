@@ -14,9 +14,9 @@ from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering.lower import lower
 from recipec.runtime.data.report import DataReport, Problems, SplitReport
 from recipec.runtime.serving import bench_report
-from recipec.runtime.serving.bench_points import Point, as_json
-from recipec.runtime.serving.bench_report import Price, Published
-from recipec.runtime.serving.bench_server import Machine, Server
+from recipec.runtime.serving.bench_points import LoadPoint, as_json
+from recipec.runtime.serving.bench_report import HourlyPrice, Published
+from recipec.runtime.serving.bench_server import ServerFacts, ServerMachine
 from recipec.spec.load import load
 from tests.serving import stub_vllm
 
@@ -143,7 +143,7 @@ def sweep(folder: Path, slower: float = 1.0, told: str = "a stand-in for a serve
     """The results of a sweep of 2 x 4 points, of which one failed."""
     folder.mkdir(parents=True)
     settings = {"prompts": 100, "output_length": 128}
-    records: list[tuple[Point, dict[str, Any]]] = []
+    records: list[tuple[LoadPoint, dict[str, Any]]] = []
     for length in (512, 4096):
         for number, rate in enumerate(("1", "4", "16", "inf")):
             result = stub_vllm.whole(length, 128, 100, rate)
@@ -163,15 +163,15 @@ def sweep(folder: Path, slower: float = 1.0, told: str = "a stand-in for a serve
                 "note": None,
                 "result": None if failed else result,
             }
-            records.append((Point(length, rate), record))
+            records.append((LoadPoint(length, rate), record))
             (folder / f"input-{length}-rate-{rate}.json").write_text(as_json(record))
-    machine = Machine("stand-in", "a machine", {})
-    summary = bench_report.summary(
+    machine = ServerMachine("stand-in", "a machine", {})
+    summary = bench_report.Measurements(
         model="tuned",
         settings=settings,
-        server=Server("0.32.0", "/model", 8192, {}),
+        server=ServerFacts("0.32.0", "/model", 8192, {}),
         place=bench_report.place(machine, "v6e-8", 8, told, "http://127.0.0.1:8000"),
-        price=Price(21.52, "list price of 2026-05"),
+        price=HourlyPrice(21.52, "list price of 2026-05"),
         published=Published(
             "arXiv 2605.25645",
             (
@@ -182,5 +182,5 @@ def sweep(folder: Path, slower: float = 1.0, told: str = "a stand-in for a serve
         records=records,
         left_out=["16,384 tokens in: more than the server takes"],
     )
-    (folder / "summary.json").write_text(as_json(summary))
+    (folder / "summary.json").write_text(as_json(summary.summary()))
     return folder

@@ -14,7 +14,7 @@ from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters
 from recipec.runtime.merging import journal, writer
 from recipec.runtime.merging.arithmetic import Change
 from recipec.runtime.merging.folder import LocalFolder
-from recipec.runtime.merging.plan import AS_BASE, Plan, plan_merge
+from recipec.runtime.merging.plan import AS_BASE, MergePlan, plan_merge
 from recipec.runtime.model.adapters import Adapter, build_adapters, lora_settings
 from recipec.runtime.peft.exporting import (
     ADAPTER_CONFIG,
@@ -104,7 +104,7 @@ def write_merged(
     folder: Path,
     dtype: str | None = None,
     max_shard_size: str = AS_BASE,
-) -> Plan:
+) -> MergePlan:
     """Writes the base with its changes, without a run's record: the weights, their index and config.json."""
     plan = plan_merge(base, changes, dtype, max_shard_size)
     with LocalFolder(folder).locked():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.data.formats import PreferenceRow, Row, parse_preference, parse_row
+from recipec.runtime.data.formats import ParsedSample, PreferenceRow, parse_preference, parse_row
 from recipec.runtime.data.values import Malformed
 from tests.runtime.chats import chat, published
 
@@ -56,7 +56,7 @@ PARSED = [
 ]
 
 
-def parse(format: str, row: dict[str, Any], **fields: str) -> Row:
+def parse(format: str, row: dict[str, Any], **fields: str) -> ParsedSample:
     before = copy.deepcopy(row)
     parsed = parse_row(format, "a:1", row, fields)
     assert row == before  # a transform's own row, or another reader's, is not changed
@@ -75,7 +75,7 @@ def reason(format: str, row: Any, **fields: str) -> str:
 
 @pytest.mark.parametrize("row", [SHAREGPT, OPENAI, {**OPENAI, "tools": json.dumps([TOOL])}])
 def test_both_spellings_of_a_conversation_are_one(row: dict[str, Any]) -> None:
-    assert parse("chat", row) == Row("a:1", messages=PARSED, tools=[TOOL])
+    assert parse("chat", row) == ParsedSample("a:1", messages=PARSED, tools=[TOOL])
 
 
 def test_the_messages_are_what_templates_expect() -> None:
@@ -228,7 +228,9 @@ def test_chat_rows_that_cannot_be_learnt_are_left_out_with_the_reason(row: dict[
 
 def test_an_instruction_becomes_a_conversation() -> None:
     row = {"instruction": "Add.", "input": "1, 2", "output": "3", "id": 7}
-    assert parse("instruction", row) == Row("a:1", messages=chat("Add.\n\n1, 2", "3"), completion_start=1)
+    assert parse("instruction", row) == ParsedSample(
+        "a:1", messages=chat("Add.\n\n1, 2", "3"), completion_start=1
+    )
     for blank in ("", " ", None):
         assert parse("instruction", {**row, "input": blank, "system": blank}).messages == chat("Add.", "3")
     whole = parse("instruction", {**row, "system": "s", "history": [["a", "b"], ["c", "d"]]})
@@ -254,11 +256,11 @@ def test_instruction_rows_that_cannot_be_learnt_are_left_out_with_the_reason(
 
 
 def test_a_prompt_and_its_completion_are_read_from_texts_and_turns() -> None:
-    assert parse("prompt_completion", {"prompt": "a ", "completion": " b"}) == Row(
+    assert parse("prompt_completion", {"prompt": "a ", "completion": " b"}) == ParsedSample(
         "a:1", prompt="a ", completion=" b"
     )
     row = {"prompt": chat("a", "b", "c"), "completion": [{"from": "gpt", "value": "d"}], "tools": [TOOL]}
-    assert parse("prompt_completion", row) == Row(
+    assert parse("prompt_completion", row) == ParsedSample(
         "a:1", messages=chat("a", "b", "c", "d"), completion_start=3, tools=[TOOL]
     )
 
@@ -286,7 +288,7 @@ def test_prompts_that_cannot_be_learnt_are_left_out_with_the_reason(row: dict[st
 
 
 def test_text_is_learnt_as_it_stands() -> None:
-    assert parse("text", {"text": " a\n"}) == Row("a:1", completion=" a\n")
+    assert parse("text", {"text": " a\n"}) == ParsedSample("a:1", completion=" a\n")
     assert reason("text", {"text": ["a"]}) == "'text' is a list, not a string"
     assert reason("text", {"content": "a"}) == "no 'text' (it has 'content')"
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from recipec.runtime.data.encoding import Encoder, coding, token_range
-from recipec.runtime.data.formats import Row
-from recipec.runtime.data.masking import Inconsistent, Refused, Renderer, check_loss_on
+from recipec.runtime.data.formats import ParsedSample
+from recipec.runtime.data.masking import Inconsistent, Renderer, TemplateRefusal, check_loss_on
 from recipec.runtime.data.report import SplitReport
 from recipec.runtime.data.samples import Sample, Samples
 from recipec.runtime.data.template import ChatTemplate
@@ -27,7 +27,7 @@ def targets(template: str, messages: list, loss_on: str = "assistant") -> list[s
 
 
 def encoded(
-    rows: list[Row], template: str, using: Any = None, **settings: Any
+    rows: list[ParsedSample], template: str, using: Any = None, **settings: Any
 ) -> tuple[Samples, SplitReport]:
     using = using or tokenizer()
     data = DataSettings(train=(), **{"packing": False, "max_length": 512, "overlong": "error", **settings})
@@ -35,7 +35,7 @@ def encoded(
 
 
 def sample(template: str, messages: list, loss_on: str = "assistant") -> Sample:
-    (made,), _ = encoded([Row("x:1", messages)], template, loss_on=loss_on)
+    (made,), _ = encoded([ParsedSample("x:1", messages)], template, loss_on=loss_on)
     return made
 
 
@@ -154,7 +154,7 @@ def test_what_cannot_be_told_is_refused(template: str, reason: str) -> None:
 
 
 def test_a_template_that_refuses_a_conversation_leaves_it_out() -> None:
-    with pytest.raises(Refused, match="alternate"):
+    with pytest.raises(TemplateRefusal, match="alternate"):
         targets(published("gemma3"), [*chat("a"), *chat("b", "c")])
 
 
@@ -184,7 +184,7 @@ def test_white_space_that_a_token_swallows_is_seen(trim_offsets: bool) -> None:
     template += "{% if add_generation_prompt %}assistant: {% endif %}"
     swallowing = tokenizer(GEMMA4, trim_offsets)
     assert len(swallowing.encode(" the", add_special_tokens=False)) == 1
-    rows = [Row("x:1", chat("Hello", "the fox")), Row("x:2", chat("Hello", "Zebra"))]
+    rows = [ParsedSample("x:1", chat("Hello", "the fox")), ParsedSample("x:2", chat("Hello", "Zebra"))]
     made, report = encoded(rows, template, swallowing)
     assert [(p.origin, p.reason) for p in report.inconsistent.first] == [
         ("x:1", "the token of ' the' belongs partly to a turn's targets")
@@ -290,7 +290,7 @@ def test_messages_that_a_template_skips_are_named() -> None:
 
 
 def test_a_turn_of_which_nothing_is_written_is_left_out_with_the_reason() -> None:
-    rows = [Row("x:1", CALL[:2], tools=TOOLS), Row("x:2", [*chat("Hello"), THOUGHT])]
+    rows = [ParsedSample("x:1", CALL[:2], tools=TOOLS), ParsedSample("x:2", [*chat("Hello"), THOUGHT])]
     made, report = encoded(rows, GEMMA4)
     assert [made.origin(0), report.kept, report.masked.count] == ["x:2", 1, 1]
     reason = "the chat template writes nothing of an assistant's turn: it does not use tool_calls, tools"
@@ -323,7 +323,7 @@ def test_a_turn_of_weight_0_carries_no_loss(template: str) -> None:
     assert targets(template, light) == targets(template, plain)
     light[1]["weight"] = light[3]["weight"] = 0
     assert targets(template, light) == []
-    assert encoded([Row("x:1", light)], template)[1].masked.first[0].reason == "no token is a target"
+    assert encoded([ParsedSample("x:1", light)], template)[1].masked.first[0].reason == "no token is a target"
 
 
 def test_a_completions_turn_of_weight_0_carries_no_loss() -> None:
@@ -338,14 +338,14 @@ def test_a_completions_turn_of_weight_0_carries_no_loss() -> None:
 
 
 def test_a_system_turn_that_is_refused_is_said_to_be_why() -> None:
-    _, report = encoded([Row("x:1", TWO), Row("x:2", TWO[:1])], published("gemma"))
+    _, report = encoded([ParsedSample("x:1", TWO), ParsedSample("x:2", TWO[:1])], published("gemma"))
     first, second = report.malformed.first
     assert first.reason.endswith("; it takes the rest without the system message")
     assert "without" not in second.reason
 
 
 def test_gemma2_refuses_a_system_turn() -> None:
-    _, report = encoded([Row("x:1", TWO), Row("x:2", chat("a", "b"))], published("gemma"))
+    _, report = encoded([ParsedSample("x:1", TWO), ParsedSample("x:2", chat("a", "b"))], published("gemma"))
     assert [problem.origin for problem in report.malformed.first] == ["x:1"]
     assert "system" in report.malformed.first[0].reason.lower() and report.kept == 1
 
@@ -368,8 +368,8 @@ def test_the_completion_is_everything_after_the_generation_prompt() -> None:
 
 def test_plain_text_whose_prompt_and_completion_share_a_token_is_reported() -> None:
     rows = [
-        Row("x:1", prompt="hello ", completion="the fox"),
-        Row("x:2", prompt="hello", completion=" the fox"),
+        ParsedSample("x:1", prompt="hello ", completion="the fox"),
+        ParsedSample("x:2", prompt="hello", completion=" the fox"),
     ]
     made, report = encoded(rows, GEMMA4, format="prompt_completion", loss_on="completion")
     (problem,) = report.inconsistent.first
@@ -393,9 +393,9 @@ def test_bytes_of_one_letter_belong_together() -> None:
 
 def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     rows = [
-        Row("x:1", completion="  "),
-        Row("x:2", completion="the fox"),
-        Row("x:3", completion="the fox " * 40),
+        ParsedSample("x:1", completion="  "),
+        ParsedSample("x:2", completion="the fox"),
+        ParsedSample("x:3", completion="the fox " * 40),
     ]
     made, report = encoded(rows, GEMMA4, format="text", loss_on="all", max_length=20, overlong="drop")
     assert (len(made), report.empty.count, report.overlong.count) == (1, 1, 1)
@@ -403,7 +403,7 @@ def test_rows_that_cannot_be_used_are_counted_by_their_reason() -> None:
     # What the assistant writes is nothing but what the template cuts away.
     blank = "{% for m in messages %}{{ m.role }}{% generation %}{{ ' ' if m.role == 'assistant' }}"
     blank += "{% endgeneration %}{% endfor %}"
-    first = Row("x:4", [{"role": "assistant", "content": "a"}])
+    first = ParsedSample("x:4", [{"role": "assistant", "content": "a"}])
     _, report = encoded([first], blank.replace("{{ m.role }}", ""), loss_on="assistant")
     assert report.masked.count == 1 and report.masked.first[0].reason.startswith(
         "the chat template writes nothing"
@@ -428,7 +428,7 @@ def test_plain_text_needs_an_end() -> None:
     endless = copy.deepcopy(tokenizer())
     endless.eos_token = None
     with pytest.raises(UserError, match="no end-of-sequence token"):
-        encoded([Row("x:1", completion="the fox")], GEMMA4, endless, format="text", loss_on="all")
+        encoded([ParsedSample("x:1", completion="the fox")], GEMMA4, endless, format="text", loss_on="all")
 
 
 def test_a_sample_is_shown_as_it_is_trained_on() -> None:
@@ -441,12 +441,12 @@ def test_a_sample_is_shown_as_it_is_trained_on() -> None:
         packing=False,
     )
     encoder = Encoder(coding(tokenizer(), GEMMA4, data, None))
-    shown = encoder.show(Row("x:1", prompt="hello 🎉", completion=" the fox"))
+    shown = encoder.show(ParsedSample("x:1", prompt="hello 🎉", completion=" the fox"))
     assert shown is not None and not shown.truncated
     assert shown.pieces == [("<bos>hello 🎉", False), (" the fox<eos>", True)]
-    cut = encoder.show(Row("x:2", prompt="hello", completion=" the fox" * 20))
+    cut = encoder.show(ParsedSample("x:2", prompt="hello", completion=" the fox" * 20))
     assert cut is not None and cut.truncated and cut.tokens == 12
     assert "".join(text for text, _ in cut.pieces) == tokenizer().decode(
         tokenizer().encode("hello" + " the fox" * 20)[:12]
     )
-    assert encoder.show(Row("x:3", prompt="hello ", completion="the fox")) is None
+    assert encoder.show(ParsedSample("x:3", prompt="hello ", completion="the fox")) is None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from recipec.runtime.data.formats import Row
+from recipec.runtime.data.formats import ParsedSample
 from recipec.runtime.data.sources import open_rows
 from recipec.runtime.settings import DataSettings
 
 
-def read_rows(folder: Path, *names: str) -> list[Row]:
+def read_rows(folder: Path, *names: str) -> list[ParsedSample]:
     readers = open_rows(names, DataSettings(train=(), max_length=64, packing=False), folder)
     rows = [row for reader in readers for row in reader]
     assert not any(reader.malformed.count for reader in readers)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.data.template import ChatTemplate, Misplaced, Refused
+from recipec.runtime.data.template import ChatTemplate, Misplaced, TemplateRefusal
 from recipec.runtime.errors import UserError
 from tests.runtime.chats import chat, published, tokenizer
 from tests.runtime.tool_calls import CALL, TOOLS
@@ -57,7 +57,7 @@ def test_every_template_that_trl_ships_is_rendered_as_transformers_does(
                 )
             except Exception:
                 refused += 1
-                with pytest.raises(Refused):
+                with pytest.raises(TemplateRefusal):
                     template.render(messages, tools)
                 continue
             expected = [tuple(mark) for mark in marks[0]] if template.marked else []
@@ -99,7 +99,7 @@ def test_markers_in_a_macro_are_not_trusted() -> None:
 
 def test_a_template_cannot_reach_the_machine() -> None:
     for source in ("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% include 'x' %}"):
-        with pytest.raises(Refused):
+        with pytest.raises(TemplateRefusal):
             ChatTemplate(source, {}).render(chat("Hello"))
 
 
@@ -117,7 +117,7 @@ def test_a_template_cannot_reach_the_machine() -> None:
 def test_a_template_has_an_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In time, in what it writes, and in what it makes of a few characters."""
     monkeypatch.setattr("recipec.runtime.data.template.RENDER_SECONDS", 0.5)
-    with pytest.raises(Refused):
+    with pytest.raises(TemplateRefusal):
         ChatTemplate(source, {}).render(chat("Hello"))
 
 

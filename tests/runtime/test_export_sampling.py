@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from recipec.runtime.checkpoints.adapter_reader import TrainedAdapters, load_trained
-from recipec.runtime.checkpoints.full import Replacement, TrainedWeights
+from recipec.runtime.checkpoints.full import ReplacedTensor, TrainedWeights
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging import sampling
 from recipec.runtime.merging.merged_files import check_files
@@ -40,7 +40,7 @@ def merged_tensors(base: HFCheckpoint, trained: Trained, dtype: str) -> dict[str
         weight, change = base.read(name), changes.get(name)
         if change is None:
             out[name] = weight
-        elif isinstance(change, Replacement):
+        elif isinstance(change, ReplacedTensor):
             out[name] = np.ascontiguousarray(change.read().astype(dtype))
         else:
             b = change.b.astype(np.float32) * np.float32(change.scale)

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.backends.report import Report
+from recipec.runtime.backends.report import BackendReport
 from recipec.runtime.errors import UserError
 from recipec.runtime.interrupts import Interrupted
 from recipec.runtime.metrics import remote as remote_metrics
 from recipec.runtime.metrics import wandb_log
-from recipec.runtime.metrics.loggers import FILE, Backends
+from recipec.runtime.metrics.loggers import FILE, MetricWriters
 from recipec.runtime.metrics.run_state import recorded
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
@@ -43,7 +43,7 @@ def numbers(step: int) -> dict[str, float]:
 
 def by_backends(folder: Path, start: int, until: int, wandb: Any = None) -> None:
     """As train.py and train_torchax.py log, but for Tunix's logger, which hands each number on."""
-    backends = Backends(folder, start or None, True, wandb)
+    backends = MetricWriters(folder, start or None, True, wandb)
 
     def log(mode: str, step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -67,7 +67,7 @@ def _log(log: Callable[[str, int, dict[str, float]], None], start: int, until: i
 
 def by_other(folder: Path, start: int, until: int) -> None:
     """As train_trl.py logs."""
-    report = Report(folder, start, until, 10, True, lambda: 1 << 20)
+    report = BackendReport(folder, start, until, 10, True, lambda: 1 << 20)
     if not start:
         report.evaluation(0, 3.0)
     for step in range(start + 1, until + 1):
@@ -100,7 +100,7 @@ def test_tensorboard_shows_what_metrics_jsonl_has(log: Callable[..., None], tmp_
 
 
 def test_a_line_is_there_as_soon_as_it_is_logged(tmp_path: Path) -> None:
-    metrics = Backends(tmp_path, None, True)
+    metrics = MetricWriters(tmp_path, None, True)
     for backend in metrics.all:
         backend.log_scalar("recipec/train/loss", 1.5, step=1)
     metrics.end_line()
@@ -138,7 +138,7 @@ def test_state_json_says_how_the_run_stands_and_why_it_ended(tmp_path: Path) -> 
 def test_metrics_lie_beside_checkpoints_that_are_elsewhere(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
-    backends = Backends(here, None, False, publish=remote_metrics.publisher(str(there)))
+    backends = MetricWriters(here, None, False, publish=remote_metrics.publisher(str(there)))
     for step in (1, 2):
         backends.all[0].log_scalar("recipec/train/loss", 1.0, step=step)
         backends.end_line()
@@ -274,7 +274,7 @@ def log_with(
         monkeypatch.setitem(sys.modules, "wandb", fake)
         folder = tmp_path / "run"
         logger = wandb_log.open_wandb(project, folder, folder, artifact, resume, restored)
-        metrics = Backends(folder, restored or None, False, logger)
+        metrics = MetricWriters(folder, restored or None, False, logger)
         for step in (restored + 1, restored + 2):
             for backend in metrics.all:
                 backend.log_scalar("recipec/train/loss", 1.0 / step, step=step)

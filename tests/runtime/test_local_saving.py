@@ -97,7 +97,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
 
     from recipec.runtime.checkpoints import manifest
     from recipec.runtime.checkpoints.local_saving import LocalCheckpoints
-    from recipec.runtime.checkpoints.resuming import Found
+    from recipec.runtime.checkpoints.resuming import ResumePoint
     from recipec.runtime.settings import LocalCheckpointSettings
 
     mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",))
@@ -122,13 +122,14 @@ def test_a_local_disk_that_is_full_stops_nothing(
         f"note: {local.directory} cannot be written (No space left on device): no more are saved locally\n"
     )
 
-    def found(record: str, shared: int) -> Found:
+    def found(record: str, shared: int) -> ResumePoint:
         again = LocalCheckpoints(settings, "gs://bucket/run", mesh, record, begins=False)
-        return again.newer(Found(shared, {"rows": shared}))
+        return again.newer(ResumePoint(shared, {"rows": shared}))
 
     assert found("another", 1).step == 1, "of a run with another record"
     assert (
-        LocalCheckpoints(settings, "gs://bucket/other", mesh, "a", begins=False).newer(Found()).step is None
+        LocalCheckpoints(settings, "gs://bucket/other", mesh, "a", begins=False).newer(ResumePoint()).step
+        is None
     )
     local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=False)
     local.write(2, model, optimizer, True, {"rows": 2})
@@ -137,11 +138,14 @@ def test_a_local_disk_that_is_full_stops_nothing(
     assert found("a", 2).step == 2 and found("a", 2).data == {"rows": 2}
     model.kernel.set_value(placed * 0)
     local = LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=False)
-    assert local.newer(Found()).step == 2 == local.chosen
+    assert local.newer(ResumePoint()).step == 2 == local.chosen
     local.restore(2, model, optimizer, True)
     assert np.array_equal(model.kernel.get_value(), placed)
     assert model.kernel.get_value().sharding == placed.sharding
-    assert LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=True).newer(Found()).step is None
+    assert (
+        LocalCheckpoints(settings, "gs://bucket/run", mesh, "a", begins=True).newer(ResumePoint()).step
+        is None
+    )
 
 
 @pytest.mark.e2e

@@ -11,15 +11,15 @@ from xml.etree import ElementTree
 import pytest
 
 from recipec.runtime.serving import bench_report
-from recipec.runtime.serving.bench_points import Point
-from recipec.runtime.serving.bench_report import Place, Price, Published
-from recipec.runtime.serving.bench_server import Machine, Server, look
+from recipec.runtime.serving.bench_points import LoadPoint
+from recipec.runtime.serving.bench_report import HourlyPrice, MeasuredOn, Published
+from recipec.runtime.serving.bench_server import ServerFacts, ServerMachine, look
 from tests.serving import stub_vllm
 
 GOLDEN = Path(__file__).with_name("bench-summary.md")
 SVG = "{http://www.w3.org/2000/svg}"
 URL = "http://127.0.0.1:8000"
-V6E = Place(f"Measured on v6e-8: vm, which shows 8 v6e chips and answered at {URL}.", True)
+V6E = MeasuredOn(f"Measured on v6e-8: vm, which shows 8 v6e chips and answered at {URL}.", True)
 FIGURES = (
     {"input": 512, "peak_output_tokens_per_s": 1403, "usd_per_million_output_tokens": 4.27},
     {"input": 4096, "peak_output_tokens_per_s": 1206},
@@ -39,23 +39,23 @@ def record(length: int, rate: str, failure: str | None = None, **changes: Any) -
     }
 
 
-def summary(place: Place = V6E, **changes: Any) -> dict[str, Any]:
+def summary(place: MeasuredOn = V6E, **changes: Any) -> dict[str, Any]:
     """Of six points, of which one failed and one was not measured."""
     reason = "3 of 100 requests failed: Cannot connect to host | refused"
-    records = [(Point(n, rate), record(n, rate)) for n in (512, 4096) for rate in ("1", "4", "inf")]
+    records = [(LoadPoint(n, rate), record(n, rate)) for n in (512, 4096) for rate in ("1", "4", "inf")]
     records[1] = (records[1][0], record(512, "4", failure=reason))
     records[5] = (records[5][0], None)  # type: ignore[assignment]
     given: dict[str, Any] = {
         "model": "tuned",
         "settings": {"prompts": 100, "output_length": 128},
-        "server": Server("0.32.0", "/model", 8192, {}),
+        "server": ServerFacts("0.32.0", "/model", 8192, {}),
         "place": place,
-        "price": Price(21.52, "list price of 2026-05"),
+        "price": HourlyPrice(21.52, "list price of 2026-05"),
         "published": Published("arXiv 2605.25645", FIGURES),
         "records": records,
         "left_out": ["16,384 tokens in, 1 requests/s: with 128 out that is more than the 8,192 tokens"],
     }
-    return bench_report.summary(**{**given, **changes})
+    return bench_report.Measurements(**{**given, **changes}).summary()
 
 
 def test_the_summary_is_as_it_was(request: pytest.FixtureRequest) -> None:
@@ -70,13 +70,16 @@ def test_tokens_cost_the_price_over_the_measured_rate() -> None:
     # 128 tokens/s: 460,800 in an hour of US$ 21.52.
     assert first["usd_per_million_output_tokens"] == pytest.approx(21.52 / 0.4608)
     assert failed["outcome"] == "failed" and "output_tokens_per_s" not in failed
-    assert Price(1.0, "").per_million(0.0) is None
+    assert HourlyPrice(1.0, "").per_million(0.0) is None
     assert summary(price=None)["points"][0]["usd_per_million_output_tokens"] is None
 
 
 def test_a_failed_point_is_in_no_figure() -> None:
     """Not in the peak, not in the cost, not in a range."""
-    records = [(Point(512, "1"), record(512, "1")), (Point(512, "inf"), record(512, "inf", completed=97))]
+    records = [
+        (LoadPoint(512, "1"), record(512, "1")),
+        (LoadPoint(512, "inf"), record(512, "inf", completed=97)),
+    ]
     found = summary(records=records)
     assert [row["outcome"] for row in found["points"]] == ["measured", "not measured"]
     assert "| peak output tokens/s, 512 tokens in | 1,403 | 128, of 1 of 2 points |" in bench_report.markdown(
@@ -122,7 +125,7 @@ def test_a_machine_is_what_can_be_seen_of_it(tmp_path: Path) -> None:
 def test_figures_are_the_accelerators_only_when_that_is_seen_or_said(
     chips: dict[str, int] | None, told: str, is_accelerator: bool, said: str
 ) -> None:
-    place = bench_report.place(Machine("it", "it", chips), "v6e-8", 8, told, URL)
+    place = bench_report.place(ServerMachine("it", "it", chips), "v6e-8", 8, told, URL)
     assert place.is_accelerator is is_accelerator
     assert said in place.sentence
 
@@ -194,7 +197,7 @@ def test_plots_show_what_was_measured(tmp_path: Path) -> None:
 
 def test_times_that_lie_far_apart_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
     far = record(512, "inf", median_ttft_ms=9000.0, p99_ttft_ms=20_000.0)
-    records = [(Point(512, "1"), record(512, "1")), (Point(512, "inf"), far)]
+    records = [(LoadPoint(512, "1"), record(512, "1")), (LoadPoint(512, "inf"), far)]
     plots = drawn(tmp_path, summary(records=records, published=Published()))
     assert "TTFT (ms), logarithmic" in words(plots["ttft.svg"])
     assert "TPOT (ms)" in words(plots["tpot.svg"])

@@ -313,8 +313,8 @@ def test_a_container_that_does_not_run_is_one_sentence(
 ) -> None:
     from recipec.compiler.serving import engine
 
-    def find(self: Any, name: str) -> engine.Found | None:
-        return None if status is None else engine.Found("c0", name, status, str(artifact), None)
+    def find(self: Any, name: str) -> engine.FoundContainer | None:
+        return None if status is None else engine.FoundContainer("c0", name, status, str(artifact), None)
 
     monkeypatch.setattr(engine.Engine, "connect", lambda *_: engine.Engine(None, lambda text: text))  # type: ignore[arg-type]
     monkeypatch.setattr(engine.Engine, "find", find)

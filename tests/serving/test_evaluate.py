@@ -16,7 +16,14 @@ import pytest
 
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.serving import evaluate, evaluate_answers
-from recipec.runtime.serving.evaluate_answers import Answer, Answers, Settings, Side, differ, same_weights
+from recipec.runtime.serving.evaluate_answers import (
+    Answer,
+    SamplingSettings,
+    Side,
+    SideAnswers,
+    differ,
+    same_weights,
+)
 from recipec.runtime.serving.evaluate_prompts import read
 from recipec.runtime.serving.evaluate_summary import judge
 from tests.serving.fake_faults import Faults
@@ -350,8 +357,8 @@ def test_an_expression_that_searches_for_ever_is_given_up(tmp_path: Path) -> Non
         tmp_path / "p.jsonl",
         [{"prompt": "one", "expected": "(a+)+$"}, {"prompt": "two", "expected": "a"}],
     )
-    prompts, settings = read(path), Settings()
-    answers = Answers({(p.digest, 0): Answer(p.digest, 0, "a" * 60 + "!") for p in prompts})
+    prompts, settings = read(path), SamplingSettings()
+    answers = SideAnswers({(p.digest, 0): Answer(p.digest, 0, "a" * 60 + "!") for p in prompts})
     slow, fast = judge(prompts, answers, settings, seconds=0.5)
     assert slow.undecided and slow.rate(1) is None
     assert not fast.undecided and fast.rate(1) == 1.0
@@ -361,5 +368,5 @@ def test_two_runs_do_not_write_to_one_file(fake: Start, prompts: Path, tmp_path:
     path = tmp_path / "answers.jsonl"
     with evaluate_answers._journal(path), pytest.raises(UserError, match="another run writes to"):
         evaluate_answers.ask(
-            evaluate_answers.Client(fake(["sums"]).url), "sums", read(prompts), Settings(), path
+            evaluate_answers.Client(fake(["sums"]).url), "sums", read(prompts), SamplingSettings(), path
         )

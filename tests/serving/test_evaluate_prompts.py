@@ -8,15 +8,18 @@ import pytest
 
 from recipec.runtime.errors import UserError
 from recipec.runtime.serving import evaluate_answers
-from recipec.runtime.serving.evaluate_answers import Settings, recorded
+from recipec.runtime.serving.evaluate_answers import SamplingSettings, recorded
 from recipec.runtime.serving.evaluate_prompts import parse, read
 
 
 def test_half_a_surrogate_pair_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with evaluate_answers._journal(path) as write:
-        write({"prompt": "p", "sample": 0, "text": "\ud83d", "cut": False, "tokens": 1} | Settings().drawn())
-    assert recorded(path, Settings()).found["p", 0].text == "\ud83d"
+        write(
+            {"prompt": "p", "sample": 0, "text": "\ud83d", "cut": False, "tokens": 1}
+            | SamplingSettings().drawn()
+        )
+    assert recorded(path, SamplingSettings()).found["p", 0].text == "\ud83d"
 
 
 LINES: list[tuple[str, str]] = [

@@ -20,7 +20,7 @@ from recipec.compiler.cli.main import app
 from recipec.compiler.report import place
 from recipec.compiler.report.place import open_place
 from recipec.compiler.watch import screen
-from recipec.compiler.watch.run import Run
+from recipec.compiler.watch.run import WatchedRun
 from recipec.compiler.watch.screen import Screen
 from tests.watch.watching import LOCK, append, entry, lines, state, write_run
 
@@ -33,13 +33,13 @@ def watch(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["watch", *map(str, arguments)])
 
 
-def looked_at(folder: Path) -> Run:
-    run = Run(open_place(str(folder)))
+def looked_at(folder: Path) -> WatchedRun:
+    run = WatchedRun(open_place(str(folder)))
     run.update()
     return run
 
 
-def losses(run: Run) -> dict[int, float]:
+def losses(run: WatchedRun) -> dict[int, float]:
     return run.metrics.values["loss"]
 
 
@@ -201,7 +201,7 @@ def test_lines_that_grow_are_read_once(folder: Path, monkeypatch: pytest.MonkeyP
     one = json.dumps(entry(0)).removeprefix('{"step": 0')
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}{one}\n' for step in range(1, 100_001)))
     size = (folder / "metrics.jsonl").stat().st_size
-    run = Run(open_place(str(folder)))
+    run = WatchedRun(open_place(str(folder)))
     taken: list[int] = []
     read = place.Place.read
 
@@ -349,7 +349,7 @@ def test_a_run_at_an_address_is_watched(folder: Path) -> None:
 
     system = fsspec.filesystem("memory")
     try:
-        waiting = Run(open_place("memory://watched/run"))
+        waiting = WatchedRun(open_place("memory://watched/run"))
         waiting.update()
         assert screen.standing(waiting) == "waiting for memory://watched/run, which is not there yet"
         system.put(str(folder) + "/", "/watched/run", recursive=True)

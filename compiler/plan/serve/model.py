@@ -60,7 +60,7 @@ def patch(job: dict[str, Any]) -> None:
     model_loader.maybe_create_mm_encoder_jit_manager = lambda **_: None
 
 
-class Model:
+class ServingModel:
     """tpu-inference's model at one depth, without weights.
 
     Attributes:

@@ -12,7 +12,7 @@ from recipec.compiler.plan.serve.results import COMPILED_SERVING, SERVING_SEARCH
 
 
 @dataclass(frozen=True)
-class Served:
+class PlannedServer:
     """A planned server, to be printed or written.
 
     Attributes:
@@ -26,7 +26,7 @@ class Served:
 
 def plan_serve(
     program: Program, exact: bool = False, search: bool = False, say: Say = print, run: Run | None = None
-) -> Served:
+) -> PlannedServer:
     """Plans a recipe's server.
 
     Args:
@@ -39,15 +39,15 @@ def plan_serve(
     Raises:
         ArtifactError: it cannot be planned so.
     """
+    from recipec.compiler.plan.serve import compiled_text
     from recipec.compiler.plan.serve import search as serve_search
-    from recipec.compiler.plan.serve import text as serve_text
 
     if search:
         found = serve_search.search(program, exact, say, run)
-        text = serve_text.search_text(found)
-        return Served(
+        text = compiled_text.search_text(found)
+        return PlannedServer(
             [("Serving, searched by compiling", text)], SERVING_SEARCH.dump_python(found, mode="json")
         )
     planned = serving(program, exact, say, run)
-    text = serve_text.text(planned)
-    return Served([("Serving, compiled", text)], COMPILED_SERVING.dump_python(planned, mode="json"))
+    text = compiled_text.text(planned)
+    return PlannedServer([("Serving, compiled", text)], COMPILED_SERVING.dump_python(planned, mode="json"))

@@ -28,7 +28,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True)
-class Choice:
+class ServingChoice:
     """One configuration, before anything is compiled."""
 
     tensor_parallel: int
@@ -65,7 +65,7 @@ def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> S
     return ServingSearch(tuple(candidates), best if speeds[best] else None)
 
 
-def choices(program: Program) -> Iterator[Choice]:
+def choices(program: Program) -> Iterator[ServingChoice]:
     """All configurations of the recipe's machine."""
     serve, accelerator = program.recipe.serve, program.serve_accelerator
     assert serve is not None and accelerator is not None
@@ -77,10 +77,10 @@ def choices(program: Program) -> Iterator[Choice]:
     for size in reversed(divisors(accelerator.devices)):
         for kind in dict.fromkeys(types):
             for block in blocks:
-                yield Choice(size, accelerator.devices // size, kind, block)
+                yield ServingChoice(size, accelerator.devices // size, kind, block)
 
 
-def ruled_out(program: Program, choice: Choice) -> str:
+def ruled_out(program: Program, choice: ServingChoice) -> str:
     """Why a configuration cannot work, "" where it may."""
     architecture, size = program.architecture, choice.tensor_parallel
     accelerator = program.serve_accelerator
@@ -102,7 +102,7 @@ def ruled_out(program: Program, choice: Choice) -> str:
     return ""
 
 
-def _changed(program: Program, choice: Choice) -> Program:
+def _changed(program: Program, choice: ServingChoice) -> Program:
     """The program with a configuration in place of its own, for what is counted on paper."""
     serve = program.recipe.serve
     assert serve is not None
@@ -116,15 +116,15 @@ def _changed(program: Program, choice: Choice) -> Program:
     return replace(program, recipe=program.recipe.model_copy(update={"serve": changed}))
 
 
-def _own(program: Program) -> Choice:
+def _own(program: Program) -> ServingChoice:
     serve = program.recipe.serve
     if serve is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or search without --serve")
     sizes = (serve.tensor_parallel_size, serve.data_parallel_size)
-    return Choice(*sizes, serve.kv_cache_dtype, block_sizes.environment(serve).get(BLOCKS))
+    return ServingChoice(*sizes, serve.kv_cache_dtype, block_sizes.environment(serve).get(BLOCKS))
 
 
-def _recipe(program: Program, own: Choice, exact: bool, say: Say, run: Run | None) -> ServingCandidate:
+def _recipe(program: Program, own: ServingChoice, exact: bool, say: Say, run: Run | None) -> ServingCandidate:
     say("the recipe as it is")
     return _judged(own, (), serving(program, exact, say, run))
 
@@ -135,7 +135,12 @@ def _prefill(planned: CompiledServing) -> ServeProgram | None:
 
 
 def _compiled(
-    program: Program, choice: Choice, exact: bool, say: Say, run: Run | None, prefill: ServeProgram | None
+    program: Program,
+    choice: ServingChoice,
+    exact: bool,
+    say: Say,
+    run: Run | None,
+    prefill: ServeProgram | None,
 ) -> ServingCandidate:
     serve = program.recipe.serve
     assert serve is not None
@@ -161,7 +166,7 @@ def _compiled(
     return _judged(choice, _sets(program, choice), planned)
 
 
-def _judged(choice: Choice, sets: tuple[str, ...], planned: CompiledServing) -> ServingCandidate:
+def _judged(choice: ServingChoice, sets: tuple[str, ...], planned: CompiledServing) -> ServingCandidate:
     status = "compiled" if planned.fits else "too large"
     reason = "" if planned.fits else "does not fit the devices' HBM"
     return ServingCandidate(
@@ -176,7 +181,7 @@ def _judged(choice: Choice, sets: tuple[str, ...], planned: CompiledServing) -> 
     )
 
 
-def _candidate(program: Program, choice: Choice, status: str, reason: str) -> ServingCandidate:
+def _candidate(program: Program, choice: ServingChoice, status: str, reason: str) -> ServingCandidate:
     return ServingCandidate(
         _sets(program, choice),
         choice.tensor_parallel,
@@ -188,7 +193,7 @@ def _candidate(program: Program, choice: Choice, status: str, reason: str) -> Se
     )
 
 
-def _sets(program: Program, choice: Choice) -> tuple[str, ...]:
+def _sets(program: Program, choice: ServingChoice) -> tuple[str, ...]:
     """What differs from the recipe."""
     own, serve = _own(program), program.recipe.serve
     assert serve is not None

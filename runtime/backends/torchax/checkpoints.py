@@ -17,7 +17,7 @@ from ...checkpoints.resuming import CHECK, DATA, OPTIMIZER, digest
 from ...checkpoints.saving import begin_save, first_line, manager, not_written
 from ...errors import UserError
 from ...training.elastic import after_step, between_steps
-from ...training.step import Live
+from ...training.step import TrainState
 
 
 class Checkpoints:
@@ -40,7 +40,7 @@ class Checkpoints:
         """The newest step that was saved, or is being saved."""
         return self._manager.latest_step()
 
-    def write(self, step: int, live: Live, data: Mapping[str, Any]) -> None:
+    def write(self, step: int, live: TrainState, data: Mapping[str, Any]) -> None:
         """Starts saving a step: the arrays are copied before this returns, and written behind it.
 
         Args:
@@ -75,7 +75,7 @@ class Checkpoints:
         except Exception as error:
             raise not_written(self.directory, error) from error
 
-    def restore(self, step: int, shapes: Live) -> Live:
+    def restore(self, step: int, shapes: TrainState) -> TrainState:
         """The arrays of a step, in their places.
 
         Args:

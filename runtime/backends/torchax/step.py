@@ -30,7 +30,7 @@ from ...model import sharding
 from ...model.lora import row_salts
 from ...settings import TrainSettings
 from ...training.loss import Batch, token_logps
-from ...training.step import Live, objective_loss, record_norm
+from ...training.step import TrainState, objective_loss, record_norm
 from .model import Arrays, HfModel
 
 
@@ -63,11 +63,11 @@ class Step:
         if accumulation > 1:
             rule = optax.MultiSteps(rule, accumulation).gradient_transformation()
         self._rule = rule
-        self.live: Live = (model.trained, _placed_state(rule, model.trained, mesh))
+        self.live: TrainState = (model.trained, _placed_state(rule, model.trained, mesh))
         self._shardings = jax.tree.map(lambda leaf: leaf.sharding, self.live)
         self._dtypes = jax.tree.map(lambda leaf: leaf.dtype, self.live)
 
-    def start(self, trained: Arrays) -> Live:
+    def start(self, trained: Arrays) -> TrainState:
         """What a run begins with.
 
         Args:
@@ -89,7 +89,9 @@ class Step:
         """(trained, base, batch) -> the gradients of the micro-batch's loss in float32, compiled."""
         return jax.jit(lambda trained, base, batch: self._differentiate(trained, base, batch)[1])
 
-    def _train(self, live: Live, base: Arrays, batch: Batch) -> tuple[Live, jax.Array, jax.Array, Named]:
+    def _train(
+        self, live: TrainState, base: Arrays, batch: Batch
+    ) -> tuple[TrainState, jax.Array, jax.Array, Named]:
         trained, state = live
         (loss, more), gradients = self._differentiate(trained, base, batch)
         updates, state = self._rule.update(gradients, state, trained)

@@ -13,11 +13,18 @@ from ...hosts import Alone, Crew
 from ...interrupts import Interrupts
 from ...model.adapters import LoraSettings
 from ...model.partition_rules import Rule
-from ...settings import CheckpointSettings, DataSettings, MeshSettings, ModelSettings, TrainSettings
+from ...settings import (
+    CheckpointSettings,
+    DataSettings,
+    MeshSettings,
+    ModelSettings,
+    RunSettings,
+    TrainSettings,
+)
 from ...training.ending import attended
 from ...training.maintenance import watching
-from ...training.session import Session, Settings, begin, checkpoint_directory
-from ..arguments import Arguments
+from ...training.session import Session, begin, checkpoint_directory
+from ..arguments import BackendArguments
 
 if TYPE_CHECKING:
     import optax
@@ -31,7 +38,7 @@ SUFFIX = "-torchax"
 
 def run(
     artifact: Path,
-    arguments: Arguments,
+    arguments: BackendArguments,
     *,
     model: ModelSettings,
     mesh: MeshSettings,
@@ -57,7 +64,7 @@ def run(
     Returns:
         The exit status: 0, 1 after an error that was printed, 128 + the signal's number after one.
     """
-    settings = Settings(model, mesh, lora, data, train, replace(checkpoint, local=None))
+    settings = RunSettings(model, mesh, lora, data, train, replace(checkpoint, local=None), tuple(rules))
     directory = checkpoint_directory(
         replace(checkpoint, directory=checkpoint.directory.rstrip("/") + SUFFIX), arguments.output
     )
@@ -67,23 +74,22 @@ def run(
             raise UserError("train_torchax.py trains on one host", "run train.py on several")
         with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts)
-            return _run(session, settings, arguments.adapter, learning_rate, optimizer, rules)
+            return _run(session, settings, arguments.adapter, learning_rate, optimizer)
 
     return attended(directory, mesh.hosts, work)
 
 
 def _run(
     session: Session,
-    settings: Settings,
+    settings: RunSettings,
     adapter: Path | None,
     learning_rate: Callable[[int], Callable[[int], Any]],
     optimizer: Callable[[Any], optax.GradientTransformation],
-    rules: Sequence[Rule],
 ) -> int:
     import numpy as np
 
     from ...data.batches import TrainingData
-    from ...training.trainer import Outcome
+    from ...training.trainer import TrainingOutcome
     from ..model import start
     from .checkpoints import Checkpoints
     from .model import abstract_model, load_base, load_trained, place_trained
@@ -95,7 +101,7 @@ def _run(
     schedule = learning_rate(session.total)
     done = session.found.step or 0
     with mesh:
-        model = abstract_model(base.config, settings.model, lora, mesh, rules)
+        model = abstract_model(base.config, settings.model, lora, mesh, settings.rules)
         step = Step(model, optimizer(schedule), train, prepared.accumulation, mesh)
         checkpoints = Checkpoints(session.directory, settings.checkpoint.keep)
         if session.found.step is not None:
@@ -135,7 +141,7 @@ def _run(
         trace.gradients = _named(trace.gradients, base, lora)
         trace.write(to)
     return session.conclude(
-        Outcome(trainer.done, trainer.loss, trainer.eval_loss, trainer.speed), metrics.path
+        TrainingOutcome(trainer.done, trainer.loss, trainer.eval_loss, trainer.speed), metrics.path
     )
 
 

@@ -20,7 +20,7 @@ from ...metrics.run_report import Named, NotFinite, Numbers, Report
 from ...model import sharding
 from ...settings import ModelSettings
 from ...training.loss import Batch
-from ...training.step import Live
+from ...training.step import TrainState
 from ...training.trace import Trace, count_targets
 from .checkpoints import Checkpoints
 from .model import Arrays
@@ -53,7 +53,7 @@ class Trainer:
     def __init__(
         self,
         step: Step,
-        live: Live,
+        live: TrainState,
         base: Arrays,
         done: int,
         checkpoints: Checkpoints,

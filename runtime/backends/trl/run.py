@@ -23,7 +23,7 @@ from ...model.adapters import LoraSettings
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from ...training.trace import Trace, check_writable
 from .. import saving
-from ..arguments import Arguments
+from ..arguments import BackendArguments
 from ..arguments import parse_arguments as parse
 from .checkpoints import begin_run, check_data, farewell, open_run
 from .start import TrlSettings
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
     from ...data.prepare import PreparedData
     from ...weights.checkpoint import HFCheckpoint
-    from ..report import Report
+    from ..report import BackendReport
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate")
 """Of which a trace says the versions."""
 
 
-def parse_arguments(artifact: Path) -> Arguments:
+def parse_arguments(artifact: Path) -> BackendArguments:
     """Reads the command line; wrong usage ends the process with status 2."""
     return parse("train_trl.py", artifact)
 
 
 def run(
     artifact: Path,
-    arguments: Arguments,
+    arguments: BackendArguments,
     *,
     model: ModelSettings,
     lora: LoraSettings | None = None,
@@ -109,7 +109,7 @@ class _Job:
     """
 
     artifact: Path
-    arguments: Arguments
+    arguments: BackendArguments
     directory: Path
     interrupts: Interrupts
     settings: TrlSettings
@@ -136,7 +136,7 @@ def _run(job: _Job) -> int:
     from ...weights.checkpoint import HFCheckpoint
     from ...weights.locate import locate_model
     from ..model import trained_parameters
-    from ..report import Report
+    from ..report import BackendReport
     from .objectives import objective_of
     from .pieces import Pieces
     from .start import settings_of, trainable_model
@@ -169,7 +169,9 @@ def _run(job: _Job) -> int:
         if train.wandb_project is not None:
             project, resume = train.wandb_project, arguments.resume
             wandb = open_wandb(project, job.directory, job.directory, job.artifact, resume, start)
-        report = Report(job.directory, start, until, train.log_every, train.tensorboard, peak_memory, wandb)
+        report = BackendReport(
+            job.directory, start, until, train.log_every, train.tensorboard, peak_memory, wandb
+        )
     about = {"dtype": model.dtype, "device": str(place.device), "devices": place.num_processes}
     about |= {name: version(name) for name in PACKAGES}
     trace = Trace("trl", job.artifact.name, about)
@@ -239,7 +241,7 @@ def _run(job: _Job) -> int:
 
 
 @contextmanager
-def _ending(job: _Job, report: Report | None, total: int, until: int) -> Iterator[None]:
+def _ending(job: _Job, report: BackendReport | None, total: int, until: int) -> Iterator[None]:
     """Closes a report when the loop ends, and says how it ended; nothing without a report."""
     if report is None:
         yield

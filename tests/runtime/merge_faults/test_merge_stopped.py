@@ -24,11 +24,11 @@ from tests.runtime.merge_faults.merges import MODEL, Place, Run, interrupt, note
 
 
 @pytest.fixture(scope="module")
-def job(place: Place) -> Callable[[Path, MergeSettings], merge.Job]:
+def job(place: Place) -> Callable[[Path, MergeSettings], merge.MergeJob]:
     """A merge of `place` into any folder; what it takes to begin one is done once."""
-    made: dict[MergeSettings, merge.Job] = {}
+    made: dict[MergeSettings, merge.MergeJob] = {}
 
-    def job(target: Path, settings: MergeSettings) -> merge.Job:
+    def job(target: Path, settings: MergeSettings) -> merge.MergeJob:
         if settings not in made:
             arguments = merge.parse_arguments(Path("/nowhere"), ["--model", str(place.base)])
             made[settings] = merge._job(arguments, MODEL, str(place.run), "unused", settings, True)
@@ -75,7 +75,7 @@ def test_a_merge_stopped_at_any_operation_ends_as_an_undisturbed_one(
     how: str,
     every: int,
     settings: MergeSettings,
-    job: Callable[[Path, MergeSettings], merge.Job],
+    job: Callable[[Path, MergeSettings], merge.MergeJob],
     tmp_path: Path,
 ) -> None:
     """At every one of a merge's operations on files: the second run ends with an undisturbed one's bytes."""

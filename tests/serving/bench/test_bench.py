@@ -11,7 +11,7 @@ import pytest
 
 from recipec.runtime.serving import bench_runner
 from recipec.runtime.serving.bench import parsed, time_left
-from recipec.runtime.serving.bench_points import Point, parse_rate
+from recipec.runtime.serving.bench_points import LoadPoint, parse_rate
 from recipec.runtime.serving.bench_runner import Processes
 from tests.serving.bench.points import ALL, FAULTS, FIRST, LAST, SECOND, THIRD
 from tests.serving.benching import Bench
@@ -34,7 +34,7 @@ def test_each_point_is_a_file(bench: Bench, capsys: pytest.CaptureFixture[str]) 
 def test_the_time_left_counts_what_points_took_so_far(bench: Bench) -> None:
     """Of 10 requests a point: 20 s at 0.5/s, and what the points before took beyond theirs."""
     sweep, _ = parsed(bench.words)
-    todo = [Point(512, rate) for rate in ("0.5", "inf", "0.5")]
+    todo = [LoadPoint(512, rate) for rate in ("0.5", "inf", "0.5")]
     assert time_left(sweep, todo, 0, 0.0) == ""
     assert time_left(sweep, todo, 1, 25.0) == " (30 s left)"
     assert time_left(sweep, todo, 2, 90.0) == " (55 s left)"

@@ -11,7 +11,7 @@ import pytest
 
 from recipec.runtime.serving import smoke_checks
 from recipec.runtime.serving.answers import Streamed
-from recipec.runtime.serving.findings import Failed
+from recipec.runtime.serving.findings import CheckFailed
 from recipec.runtime.serving.smoke_checks import came_one_by_one
 from tests.serving import fake_vllm
 from tests.serving.fake_answers import Answers
@@ -240,7 +240,7 @@ def test_chunks_that_come_at_once_fail() -> None:
         [2.0, 2.0],
         [2.0],
     ):
-        with pytest.raises(Failed, match=r"2\.00 s after the request"):
+        with pytest.raises(CheckFailed, match=r"2\.00 s after the request"):
             came_one_by_one(stream_of(*times))
 
 

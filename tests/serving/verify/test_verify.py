@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from recipec.compiler.serving.verify import (
-    Case,
-    Compared,
+    ComparedPrompt,
+    ComparedToken,
     Reply,
-    Step,
     Tolerance,
+    VerifyPrompt,
     allowance,
     problems,
     served_types,
 )
-from recipec.compiler.serving.verify_reference import ServedTypes, Tokens
+from recipec.compiler.serving.verify_reference import ReferenceTokenizer, ServedTypes
 from recipec.runtime.errors import UserError
 from tests.serving.verify.verifying import TOKENS, Computed, Start, changed, check, made
 
@@ -153,18 +153,18 @@ def test_a_reference_in_bfloat16_is_coarse(types: ServedTypes, largest: float) -
     assert found.largest == pytest.approx(largest) and "--dtype float32 measures it" in found.source
 
 
-def step(token: int, best: int, margin: float) -> Step:
-    return Step(token, best, margin, True, (-1.0,), (-1.0,))
+def step(token: int, best: int, margin: float) -> ComparedToken:
+    return ComparedToken(token, best, margin, True, (-1.0,), (-1.0,))
 
 
 def test_a_tie_is_no_difference(checkpoint: Path) -> None:
-    reply = Reply(Case("a prompt", "a prompt"), (2, 30), (40, 41), ({40: -1.0}, {41: -1.0}))
+    reply = Reply(VerifyPrompt("a prompt", "a prompt"), (2, 30), (40, 41), ({40: -1.0}, {41: -1.0}))
     allowed = Tolerance(0.01, 0.01, "")
-    tie = Compared(reply, (2, 30), (step(40, 45, 0.015), step(41, 41, 0.0)))
+    tie = ComparedPrompt(reply, (2, 30), (step(40, 45, 0.015), step(41, 41, 0.0)))
     assert (tie.ties(0.02), tie.parted(0.02)) == (1, None)
-    assert problems([tie], allowed, Tokens(checkpoint)) == []
-    apart = Compared(reply, (2, 30), (step(40, 40, 0.0), step(41, 45, 0.5)))
-    (problem,) = problems([apart], allowed, Tokens(checkpoint))
+    assert problems([tie], allowed, ReferenceTokenizer(checkpoint)) == []
+    apart = ComparedPrompt(reply, (2, 30), (step(40, 40, 0.0), step(41, 45, 0.5)))
+    (problem,) = problems([apart], allowed, ReferenceTokenizer(checkpoint))
     assert problem.endswith("`a prompt` at token 1, by 0.5")
 
 

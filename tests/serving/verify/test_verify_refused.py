@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli import serve as cli_serve
 from recipec.compiler.serving import verify_reference
-from recipec.compiler.serving.verify import verify
+from recipec.compiler.serving.verify import VerifyOptions, verify
 from recipec.runtime import memory
 from recipec.runtime.errors import UserError
 from tests.ports import free_port
@@ -29,7 +29,9 @@ def refusal(call: Callable[[], Any]) -> str:
 
 def test_a_url_that_does_not_answer_is_one_sentence(checkpoint: Path) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    assert refusal(lambda: verify(url, model=checkpoint)).startswith(f"nothing listens at {url}")
+    assert refusal(lambda: verify(VerifyOptions(url, model=checkpoint))).startswith(
+        f"nothing listens at {url}"
+    )
 
 
 def test_a_key_that_is_missing_is_asked_for(checkpoint: Path, fake: Start) -> None:

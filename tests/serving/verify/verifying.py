@@ -10,8 +10,8 @@ from typing import Any
 
 from recipec.compiler.rehearse.miniature import write_tokenizer
 from recipec.compiler.serving import verify_reference
-from recipec.compiler.serving.verify import verify
-from recipec.compiler.serving.verify_reference import Reference, ServedTypes, Tokens
+from recipec.compiler.serving.verify import VerifyOptions, verify
+from recipec.compiler.serving.verify_reference import Reference, ReferenceTokenizer, ServedTypes
 from tests import tiny
 from tests.serving.fake_language import END, Language, Ranked, Said
 from tests.serving.fake_vllm import FakeVllm
@@ -52,7 +52,7 @@ class Computed(Language):
 
     def __init__(self, folder: Path, types: ServedTypes | None = None, rank: int = 0) -> None:
         super().__init__()
-        self.tokens = Tokens(folder)
+        self.tokens = ReferenceTokenizer(folder)
         self.reference = Reference(folder, verify_reference.read_config(folder), "float32")
         self.kv_cache = types.kv_cache if types else "auto"
         self.rank = rank
@@ -90,7 +90,8 @@ class Computed(Language):
 
 
 def check(server: FakeVllm, folder: Path, **more: Any) -> dict[str, Any]:
-    return verify(server.url, model=folder, **{"tokens": TOKENS, "server_dtype": "float32", **more})
+    options = {"tokens": TOKENS, "server_dtype": "float32", **more}
+    return verify(VerifyOptions(server.url, model=folder, **options))
 
 
 def changed(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Path:

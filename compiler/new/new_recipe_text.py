@@ -14,7 +14,7 @@ from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.new.draft import RANK, Draft, dtype
 from recipec.compiler.new.memory import Probe
 from recipec.compiler.new.pace import EVERY, Pace
-from recipec.compiler.new.source import PLACEHOLDER, Source
+from recipec.compiler.new.source import PLACEHOLDER, NewData
 from recipec.compiler.port.ledger import Line
 from recipec.compiler.port.write import recipe_text
 from recipec.compiler.wording import listing, plural, quantity, which_layers
@@ -72,7 +72,7 @@ class Contents:
     model: str
     probe: Probe
     draft: Draft
-    source: Source
+    source: NewData
     file: str
     serve: Mapping[str, Any] = field(default_factory=dict)
     pace: Pace = field(default_factory=Pace)
