@@ -247,7 +247,7 @@ def _skypilot(program: Program) -> dict[str, Any]:
         "accelerator_type": accelerator_type(accelerator.name),
         "runtime_version": launch.runtime_version or accelerator.runtime_version,
         "gcp_queued": launch.queued,
-        "secrets": [*_tokens(program), *_run_secret(program)],
+        "secrets": _tokens(program),
         "secret_flags": _secret_flags(program),
     }
 
@@ -278,13 +278,7 @@ def _archive(program: Program) -> str:
 
 def _secret_flags(program: Program) -> str:
     """What hands a managed job its secrets, with a space before."""
-    own = [f'{name}="$(openssl rand -hex 32)"' for name in _run_secret(program)]
-    return "".join(f" --secret {secret}" for secret in [*_tokens(program), *own])
-
-
-def _run_secret(program: Program) -> list[str]:
-    """The variable by which the processes of a run know each other, where they are several."""
-    return ["RECIPEC_RUN_SECRET"] if program.accelerator.hosts > 1 else []
+    return "".join(f" --secret {token}" for token in _tokens(program))
 
 
 def _short(name: str, length: int) -> str:

@@ -1,10 +1,9 @@
-"""Runs of several processes, one on each host: how they find each other, and what happens when one is gone.
+"""Runs of several processes, one on each host.
 
-JAX's distributed runtime moves the numbers. What it does not do is done here: a process that cannot be
-reached, is late, hangs or dies is named to all others within a stated time, and all stop after the same step.
+JAX's distributed service has heartbeats, barriers and a key-value store. What a run makes of them is here:
+how a process finds the others, one step after which all stop, and the end of all where one is gone.
 """
 
-from .crew import ALONE, Alone, Crew
-from .joining import join
+from .group import SINGLE, ProcessGroup, SingleProcess, join
 
-__all__ = ["ALONE", "Alone", "Crew", "join"]
+__all__ = ["SINGLE", "ProcessGroup", "SingleProcess", "join"]

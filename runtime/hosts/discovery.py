@@ -1,4 +1,4 @@
-"""Which process of a run this is, as what started it says: variables, GKE, or a Cloud TPU VM's metadata."""
+"""Which process of a run this is, as variables say it, or as JAX finds it out."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ def discover(hosts: int, environment: Mapping[str, str] | None = None) -> Place 
     """The place of this process; None where the run is of one process.
 
     Args:
-        hosts: machines that the recipe's mesh spans. What the environment says goes before it: a slice may be
-            made of more machines than elsewhere.
+        hosts: machines that the recipe's mesh spans. What the variables say goes before it.
         environment: os.environ when None.
 
     Raises:
@@ -47,8 +46,6 @@ def discover(hosts: int, environment: Mapping[str, str] | None = None) -> Place 
     given = [name for name in (ADDRESS, COUNT, NUMBER) if variables.get(name)]
     if given:
         place = _explicit(variables, given)
-    elif _on_gke(variables):
-        place = _gke(variables)
     elif hosts > 1:
         place = _detected(hosts, variables)
     else:
@@ -73,37 +70,8 @@ def _explicit(variables: Mapping[str, str], given: list[str]) -> Place:
     return Place(host, port, count, number)
 
 
-def _on_gke(variables: Mapping[str, str]) -> bool:
-    """Whether this is a pod of several machines or slices, in which GKE's webhook sets these variables."""
-    names = variables.get("TPU_WORKER_HOSTNAMES", "").split(",")
-    return bool(variables.get("TPU_WORKER_ID")) and (
-        len(names) > 1 or variables.get("MEGASCALE_NUM_SLICES", "1") != "1"
-    )
-
-
-def _gke(variables: Mapping[str, str]) -> Place:
-    workers = [name.strip() for name in variables["TPU_WORKER_HOSTNAMES"].split(",")]
-    slices = _whole(variables, "MEGASCALE_NUM_SLICES", 1)
-    slice_, worker = _whole(variables, "MEGASCALE_SLICE_ID", 0), _whole(variables, "TPU_WORKER_ID")
-    first = variables.get("MEGASCALE_COORDINATOR_ADDRESS", "")
-    wrong = None
-    if worker >= len(workers):
-        wrong = f"TPU_WORKER_ID is {worker}, and TPU_WORKER_HOSTNAMES names {len(workers)} hosts"
-    elif slice_ >= slices:
-        wrong = f"MEGASCALE_SLICE_ID is {slice_}, and MEGASCALE_NUM_SLICES is {slices}"
-    elif slices > 1 and not first:
-        wrong = f"MEGASCALE_COORDINATOR_ADDRESS is not set, and MEGASCALE_NUM_SLICES is {slices}"
-    if wrong:
-        raise UserError(
-            wrong, f"GKE sets these in the pods of a JobSet; {ADDRESS}, {COUNT}, {NUMBER} go first"
-        )
-    # Its port is the one of libtpu's own transport.
-    host, _ = _address(first or workers[0], "MEGASCALE_COORDINATOR_ADDRESS")
-    return Place(host, _port(variables), slices * len(workers), slice_ * len(workers) + worker)
-
-
 def _detected(hosts: int, variables: Mapping[str, str]) -> Place:
-    """What JAX finds out: on Cloud TPU VMs from their metadata, under Slurm and MPI from variables."""
+    """What JAX finds out: on Cloud TPU VMs from metadata; on GKE, under Slurm and MPI from variables."""
     from jax._src.clusters import ClusterEnv
 
     try:
@@ -115,6 +83,8 @@ def _detected(hosts: int, variables: Mapping[str, str]) -> Place:
         raise _unknown(hosts, f" ({why})") from None
     if address is None or count is None or number is None:
         raise _unknown(hosts)
+    if number >= count:
+        raise _unknown(hosts, f" (process {number} of {count})")
     return Place(_address(address, ADDRESS)[0], _port(variables), int(count), int(number))
 
 
@@ -130,8 +100,8 @@ def _port(variables: Mapping[str, str]) -> int:
     return _address(f"localhost:{variables.get('JAX_COORDINATOR_PORT') or PORT}", "JAX_COORDINATOR_PORT")[1]
 
 
-def _whole(variables: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = variables.get(name) or ("" if default is None else str(default))
+def _whole(variables: Mapping[str, str], name: str) -> int:
+    text = variables[name]
     if not (text.isascii() and text.isdigit()):
         raise UserError(f"{name} is {text!r}, which is no whole number", f"unset {name}, or give a number")
     return int(text)

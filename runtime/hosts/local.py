@@ -9,7 +9,6 @@ them. The exit status is 0 when all ended with 0, else that of the first that di
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -28,7 +27,6 @@ def main(argv: list[str]) -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     shared = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": argv[0]}
-    shared |= {"RECIPEC_RUN_SECRET": secrets.token_hex(32)}
     processes: list[subprocess.Popen[bytes]] = []
     received: list[int] = []
 

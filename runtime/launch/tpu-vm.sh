@@ -197,12 +197,6 @@ trains() {
     answers="$(patiently on_hosts "$question")" && grep -q '^training$' <<< "$answers"
 }
 
-# Adds a variable to what goes to the hosts in a file.
-keep() {
-    [[ -n "$secrets" ]] || secrets="$(mktemp)" || return
-    printf 'export %s=%q\n' "$1" "$2" >> "$secrets"
-}
-
 push() {
     local token
     [[ -f "$name.tar.gz" ]] || $dry_run || fail "$name.tar.gz is not in this folder" "recipe pack $name"
@@ -212,10 +206,10 @@ push() {
     fi
     patiently copy "$name.tar.gz" "" || return
     for token in $tokens; do
-        if [[ -n "${!token:-}" ]]; then keep "$token" "${!token}" || return; fi
+        [[ -n "${!token:-}" ]] || continue
+        [[ -n "$secrets" ]] || secrets="$(mktemp)" || return
+        printf 'export %s=%q\n' "$token" "${!token}" >> "$secrets"
     done
-    # By which the hosts of a run know each other.
-    if ((hosts > 1)); then keep RECIPEC_RUN_SECRET "$(od -An -v -N32 -tx1 /dev/urandom | tr -d ' \n')" || return; fi
     if [[ -n "$secrets" ]]; then
         patiently copy "$secrets" secrets.env || return
         rm -f "$secrets"

@@ -8,12 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from ..errors import PASSING, UserError, guarded
-from ..hosts import Alone, Crew, join
-from ..hosts.wire import peer_timeout
+from ..hosts import ProcessGroup, SingleProcess, join
+from ..hosts.group import NEWS, broken, peer_timeout
 from ..interrupts import Interrupted, Interrupts, name_of
-
-NEWS = 2.0
-"""Seconds in which it is known that another process has ended."""
 
 
 @contextmanager
@@ -32,7 +29,9 @@ def out_of_memory() -> Iterator[None]:
         ) from error
 
 
-def attended(directory: str, hosts: int, work: Callable[[Interrupts, Alone | Crew], int]) -> int:
+def attended(
+    directory: str, hosts: int, work: Callable[[Interrupts, SingleProcess | ProcessGroup], int]
+) -> int:
     """Does the work of a script; errors and signals become a sentence and an exit status.
 
     Args:
@@ -52,10 +51,12 @@ def attended(directory: str, hosts: int, work: Callable[[Interrupts, Alone | Cre
             return 128 + interrupted.signum
 
 
-def _joined(hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, Alone | Crew], int]) -> int:
+def _joined(
+    hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, SingleProcess | ProcessGroup], int]
+) -> int:
     """Does the work as one of the run's processes."""
     others = join(hosts)
-    if isinstance(others, Alone):
+    if isinstance(others, SingleProcess):
         return work(interrupts, others)
     try:
         status = work(interrupts, others)
@@ -65,13 +66,11 @@ def _joined(hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, Alon
         others.end()
         raise
     except UserError as error:
-        others.wait_for_news(NEWS)
         others.give_up(error)
     except Exception as error:
         others.wait_for_news(peer_timeout() + NEWS)
         traceback.print_exc(file=sys.__stderr__)
-        broken = type(error).__name__ == "JaxRuntimeError"  # a connection between devices, mostly
-        others.fail(PASSING if broken else 1, f"{type(error).__name__}: {error}".splitlines()[0])
+        others.fail(PASSING if broken(error) else 1, f"{type(error).__name__}: {error}".splitlines()[0])
     others.end()
     return status
 

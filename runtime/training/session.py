@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..addresses import check_uploads
 from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
-from ..hosts import ALONE, Alone, Crew
+from ..hosts import SINGLE, ProcessGroup, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .ending import out_of_memory
@@ -74,7 +74,7 @@ class Session:
     found: ResumePoint
     prepared: PreparedData
     interrupts: Interrupts
-    hosts: Alone | Crew = ALONE
+    hosts: SingleProcess | ProcessGroup = SINGLE
     local: LocalCheckpoints | None = None
 
     @property
@@ -142,7 +142,7 @@ class Session:
             wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
         publish = remote_metrics.publisher(self.directory) if remote else remote_metrics.nowhere
         with recorded(folder, self.total, self.until, publish) as failed:
-            if isinstance(self.hosts, Crew):
+            if isinstance(self.hosts, ProcessGroup):
                 self.hosts.at_loss.append(failed)
             metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
             # After an error here the others do not come to where they would wait for each other's saves.
@@ -193,7 +193,7 @@ def begin(
     settings: RunSettings,
     cache: str | None,
     interrupts: Interrupts,
-    hosts: Alone | Crew = ALONE,
+    hosts: SingleProcess | ProcessGroup = SINGLE,
 ) -> Session:
     """Starts the devices, opens the base, prepares the data, and finds what to go on from.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..addresses import folder, folder_or_address
-from ..hosts import Alone, Crew
+from ..hosts import ProcessGroup, SingleProcess
 from ..interrupts import Interrupts
 from ..model.adapters import LoraSettings
 from ..model.partition_rules import Rule
@@ -114,7 +114,7 @@ def run(
     settings = RunSettings(model, mesh, lora, data, train, checkpoint, tuple(rules))
     directory = checkpoint_directory(checkpoint, arguments.output)
 
-    def work(interrupts: Interrupts, hosts: Alone | Crew) -> int:
+    def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
         with watching(interrupts, mesh.platform):
             session = begin(artifact, arguments, directory, settings, cache, interrupts, hosts)
             return _run(session, settings, learning_rate, optimizer)

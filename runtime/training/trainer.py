@@ -21,7 +21,7 @@ from ..checkpoints.local_saving import LocalCheckpoints
 from ..checkpoints.saving import Checkpoints, kept
 from ..data.batches import TrainingData
 from ..errors import UserError
-from ..hosts import ALONE, Alone, Crew
+from ..hosts import SINGLE, ProcessGroup, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..metrics.loggers import Metrics, Nowhere
 from ..metrics.run_report import Named, NotFinite, Numbers, Report
@@ -140,7 +140,7 @@ class Trainer(PeftTrainer):
         schedule: Callable[[int], Any],
         metrics: Metrics | Nowhere,
         interrupts: Interrupts,
-        hosts: Alone | Crew = ALONE,
+        hosts: SingleProcess | ProcessGroup = SINGLE,
     ) -> TrainingOutcome:
         """Trains from the restored step to step `until`, and saves the last one.
 
@@ -154,7 +154,7 @@ class Trainer(PeftTrainer):
             Interrupted: after a signal, once the step is done and saved.
         """
         self._tokens, self._rows, self._hosts = data.tokens, data.rows, hosts
-        if isinstance(hosts, Crew):
+        if isinstance(hosts, ProcessGroup):
             self.checkpoint_manager.on_failure = hosts.give_up
         if self._recorder is not None:
             self._recorder.begin(self.model)
@@ -249,7 +249,6 @@ class Trainer(PeftTrainer):
             before = time.perf_counter()
             self._throttler.wait_for_next()
             waited += time.perf_counter() - before
-            self._hosts.brings()
             loss, norm, more = train_step(self._placed(batch))
             self._throttler.add_computation(loss)
             if not self._checked and self._provider is not None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from recipec.runtime.checkpoints.adapter_reader import restore_tree, saved_steps, unfinished
-from tests.hosts.crews import CrewOfLives, light, place_of
+from tests.hosts.processes import Processes, light, place_of
 from tests.ports import free_port
 from tests.remote.conftest import gcs
 from tests.remote.gcs import Gcs
@@ -47,23 +47,23 @@ def lives(place: Path, gcs: Gcs, tmp_path_factory: pytest.TempPathFactory) -> It
     lives.close()
 
 
-def start(lives: Lives, place: Path, *options: str) -> CrewOfLives:
+def start(lives: Lives, place: Path, *options: str) -> Processes:
     port = free_port()
     argv = artifacts.script(place, "remote-out", *options, artifact="remote")
-    return CrewOfLives([lives.begin(*argv, environment=place_of(n, 2, port)) for n in range(2)], port)
+    return Processes([lives.begin(*argv, environment=place_of(n, 2, port)) for n in range(2)], port)
 
 
-def killed_at(gcs: Gcs, crew: CrewOfLives, who: int, request: str) -> None:
+def killed_at(gcs: Gcs, group: Processes, who: int, request: str) -> None:
     """Kills a process while a request of the run is under way; the other one ends by itself and says why."""
     fault = gcs.fail(request, STUCK)
-    crew.until(lambda: fault.times == 0)
-    crew[who].send(signal.SIGKILL)
-    statuses = crew.wait()
+    group.until(lambda: fault.times == 0)
+    group[who].send(signal.SIGKILL)
+    statuses = group.wait()
     gcs.faults.remove(fault)
-    assert statuses == [-9 if n == who else 75 for n in range(2)], crew.said()
-    (error,) = crew.errors()[1 - who]
-    assert f"process {who} of 2" in error and "is gone" in error
-    assert "Traceback" not in crew.said(), crew.said()
+    assert statuses == [-9 if n == who else 75 for n in range(2)], group.said()
+    (error,) = group.errors()[1 - who]
+    assert ("process 1 of 2" in error and "is gone" in error) if who else "JAX's service has ended" in error
+    assert "Traceback" not in group.said(), group.said()
 
 
 def test_a_run_killed_within_saves_to_a_bucket_goes_on_from_a_whole_step(
@@ -77,10 +77,10 @@ def test_a_run_killed_within_saves_to_a_bucket_goes_on_from_a_whole_step(
 
     for request, fault in (("/o[?]", 503), ("upload_id", 429), ("POST", "reset")):
         gcs.fail(f"{request}.*", fault, after=5)
-    crew = start(lives, place, "--resume")
-    assert crew.wait() == [0, 0], crew.said()
-    assert "continuing after step 4 of 8" in crew[0].stderr
-    assert crew.said().count("the save of step 6 had not ended: it is removed") == 1
+    group = start(lives, place, "--resume")
+    assert group.wait() == [0, 0], group.said()
+    assert "continuing after step 4 of 8" in group[0].stderr
+    assert group.said().count("the save of step 6 had not ended: it is removed") == 1
     assert saved_steps(RUN) == [6, 8] and unfinished(RUN) == []
 
     whole = artifacts.train(lives, place, "whole", artifact="here")

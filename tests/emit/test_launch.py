@@ -174,25 +174,6 @@ def test_a_jobset_ends_at_errors_and_restarts_at_everything_else(launches: dict[
     assert "gs://my-bucket and gs://others" in launches["everything"]["jobset.yaml"]
 
 
-def test_the_hosts_of_a_run_have_a_secret_in_common(launches: dict[str, dict[str, str]]) -> None:
-    """Where there are several: tests of tpu-vm.sh and xpk.sh see theirs."""
-    for shape, several in (("pairs", True), ("slices", True), ("everything", False)):
-        files = launches[shape]
-        if "jobset.yaml" in files:
-            prepare, (train,) = (
-                pod_of(jobset_of(files["jobset.yaml"]))[key] for key in ("initContainers", "containers")
-            )
-            for container in (*prepare[1:], train):
-                found = {env["name"]: env.get("valueFrom") for env in container["env"]}
-                label = {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"}
-                assert found.get("RECIPEC_RUN_SECRET") == ({"fieldRef": label} if several else None)
-        if "skypilot.yaml" in files:
-            task = YAML(typ="safe").load(files["skypilot.yaml"])
-            assert ("RECIPEC_RUN_SECRET" in task["secrets"]) == several
-            assert ("--secret RECIPEC_RUN_SECRET=" in files["README.md"]) == several
-    assert "jobset.yaml" in launches["pairs"] and "skypilot.yaml" in launches["slices"]
-
-
 def laid_out(files: dict[str, str], folder: Path) -> Path:
     """A folder with launch/ of an artifact, and the runtime's beside it."""
     for path, content in launch_scripts().items():
@@ -305,7 +286,6 @@ def test_xpk_is_handed_the_archive_and_deletes_by_name_alone(
     words = run_script(script, "--dry-run", "create", **places).stdout.splitlines()
     assert {"--dry-run", "--workload=sample", "--cluster=c", "--zone=z", "--num-slices=2"} <= set(words)
     assert {"train.py", "HF_TOKEN", "--tpu-type=v5litepod-2x4"} <= set(words) and "a-secret" not in words
-    assert [word for word in words if re.fullmatch("RECIPEC_RUN_SECRET=[0-9a-f]{64}", word)]
     assert not list((tmp_path / "tmp").iterdir())
     for wrong in (["delete"], ["delete", "simple"], ["fly"], []):
         ran = run_script(script, *wrong, **places)

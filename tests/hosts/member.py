@@ -1,6 +1,6 @@
-"""A process of a run that only comes, waits and goes: no JAX, no training.
+"""A process of a run that only joins, and does what its words say: no training.
 
-python member.py NUMBER COUNT PORT WHAT...
+python member.py WHAT...
 """
 
 from __future__ import annotations
@@ -13,53 +13,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from recipec.runtime.errors import UserError, report
-from recipec.runtime.hosts import joining, service
-from recipec.runtime.hosts.crew import Crew
-from recipec.runtime.hosts.discovery import ADDRESS, COUNT, NUMBER
+from recipec.runtime.errors import UserError
+from recipec.runtime.hosts import ProcessGroup, SingleProcess
+from recipec.runtime.interrupts import Interrupts
+from recipec.runtime.training.ending import attended
 
 
-def main(number: str, count: str, port: str, *what: str) -> int:
-    os.environ |= {ADDRESS: f"127.0.0.1:{port}", COUNT: count, NUMBER: number}
-    service.start = lambda count, address: 1
-    service.connect = lambda *arguments: None
-    service.disconnect = lambda: None
-    try:
-        crew = joining.join(1)
-        assert isinstance(crew, Crew)
-        print("joined", flush=True)
-        for step, act in enumerate(what, 1):
-            if act == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif act == "hang":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            elif act == "fail":
-                crew.fail(1, "its disk is full")
-            elif act == "stopped":
-                crew.fail(143, "it was stopped by SIGTERM")
-            elif act == "garbage":
-                crew._sock.sendall(b'\x00\xff{]\n[1]\n"beat"\n')
-            elif act == "nonsense":
-                crew._sock.sendall(b'{"beat": "x"}\n')
-            elif act == "endless":
-                crew._sock.sendall(b'{"beat": [1e999, 0]}\n')
-            elif act == "flood":
-                crew._sock.sendall(b"x" * (3 << 20))
-            elif act == "slow":
-                crew.may_begin(step, None)
-                time.sleep(5)
-            elif act == "barrier":
-                crew.barrier(f"barrier {step}")
-            elif act == "wait":
-                time.sleep(60)
-            elif act.startswith("same="):
-                crew.same("data", act, "reads other data than process 0", "put the same files on every host")
-        crew.end()
-    except UserError as error:
-        report(error)
-        return error.exit_status
+def work(interrupts: Interrupts, group: SingleProcess | ProcessGroup) -> int:
+    for at, what in enumerate(sys.argv[1:]):
+        if what == "barrier":
+            group.barrier(f"barrier {at}")
+        elif what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif what == "wait":
+            time.sleep(60)
+        elif what == "fail":
+            raise UserError("its disk is full", "make room")
+        else:
+            group.same("data", what, "reads other data than process 0", "put the same files on every host")
+            assert group.agree("found", lambda: {"step": [4, "x" * 100_000]})["step"][0] == 4
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(attended("checkpoints", 1, work))

@@ -29,20 +29,6 @@ def gke(names: str, worker: str, **megascale: str) -> dict[str, str]:
         (2, explicit("[fd00::1]:99", "2", "0"), Place("fd00::1", 99, 2, 0)),
         (2, explicit("[fd00::1]", "2", "0"), Place("fd00::1", PORT, 2, 0)),
         (2, explicit("fd00::1", "2", "0"), Place("fd00::1", PORT, 2, 0)),
-        (1, gke("a,b,c", "2"), Place("a", PORT, 3, 2)),
-        (1, gke("a, b", "1"), Place("a", PORT, 2, 1)),
-        (1, gke("a", "0"), None),
-        (1, gke("a", "0", NUM_SLICES="1", SLICE_ID="0"), None),
-        (
-            4,
-            gke("b0,b1", "1", NUM_SLICES="2", SLICE_ID="1", COORDINATOR_ADDRESS="a0.svc:8080"),
-            Place("a0.svc", PORT, 4, 3),
-        ),
-        (
-            2,
-            gke("b0", "0", NUM_SLICES="2", SLICE_ID="1", COORDINATOR_ADDRESS="a0.svc"),
-            Place("a0.svc", PORT, 2, 1),
-        ),
         # What is said explicitly goes before what a platform sets.
         (4, explicit("h:1", "2", "1") | gke("a,b,c,d", "3"), Place("h", 1, 2, 1)),
     ],
@@ -76,17 +62,6 @@ def test_a_process_finds_its_place_in_the_environment(
         (explicit("[::1", "2", "0"), "JAX_COORDINATOR_ADDRESS is '[::1', which is no HOST:PORT"),
         (explicit("[::1]99", "2", "0"), "JAX_COORDINATOR_ADDRESS is '[::1]99', which is no HOST:PORT"),
         (explicit("http://a:1", "2", "0"), "JAX_COORDINATOR_ADDRESS is 'http://a:1', which is no HOST:PORT"),
-        (gke("a,b", "x"), "TPU_WORKER_ID is 'x', which is no whole number"),
-        (gke("a,b", "2"), "TPU_WORKER_ID is 2, and TPU_WORKER_HOSTNAMES names 2 hosts"),
-        (gke("a", "0", NUM_SLICES="many"), "MEGASCALE_NUM_SLICES is 'many', which is no whole number"),
-        (
-            gke("a", "0", NUM_SLICES="2", SLICE_ID="2"),
-            "MEGASCALE_SLICE_ID is 2, and MEGASCALE_NUM_SLICES is 2",
-        ),
-        (
-            gke("a", "0", NUM_SLICES="2", SLICE_ID="1"),
-            "MEGASCALE_COORDINATOR_ADDRESS is not set, and MEGASCALE_NUM_SLICES is 2",
-        ),
     ],
 )
 def test_an_environment_that_says_half_of_it_is_refused_with_what_is_missing(
@@ -96,6 +71,45 @@ def test_an_environment_that_says_half_of_it_is_refused_with_what_is_missing(
         discover(2, environment)
     assert caught.value.message == message
     assert caught.value.help
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        (gke("localhost,b,c", "2"), Place("localhost", PORT, 3, 2)),
+        (gke("localhost,b", "0", NUM_SLICES="1", SLICE_ID="0"), Place("localhost", PORT, 2, 0)),
+        (
+            gke("b0,b1", "1", NUM_SLICES="2", SLICE_ID="1", COORDINATOR_ADDRESS="localhost:8080"),
+            Place("localhost", PORT, 4, 3),
+        ),
+        (
+            gke("b0", "0", NUM_SLICES="2", SLICE_ID="1", COORDINATOR_ADDRESS="localhost"),
+            Place("localhost", PORT, 2, 1),
+        ),
+        (gke("localhost", "0"), None),
+        (gke("localhost,b", "2"), "(process 2 of 2)"),
+        (gke("localhost,b", "x"), "(invalid literal for int() with base 10: 'x')"),
+    ],
+)
+def test_jax_knows_the_place_of_a_pod_of_gke(
+    environment: Mapping[str, str], place: Place | str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GKE's webhook sets these variables; the metadata server knows no others."""
+    from jax._src.clusters import cloud_tpu_cluster
+
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(cloud_tpu_cluster, "get_tpu_env_value_from_metadata", lambda key: None)
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    for name in ("NUM_SLICES", "SLICE_ID", "COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(f"MEGASCALE_{name}", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(place, str):
+        with pytest.raises(UserError) as caught:
+            discover(2, environment)
+        assert caught.value.message.endswith(place)
+    else:
+        assert discover(2, environment) == place
 
 
 def test_several_hosts_without_a_word_which_this_is_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

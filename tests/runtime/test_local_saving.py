@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.hosts.crews import kill_all, start
+from tests.hosts.processes import kill_all, start
 from tests.runtime.artifacts import (
     STEPS,
     assert_equal,
@@ -155,20 +155,20 @@ def test_two_hosts_go_on_from_their_own_disks(place: Path, lives: Lives, tmp_pat
     mesh = '\nMESH = replace(MESH, axes={"dcn": 2, "fsdp": 2, "tp": 1})\n'
     prelude = PRELUDE.format(directory=str(local)) + mesh
     write_artifact(place / "both", devices=4, prelude=prelude)
-    crew = start(lives, place, "both-ran", 2, artifact="both")
+    group = start(lives, place, "both-ran", 2, artifact="both")
 
     def newest() -> list[list[int]]:
         return [steps(folder) for folder in sorted(local.glob("*/process-*"))]
 
-    crew.until(lambda: newest() == [[6, 7], [6, 7]])
-    kill_all(crew)
+    group.until(lambda: newest() == [[6, 7], [6, 7]])
+    kill_all(group)
     own = sorted(local.glob("*/process-*"))
     shutil.rmtree(own[1] / "7" / "optimizer_state")
-    crew = start(lives, place, "both-ran", 2, "--resume", artifact="both")
-    assert crew.wait() == [0, 0], crew.said()
+    group = start(lives, place, "both-ran", 2, "--resume", artifact="both")
+    assert group.wait() == [0, 0], group.said()
     for number in (0, 1):
         log = (place / "both-ran" / "logs" / f"process-{number}.log").read_text()
-        assert f"the run goes on from step 6 of {own[number]}" in crew[number].stderr + log
+        assert f"the run goes on from step 6 of {own[number]}" in group[number].stderr + log
     alone = train(lives, place, "both-alone", "--resume", artifact="both")
     assert alone.status == 0, alone.stderr
     for item in ("model_params", "optimizer_state"):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from ...hosts import Alone, Crew
+from ...hosts import ProcessGroup, SingleProcess
 from ...interrupts import Interrupts
 from ...model.adapters import LoraSettings
 from ...model.partition_rules import Rule
@@ -69,7 +69,7 @@ def run(
         replace(checkpoint, directory=checkpoint.directory.rstrip("/") + SUFFIX), arguments.output
     )
 
-    def work(interrupts: Interrupts, hosts: Alone | Crew) -> int:
+    def work(interrupts: Interrupts, hosts: SingleProcess | ProcessGroup) -> int:
         if hosts.count > 1:
             raise UserError("train_torchax.py trains on one host", "run train.py on several")
         with watching(interrupts, mesh.platform):

@@ -38,7 +38,7 @@ def light(axes: Mapping[str, int], dropout: float = 0.1, more: str = "") -> str:
 
 
 @dataclass
-class CrewOfLives:
+class Processes:
     """The processes of a run, in the order of their numbers."""
 
     members: list[Life]
@@ -96,7 +96,7 @@ def start(
     own: Mapping[int, Mapping[str, str]] | None = None,
     numbers: Sequence[int] | None = None,
     peer: int = PEER,
-) -> CrewOfLives:
+) -> Processes:
     """Starts the processes of a run.
 
     Args:
@@ -110,11 +110,11 @@ def start(
         lives.begin(*argv, environment={**place_of(n, count, port, peer=peer), **(own or {}).get(n, {})})
         for n in (range(count) if numbers is None else numbers)
     ]
-    return CrewOfLives(members, port)
+    return Processes(members, port)
 
 
-def kill_all(crew: CrewOfLives) -> None:
-    for life in crew.members:
+def kill_all(group: Processes) -> None:
+    for life in group.members:
         life.send(signal.SIGCONT)
         life.send(signal.SIGKILL)
         life.wait()

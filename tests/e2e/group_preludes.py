@@ -1,0 +1,41 @@
+"""Code of artifacts that several processes train."""
+
+from __future__ import annotations
+
+AHEAD = """
+import os
+import time
+
+if os.environ.get("JAX_PROCESS_ID") == "1":
+    right = time.time
+    time.time = lambda: right() + 3600
+"""
+"""Code of an artifact of which the clock of process 1 is an hour ahead."""
+
+FULL = """
+LORA = None
+"""
+
+PREFERENCES = """
+DATA = dataclasses.replace(
+    DATA, train=("pairs.jsonl",), eval=None, format="preference", loss_on="completion", max_length=48
+)
+TRAIN = dataclasses.replace(TRAIN, objective="dpo")
+"""
+
+PACED = """
+import time
+
+from runtime import trainer
+
+quick = trainer.Trainer._step
+
+
+def paced(self, *arguments):
+    time.sleep(0.4)
+    return quick(self, *arguments)
+
+
+trainer.Trainer._step = paced
+"""
+"""Code of an artifact of which most of a run's time are its steps."""
