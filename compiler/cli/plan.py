@@ -142,14 +142,16 @@ def _refuse_early(program: Program, serve: bool, html: Path | None) -> None:
     """What would fail after minutes of compiling.
 
     Raises:
-        ArtifactError: the server to be planned is none, or the page cannot be written.
+        ArtifactError: the server to be planned is none, or the page cannot be drawn or written.
     """
     from recipec.compiler.artifacts.writing import demand_writable
     from recipec.compiler.errors import ArtifactError
+    from recipec.compiler.pages.html import require_plotly
 
     if serve and program.recipe.serve is None:
         raise ArtifactError("the recipe has no `serve` section", "add one, or plan without --serve")
     if html is not None:
+        require_plotly("recipe plan --html", "plan")
         demand_writable(html)
 
 
@@ -206,7 +208,7 @@ def _serve(program: Program, exact: bool, search: bool) -> PlannedServer:
 
 def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:
     from recipec.compiler.artifacts.writing import write_text
-    from recipec.compiler.plan.page.document import page
+    from recipec.compiler.plan.page import page
     from recipec.compiler.plan.roofline.roofline_text import text as serving_text
 
     sections = [] if planned.serving is None else [("Serving, on paper", serving_text(planned.serving))]

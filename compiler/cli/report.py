@@ -73,11 +73,11 @@ def report(
 
     It opens without a network. Folders may be addresses, such as gs://bucket/run.
     """
+    from recipec.compiler.pages.html import require_plotly
     from recipec.compiler.report import run
-    from recipec.compiler.report.document import plotly
     from recipec.compiler.report.place import existing_place
 
-    plotly()
+    require_plotly("recipe report", "report")
     names = [folders[0], *(compare or []), *folders[1:]]
     places = [found for name in names for found in run.inside(existing_place(name))]
     if run.is_run(places[0]):

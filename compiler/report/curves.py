@@ -1,29 +1,133 @@
-"""The plots of runs: what they logged, against steps, tokens and hours."""
+"""What runs logged, against steps, tokens and hours: one figure, whose plots share their horizontal axis."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from recipec.compiler.report.chart import Chart, Curve, Mark, Table
-from recipec.compiler.report.kinds import KINDS, Kind
-from recipec.compiler.report.metrics import Series
-from recipec.compiler.report.numbers import significant
+from recipec.compiler.pages.html import COLORS, INK, Plot, Table, Text, axis, scatter
+from recipec.compiler.pages.numbers import significant
+from recipec.compiler.report.metrics import MOST, Series, spread, thin, trailing_mean
 from recipec.compiler.report.run import Run
-from recipec.compiler.report.thin import MOST, spread, thin, trailing_mean
 from recipec.compiler.wording import plural
 
-ROWS = 40
-"""Steps in the table behind a plot, besides those that were evaluated."""
-MARKS = 12
-"""Marks of one kind and run in a plot."""
-SMOOTHED = 50
-"""Steps from which on a mean is drawn over what was logged."""
-
+ROWS, MARKS, SMOOTHED = 40, 12, 50
+"""Steps in the table behind a plot, besides those that were evaluated; marks of one kind and run in a plot;
+steps from which on a mean is drawn over what was logged."""
+HEIGHT, GAP, ABOVE = 230, 110, 150
+"""Pixels of a plot, between two, and above the first."""
 ACROSS = {"step": "optimizer step", "tokens": "tokens trained on", "hours": "hours in steps"}
+STYLES: dict[str, dict[str, Any]] = {
+    "line": {},
+    "faint": {"width": 1, "opacity": 0.6},
+    "dashed": {"dash": "dash"},
+    "points": {"mode": "lines+markers"},
+    "dashed-points": {"mode": "lines+markers", "dash": "dash"},
+}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A plot's metrics: (name, what it is called), and how they are drawn.
+
+    Attributes:
+        scale: what values are divided by.
+        mean: whether a trailing mean of the first is drawn, too.
+    """
+
+    key: str
+    title: str
+    what: str
+    unit: str
+    metrics: tuple[tuple[str, str], ...]
+    scale: float = 1.0
+    mean: bool = False
+    logarithmic: bool = False
+    floor: bool = False
+
+
+KINDS = (
+    Kind(
+        "loss",
+        "Loss",
+        "Mean over the targets of a step, in nats a token; of the evaluation data at the steps where it was "
+        "evaluated.",
+        "loss",
+        (("loss", "training"), ("eval_loss", "evaluation")),
+        mean=True,
+        logarithmic=True,
+    ),
+    Kind(
+        "rewards",
+        "Rewards",
+        "Implicit rewards of the preferred and of the other answers: beta times the log probability's "
+        "difference from the reference.",
+        "reward",
+        (("rewards_chosen", "chosen"), ("rewards_rejected", "rejected")),
+    ),
+    Kind(
+        "margin",
+        "Reward margin",
+        "The chosen answers' reward less that of the rejected ones.",
+        "reward",
+        (("rewards_margin", "margin"),),
+    ),
+    Kind(
+        "accuracy",
+        "Reward accuracy",
+        "Share of the pairs in which the chosen answer has the higher reward.",
+        "share",
+        (("rewards_accuracy", "accuracy"),),
+        floor=True,
+    ),
+    Kind(
+        "learning-rate",
+        "Learning rate",
+        "As the schedule gave it.",
+        "learning rate",
+        (("learning_rate", "learning rate"),),
+        floor=True,
+    ),
+    Kind(
+        "grad-norm",
+        "Gradient norm",
+        "Of the step's accumulated gradient, before clipping.",
+        "norm",
+        (("grad_norm", "gradient norm"),),
+        mean=True,
+        logarithmic=True,
+    ),
+    Kind(
+        "speed",
+        "Tokens a second",
+        "Real tokens, over all devices. The first step after each start compiles.",
+        "tokens/s",
+        (("tokens_per_second", "tokens/s"),),
+        floor=True,
+    ),
+    Kind(
+        "step-time",
+        "Step time",
+        "Of an optimizer step, averaged over the steps between two readings of the devices.",
+        "s",
+        (("step_seconds", "step time"),),
+        logarithmic=True,
+        floor=True,
+    ),
+    Kind(
+        "memory",
+        "Peak memory",
+        "Highest so far: of the fullest device, or of the process where devices do not count (CPU).",
+        "GiB",
+        (("peak_memory_bytes", "peak memory"),),
+        scale=2**30,
+        floor=True,
+    ),
+)
 
 
 class Across:
@@ -47,50 +151,106 @@ class Across:
         return {name: values[0] for name, values in self([step]).items()}
 
 
-def charts(runs: Sequence[Run]) -> list[Chart]:
-    """The plots of what was logged; of what no run has, there is none."""
+@dataclass(frozen=True)
+class Curve:
+    """One line: its places by axis, of which the figure shows one at a time, and its values."""
+
+    x: dict[str, list[Any]]
+    trace: dict[str, Any]
+
+
+def curves(runs: Sequence[Run]) -> Plot | None:
+    """The figure of what was logged; None where nothing was."""
     across = [Across(run) for run in runs]
-    return [
-        _chart(kind, runs, across)
-        for kind in KINDS
-        if any(len(run.metrics.get(name)) for run in runs for name, _ in kind.metrics)
+    kinds = [kind for kind in KINDS if any(len(run.metrics.get(m)) for run in runs for m, _ in kind.metrics)]
+    if not kinds:
+        return None
+    whole = len(kinds) * (HEIGHT + GAP) - GAP
+    drawn: list[Curve] = []
+    shapes: dict[str, list[dict[str, Any]]] = {name: [] for name in ACROSS}
+    layout: dict[str, Any] = {"height": whole + ABOVE + 60, "hovermode": "x", "annotations": []}
+    linear: dict[str, Any] = {}
+    logarithmic: dict[str, Any] = {}
+    after: list[Any] = []
+    for place, kind in enumerate(kinds):
+        of = str(place + 1) if place else ""
+        top = 1 - place * (HEIGHT + GAP) / whole
+        domain = [max(0.0, top - HEIGHT / whole), top]
+        found, notes = _curves(kind, runs, across)
+        for curve in found:
+            drawn.append(curve)
+            curve.trace.update(meta=kind.key, xaxis=f"x{of}", yaxis=f"y{of}", legend=f"legend{of}")
+        for where, mark in _marks(kind, runs, across):
+            for name, lines in shapes.items():
+                own = {"x0": where[name], "x1": where[name], "xref": f"x{of}", "yref": f"y{of} domain"}
+                lines.append({**mark, **own})
+        layout[f"xaxis{of}"] = axis("", matches="x", anchor=f"y{of}")
+        if not place:
+            del layout["xaxis"]["matches"]
+        shown = axis(
+            kind.unit, domain=domain, anchor=f"x{of}", rangemode="tozero" if kind.floor else "normal"
+        )
+        ceiling = _top(runs) if kind.key == "step-time" else None
+        if ceiling is not None:
+            shown["range"] = [0, ceiling]
+            notes.append("At first, steps that compile are above what is shown; logarithmic shows them, too.")
+        if kind.logarithmic:
+            linear |= {f"yaxis{of}.type": "linear", f"yaxis{of}.autorange": ceiling is None}
+            linear |= {f"yaxis{of}.range": shown["range"]} if ceiling is not None else {}
+            logarithmic |= {f"yaxis{of}.type": "log", f"yaxis{of}.autorange": True}
+        layout[f"yaxis{of}"] = shown
+        layout[f"legend{of}"] = {"orientation": "h", "x": 0, "y": top, "yanchor": "bottom"}
+        title = {"x": 0, "y": top, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
+        title |= {"yshift": 44, "text": kind.title, "font": {"size": 15}, "showarrow": False}
+        layout["annotations"].append(title)
+        after += [Text(kind.title, "heading"), Text(kind.what), *map(Text, notes), _table(kind, runs)]
+    last = f"xaxis{len(kinds)}" if len(kinds) > 1 else "xaxis"
+    layout[last]["title"] = {"text": ACROSS["step"]}
+    layout["shapes"] = shapes["step"]
+    layout["margin"] = {"l": 60, "r": 12, "t": ABOVE, "b": 60}
+    # Plotly's own buttons draw the same figure against another axis, or with other scales.
+    against = [
+        {
+            "label": name + ("s" if name == "step" else ""),
+            "method": "update",
+            "args": [
+                {"x": [curve.x[name] for curve in drawn]},
+                {"shapes": shapes[name], f"{last}.title.text": said, "xaxis.autorange": True},
+            ],
+        }
+        for name, said in ACROSS.items()
     ]
+    scales = [
+        {"label": label, "method": "relayout", "args": [args]}
+        for label, args in (("linear", linear), ("logarithmic", logarithmic))
+    ]
+    row = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+    row |= {"bgcolor": "rgba(0,0,0,0)", "font": {"size": 12}}
+    layout["updatemenus"] = [
+        {**row, "buttons": buttons, "pad": {"b": up}}
+        for buttons, up in ((against, 112), (scales if linear else [], 76))
+        if buttons
+    ]
+    what = "Drag across a plot to look closer, double-click to see all again; the plots move together."
+    traces = [{**curve.trace, "x": curve.x["step"]} for curve in drawn]
+    return Plot("curves", "", traces, layout, layout["height"], what, after)
 
 
-def _chart(kind: Kind, runs: Sequence[Run], across: Sequence[Across]) -> Chart:
-    curves: list[Curve] = []
-    marks: list[Mark] = []
+def _curves(kind: Kind, runs: Sequence[Run], across: Sequence[Across]) -> tuple[list[Curve], list[str]]:
+    """The lines of a plot, and sentences on what they leave out."""
+    out: list[Curve] = []
     notes: list[str] = []
+    several = len(runs) > 1
     for number, (run, place) in enumerate(zip(runs, across, strict=True)):
         for index, (metric, called) in enumerate(kind.metrics):
             series = run.metrics.get(metric)
-            color = number if len(runs) > 1 else index
-            name = (
-                called if len(runs) == 1 else f"{run.label}, {called}" if len(kind.metrics) > 1 else run.label
+            of_both = f"{run.label}, {called}" if len(kind.metrics) > 1 else run.label
+            name = of_both if several else called
+            out += _lines(
+                kind, series, index, COLORS[(number if several else index) % len(COLORS)], name, place
             )
-            curves += _curves(kind, series, index, color, name, place)
-            notes += _thinned(series, name, len(runs) > 1 or len(kind.metrics) > 1)
-            marks += _bad(series, run, place, number)
-            notes += _lost(series, name)
-        marks += _resumed(run, place, number, len(runs) > 1)
-    top = _top(runs) if kind.key == "step-time" else None
-    if top is not None:
-        notes.append("At first, steps that compile are above what is shown; logarithmic shows them, too.")
-    return Chart(
-        kind.key,
-        kind.title,
-        kind.what,
-        kind.unit,
-        ACROSS,
-        curves,
-        _table(kind, runs),
-        marks,
-        may_be_logarithmic=kind.logarithmic,
-        linked=True,
-        floor=kind.floor,
-        top=top,
-        notes=tuple(dict.fromkeys(notes)),
-    )
+            notes += [*_thinned(series, name, several or len(kind.metrics) > 1), *_lost(series, name)]
+    return out, list(dict.fromkeys(notes))
 
 
 def _top(runs: Sequence[Run]) -> float | None:
@@ -100,27 +260,28 @@ def _top(runs: Sequence[Run]) -> float | None:
     return 1.25 * max(steady) if steady and max(every) > 2 * max(steady) else None
 
 
-def _curves(kind: Kind, series: Series, index: int, color: int, name: str, place: Across) -> list[Curve]:
-    finite = series.finite
-    if not finite:
+def _lines(kind: Kind, series: Series, index: int, color: str, name: str, place: Across) -> list[Curve]:
+    """A metric's line, with its mean where it is long."""
+    steps, values = [step for step, _ in series.finite], [value / kind.scale for _, value in series.finite]
+    if not steps:
         return []
-    values = [value / kind.scale for _, value in finite]
-    steps = [step for step, _ in finite]
+    few = len(steps) <= SMOOTHED
 
     def drawn(called: str, every: Sequence[float], style: str) -> Curve:
         kept = thin(every)
-        x = place([steps[i] for i in kept])
-        y = [every[i] for i in kept]
-        return Curve(called, color, *_with_gaps(x, y, [step for step, _ in series.lost]), style)
+        lost = [step for step, _ in series.lost]
+        x, y = _with_gaps(place([steps[i] for i in kept]), [every[i] for i in kept], lost)
+        return Curve(x, scatter(called, [], y, color, **STYLES[style]))
 
-    few = len(steps) <= SMOOTHED
     if index:
         return [drawn(name, values, "dashed-points" if few else "dashed")]
     if not kind.mean or len(steps) < SMOOTHED:
         return [drawn(name, values, "points" if few else "line")]
     window = max(5, len(steps) // 50)
-    mean = trailing_mean(values, window)
-    return [drawn(name, values, "faint"), drawn(f"{name}, mean of {window}", mean, "line")]
+    return [
+        drawn(name, values, "faint"),
+        drawn(f"{name}, mean of {window}", trailing_mean(values, window), "line"),
+    ]
 
 
 def _with_gaps(
@@ -143,10 +304,23 @@ def _with_gaps(
     return places, out
 
 
-def _bad(series: Series, run: Run, place: Across, color: int) -> list[Mark]:
-    return [
-        Mark(place.one(step), f"{value} at step {step}", "bad", color) for step, value in series.lost[:MARKS]
-    ]
+def _marks(
+    kind: Kind, runs: Sequence[Run], across: Sequence[Across]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Vertical lines, each with its place by axis: where a run was resumed, or a number was none."""
+    out = []
+    for run, place in zip(runs, across, strict=True):
+        whose = f"{run.label} " if len(runs) > 1 else ""
+        lost = [pair for metric, _ in kind.metrics for pair in run.metrics.get(metric).lost[:MARKS]]
+        found = [(step, f"{value} at step {step}", COLORS[7], "solid") for step, value in lost]
+        resumed = run.resumed_after[-MARKS:]
+        found += [(step, f"{whose}resumed after step {step:,}", INK, "dot") for step in resumed]
+        for step, said, color, dash in found:
+            label = {"text": said, "textangle": -90, "textposition": "end", "font": {"size": 10}}
+            label |= {"xanchor": "right", "yanchor": "bottom"}
+            shape = {"type": "line", "y0": 0, "y1": 1, "line": {"color": color, "dash": dash, "width": 1}}
+            out.append((place.one(step), {**shape, "label": label}))
+    return out
 
 
 def _lost(series: Series, name: str) -> list[str]:
@@ -155,14 +329,6 @@ def _lost(series: Series, name: str) -> list[str]:
     steps = series.lost
     first = f"the first at step {steps[0][0]:,}" if len(steps) > 1 else f"at step {steps[0][0]:,}"
     return [f"{name}: {plural(len(steps), 'value')} not a number, {first}; the line has a gap there."]
-
-
-def _resumed(run: Run, place: Across, color: int, several: bool) -> list[Mark]:
-    whose = f"{run.label} " if several else ""
-    return [
-        Mark(place.one(step), f"{whose}resumed after step {step:,}", "resumed", color)
-        for step in run.resumed_after[-MARKS:]
-    ]
 
 
 def _thinned(series: Series, name: str, named: bool) -> list[str]:
@@ -204,4 +370,9 @@ def _table(kind: Kind, runs: Sequence[Run]) -> Table:
     )
     unit = f" ({kind.unit})" if kind.unit in ("s", "GiB") else ""
     note = f"{len(rows):,} of {plural(len(steps), 'step')}, evenly apart." if len(rows) < len(steps) else ""
-    return Table(("step", *(f"{name}{unit}" for name in head)), rows, note)
+    return Table(
+        ("step", *(f"{name}{unit}" for name in head)),
+        rows,
+        note,
+        folded=f"The numbers of this plot: {kind.title.lower()}",
+    )

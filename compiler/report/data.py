@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from recipec.compiler.plan.page.numbers import number, percent
-from recipec.compiler.report.chart import Chart, Curve, Table
-from recipec.compiler.report.numbers import NOT_KNOWN
+from recipec.compiler.pages.html import COLORS, Plot, Table, axis, bar
+from recipec.compiler.pages.numbers import NOT_KNOWN, number, percent
 from recipec.compiler.report.run import Run
 from recipec.compiler.wording import plural
 
@@ -28,7 +27,7 @@ class Data:
     """
 
     table: Table
-    lengths: Chart | None
+    lengths: Plot | None
     problems: tuple[str, ...]
 
 
@@ -53,7 +52,11 @@ def data(runs: Sequence[Run]) -> Data | None:
         for run, _, split in columns
         for sentence in _problems(split)
     ]
-    return Data(Table(("", *head), tuple(rows)), _histogram(runs), tuple(dict.fromkeys(problems)))
+    return Data(
+        Table(("", *head), rows, label="What became of the data"),
+        _histogram(runs),
+        tuple(dict.fromkeys(problems)),
+    )
 
 
 def _split(run: Run, name: str) -> Mapping[str, Any] | None:
@@ -138,30 +141,27 @@ def _problems(split: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def _histogram(runs: Sequence[Run]) -> Chart | None:
-    curves, rows = [], []
+def _histogram(runs: Sequence[Run]) -> Plot | None:
+    drawn, rows = [], []
     for color, run in enumerate(runs):
         found = run.facts.get("lengths")
         if not isinstance(found, dict) or not found.get("counts"):
             continue
         edges, counts = found["edges"], found["counts"]
         bars = [f"{low:,}" if high - low == 1 else f"{low:,}-{high - 1:,}" for low, high in pairwise(edges)]
-        curves.append(Curve(run.label, color, {"x": bars}, counts))
+        drawn.append(bar(run.label, bars, counts, COLORS[color % len(COLORS)]))
         rows += [
             (*([run.label] if len(runs) > 1 else []), bar, number(n))
             for bar, n in zip(bars, counts, strict=True)
         ]
-    if not curves:
+    if not drawn:
         return None
     head = (*(["run"] if len(runs) > 1 else []), "tokens", "samples")
-    return Chart(
+    return Plot(
         "lengths",
         "Lengths of the training samples",
-        "In tokens, after what is too long was left out or cut; of a preference, each of its answers.",
-        "samples",
-        {"x": "tokens of a sample"},
-        curves,
-        Table(head, tuple(rows)),
-        kind="bars",
-        floor=True,
+        drawn,
+        {"xaxis": axis("tokens of a sample", type="category"), "yaxis": axis("samples")},
+        what="In tokens, after what is too long was left out or cut; of a preference, each of its answers.",
+        after=[Table(head, rows, folded="The numbers of this plot: lengths of the training samples")],
     )

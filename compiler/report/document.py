@@ -1,33 +1,24 @@
-"""The report's HTML: it stands by itself, without a network, fonts or scripts but its own."""
+"""The page of runs, and the page of serving sweeps: its sections, from what the other modules found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
-from recipec.compiler.errors import ArtifactError
-from recipec.compiler.packages import install
-from recipec.compiler.pages import environment, script_hash
-from recipec.compiler.report import curves, data, headline, recipe, sweep_charts
-from recipec.compiler.report.chart import Chart, Table, as_json
+from recipec.compiler.pages.html import Facts, Items, Page, Section, Table, Text, write
+from recipec.compiler.pages.numbers import NOT_KNOWN
+from recipec.compiler.report import headline, recipe, sweep
+from recipec.compiler.report.curves import curves
+from recipec.compiler.report.data import data
 from recipec.compiler.report.outcome import Outcome
 from recipec.compiler.report.reality import Reality
 from recipec.compiler.report.run import Run
-from recipec.compiler.report.sweep import PARTS, Sweep, peak, percentile_rows
+from recipec.compiler.report.sweep import Sweep, percentiles
 from recipec.runtime.serving import bench_report
 
 GENERATOR = "recipec report"
 """By which a page is known, so that nothing else is overwritten."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """What differs from the first run to another one: in words, where both programs are known."""
-
-    label: str
-    words: tuple[str, ...]
+EXTRA = "report"
 
 
 def run_page(runs: Sequence[Run], reality: Reality | None, outcome: Outcome, why_no_plan: str = "") -> str:
@@ -38,105 +29,224 @@ def run_page(runs: Sequence[Run], reality: Reality | None, outcome: Outcome, why
         outcome: what merging and serving left of the first run.
         why_no_plan: a sentence, where there is none.
     """
-    found = data.data(runs)
-    plots = curves.charts(runs)
-    lengths = [found.lengths] if found and found.lengths else []
-    sweeps = sweep_charts.charts(outcome.sweeps)
-    return _page(
-        "run",
-        [*plots, *lengths, *sweeps],
-        title=runs[0].name,
-        runs=runs,
-        first=runs[0],
-        plots=plots,
-        data=found,
-        reality=reality,
-        why_no_plan=why_no_plan,
-        outcome=outcome,
-        sweep_plots=sweeps,
-        sections=recipe.sections(runs[0]),
-        differences=recipe.differences(runs) if len(runs) > 1 else [],
-        compared=[Compared(run.label, tuple(recipe.words(runs[0], run))) for run in runs[1:]],
-        headline=headline,
+    first, several = runs[0], len(runs) > 1
+    figures = f"The figures are those of {first.label}, the first run; all of them are compared below."
+    return write(
+        Page(
+            title=f"Report on {first.name}",
+            generator=GENERATOR,
+            command=("recipe report", first.state),
+            name=first.name,
+            hardware=headline.hardware(first),
+            figures=headline.figures(first),
+            sections=[
+                *([_compared(runs)] if several else []),
+                _curves(runs),
+                _data(runs),
+                _reality(first, reality, why_no_plan),
+                _outcome(outcome),
+                _recipe(first),
+                _basis(runs),
+            ],
+            alarms=headline.alarms(runs),
+            sentence=figures if several else "",
+        ),
+        EXTRA,
     )
+
+
+def _compared(runs: Sequence[Run]) -> Section:
+    first, differences = runs[0], recipe.differences(runs)
+    columns = tuple(range(1, len(runs) + 1))
+    values = Table(
+        ("value", *(run.label for run in runs)),
+        [(path, *cells) for path, cells in differences],
+        words=columns,
+        label="Values that differ",
+    )
+    same = Text("No value of their recipes differs, as far as these are known.", "")
+    blocks: list[Any] = [
+        headline.beside(runs),
+        Text("What differs in their recipes", "heading"),
+        values if differences else same,
+    ]
+    for run in runs[1:]:
+        if words := recipe.words(first, run):
+            blocks += [Text(f"From {first.label} to {run.label}", "heading"), Items(words)]
+    return Section("compared", "Runs compared", (f"Each beside {first.label}.",), blocks)
+
+
+def _curves(runs: Sequence[Run]) -> Section:
+    plot = curves(runs)
+    resumed = any(run.resumed_after for run in runs)
+    aside = ("Dotted lines are where a run was resumed.",) if resumed else ()
+    none = Text("Nothing was logged: there is nothing to draw.", "")
+    blocks = [plot, Text("In numbers", "heading"), headline.numbers(runs)] if plot else [none]
+    return Section("runs", "The run", aside, blocks)
+
+
+def _data(runs: Sequence[Run]) -> Section:
+    found = data(runs)
+    if found is None:
+        none = (
+            "The run left no statistics of its data: it has no run.json, as of a run by an earlier version."
+        )
+        return Section("data", "Data", (), (Text(none, ""),))
+    blocks: list[Any] = [found.table]
+    if found.problems:
+        blocks += [Text("Left out", "heading"), Items(found.problems)]
+    blocks += [found.lengths] if found.lengths else []
+    return Section("data", "Data", ("As it was counted when the run last began.",), blocks)
+
+
+def _reality(first: Run, reality: Reality | None, why_not: str) -> Section:
+    if reality is None:
+        return Section("reality", "Plan and reality", (), (Text(why_not, ""),))
+    head = ("", "estimate", "calibrated estimate", "measured", "measured to estimate")
+    rows = [(one.name, one.estimate, one.calibrated, one.measured, one.ratio) for one in reality.lines]
+    source = f"Plan from {reality.source}, for {reality.plan.accelerator}. {reality.plan.run.note}"
+    blocks = (
+        Text(reality.place, "alarm" if first.on_cpu else "muted"),
+        Table(head, rows, label="Plan and reality"),
+        Text(source),
+        *(Text(sentence, "alarm") for sentence in reality.mismatches),
+    )
+    aside = ("Estimates of libtpu's compiler beside what was measured.",)
+    return Section("reality", "Plan and reality", aside, blocks)
+
+
+def _outcome(outcome: Outcome) -> Section:
+    blocks: list[Any] = []
+    for result in outcome.results:
+        blocks += [Facts(result.facts, f"{result.kind} {result.title}"), *result.tables]
+        blocks += [Text(sentence, "alarm") for sentence in result.problems]
+        blocks += [Text(sentence) for sentence in result.notes]
+    for one in outcome.sweeps:
+        said = f"{one.sentence} TTFT is the time to the first token, TPOT the time per output token."
+        blocks += [Text(f"benchmark {one.name}", "heading"), Text(said), percentiles(one)]
+    none = (
+        "Nothing of a merge or a server was found beside the run. --results PATH names a merged folder, "
+        "results of bench.sh or eval.sh, or what `recipe serve verify --json` printed."
+    )
+    blocks += sweep.plots(outcome.sweeps)
+    return Section("outcome", "Merging and serving", (), blocks or [Text(none, "")])
+
+
+def _recipe(first: Run) -> Section:
+    sections = recipe.sections(first)
+    if not sections:
+        none = "What the recipe was is not known: there is no recipe.lock.json that this version reads."
+        return Section("recipe", "Recipe", (), (Text(none, ""),))
+    known = "Each value with its place in the recipe."
+    not_known = (
+        "From recipe.lock.json; the recipe's own file, which says where each value stands, is not known: "
+        "--recipe FILE names it."
+    )
+
+    def rows(values: Sequence[recipe.Value], folded: str = "") -> Table:
+        lines = [(one.path, one.value, one.origin) for one in values]
+        return Table(("key", "value", "from"), lines, words=(1, 2), folded=folded, label="Values")
+
+    blocks: list[Any] = []
+    for section in sections:
+        if section.given or section.meaning:
+            blocks.append(Text(section.name or "recipe", "heading"))
+        blocks += [rows(section.given)] if section.given else []
+        blocks += [Items(section.meaning)] if section.meaning else []
+    defaults = [value for section in sections for value in section.values if value.default]
+    blocks.append(rows(defaults, "Values that the recipe does not give"))
+    return Section("recipe", "Recipe", (known if first.loaded else not_known,), blocks)
+
+
+def _basis(runs: Sequence[Run]) -> Section:
+    sentences = []
+    for run in runs:
+        whose = f"{run.label}: " if len(runs) > 1 else ""
+        by = f", by {run.lock['compiler']}" if run.lock.get("compiler") else ""
+        starts = f", of {len(run.starts)} starts of the script" if len(run.starts) > 1 else ""
+        sentences.append(f"{run.place.name}: {run.metrics.lines:,} lines of metrics.jsonl{by}{starts}.")
+        sentences += [f"{whose}{note}" for note in run.notes]
+    sentences.append(
+        "Step times and speeds are of the steps alone, as the script logged them; the first step after each "
+        "start, which compiles, is in the plots, and in no median."
+    )
+    pinned = runs[0].lock.get("packages")
+    packages = pinned.get("train") if isinstance(pinned, dict) else None
+    listed = (
+        [(str(name), str(version)) for name, version in packages.items()]
+        if isinstance(packages, dict)
+        else []
+    )
+    folded = Table(("package", "version"), listed, words=(1,), folded="Packages that the artifact pins")
+    return Section("basis", "What this rests on", (), (Items(sentences), *([folded] if listed else [])))
 
 
 def sweep_page(sweeps: Sequence[Sweep]) -> str:
     """The page of serving sweeps, of which the first is the one that the others are held against."""
-    return _page(
-        "sweep",
-        plots := sweep_charts.charts(sweeps),
-        title=f"Serving {sweeps[0].model}",
-        sweeps=sweeps,
-        first=sweeps[0],
-        plots=plots,
-        figures=sweep_figures(sweeps[0]),
+    first, several = sweeps[0], len(sweeps) > 1
+    plots = sweep.plots(sweeps)
+    alarms = []
+    for one in sweeps:
+        for point in one.points:
+            if not point.measured:
+                load = "all requests at once" if point.rate == "inf" else f"{point.rate} requests/s"
+                whose, why = f"{one.label}, " if several else "", f": {point.reason}" if point.reason else ""
+                said = f"{whose}{point.input_length:,} tokens in, {load}{why}"
+                alarms.append((f"{point.outcome.capitalize()}.", said))
+    compared = f"{', '.join(one.label for one in sweeps)} compared; the figures are those of {first.label}."
+    places = [f"{one.label}: {one.sentence}" if several else one.sentence for one in sweeps]
+    measured = (
+        "TTFT is the time from a request to its first token, TPOT the time per output token after it. Drag "
+        "across a plot to look closer, double-click to see all again."
+    )
+    points = (
+        "TTFT (time to first token) and TPOT (time per output token) in ms: p50 is the median over the "
+        "requests of a point, p99 what 99 % of them do not exceed."
+    )
+    none = Text("No point was measured: there is nothing to draw.", "")
+    tables = [
+        block
+        for one in sweeps
+        for block in (*([Text(one.label, "heading")] if several else []), percentiles(one))
+    ]
+    return write(
+        Page(
+            title=f"Report on Serving {first.model}",
+            generator=GENERATOR,
+            command=("recipe report", "serving sweep"),
+            name=f"Serving {first.model}",
+            hardware=(),
+            figures=sweep.figures(first),
+            sections=[
+                Section("measured", "Measured", (measured,), plots or [none]),
+                Section("points", "Every point", (points,), tables),
+                *(_published(one, number, several) for number, one in enumerate(sweeps, 1) if one.published),
+                Section(
+                    "basis", "What this rests on", (), [block for one in sweeps for block in _rests_on(one)]
+                ),
+            ],
+            alarms=alarms,
+            sentence=" ".join([*([compared] if several else []), *places]),
+        ),
+        EXTRA,
     )
 
 
-def sweep_figures(sweep: Sweep) -> list[tuple[str, str, str]]:
-    """Name, value and where it was seen, of the figures at the top."""
-    from recipec.compiler.report.numbers import NOT_KNOWN, SPACE, significant
-
-    out = []
-    for name, key, unit, lowest in (
-        ("Highest throughput", "output_tokens_per_s", "tokens/s", False),
-        ("Shortest median time to first token", "median_ttft_ms", "ms", True),
-        ("Shortest median time per output token", "median_tpot_ms", "ms", True),
-        ("Lowest cost of a million output tokens", "usd_per_million_output_tokens", "US$", True),
-    ):
-        point = peak(sweep.measured, key, lowest)
-        if point is None:
-            if unit != "US$":
-                out.append((name, NOT_KNOWN, ""))
-            continue
-        value = significant(point.figures[key], 3)
-        rate = "all at once" if point.rate == "inf" else f"{point.rate} requests/s"
-        said = f"US${point.figures[key]:,.2f}" if unit == "US$" else f"{value}{SPACE}{unit}"
-        out.append((name, said, f"{point.input_length:,} tokens in, {rate}"))
-    measured = len(sweep.measured)
-    out.append(("Points measured", f"{measured} of {len(sweep.points)}", ""))
-    return out
+def _published(one: Sweep, number: int, several: bool) -> Section:
+    head = ("", "published", f"measured, {one.label}" if several else "measured")
+    table = Table(head, one.published, label="Published figures")
+    source = bench_report.source(one.summary)
+    return Section(f"published-{number}", "Beside published figures", (source,), (table,))
 
 
-def percentiles(sweep: Sweep) -> Table:
-    """Every point of a sweep."""
-    times = [f"{name.upper()} {part}" for name in ("ttft", "tpot") for part in PARTS]
-    head = ("tokens in", "requests/s", "output tokens/s", *times, "US$ a million", "outcome")
-    return Table(head, tuple(percentile_rows(sweep)))
-
-
-def plotly() -> str:
-    """Plotly's JavaScript.
-
-    Raises:
-        ArtifactError: it is not installed.
-    """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise ArtifactError(
-            "recipe report draws with plotly, which is not installed", install("report")
-        ) from None
-    script: str = get_plotlyjs()
-    return script.replace("</script", "<\\/script")
-
-
-def _page(kind: str, charts: Sequence[Chart], **values: Any) -> str:
-    template = environment().get_template
-    library, script = plotly(), template("pages/report/report.js.j2").render()
-    numbers: ModuleType
-    from recipec.compiler.report import numbers
-
-    return template(f"pages/report/{kind}.html.j2").render(
-        generator=GENERATOR,
-        style=template("pages/report/report.css.j2").render(),
-        library=library,
-        script=script,
-        hashes=[script_hash(library), script_hash(script)],
-        charts=as_json(charts),
-        numbers=numbers,
-        percentiles=percentiles,
-        published_source=bench_report.source,
-        **values,
-    )
+def _rests_on(one: Sweep) -> list[Any]:
+    settings, price = one.summary["settings"], one.summary.get("price")
+    version = (one.summary.get("server") or {}).get("vllm")
+    facts = [
+        ("folder", one.name),
+        ("requests of a point", settings.get("prompts", NOT_KNOWN)),
+        ("tokens of an answer", settings.get("output_length", NOT_KNOWN)),
+        ("server", f"vLLM {version}" if version else "does not tell its version"),
+        ("price", f"US$ {price['usd_per_hour']:.2f} an hour, {price['source']}" if price else "none"),
+    ]
+    return [Facts(facts, one.label), *map(Text, one.notes)]

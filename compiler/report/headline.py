@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from recipec.compiler.plan.page.headline import Figure
-from recipec.compiler.plan.page.numbers import capacity, gib, hours, number, percent
-from recipec.compiler.report.chart import Table
-from recipec.compiler.report.kinds import KINDS
-from recipec.compiler.report.numbers import NOT_KNOWN, compact, seconds, significant
+from recipec.compiler.pages.html import Figure, Table
+from recipec.compiler.pages.numbers import (
+    NOT_KNOWN,
+    capacity,
+    compact,
+    gib,
+    hours,
+    number,
+    percent,
+    seconds,
+    significant,
+)
+from recipec.compiler.report.curves import KINDS
 from recipec.compiler.report.run import Run
 from recipec.compiler.wording import mesh_axes, plural
 
 BEST = "Lowest evaluation loss"
-
-
-@dataclass(frozen=True)
-class Alarm:
-    """Something that the reader must not miss: what, and a sentence."""
-
-    what: str
-    sentence: str
 
 
 def hardware(run: Run) -> list[tuple[str, str]]:
@@ -94,8 +93,8 @@ def _latest(evaluated: Sequence[tuple[int, float]], best: tuple[int, float]) -> 
     return () if step == best[0] else (f"{significant(loss)} at step {step:,}, the last",)
 
 
-def alarms(runs: Sequence[Run]) -> list[Alarm]:
-    """What went wrong."""
+def alarms(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What went wrong: what, and a sentence, that the reader must not miss."""
     out = []
     for run in runs:
         whose = f"{run.label}: " if len(runs) > 1 else ""
@@ -108,28 +107,28 @@ def alarms(runs: Sequence[Run]) -> list[Alarm]:
             if lost:
                 more = f", and at {plural(len(lost) - 1, 'later step')}" if len(lost) > 1 else ""
                 out.append(
-                    Alarm(
+                    (
                         "Not a number.",
                         f"{whose}the {said} is {significant(lost[0][1])} at step {lost[0][0]:,}{more}.",
                     )
                 )
         if not run.metrics.series:
-            out.append(Alarm("Nothing was logged.", f"{whose}{run.place.name} has no step with numbers."))
+            out.append(("Nothing was logged.", f"{whose}{run.place.name} has no step with numbers."))
         if (run.steps_total or 0) > run.metrics.last_step > 0:
             out.append(_unfinished(run, whose))
     return out
 
 
-def _unfinished(run: Run, whose: str) -> Alarm:
+def _unfinished(run: Run, whose: str) -> tuple[str, str]:
     """That a run is not at its end, and as far as is known why."""
     far = f"{whose}{run.metrics.last_step:,} of {plural(run.steps_total or 0, 'step')} are done"
     reason = str(run.ended.get("reason") or "nothing says why").rstrip(".")
     if run.ended.get("state") == "failed":
-        return Alarm("Failed.", f"{far}: {reason}.")
+        return ("Failed.", f"{far}: {reason}.")
     if run.ended.get("state") == "stopped":
-        return Alarm("Stopped.", f"{far}: {reason}.")
+        return ("Stopped.", f"{far}: {reason}.")
     since = f"; the last line was written at {run.written}" if run.written else ""
-    return Alarm("Not at its end.", f"{far}{since}. The run is going on, or was killed.")
+    return ("Not at its end.", f"{far}{since}. The run is going on, or was killed.")
 
 
 def numbers(runs: Sequence[Run]) -> Table:
@@ -164,7 +163,7 @@ def numbers(runs: Sequence[Run]) -> Table:
         "last",
         "logged",
     )
-    return Table(head, tuple(rows))
+    return Table(head, rows, words=(1,) if len(runs) > 1 else (), label="Every metric in numbers")
 
 
 def beside(runs: Sequence[Run]) -> Table:
@@ -176,7 +175,9 @@ def beside(runs: Sequence[Run]) -> Table:
         lines.append((name.lower(), [_cell(figure) if figure else "" for figure in cells]))
     lines.append(("on", [dict(hardware(run)).get("Ran on", NOT_KNOWN) for run in runs]))
     lines.append(("folder", [run.place.name for run in runs]))
-    return Table(("", *(run.label for run in runs)), tuple((name, *cells) for name, cells in lines))
+    columns = tuple(range(1, len(runs) + 1))
+    rows = [(name, *cells) for name, cells in lines]
+    return Table(("", *(run.label for run in runs)), rows, words=columns, label="Runs compared")
 
 
 def _cell(figure: Figure) -> str:

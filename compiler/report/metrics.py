@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from recipec.compiler.json_value import json_value
+
+MOST = 2000
+"""Points of a curve, at most."""
 
 NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """How the runtime writes what JSON has no number for."""
@@ -110,3 +114,39 @@ def _number(value: Any) -> float | None:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
+
+
+def thin(values: Sequence[float], most: int = MOST) -> list[int]:
+    """Indices of the points to draw, ascending.
+
+    Of each of equal stretches the first, lowest, highest and last point is kept, so that the line covers the
+    same pixels; values that are not numbers are left to the caller, and none may be among these.
+    """
+    if len(values) <= most:
+        return list(range(len(values)))
+    stretches = max(1, most // 4)
+    kept: set[int] = set()
+    for number in range(stretches):
+        start = number * len(values) // stretches
+        stop = (number + 1) * len(values) // stretches
+        part = range(start, stop)
+        kept |= {start, stop - 1, min(part, key=values.__getitem__), max(part, key=values.__getitem__)}
+    return sorted(kept)
+
+
+def trailing_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value and those before it, `window` in all, fewer at the beginning."""
+    out, total = [], 0.0
+    for index, value in enumerate(values):
+        total += value
+        if index >= window:
+            total -= values[index - window]
+        out.append(total / min(index + 1, window))
+    return out
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of `count` indices, evenly apart, with the first and the last."""
+    if count <= most:
+        return list(range(count))
+    return sorted({round(index * (count - 1) / (most - 1)) for index in range(most)})

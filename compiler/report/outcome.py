@@ -9,9 +9,8 @@ from typing import Any
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.json_value import json_value
-from recipec.compiler.plan.page.numbers import gib, number
-from recipec.compiler.report.chart import Table
-from recipec.compiler.report.numbers import significant
+from recipec.compiler.pages.html import Table
+from recipec.compiler.pages.numbers import gib, number, significant
 from recipec.compiler.report.place import Place, existing_place
 from recipec.compiler.report.run import Run
 from recipec.compiler.report.sweep import Sweep, read_sweep
@@ -184,7 +183,7 @@ def _verified(found: Mapping[str, Any]) -> Table:
         ):
             rows.append((said, "", significant(logits.get(allowed), 2), significant(logits.get(key), 2)))
         rows.append(("what training changes the logits by", "", "", significant(logits.get("effect"), 2)))
-    return Table(("compared", "how many", "allowed", "found"), tuple(rows))
+    return Table(("compared", "how many", "allowed", "found"), rows)
 
 
 def recorded(place: Place, record: Mapping[str, Any]) -> Result:
@@ -213,7 +212,7 @@ def evaluation(place: Place, summary: Mapping[str, Any]) -> Result:
         for row in summary.get("tasks") or []
         if isinstance(row, dict)
     ]
-    table = Table(("", "base", "fine-tuned", "difference"), tuple(rows))
+    table = Table(("", "base", "fine-tuned", "difference"), rows)
     sides = {name: one.get("model", "") for name, one in summary["sides"].items() if isinstance(one, dict)}
     return Result(
         "evaluation",

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recipec.compiler.errors import ArtifactError
-from recipec.compiler.plan.page.numbers import gib, hours, number
-from recipec.compiler.report.numbers import ratio, seconds
+from recipec.compiler.pages.numbers import gib, hours, number, ratio, seconds
 from recipec.compiler.report.run import Run
 
 if TYPE_CHECKING:

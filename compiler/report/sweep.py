@@ -1,13 +1,15 @@
-"""A serving sweep: what bench.sh and `recipe serve bench` measured, point by point."""
+"""A serving sweep: what bench.sh and `recipe serve bench` measured, point by point, and its figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from recipec.compiler.report.numbers import NOT_KNOWN, significant
+from recipec.compiler.pages.html import COLORS, Figure, Plot, Table, Text, axis, scatter
+from recipec.compiler.pages.numbers import NOT_KNOWN, SPACE, significant
 from recipec.compiler.report.place import Place
+from recipec.compiler.wording import plural
 from recipec.runtime.serving.bench_points import lacking, whole
 from recipec.runtime.serving.bench_report import MEASURED, comparison
 
@@ -20,6 +22,11 @@ QUANTITIES = {
 }
 """What vLLM's client calls a time, spelt out."""
 PARTS = ("p50", "p90", "p99")
+RATE = "request rate (requests/s)"
+TICKS = tuple(digit * 10**power for power in range(-2, 7) for digit in (1, 2, 5))
+"""Of a logarithmic axis: plotly's own are digits without their zeros."""
+FAR_APART = 20.0
+"""Longest over shortest time from which on their axis is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +184,7 @@ def _missing(record: Mapping[str, Any]) -> str:
     return f"the result has no {lacking(result)}" if lacking(result) else "not all requests were answered"
 
 
-def percentile_rows(sweep: Sweep) -> list[tuple[str, ...]]:
+def percentiles(sweep: Sweep) -> Table:
     """A line for each point: throughput, percentiles of each time, cost, and what came of it."""
     out = []
     for point in sweep.points:
@@ -187,17 +194,19 @@ def percentile_rows(sweep: Sweep) -> list[tuple[str, ...]]:
             out.append((*where, *[""] * (2 + 2 * len(PARTS)), said))
             continue
         usd = point.figures.get("usd_per_million_output_tokens")
-        times = [point.time(name, part) for name in ("ttft", "tpot") for part in PARTS]
+        known = [point.time(name, part) for name in ("ttft", "tpot") for part in PARTS]
         out.append(
             (
                 *where,
                 significant(point.figures.get("output_tokens_per_s"), 3),
-                *("" if value is None else significant(value, 3) for value in times),
+                *("" if value is None else significant(value, 3) for value in known),
                 "" if usd is None else f"{usd:,.2f}",
                 f"measured; {point.reason}" if point.reason else "measured",
             )
         )
-    return out
+    times = [f"{name.upper()} {part}" for name in ("ttft", "tpot") for part in PARTS]
+    head = ("tokens in", "requests/s", "output tokens/s", *times, "US$ a million", "outcome")
+    return Table(head, out, words=(len(head) - 1,), label=f"Every point of {sweep.label}")
 
 
 def peak(points: Sequence[Point], name: str, lowest: bool = False) -> Point | None:
@@ -206,3 +215,197 @@ def peak(points: Sequence[Point], name: str, lowest: bool = False) -> Point | No
     if not known:
         return None
     return (min if lowest else max)(known, key=lambda point: point.figures[name])
+
+
+def figures(sweep: Sweep) -> list[Figure]:
+    """The figures at the top, with where each was seen."""
+    out = []
+    for name, key, unit, lowest in (
+        ("Highest throughput", "output_tokens_per_s", "tokens/s", False),
+        ("Shortest median time to first token", "median_ttft_ms", "ms", True),
+        ("Shortest median time per output token", "median_tpot_ms", "ms", True),
+        ("Lowest cost of a million output tokens", "usd_per_million_output_tokens", "US$", True),
+    ):
+        point = peak(sweep.measured, key, lowest)
+        if point is None:
+            if unit != "US$":
+                out.append(Figure(name, NOT_KNOWN))
+            continue
+        value = significant(point.figures[key], 3)
+        rate = "all at once" if point.rate == "inf" else f"{point.rate} requests/s"
+        said = f"US${point.figures[key]:,.2f}" if unit == "US$" else f"{value}{SPACE}{unit}"
+        out.append(Figure(name, said, (f"{point.input_length:,} tokens in, {rate}",)))
+    measured = len(sweep.measured)
+    out.append(Figure("Points measured", f"{measured} of {len(sweep.points)}"))
+    return out
+
+
+def plots(sweeps: Sequence[Sweep]) -> list[Plot]:
+    """Throughput and times against the rate, then times against the throughput; [] where nothing was
+    measured."""
+    if not any(sweep.measured for sweep in sweeps):
+        return []
+    return [
+        _throughput(sweeps),
+        *(_time(sweeps, name) for name in ("ttft", "tpot")),
+        *(_against(sweeps, name) for name in ("ttft", "tpot")),
+    ]
+
+
+def _series(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str, int, Sweep, list[Point]]]:
+    """Each sweep's points of one input length, those without figures among them: its colour, its
+    name, the length, the sweep and the points."""
+    number = 0
+    for sweep in sweeps:
+        for length in sweep.lengths:
+            whose = f"{sweep.label}, " if len(sweeps) > 1 else ""
+            points = [point for point in sweep.points if point.input_length == length]
+            yield COLORS[number % len(COLORS)], f"{whose}{length:,} tokens in", length, sweep, points
+            number += 1
+
+
+def _rates(sweeps: Sequence[Sweep]) -> list[str]:
+    points = {float(point.rate): point.load for sweep in sweeps for point in sweep.points}
+    return [points[rate] for rate in sorted(points)]
+
+
+def _table(
+    said: str, sweeps: Sequence[Sweep], head: Sequence[str], cells: Callable[[Point], Sequence[str]]
+) -> Table:
+    several = len(sweeps) > 1
+    rows = tuple(
+        (*([sweep.label] if several else []), f"{point.input_length:,}", point.load, *cells(point))
+        for sweep in sweeps
+        for point in sweep.points
+    )
+    columns = (*(["sweep"] if several else []), "tokens in", "requests/s", *head)
+    return Table(columns, rows, folded=f"The numbers of this plot: {said}")
+
+
+def _plot(
+    key: str,
+    title: str,
+    what: str,
+    traces: Sequence[Mapping[str, Any]],
+    table: Table,
+    sweeps: Sequence[Sweep],
+    **y: Any,
+) -> Plot:
+    """A plot against the rate, unless the layout has another axis."""
+    x = y.pop("across", axis(RATE, type="category", categoryorder="array", categoryarray=_rates(sweeps)))
+    layout = {"xaxis": x, "yaxis": axis(y.pop("unit"), **y), "margin": {"l": 60, "r": 12, "t": 8, "b": 130}}
+    against_rate = x["title"]["text"] == RATE
+    lost = sum(not point.measured for sweep in sweeps for point in sweep.points) if against_rate else 0
+    note = [Text(f"{plural(lost, 'point')} without figures: the lines have gaps there.")] if lost else []
+    return Plot(key, title, traces, layout, 420, what, [*note, table])
+
+
+def _throughput(sweeps: Sequence[Sweep]) -> Plot:
+    traces, levels = [], set()
+    for color, name, length, sweep, points in _series(sweeps):
+        y = [point.figures.get("output_tokens_per_s") for point in points]
+        traces.append(scatter(name, [point.load for point in points], y, color, "lines+markers"))
+        for figure in _published(sweep, length):
+            level = figure.get("peak_output_tokens_per_s")
+            if level is not None and (length, level) not in levels:
+                levels.add((length, level))
+                rates, called = _rates(sweeps), f"{length:,} tokens in, published peak"
+                traces.append(scatter(called, rates, [level] * len(rates), color, dash="dot"))
+    return _plot(
+        "throughput",
+        "Output tokens a second",
+        "Of all requests together, against the rate at which they were sent.",
+        traces,
+        _table(
+            "output tokens a second",
+            sweeps,
+            ("output tokens/s",),
+            lambda p: (_figure(p, "output_tokens_per_s"),),
+        ),
+        sweeps,
+        unit="output tokens/s",
+        rangemode="tozero",
+    )
+
+
+def _time(sweeps: Sequence[Sweep], name: str) -> Plot:
+    said = QUANTITIES[name].capitalize()
+    traces: list[dict[str, Any]] = []
+    values: list[float] = []
+    for color, called, length, sweep, points in _series(sweeps):
+        loads = [point.load for point in points]
+        for part, words, dash in (("p50", "median", "solid"), ("p99", "p99", "dash")):
+            y = [point.time(name, part) if point.measured else None for point in points]
+            values += [value for value in y if value]
+            traces.append(scatter(f"{called}, {words}", loads, y, color, "lines+markers", dash=dash))
+        stars = [
+            (load, figure["median_ttft_ms"])
+            for figure in _published(sweep, length)
+            for load, rate in ((point.load, float(point.rate)) for point in sweep.points)
+            if name == "ttft" and "median_ttft_ms" in figure and figure.get("rate") == rate
+        ]
+        if stars:
+            x, heights = zip(*dict.fromkeys(stars), strict=True)
+            called = f"{length:,} tokens in, published median"
+            if all((called, heights) != (other["name"], other["y"]) for other in traces):
+                traces.append(scatter(called, x, heights, color, "markers", symbol="star", size=13))
+    far = bool(values) and max(values) > FAR_APART * min(values)
+    first = "From sending a request to its answer's first token."
+    return _plot(
+        name,
+        f"{said} ({name.upper()})",
+        first if name == "ttft" else "Of each token after an answer's first one.",
+        traces,
+        _table(
+            said.lower(),
+            sweeps,
+            ("median, ms", "p90, ms", "p99, ms"),
+            lambda p: [_time_of(p, name, part) for part in PARTS],
+        ),
+        sweeps,
+        unit="ms",
+        **({"type": "log", "tickvals": TICKS} if far else {"rangemode": "tozero"}),
+    )
+
+
+def _against(sweeps: Sequence[Sweep], name: str) -> Plot:
+    traces = []
+    for color, called, _, _, points in _series(sweeps):
+        known = [point for point in points if point.measured and point.time(name, "p50") is not None]
+        known.sort(key=lambda point: point.figures.get("output_tokens_per_s", 0.0))
+        x = [point.figures.get("output_tokens_per_s") for point in known]
+        y = [point.time(name, "p50") for point in known]
+        labels = {"text": [point.load for point in known], "textposition": "top center"}
+        traces.append(scatter(called, x, y, color, "lines+markers+text", **labels))
+    said = QUANTITIES[name]
+    return _plot(
+        f"{name}-against-throughput",
+        f"Throughput against {said}",
+        f"What a higher load costs each request: the median {said} ({name.upper()}) at the output tokens a "
+        "second that were reached. The texts are request rates.",
+        traces,
+        _table(
+            f"throughput against {said}",
+            sweeps,
+            ("output tokens/s", f"median {name.upper()}, ms"),
+            lambda p: (_figure(p, "output_tokens_per_s"), _time_of(p, name, "p50")),
+        ),
+        sweeps,
+        unit=f"median {name.upper()} (ms)",
+        across=axis("output tokens/s"),
+        rangemode="tozero",
+    )
+
+
+def _published(sweep: Sweep, length: int) -> list[dict[str, float]]:
+    figures = sweep.summary.get("published", {}).get("figures", [])
+    return [figure for figure in figures if figure.get("input") == length]
+
+
+def _figure(point: Point, name: str) -> str:
+    return significant(point.figures[name], 4) if name in point.figures else point.outcome
+
+
+def _time_of(point: Point, name: str, part: str) -> str:
+    value = point.time(name, part) if point.measured else None
+    return "" if value is None else significant(value, 3)

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.packages import install
+from recipec.compiler.report.metrics import thin
 from recipec.compiler.report.place import Place, open_place
-from recipec.compiler.report.thin import thin
 from recipec.compiler.watch.run import (
     DONE,
     FAILED,

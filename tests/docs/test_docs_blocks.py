@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).symlink_to(shell.ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("recipec.compiler.report.document.plotly", lambda: "/* Plotly */")
+    monkeypatch.setattr("recipec.compiler.pages.html.plotly", lambda: "/* Plotly */")
     return tmp_path
 
 

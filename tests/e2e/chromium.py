@@ -29,6 +29,33 @@ FLAGS = (
     "--remote-debugging-pipe",
 )
 
+SIDEWAYS = """
+[...document.querySelectorAll("body *")]
+  .filter((one) => !one.closest(".scroll, pre, .js-plotly-plot, script, details:not([open])")
+    && one.getBoundingClientRect().right > innerWidth + 0.5)
+  .map((one) => one.outerHTML.slice(0, 80))
+"""
+"""What reaches beyond the window's right edge and is not in a part that scrolls by itself."""
+
+BEYOND = """
+[...document.querySelectorAll(".js-plotly-plot")].filter((plot) => {
+  const box = plot.getBoundingClientRect(), svg = plot.querySelector(".main-svg").getBoundingClientRect();
+  return svg.right > box.right + 1 || plot.querySelectorAll(".trace, .hm, .bars .point").length === 0;
+}).map((plot) => plot.id)
+"""
+"""Plots that are wider than their place, or without anything drawn."""
+
+OVER_LEGENDS = """
+[...document.querySelectorAll(".js-plotly-plot")].filter((plot) => {
+  const boxes = (names) => [...plot.querySelectorAll(names)].map((one) => one.getBoundingClientRect());
+  const words = boxes("text[class*=xtitle], .xtick text");
+  return boxes("[class^=legend]:not([class*=text])").some((a) => words.some((b) =>
+    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 2
+      && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4));
+}).map((plot) => plot.id)
+"""
+"""Plots whose legend lies on the words of an axis."""
+
 
 def cases(looks: Iterable[tuple[str, int, str]]) -> list[Any]:
     """Pages, each with its window's width and its colours: the first in `make e2e`, the others in
@@ -101,9 +128,10 @@ class Tab:
         return base64.b64decode(self.send("Page.printToPDF", printBackground=True)["data"])
 
     def requests(self) -> list[str]:
-        """Addresses that the page asked for, itself included."""
+        """Addresses that the page asked for, itself included; a picture that stands in it has none."""
         wanted = (event for event in self.events if event.get("method") == "Network.requestWillBeSent")
-        return [event["params"]["request"]["url"] for event in wanted]
+        urls = [str(event["params"]["request"]["url"]) for event in wanted]
+        return [url for url in urls if not url.startswith("data:")]
 
     def complaints(self) -> list[dict[str, Any]]:
         """Errors, warnings and whatever else it wrote to the console."""

@@ -9,25 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
-from tests.e2e.chromium import Tab, cases, tab
+from tests.e2e.chromium import BEYOND, SIDEWAYS, Tab, cases, tab
 from tests.report import writing
 from tests.waiting import until
 
-SIDEWAYS = """
-[...document.querySelectorAll("body *")]
-  .filter((one) => !one.closest(".scroll, pre, .canvas, script, details:not([open])")
-    && one.getBoundingClientRect().right > innerWidth + 0.5)
-  .map((one) => one.outerHTML.slice(0, 80))
+INKS = """
+[...new Set([...document.querySelectorAll(".main-svg :is([class*=tick], [class^=legend], .annotation) text")]
+  .map((one) => getComputedStyle(one).fill))]
 """
-"""What reaches beyond the window's right edge and is not in a part that scrolls by itself."""
-
-BEYOND = """
-[...document.querySelectorAll(".canvas")].filter((canvas) => {
-  const box = canvas.getBoundingClientRect(), svg = canvas.querySelector(".main-svg").getBoundingClientRect();
-  return svg.right > box.right + 1 || box.height < 200 || canvas.querySelectorAll(".trace").length === 0;
-}).map((canvas) => canvas.dataset.chart)
-"""
-"""Plots that are wider than their place, flat, or without a curve."""
+"""The colours of the plots' words."""
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +53,11 @@ def make(folder: Path, name: str, *words: str) -> Path:
     return page
 
 
-def drawn(browser: Tab) -> None:
-    """Waits for the plots."""
-    until(lambda: browser.evaluate("document.body.dataset.drawn"))
-
-
 def ranges(browser: Tab) -> dict[str, list[float]]:
-    """What each plot shows of its horizontal axis."""
+    """What each plot of the runs shows of its horizontal axis."""
     found: dict[str, list[float]] = browser.evaluate(
-        "Object.fromEntries([...document.querySelectorAll('.canvas')]"
-        ".map((one) => [one.dataset.chart, one._fullLayout.xaxis.range]))"
+        "Object.fromEntries(Object.entries(document.getElementById('plot-curves')._fullLayout)"
+        ".filter(([name]) => /^xaxis[0-9]*$/.test(name)).map(([name, axis]) => [name, axis.range]))"
     )
     return found
 
@@ -91,41 +76,32 @@ def ranges(browser: Tab) -> dict[str, list[float]]:
 )
 def test_it_reads_well(browser: Tab, pages: dict[str, Path], name: str, width: int, scheme: str) -> None:
     browser.show(pages[name], width, scheme)
-    drawn(browser)
     assert browser.complaints() == []
     assert browser.requests() == [pages[name].as_uri()]
     assert browser.evaluate("innerWidth") == width
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     assert browser.evaluate(SIDEWAYS) == []
     assert browser.evaluate(BEYOND) == []
-    ink = browser.evaluate("getComputedStyle(document.querySelector('.xtick text')).fill")
-    assert ink == ("rgb(27, 29, 33)" if scheme == "light" else "rgb(233, 232, 229)")
+    words = browser.evaluate(INKS)
+    assert words == ["rgb(27, 29, 33)" if scheme == "light" else "rgb(233, 232, 229)"]
 
 
 @pytest.mark.nightly
 def test_a_stretch_that_is_dragged_is_shown_in_all_plots(browser: Tab, pages: dict[str, Path]) -> None:
     browser.show(pages["compared"], 1440, "light")
-    drawn(browser)
-    before = ranges(browser)
+    low, high = ranges(browser)["xaxis"]
     left, top, width, height = browser.evaluate(
         """(() => {
-          const canvas = document.querySelector('.canvas[data-chart="loss"]');
-          canvas.scrollIntoView({ block: "center" });
-          const box = canvas.querySelector(".nsewdrag").getBoundingClientRect();
+          const plot = document.querySelector("#plot-curves .nsewdrag");
+          plot.scrollIntoView({ block: "center" });
+          const box = plot.getBoundingClientRect();
           return [box.x, box.y, box.width, box.height];
         })()"""
     )
     drag(browser, left + 0.25 * width, left + 0.5 * width, top + height / 2)
-    low, high = before["loss"]
     dragged = pytest.approx([low + 0.25 * (high - low), low + 0.5 * (high - low)], rel=0.05)
-    until(lambda: ranges(browser)["loss"] == dragged)
-    shown = pytest.approx(ranges(browser)["loss"])
-    until(lambda: ranges(browser)["memory"] == shown)
-    assert ranges(browser)["lengths"] == before["lengths"]
-    field = "document.getElementById('from').value"
-    until(lambda: float(browser.evaluate(field)) == pytest.approx(ranges(browser)["loss"][0], rel=0.01))
-    browser.evaluate("document.getElementById('all').click()")
-    until(lambda: ranges(browser)["speed"] == pytest.approx(before["speed"]))
+    until(lambda: ranges(browser)["xaxis"] == dragged)
+    assert len(ranges(browser)) >= 6 and all(one == dragged for one in ranges(browser).values())
 
 
 def drag(browser: Tab, start: float, end: float, y: float) -> None:
@@ -139,58 +115,42 @@ def drag(browser: Tab, start: float, end: float, y: float) -> None:
 
 
 @pytest.mark.nightly
-def test_the_controls_change_axes_scale_and_range_and_offer_no_cloud(
-    browser: Tab, pages: dict[str, Path]
-) -> None:
+def test_the_buttons_change_axes_and_scale_and_offer_no_cloud(browser: Tab, pages: dict[str, Path]) -> None:
     browser.show(pages["compared"], 1440, "light")
-    drawn(browser)
 
-    def of_loss(path: str) -> object:
-        canvas = "document.querySelector('.canvas[data-chart=\"loss\"]')"
-        return browser.evaluate(f"{canvas}._fullLayout.{path}")
+    def shown(path: str) -> object:
+        return browser.evaluate(f"document.getElementById('plot-curves')._fullLayout.{path}")
 
-    def click(selector: str) -> None:
-        browser.evaluate(f"document.querySelector('{selector}').click()")
+    def press(label: str) -> None:
+        x, y = browser.evaluate(
+            f"""(() => {{
+              const buttons = [...document.querySelectorAll("#plot-curves .updatemenu-button")];
+              const button = buttons.find((one) => one.textContent === "{label}");
+              button.scrollIntoView({{ block: "center" }});
+              const box = button.getBoundingClientRect();
+              return [box.x + box.width / 2, box.y + box.height / 2];
+            }})()"""
+        )
+        at = {"x": x, "y": y, "button": "left", "clickCount": 1}
+        browser.send("Input.dispatchMouseEvent", type="mousePressed", **at)
+        browser.send("Input.dispatchMouseEvent", type="mouseReleased", **at)
 
-    click('input[value="tokens"]')
-    until(lambda: of_loss("xaxis.title.text") == "tokens trained on")
-    until(lambda: ranges(browser)["loss"][1] == pytest.approx(180_000, rel=0.1))
-    click('input[name="logarithmic"]')
-    until(lambda: of_loss("yaxis.type") == "log")
-    click('input[value="step"]')
-    until(lambda: of_loss("xaxis.title.text") != "tokens trained on")
-    browser.evaluate(
-        """for (const [name, value] of [["from", 20], ["to", 60]]) {
-          const field = document.getElementById(name);
-          field.value = value;
-          field.dispatchEvent(new Event("change", { bubbles: true }));
-        }"""
-    )
-    until(lambda: ranges(browser)["grad-norm"] == [20, 60])
-    assert browser.evaluate("document.querySelectorAll('.modebar-btn[data-attr=cloud]').length") == 0
-    titles = browser.evaluate(
-        "[...document.querySelectorAll('.modebar-btn')].map((one) => one.dataset.title)"
-    )
-    assert not any("cloud" in title.lower() or "share" in title.lower() for title in titles), set(titles)
-
-
-@pytest.mark.nightly
-def test_it_follows_the_systems_colours(browser: Tab, pages: dict[str, Path]) -> None:
-    browser.show(pages["broken"], 1440, "light")
-    drawn(browser)
-    light = browser.evaluate("getComputedStyle(document.querySelector('.js-line')).stroke")
-    features = [{"name": "prefers-color-scheme", "value": "dark"}]
-    browser.send("Emulation.setEmulatedMedia", features=features)
-    line = "getComputedStyle(document.querySelector('.js-line')).stroke"
-    until(lambda: browser.evaluate(line) != light)
-    ink = "getComputedStyle(document.querySelector('.xtick text')).fill"
-    until(lambda: browser.evaluate(ink) == "rgb(233, 232, 229)")
+    press("tokens")
+    until(lambda: ranges(browser)["xaxis"][1] == pytest.approx(180_000, rel=0.1))
+    assert "tokens trained on" in browser.evaluate("document.getElementById('plot-curves').textContent")
+    press("logarithmic")
+    until(lambda: shown("yaxis.type") == "log")
+    press("steps")
+    until(lambda: ranges(browser)["xaxis"][1] == pytest.approx(200, rel=0.1))
+    assert shown("yaxis.type") == "log"
+    press("linear")
+    until(lambda: shown("yaxis.type") == "linear")
+    assert browser.evaluate("document.querySelectorAll('.modebar-btn').length") == 0
 
 
 @pytest.mark.nightly
 def test_paper_is_white(browser: Tab, pages: dict[str, Path]) -> None:
     browser.show(pages["sweep"], 1440, "dark")
-    drawn(browser)
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF") and len(pdf) > 20_000
     browser.send("Emulation.setEmulatedMedia", media="print", features=[])
@@ -207,7 +167,6 @@ def test_without_scripts_the_numbers_are_there(pages: dict[str, Path], tmp_path:
         assert "Plots need JavaScript, which is off." in words
         assert "Lowest evaluation loss" in words and "180,000" not in words
         assert plain.evaluate("document.querySelectorAll('.plot table tbody tr').length") > 100
-        assert not plain.evaluate("document.getElementById('controls').checkVisibility()")
         assert plain.evaluate("document.documentElement.scrollWidth") <= 390
 
 

@@ -18,9 +18,9 @@ from recipec.compiler.lowering import pins
 DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "tunix": "google-tunix", "google": "protobuf"}
 """Packages whose import has another name than their distribution."""
 
-OPTIONAL = {"matplotlib", "wandb", "jaxlib"}
-"""A benchmark is drawn where it is installed, and told as a table where it is not. Weights & Biases is among
-the packages of recipes that ask for it. jaxlib comes with jax, in the version that jax needs."""
+OPTIONAL = {"wandb", "jaxlib"}
+"""Weights & Biases is among the packages of recipes that ask for it. jaxlib comes with jax, in the
+version that jax needs."""
 
 
 BACKENDS = {"torchax": {"train-cpu", "torchax"}, "trl": {"trl"}}

@@ -1,4 +1,4 @@
-"""A compiler that compiles nothing, for what is around it, and a recipe with a server."""
+"""A compiler that compiles nothing, a recipe with a server, and pages without Plotly's five megabytes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from recipec.compiler.plan import pool
 from tests.plan.serve_answers import RECIPE, lowered
 
 FAKE = Path(__file__).parent / "fake_worker.py"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recipec.compiler.pages.html.plotly", lambda: "/* Plotly */")
 
 
 @pytest.fixture

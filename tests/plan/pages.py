@@ -1,13 +1,14 @@
-"""Pages of plans, read as a browser reads them: their text, their marks, their pictures."""
+"""Pages, read as a browser reads them: their text, and what plotly is to draw."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
-from xml.etree import ElementTree
 
-from recipec.compiler.plan.page.document import page
+from recipec.compiler.plan.page import page
 from recipec.compiler.plan.results import Plan
 from tests.plan import plans
 
@@ -30,6 +31,7 @@ class Reader(HTMLParser):
         elements: names with their attributes, in order.
         words: everything that is shown, spaces made one.
         within: the text of scripts and styles by element.
+        figures: what plotly draws, by its key: "data" and "layout".
     """
 
     def __init__(self, text: str) -> None:
@@ -42,6 +44,7 @@ class Reader(HTMLParser):
         self.close()
         assert self.open == []
         self.words = " ".join("".join(self.shown).split())
+        self.figures = dict(figure(one) for one in self.within["script"] if "Plotly.newPlot(" in one)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, {name: value or "" for name, value in attrs}))
@@ -64,18 +67,15 @@ class Reader(HTMLParser):
         return [attributes for tag, attributes in self.elements if tag == name]
 
 
+def figure(script: str) -> tuple[str, dict[str, Any]]:
+    """The key of a plot, and its data and layout, from the call that draws it."""
+    found = re.search(r'Plotly\.newPlot\(\s*"plot-([^"]+)",\s*', script)
+    assert found is not None
+    data, end = json.JSONDecoder().raw_decode(script, found.end())
+    start = re.compile(r",\s*").match(script, end)
+    assert start is not None
+    return found[1], {"data": data, "layout": json.JSONDecoder().raw_decode(script, start.end())[0]}
+
+
 def read(plan: Plan, *others: Any) -> Reader:
     return Reader(page(plan, *others))
-
-
-def svg(markup: str) -> ElementTree.Element:
-    """The first of a picture's widths, which is the wide one."""
-    return ElementTree.fromstring(f"<div>{markup}</div>").findall(".//svg")[0]
-
-
-def marked(picture: ElementTree.Element, kind: str) -> list[ElementTree.Element]:
-    return [one for one in picture.iter() if kind in one.get("class", "").split()]
-
-
-def number(element: ElementTree.Element, name: str) -> float:
-    return float(element.get(name, "nan"))

@@ -11,5 +11,5 @@ import pytest
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RECIPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("recipec.compiler.report.document.plotly", lambda: "/* Plotly */")
+    monkeypatch.setattr("recipec.compiler.pages.html.plotly", lambda: "/* Plotly */")
     return tmp_path

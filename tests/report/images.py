@@ -14,7 +14,6 @@ import argparse
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from recipec.compiler.rehearse import quickstart
@@ -84,16 +83,13 @@ def pictures(pages: dict[str, Path]) -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as profile, tab(Path(profile)) as browser:
         for file, name, width, scheme, first, last in (
-            ("report-run.png", "run", 1440, "light", "header", '[data-chart="step-time"]'),
-            ("report-run-dark.png", "run", 1440, "dark", "#curves", '[data-chart="step-time"]'),
-            ("report-run-phone.png", "run", 390, "dark", "header", '[data-chart="loss"]'),
-            ("report-compared.png", "compared", 1440, "light", "#compared", '[data-chart="loss"]'),
+            ("report-run.png", "run", 1440, "light", "header", "#plot-curves .subplot.x5y5"),
+            ("report-run-phone.png", "run", 390, "dark", "header", "#plot-curves .subplot.x2y2"),
+            ("report-compared.png", "compared", 1440, "light", "#compared", "#plot-curves .subplot.x3y3"),
             ("report-data.png", "run", 1440, "light", "#data", "#recipe"),
-            ("report-sweep.png", "sweep", 1440, "light", "header", '[data-chart="tpot"]'),
+            ("report-sweep.png", "sweep", 1440, "light", "header", "#plot-tpot"),
         ):
             browser.show(pages[name], width, scheme)
-            while not browser.evaluate("document.body.dataset.drawn"):
-                time.sleep(0.1)
             size = shoot(browser, IMAGES / file, width, first, last)
             print(f"{IMAGES / file}: {size / 1000:.0f} kB")
 
@@ -105,7 +101,7 @@ def shoot(browser: Tab, file: Path, width: int, first: str, last: str) -> int:
     top, bottom = browser.evaluate(
         f"""[{first!r}, {last!r}].map((one, index) => {{
           const element = document.querySelector(one), part = element.closest("section") ?? element;
-          const box = (index ? element.closest(".plot, section") : one.startsWith("#") ? part : element)
+          const box = (index || !one.startsWith("#") ? element : part)
             .getBoundingClientRect();
           return Math.round(scrollY + (index ? box.bottom : box.top));
         }})"""

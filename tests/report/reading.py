@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from recipec.compiler.cli import main as cli
+from tests.plan.pages import figure
 
 RUNNER = CliRunner()
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,7 +27,8 @@ class Page(HTMLParser):
     Attributes:
         elements: names with their attributes, in order.
         scripts: the texts of its scripts.
-        charts: the data of its plots.
+        figures: what plotly draws, by key: "data" and "layout".
+        charts: the traces of each plot by its key; those of the figure "curves" by what they are of.
     """
 
     def __init__(self, text: str) -> None:
@@ -39,7 +40,12 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert self._open == [], "elements that are not closed"
-        self.charts: dict[str, Any] = json.loads(self.scripts[0])
+        drawn = [one for one in self.scripts if "Plotly.newPlot(" in one]
+        self.figures: dict[str, dict[str, Any]] = dict(map(figure, drawn))
+        self.charts: dict[str, list[dict[str, Any]]] = {}
+        for key, found in self.figures.items():
+            for trace in found["data"]:
+                self.charts.setdefault(trace.get("meta", key), []).append(trace)
 
     @property
     def lines(self) -> list[str]:

@@ -6,8 +6,7 @@ import json
 import math
 import random
 
-from recipec.compiler.report.metrics import parse
-from recipec.compiler.report.thin import MOST, spread, thin, trailing_mean
+from recipec.compiler.report.metrics import MOST, parse, spread, thin, trailing_mean
 
 
 def line(**values: object) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recipec.compiler.cli import main as cli
-from recipec.compiler.pages import script_hash
+from recipec.compiler.pages.html import script_hash
 from tests.report import writing
 from tests.report.reading import RUNNER, golden, refused, report
 
@@ -49,21 +49,40 @@ def test_an_artifacts_folder_is_that_of_the_run_in_it(place: Path) -> None:
 
 def test_curves_are_what_was_logged(place: Path) -> None:
     folder = writing.run(place / "run", resumed=(120,))
-    charts = report("run").charts
+    page = report("run")
+    charts, layout = page.charts, page.figures["curves"]["layout"]
     logged = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    raw, mean, evaluated = charts["loss"]["curves"]
+    raw, mean, evaluated = charts["loss"]
     steps = [entry for entry in logged if "loss" in entry]
-    assert raw["x"]["step"] == [entry["step"] for entry in steps]
+    assert raw["x"] == [entry["step"] for entry in steps]
     assert raw["y"] == pytest.approx([entry["loss"] for entry in steps], rel=1e-5)
     assert mean["y"][-1] == pytest.approx(sum(entry["loss"] for entry in steps[-5:]) / 5, rel=1e-5)
-    assert raw["x"]["tokens"][-1] == 200 * 900
-    assert raw["x"]["hours"][-1] == pytest.approx(sum(e["step_seconds"] for e in steps) / 3600, rel=1e-5)
+    against = {one["label"]: one["args"][0]["x"] for one in layout["updatemenus"][0]["buttons"]}
+    assert against["steps"][0] == raw["x"] and against["tokens"][0][-1] == 200 * 900
+    assert against["hours"][0][-1] == pytest.approx(sum(e["step_seconds"] for e in steps) / 3600, rel=1e-5)
     assert evaluated["y"] == pytest.approx([e["eval_loss"] for e in logged if "eval_loss" in e], rel=1e-5)
-    assert evaluated["x"]["tokens"][0] == 25 * 900
-    assert [mark["text"] for mark in charts["loss"]["marks"]] == ["resumed after step 120"]
-    assert charts["memory"]["curves"][0]["y"][0] == pytest.approx(1.8)
+    assert against["tokens"][2][0] == 25 * 900
+    marks = [mark for mark in layout["shapes"] if mark["xref"] == "x"]
+    assert [(mark["x0"], mark["label"]["text"]) for mark in marks] == [(120, "resumed after step 120")]
+    tokens = layout["updatemenus"][0]["buttons"][1]["args"][1]["shapes"]
+    assert tokens[0]["x0"] == 120 * 900
+    assert charts["memory"][0]["y"][0] == pytest.approx(1.8)
     # The first step compiles: the axis shows the others.
-    assert charts["step-time"]["top"] < 2 < charts["step-time"]["curves"][0]["y"][0]
+    (time,) = charts["step-time"]
+    assert layout[f"yaxis{time['yaxis'][1:]}"]["range"][1] < 2 < time["y"][0]
+    # All of them show the same stretch of the run.
+    assert all(layout[name]["matches"] == "x" for name in layout if re.fullmatch(r"xaxis\d+", name))
+
+
+def test_plotly_knows_all_that_it_is_asked_to_draw(place: Path) -> None:
+    from plotly.graph_objects import Figure
+
+    writing.write(place / "run", list(writing.lines(60, preference=True)), writing.facts(60), None)
+    writing.sweep(place / "bench")
+    for page in (report("run", "--results", "bench"), report("bench")):
+        assert len(page.figures) >= 5
+        for figure in page.figures.values():
+            Figure(**figure)  # raises for what it has no attribute of
 
 
 def test_a_loss_that_is_none_is_said_and_marked(place: Path) -> None:
@@ -75,17 +94,18 @@ def test_a_loss_that_is_none_is_said_and_marked(place: Path) -> None:
     page = report("run")
     assert "Not a number. the loss is NaN at step 15, and at 1 later step." in page.words
     assert "the gradient's norm is Infinity at step 15" in page.words
-    (loss, *_) = page.charts["loss"]["curves"]
-    gap = loss["x"]["step"].index(17)
-    assert loss["y"][gap] is None and loss["y"][gap + 1] is not None and 15 not in loss["x"]["step"]
-    assert [mark["kind"] for mark in page.charts["loss"]["marks"]] == ["bad", "bad"]
+    (loss, *_) = page.charts["loss"]
+    gap = loss["x"].index(17)
+    assert loss["y"][gap] is None and loss["y"][gap + 1] is not None and 15 not in loss["x"]
+    marks = [mark for mark in page.figures["curves"]["layout"]["shapes"] if mark["xref"] == "x"]
+    assert [mark["label"]["text"] for mark in marks] == ["nan at step 15", "nan at step 16"]
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_few_steps_is_drawn_as_it_is(place: Path, steps: int) -> None:
     writing.write(place / "run", list(writing.lines(steps)), writing.facts(steps), None)
     page = report("run")
-    assert f"done: {steps} step" in page.words and page.charts["loss"]["curves"][0]["style"] == "points"
+    assert f"done: {steps} step" in page.words and page.charts["loss"][0]["mode"] == "lines+markers"
 
 
 def test_a_long_run_is_thinned_and_says_so(place: Path) -> None:
@@ -93,7 +113,7 @@ def test_a_long_run_is_thinned_and_says_so(place: Path) -> None:
     entries[3_333]["loss"] = 99.0
     writing.write(place / "run", entries, writing.facts(6_000), None)
     page = report("run")
-    raw = page.charts["loss"]["curves"][0]
+    raw = page.charts["loss"][0]
     assert len(raw["y"]) <= 2000 and max(raw["y"]) == 99.0
     assert "at most 2,000 of 6,000 points are drawn" in page.words
     assert "of 6,000 steps, evenly apart." in page.words
@@ -170,7 +190,7 @@ def test_values_have_their_places(place: Path) -> None:
 def test_preferences_have_rewards(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(60, preference=True)), None, None)
     charts = report("run").charts
-    assert [curve["name"] for curve in charts["rewards"]["curves"]] == ["chosen", "rejected"]
+    assert [curve["name"] for curve in charts["rewards"]] == ["chosen", "rejected"]
     assert {"margin", "accuracy"} <= charts.keys()
 
 
@@ -178,7 +198,7 @@ def test_runs_are_told_apart_by_their_folders(place: Path) -> None:
     for name in ("a", "b", "c"):
         writing.write(place / name / "checkpoints", list(writing.lines(5)), None, None)
     page = report("a/checkpoints", "--compare", "b/checkpoints", "c/checkpoints")
-    names = {curve["name"] for curve in page.charts["learning-rate"]["curves"]}
+    names = {curve["name"] for curve in page.charts["learning-rate"]}
     assert names == {"a", "b", "c"}
 
 
@@ -188,11 +208,10 @@ def test_what_users_write_stays_text(place: Path) -> None:
     writing.write(place / "run", list(writing.lines(60)), about, None)
     other = writing.write(place / EVIL.replace("/", "_"), list(writing.lines(60)), about, None)
     page = report("run", "--compare", str(other))
-    assert len(page.scripts) == 3 and not page.named("img")
+    assert len(page.scripts) == 1 + len(page.figures) and not page.named("img")
     assert EVIL in page.words
-    assert "<" not in page.scripts[0], "the data of the plots"
-    names = [curve["name"] for curve in page.charts["loss"]["curves"]]
-    assert not any("<" in name for name in names), "Plotly takes texts for markup"
+    drawn = json.dumps(page.figures).replace("<extra></extra>", "")
+    assert "<" not in drawn and "&lt;" in drawn, "Plotly takes texts for markup"
 
 
 def test_its_policy_names_its_scripts(place: Path) -> None:

@@ -22,19 +22,32 @@ def test_the_page_is_as_it_was(place: Path, request: pytest.FixtureRequest) -> N
 
 def test_points_are_the_summarys(place: Path) -> None:
     folder = writing.sweep(place / "bench")
-    charts = report("bench").charts
+    page = report("bench")
+    charts = page.charts
     rows = json.loads((folder / "summary.json").read_text())["points"]
     measured = [row for row in rows if row["outcome"] == "measured" and row["input_length"] == 512]
-    short, published, long = charts["throughput"]["curves"]
-    assert short["x"]["x"] == ["1", "4", "16", "all at once"] == charts["throughput"]["categories"]
+    short, published, long = charts["throughput"]
+    axis = page.figures["throughput"]["layout"]["xaxis"]
+    assert short["x"] == ["1", "4", "16", "all at once"] == axis["categoryarray"]
     assert short["y"] == pytest.approx([row["output_tokens_per_s"] for row in measured], rel=1e-5)
-    assert published["y"] == [1403] * 4 and published["style"] == "dotted"
+    assert published["y"] == [1403] * 4 and published["line"]["dash"] == "dot"
     assert [value is None for value in long["y"]] == [False, False, True, False], "one of its points failed"
-    names = [curve["name"] for curve in charts["ttft"]["curves"]]
+    names = [curve["name"] for curve in charts["ttft"]]
     assert names[:2] == ["512 tokens in, median", "512 tokens in, p99"]
     assert "4,096 tokens in, published median" in names
-    against = charts["ttft-against-throughput"]["curves"][0]
-    assert against["x"]["x"] == sorted(against["x"]["x"]) and len(against["labels"]) == 4
+    against = charts["ttft-against-throughput"][0]
+    assert against["x"] == sorted(against["x"]) and len(against["text"]) == 4
+
+
+def test_times_that_lie_far_apart_are_on_a_logarithmic_axis(place: Path) -> None:
+    folder = writing.sweep(place / "bench")
+    file = folder / "input-512-rate-inf.json"
+    record = json.loads(file.read_text())
+    record["result"] |= {"median_ttft_ms": 9_000.0, "p99_ttft_ms": 20_000.0}
+    file.write_text(json.dumps(record))
+    figures = report("bench").figures
+    assert figures["ttft"]["layout"]["yaxis"]["type"] == "log"
+    assert figures["tpot"]["layout"]["yaxis"]["rangemode"] == "tozero"
 
 
 def test_percentiles_failures_and_published_figures_are_on_the_page(place: Path) -> None:

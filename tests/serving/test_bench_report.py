@@ -1,12 +1,10 @@
-"""A benchmark's summary: whose figures they are, the table, the plots, and what stands beside them."""
+"""A benchmark's summary: whose figures they are, the table, and what stands beside them."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
@@ -17,7 +15,6 @@ from recipec.runtime.serving.bench_server import ServerFacts, ServerMachine, loo
 from tests.serving import stub_vllm
 
 GOLDEN = Path(__file__).with_name("bench-summary.md")
-SVG = "{http://www.w3.org/2000/svg}"
 URL = "http://127.0.0.1:8000"
 V6E = MeasuredOn(f"Measured on v6e-8: vm, which shows 8 v6e chips and answered at {URL}.", True)
 FIGURES = (
@@ -59,7 +56,7 @@ def summary(place: MeasuredOn = V6E, **changes: Any) -> dict[str, Any]:
 
 
 def test_the_summary_is_as_it_was(request: pytest.FixtureRequest) -> None:
-    text = bench_report.markdown(summary(), list(bench_report.TITLES))
+    text = bench_report.markdown(summary())
     if request.config.getoption("--update"):
         GOLDEN.write_text(text, encoding="utf-8")
     assert text == GOLDEN.read_text(encoding="utf-8")
@@ -82,9 +79,8 @@ def test_a_failed_point_is_in_no_figure() -> None:
     ]
     found = summary(records=records)
     assert [row["outcome"] for row in found["points"]] == ["measured", "not measured"]
-    assert "| peak output tokens/s, 512 tokens in | 1,403 | 128, of 1 of 2 points |" in bench_report.markdown(
-        found, []
-    )
+    peak = "| peak output tokens/s, 512 tokens in | 1,403 | 128, of 1 of 2 points |"
+    assert peak in bench_report.markdown(found)
 
 
 def pci(folder: Path, *devices: tuple[str, str]) -> Path:
@@ -130,88 +126,15 @@ def test_figures_are_the_accelerators_only_when_that_is_seen_or_said(
     assert said in place.sentence
 
 
-def drawn(folder: Path, found: dict[str, Any]) -> dict[str, ElementTree.Element]:
-    names, missing = bench_report.draw(folder, found)
-    assert missing is None
-    return {name: ElementTree.parse(folder / name).getroot() for name in names}
-
-
-def heights(plot: ElementTree.Element, series: str) -> list[float]:
-    """How far up the points of a line are."""
-    (group,) = (one for one in plot.iter(f"{SVG}g") if one.get("id") == series)
-    return [-float(mark.get("y", "nan")) for mark in group.iter(f"{SVG}use")]
-
-
-def pieces(plot: ElementTree.Element, series: str) -> int:
-    """How many pieces a line has: gaps are where nothing was measured."""
-    (group,) = (one for one in plot.iter(f"{SVG}g") if one.get("id") == series)
-    path = group.find(f"{SVG}path")
-    assert path is not None
-    return path.get("d", "").count("M")
-
-
-def series(plot: ElementTree.Element) -> set[str]:
-    prefixes = ("output_", "median_", "p99_", "published-", "failed-")
-    return {one.get("id", "") for one in plot.iter(f"{SVG}g") if one.get("id", "").startswith(prefixes)}
-
-
-def words(plot: ElementTree.Element) -> set[str]:
-    return {"".join(one.itertext()).strip() for one in plot.iter(f"{SVG}text")}
-
-
-def test_plots_show_what_was_measured(tmp_path: Path) -> None:
-    plots = drawn(tmp_path, summary())
-    assert list(plots) == ["throughput.svg", "ttft.svg", "tpot.svg"]
-    throughput, ttft, tpot = plots.values()
-    speeds = {"output_tokens_per_s-512", "output_tokens_per_s-4096"}
-    assert series(throughput) == {*speeds, "published-512", "published-4096", "failed-512"}
-    times = {f"{part}_ttft_ms-{n}" for part in ("median", "p99") for n in (512, 4096)}
-    assert series(ttft) == {*times, "published-4096", "failed-512"}
-    assert series(tpot) == {one.replace("ttft", "tpot") for one in times} | {"failed-512"}
-    # 512: 1, failed, inf; 4096: 1, 4, not measured.
-    assert len(heights(throughput, "output_tokens_per_s-512")) == 2
-    one, four = heights(throughput, "output_tokens_per_s-4096")
-    assert four > one
-    median, p99 = heights(ttft, "median_ttft_ms-4096"), heights(ttft, "p99_ttft_ms-4096")
-    assert all(high > low for low, high in zip(median, p99, strict=True))
-    assert heights(ttft, "median_ttft_ms-4096")[0] > heights(ttft, "median_ttft_ms-512")[0]
-    assert len(heights(throughput, "failed-512")) == 1
-    said = words(throughput)
-    assert {"1", "4", "all at once", "request rate (requests/s)", "output tokens/s"} <= said
-    assert {
-        "512 tokens in",
-        "4,096 tokens in",
-        "512 tokens in, published peak",
-        "512 tokens in, failed",
-    } <= said
-    assert {"4,096 tokens in, published median", "512 tokens in, p99"} <= words(ttft)
-    # A line is not drawn across a point that failed.
-    assert pieces(throughput, "output_tokens_per_s-512") == 2
-    assert pieces(throughput, "output_tokens_per_s-4096") == 1
-    # Light, whatever surrounds it.
-    background = next(one for one in throughput.iter(f"{SVG}g") if one.get("id") == "patch_1")
-    assert "fill: #ffffff" in (background.find(f"{SVG}path").get("style") or "")  # type: ignore[union-attr]
-    before = {name: (tmp_path / name).read_bytes() for name in plots}
-    assert {name: (tmp_path / name).read_bytes() for name in drawn(tmp_path, summary())} == before
-
-
-def test_times_that_lie_far_apart_are_on_a_logarithmic_axis(tmp_path: Path) -> None:
-    far = record(512, "inf", median_ttft_ms=9000.0, p99_ttft_ms=20_000.0)
-    records = [(LoadPoint(512, "1"), record(512, "1")), (LoadPoint(512, "inf"), far)]
-    plots = drawn(tmp_path, summary(records=records, published=Published()))
-    assert "TTFT (ms), logarithmic" in words(plots["ttft.svg"])
-    assert "TPOT (ms)" in words(plots["tpot.svg"])
-
-
-def test_without_matplotlib_there_is_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_table_is_printed_and_plots_are_a_report_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    (tmp_path / "ttft.svg").write_text("of an earlier run")
-    bench_report.write(tmp_path, summary())
+    folder = tmp_path / "of today"
+    folder.mkdir()
+    bench_report.write(folder, summary())
     said = capsys.readouterr().out
-    assert "no plots: matplotlib is not installed (python3 -m pip install matplotlib)\n" in said
+    assert said.endswith(f"and a JSON file of each point\nplots: recipe report '{folder}'\n")
     rows = [line.split() for line in said.splitlines()]
     assert ["512", "1", "128.0", "52.2", "104", "11.0", "22.0", "46.70", "measured"] in rows
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["summary.json", "summary.md"]
-    assert json.loads((tmp_path / "summary.json").read_text())["plots"] == []
+    assert sorted(path.name for path in folder.iterdir()) == ["summary.json", "summary.md"]
+    assert json.loads((folder / "summary.json").read_text()) == summary()

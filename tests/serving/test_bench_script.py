@@ -164,7 +164,6 @@ def test_the_price_is_the_recipes_or_the_catalogues(tmp_path: Path) -> None:
 def measured(
     tmp_path: Path, fake: Callable[..., FakeVllm], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bench]:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
     made = Bench(tmp_path, fake(["tuned"]).url)
     monkeypatch.setenv("PATH", made.path)
     yield made

@@ -45,9 +45,6 @@ LATER = {
 
 BUILTINS = {"ExceptionGroup", "BaseExceptionGroup", "PythonFinalizationError"}
 
-OPTIONAL = {"matplotlib"}
-"""Packages that a function may import, and does without where they are not installed."""
-
 
 def modules() -> dict[str, ast.Module]:
     """The modules of runtime/serving and all of runtime/ that they import, by path."""
@@ -98,13 +95,8 @@ def test_the_grammar_is_that_of_3_10() -> None:
 
 def test_nothing_but_the_standard_library_is_imported() -> None:
     for name, tree in modules().items():
-        within = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        lazy = {imported for function in within for imported in imports(function)}
         for imported in imports(tree):
             top = imported.split(".")[0]
-            if top in OPTIONAL:
-                assert imported in lazy, f"{name} imports {imported} at its top"
-                continue
             assert top == "runtime" or top in sys.stdlib_module_names, f"{name} imports {imported}"
             assert "*" not in LATER.get(top, ()), f"{name} imports {imported}, which 3.10 has not"
 

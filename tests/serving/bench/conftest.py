@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,12 +10,6 @@ import pytest
 from tests.serving.benching import Bench
 from tests.serving.fake_vllm import FakeVllm
 from tests.waiting import gone
-
-
-@pytest.fixture(autouse=True)
-def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take longer than all the rest, and are tested by themselves."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_the_command_line_says_faults_in_a_sentence_and_imports_nothing_heavy(tm
     """Sentences on stderr, exit status 1; and nothing heavy is imported before it is needed."""
     script = (
         "import sys\nfrom recipec.compiler.cli import main as cli\n"
-        "heavy = {'docker', 'requests', 'pydantic', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'docker', 'requests', 'pydantic', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\ncli.main()\n"
     )
     command = [sys.executable, "-c", script, "serve", "down", str(tmp_path / "none")]

@@ -1,0 +1,627 @@
+"""A plan as one HTML page: memory, time, roofline, mesh, search and serving, in figures and tables."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from recipec.compiler.pages.html import (
+    COLORS,
+    GRAY,
+    INK,
+    SAID,
+    Facts,
+    Figure,
+    Items,
+    Page,
+    Plot,
+    Section,
+    Table,
+    Text,
+    axis,
+    bar,
+    rule,
+    scatter,
+    write,
+)
+from recipec.compiler.pages.numbers import (
+    GIB,
+    NOT_KNOWN,
+    capacity,
+    flops,
+    gib,
+    hours,
+    in_words,
+    moved,
+    ms,
+    ms_per_token,
+    number,
+    percent,
+    usd,
+)
+from recipec.compiler.plan import calibration
+from recipec.compiler.plan.results import Estimate, Memory, Placement, Plan, Point, Search
+from recipec.compiler.plan.search_text import yaml_lines
+from recipec.compiler.wording import listing, mesh_axes, plural
+
+NO_PRICE, NONE = "no price", "–"
+MEMORY = {
+    "weights": ("base weights", "the model as it is loaded"),
+    "adapters": ("adapters", "what LoRA trains"),
+    "optimizer": ("optimizer", "its state for what is trained"),
+    "batch": ("batch", "tokens, positions and masks of a micro-batch"),
+    "padding": ("padding", "what the arguments' layout in memory adds"),
+    "temporaries": ("temporaries", "activations and everything else that lives within a step"),
+    "code": ("code", "the program itself"),
+}
+"""Name and meaning by field of `Memory`, in the order in which they are drawn."""
+TIME = {
+    "compiler_seconds": ("the compiler's own estimate", "counts a loop's body once, a kernel as nothing"),
+    "loop_seconds": ("loops", "what the second and later iterations add, read from the program"),
+    "kernel_seconds": ("custom kernels", "from their shapes, at half of the peak"),
+}
+"""Name and meaning by field of `Estimate`."""
+STATUSES = ("compiled", "too large", "pruned", "refused", "failed")
+"""In the order in which the points that are not on the front are listed."""
+SHOWN, MOST_DRAWN = 6, 512
+"""Rows of arrays that are shown before the rest is folded away; devices that are drawn, of slices alike."""
+
+
+def page(plan: Plan, search: Search | None = None, serving: Sequence[tuple[str, str]] = ()) -> str:
+    """The page's HTML.
+
+    Args:
+        plan: of the recipe.
+        search: what a search of its settings found.
+        serving: sections on serving, each a title and text that keeps its lines.
+
+    Raises:
+        ArtifactError: plotly is not installed.
+    """
+    estimate, memory = plan.estimate, plan.estimate.memory
+    scaled = f" Calibrated figures are scaled by a single measurement. {calibration.sentence()}"
+    needed = (
+        f"A device would need {gib(memory.used)} of HBM and has {capacity(memory.available)}: {left(memory)}."
+    )
+    served = [one for title, words in serving for one in (Text(title, "heading"), Text(words, "code"))]
+    sections = [
+        _memory(estimate),
+        _time(estimate),
+        _roofline(estimate),
+        _mesh(plan),
+        _collectives(plan),
+        Section("run", "The run", (plan.run.note,), (_run(plan),)),
+        *([_search(search)] if search else []),
+        *(
+            [Section("serving", "Serving", ("Planned from the recipe's serve; estimates too.",), served)]
+            if served
+            else []
+        ),
+        _basis(plan),
+    ]
+    return write(
+        Page(
+            title=f"Plan of {plan.recipe}",
+            generator="recipec plan",
+            command=("recipe plan", "estimate"),
+            name=plan.recipe,
+            hardware=_hardware(plan),
+            figures=_figures(plan),
+            sections=sections,
+            alarms=[("It does not fit.", needed)] if memory.headroom < 0 else [],
+            sentence=f"Estimates, from the compiler and not from a TPU.{scaled if estimate.seconds else ''}",
+        ),
+        "plan",
+    )
+
+
+def _figures(plan: Plan) -> list[Figure]:
+    """Each as estimated, with the calibrated one below it."""
+    estimate, run, memory = plan.estimate, plan.run, plan.estimate.memory
+    known = estimate.seconds > 0
+    mfu = estimate.mfu * estimate.seconds / estimate.calibrated_seconds if known else None
+
+    def figure(name: str, value: str, calibrated: str, there: bool = known) -> Figure:
+        return Figure(name, value if there else NOT_KNOWN, (f"{calibrated} calibrated",) if there else ())
+
+    step = figure("Step of a micro-batch", ms(estimate.seconds), ms(estimate.calibrated_seconds))
+    cost = figure(
+        f"Cost of the run{_bound(plan)}", usd(run.usd), usd(run.calibrated_usd), run.usd is not None
+    )
+    used = (f"{gib(memory.used)} of {capacity(memory.available)}", left(memory))
+    return [
+        step if known else Figure(step.name, NOT_KNOWN, ("the compiler refused it",)),
+        figure(_tokens(plan), number(run.tokens_per_second), number(run.calibrated_tokens_per_second)),
+        figure("Model FLOPs utilisation", percent(estimate.mfu), percent(mfu)),
+        Figure("HBM of a device", percent(memory.share), used, bad=memory.headroom < 0),
+        figure(f"Run{_bound(plan)}", hours(run.hours), hours(run.calibrated_hours), run.hours is not None),
+        Figure(cost.name, NO_PRICE) if run.usd_per_hour is None else cost,
+    ]
+
+
+def _hardware(plan: Plan) -> list[tuple[str, str]]:
+    slices = f"{plural(plan.slices, 'slice')} of " if plan.slices > 1 else ""
+    return [
+        ("Model", plan.model),
+        ("Accelerator", plan.accelerator),
+        ("Topology", f"{slices}{plan.topology}"),
+        ("Devices", f"{plural(plan.devices, 'device')} on {plural(plan.hosts, 'host')}"),
+        ("Mesh", mesh_axes(plan.axes)),
+        ("Step of", plan.script),
+    ]
+
+
+def _tokens(plan: Plan) -> str:
+    """What tokens a second are: without the data, rows count as full."""
+    return "Real tokens a second" if plan.run.source == "data" else "Tokens a second, at most"
+
+
+def _bound(plan: Plan) -> str:
+    """Of figures that are the most they can be."""
+    return ", at most" if plan.run.source == "bound" else ""
+
+
+def left(memory: Memory) -> str:
+    """The headroom in words: "22.5 GiB free", "33.7 GiB too much"."""
+    return f"{gib(abs(memory.headroom))} {'too much' if memory.headroom < 0 else 'free'}"
+
+
+def _memory(estimate: Estimate) -> Section:
+    memory, end = estimate.memory, estimate.memory.available / GIB
+    sizes = [(*words, getattr(memory, field)) for field, words in MEMORY.items()]
+    missing = memory.headroom < 0
+    sums = [("used", "", memory.used), ("missing" if missing else "headroom", "", abs(memory.headroom))]
+    rows = [
+        (name, gib(size), percent(size / memory.available), in_words(size), meaning)
+        for name, meaning, size in [*sizes, *sums]
+    ]
+    data = [
+        bar(
+            name,
+            [size / GIB],
+            [""],
+            color,
+            orientation="h",
+            said=[f"{name}: {amount}, {share} of the device"],
+        )
+        for (name, _, size), (_, amount, share, *_), color in zip(sizes, rows, COLORS, strict=False)
+    ]
+    rules = [rule(end, f"the device has {capacity(memory.available)}")]
+    if missing:
+        rules.append(rule(memory.used / GIB, left(memory), 1, COLORS[7]))
+    layout = {
+        "barmode": "stack",
+        "xaxis": axis("GiB", range=[0, max(memory.used / GIB, end) * 1.01]),
+        "yaxis": {"visible": False},
+        "margin": {"l": 8, "r": 12, "t": 46, "b": 140},
+        "shapes": [shape for shape, _ in rules],
+        "annotations": [note for _, note in rules],
+    }
+    head = ("part", "HBM", "of the device", "bytes", "what it is")
+    parts = Table(head, rows, words=(4,), label="HBM by part", bad=(len(rows) - 1,) if missing else ())
+    blocks: list[Any] = [Plot("memory-parts", "", data, layout, 320, after=(parts,))]
+    if estimate.largest:
+        largest = [(one.name, one.shape, number(one.count), gib(one.bytes)) for one in estimate.largest]
+        alive = "Alive when the temporaries take most memory. Arrays of all layers together."
+        where = Table(("where it comes from", "shape", "arrays", "HBM"), largest, words=(1,))
+        blocks += [Text("The largest temporaries", "heading"), Text(alive), where]
+    against = f"HBM of one device by part, against the {capacity(memory.available)} that it has."
+    return Section("memory", "Memory", (against,), blocks)
+
+
+def _time(estimate: Estimate) -> Section:
+    rows = f"{number(estimate.rows)} rows, {number(estimate.row_length)} tokens each"
+    aside = (f"One micro-batch of {rows}.",)
+    if not estimate.seconds:
+        refused = Text("The compiler refused the step, and gives no time for what does not fit.", "")
+        return Section("time", "Time", aside, (refused,))
+    parts = [(*words, getattr(estimate, field)) for field, words in TIME.items() if getattr(estimate, field)]
+    peak = estimate.model_flops / estimate.peak_flops
+    drawn = [
+        *(
+            (name, "estimate", seconds, color)
+            for (name, _, seconds), color in zip(parts, COLORS, strict=False)
+        ),
+        ("calibrated", "calibrated", estimate.calibrated_seconds, COLORS[3]),
+        ("the model's FLOPs at the peak", "at the peak", peak, GRAY),
+    ]
+    data = [
+        bar(name, [seconds * 1e3], [row], color, orientation="h", said=[f"{name}: {ms(seconds)}"])
+        for name, row, seconds, color in drawn
+    ]
+    layout = {
+        "barmode": "stack",
+        "xaxis": axis("ms"),
+        "yaxis": {"autorange": "reversed"},
+        "margin": {"l": 80, "r": 12, "t": 8, "b": 160},
+    }
+    sums = [("estimate", "", estimate.seconds), ("calibrated", "", estimate.calibrated_seconds)]
+    table = Table(
+        ("part", "time", "of the step", "what it is"),
+        [(name, ms(one), percent(one / estimate.seconds), what) for name, what, one in [*parts, *sums]],
+        words=(3,),
+        label="Time by part",
+    )
+    needs = (
+        f"The model needs {flops(estimate.model_flops, 'FLOP')} of a device, recomputation not counted: at "
+        f"the peak of {flops(estimate.peak_flops, 'FLOP/s')} that is {ms(peak)}, {percent(estimate.mfu)} of "
+        "the estimate."
+    )
+    return Section(
+        "time", "Time", aside, (Plot("time-parts", "", data, layout, 370, after=(table,)), Text(needs))
+    )
+
+
+def points(estimate: Estimate) -> list[tuple[str, int, float, float, float]]:
+    """Name, count, FLOPs, bytes and seconds of the step and each kind of kernel, of which none is 0."""
+    done = estimate.flops + sum(kernel.flops for kernel in estimate.kernels)
+    count = estimate.bytes + sum(kernel.bytes for kernel in estimate.kernels)
+    found = [
+        ("the whole step", 1, done, count, estimate.seconds),
+        ("the whole step, calibrated", 1, done, count, estimate.calibrated_seconds),
+        *((one.name, one.count, one.flops, one.bytes, one.seconds) for one in estimate.kernels),
+    ]
+    return [one for one in found if min(one[2:]) > 0]
+
+
+def _roofline(estimate: Estimate) -> Section:
+    shown, peak, bandwidth = points(estimate), estimate.peak_flops, estimate.bandwidth
+    ridge = peak / bandwidth
+    marks = [chr(ord("a") + i % 26) + (str(i // 26) if i >= 26 else "") for i in range(len(shown))]
+    x = [done / size for _, _, done, size, _ in shown]
+    y = [done / seconds / 1e12 for _, _, done, _, seconds in shown]
+    ends = [min([ridge, *x]) / 8, ridge, max([ridge, *x]) * 4]
+    roof = [ends[0] * bandwidth / 1e12, peak / 1e12, peak / 1e12]
+    named = f"peak {flops(peak, 'FLOP/s')}, HBM {number(bandwidth / 1e9)} GB/s"
+    low = [min(roof + y), peak / 1e12]
+    data = [
+        scatter(named, ends, roof, INK, hoverinfo="skip"),
+        scatter(f"ridge, {number(ridge)} FLOP a byte", [ridge] * 2, low, INK, dash="dot", hoverinfo="skip"),
+    ]
+    whole = [one[0].startswith("the whole") for one in shown]
+    for name, of_step, color, symbol in (
+        ("step", True, COLORS[0], "circle"),
+        ("kernels", False, COLORS[3], "diamond"),
+    ):
+        which = [i for i in range(len(shown)) if whole[i] == of_step]
+        said = [f"{shown[i][0]}: {x[i]:,.0f} FLOP a byte, {flops(y[i] * 1e12, 'FLOP/s')}" for i in which]
+        at = [[values[i] for i in which] for values in (x, y, marks)]
+        more = {"text": at[2], "textposition": "bottom center", "said": said, "symbol": symbol, "size": 11}
+        data += [scatter(name, at[0], at[1], color, "markers+text", **more)] if which else []
+    layout = {
+        "xaxis": axis("FLOP a byte of HBM traffic", type="log", dtick="D2"),
+        "yaxis": axis("TFLOP/s", type="log", dtick="D2"),
+        "margin": {"l": 56, "r": 12, "t": 12, "b": 150},
+    }
+    rows = [
+        (
+            *(mark, name, number(count), flops(done, "FLOP"), moved(size), number(done / size)),
+            *(ms(seconds), flops(done / seconds, "FLOP/s"), percent(done / seconds / peak)),
+        )
+        for mark, (name, count, done, size, seconds) in zip(marks, shown, strict=True)
+    ]
+    kernels = (
+        " The kernels, which it counts as nothing, are added from their shapes. A kernel's time is taken "
+        "at half of the peak, or at its memory's bandwidth where that takes longer: its point lies there "
+        "because of that."
+    )
+    step = (
+        f"The step has {flops(estimate.flops, 'FLOP')} and {moved(estimate.bytes)} by the compiler's "
+        f"analysis, loops counted in full.{kernels if estimate.kernels else ''}"
+    )
+    head = ("", "what", "times", "FLOPs", "HBM traffic", "FLOP a byte", "time", "speed", "of the peak")
+    table = Table(head, rows, words=(1,), label="Points of the roofline")
+    after = (table, Text(step)) if rows else (Text("There is no time to draw a point with.", ""),)
+    aside = (
+        "What a device reaches at the estimated times, against its peak and its memory's bandwidth.",
+        f"To the left of the ridge, at {number(ridge)} FLOP a byte, memory is the limit.",
+    )
+    return Section(
+        "roofline", "Roofline", aside, (Plot("roofline-points", "", data, layout, 490, after=after),)
+    )
+
+
+def grid(fsdp: int, tp: int) -> int:
+    """Columns of the grid in which the devices of a slice are drawn, row by row: tp, or about a square."""
+    return tp if tp > 1 else fsdp if fsdp <= 8 else 2 ** math.ceil(math.log2(math.sqrt(fsdp)))
+
+
+def _mesh(plan: Plan) -> Section:
+    axes = ", ".join(f"{axis} {size}" for axis, size in plan.axes.items())
+    place = "dcn and fsdp" if "dcn" in plan.axes else "fsdp"
+    aside = (
+        f"{axes}. Each row of a micro-batch is computed by one place of {place}.",
+        "A host's devices have one colour, the next one's another. They are numbered in the mesh's order; "
+        "which chip of the torus each one is, is JAX's choice.",
+    )
+    devices, hosts = plan.devices // plan.slices, max(1, plan.hosts // plan.slices)
+    drawn = max(1, min(plan.slices, MOST_DRAWN // devices))
+    blocks: list[Any] = [_slice(plan, number, devices, hosts) for number in range(drawn)]
+    if plan.slices > drawn:
+        blocks.append(Text(f"{plural(plan.slices - drawn, 'more slice')} like this."))
+    if plan.slices > 1:
+        joined = "Slices are joined over the data centre's network (DCN)"
+        blocks.append(Text(f"{joined}; each holds all weights, and computes rows of its own."))
+    by_axes: dict[tuple[str, ...], list[Placement]] = {}
+    for placement in plan.placements:
+        cut = tuple(axis for axis, size in plan.axes.items() if size > 1 and axis in placement.spec)
+        by_axes.setdefault(cut, []).append(placement)
+    for cut, found in sorted(by_axes.items(), key=lambda one: -sum(placement.bytes for placement in one[1])):
+        pieces = math.prod(plan.axes[axis] for axis in cut)
+        each = (
+            f"{plural(pieces, 'piece')}, each on {plural(plan.devices // pieces, 'device')}; " if cut else ""
+        )
+        blocks += [
+            Text(f"Cut over {listing(cut)}" if cut else "Whole on every device", "heading"),
+            Text(f"{each}{gib(sum(one.bytes for one in found))} a device"),
+            *_placed(plan, sorted(found, key=lambda one: -one.bytes)),
+        ]
+    return Section("mesh", "Mesh", aside, blocks)
+
+
+def _slice(plan: Plan, index: int, devices: int, hosts: int) -> Plot:
+    """A slice's devices, row by row: with tp a row is a place of fsdp."""
+    tp = plan.axes.get("tp", 1)
+    columns = grid(devices // tp, tp)
+    lines = [range(first, min(first + columns, devices)) for first in range(0, devices, columns)]
+    dcn = f"dcn {index}, " if plan.slices > 1 else ""
+
+    def host(device: int) -> int:
+        return index * hosts + device // (devices // hosts)
+
+    def said(device: int) -> str:
+        where = f"{dcn}fsdp {device // tp}" + (f", tp {device % tp}" if tp > 1 else "")
+        return f"device {index * devices + device}: {where}, host {host(device)}"
+
+    data = {
+        "type": "heatmap",
+        "z": [[host(device) % 2 for device in line] for line in lines],
+        "text": [[str(index * devices + device) for device in line] for line in lines],
+        "customdata": [[said(device) for device in line] for line in lines],
+        "texttemplate": "%{text}" if columns <= 16 else "",
+        "hovertemplate": SAID,
+        "textfont": {"color": "white"},
+        "colorscale": [[0, COLORS[0]], [1, COLORS[2]]],
+        **{"zmin": 0, "zmax": 1, "showscale": False, "xgap": 2, "ygap": 2},
+    }
+    bare = {"showticklabels": False, "ticks": "", "showgrid": False, "zeroline": False}
+    fsdp = f"fsdp {devices // tp}"
+    across, down = (f"tp {tp}", fsdp) if tp > 1 else (f"{fsdp}{', row by row' if len(lines) > 1 else ''}", "")
+    layout = {
+        "xaxis": axis(across, **bare),
+        "yaxis": axis(down, autorange="reversed", **bare),
+        "margin": {"l": 32, "r": 8, "t": 8, "b": 32},
+    }
+    name = f"slice {index}: " if plan.slices > 1 else ""
+    title = f"{name}{plural(devices, 'device')}, {plural(hosts, 'host')}"
+    return Plot(f"slice-{index}", title, [data], layout, min(640, 60 + 26 * len(lines)))
+
+
+def _placed(plan: Plan, found: Sequence[Placement]) -> list[Table]:
+    """The arrays of a group, with the axis that each dimension is cut over; small ones are folded."""
+
+    def shape(one: Placement) -> str:
+        spec = one.spec + (None,) * (len(one.shape) - len(one.spec))
+        sizes = zip(one.shape, spec, strict=True)
+        return " × ".join(
+            f"{number(size)} {axis}" if axis and plan.axes.get(axis, 1) > 1 else number(size)
+            for size, axis in sizes
+        )
+
+    rows = tuple((one.pattern, number(one.count), shape(one), gib(one.bytes)) for one in found)
+    shown = SHOWN if len(rows) > SHOWN + 1 else len(rows)
+    head = ("arrays", "count", "shape and axis", "a device")
+    tables = [Table(head, rows[:shown], words=(2,))]
+    return tables + (
+        [Table(head, rows[shown:], words=(2,), folded=f"{len(rows) - shown} smaller")] if rows[shown:] else []
+    )
+
+
+def _collectives(plan: Plan) -> Section:
+    estimate, between = plan.estimate, " or between slices (DCN)" if plan.slices > 1 else ""
+    aside = (
+        f"What devices exchange within a micro-batch, over the chips' own links (ICI){between}.",
+        "Of them the estimated time counts what they read and write in HBM, not the time on the links.",
+    )
+    rows = tuple(
+        (
+            one.kind,
+            listing(one.axes) or "of no axes",
+            "DCN" if one.over_dcn else "ICI",
+            number(one.count),
+            moved(one.bytes),
+        )
+        for one in sorted(estimate.collectives, key=lambda one: -one.bytes)
+    )
+    none = (
+        "The compiled step has none."
+        if estimate.seconds
+        else "The compiler refused the step, and shows none."
+    )
+    table = Table(
+        ("kind", "axes", "network", "times", "arrives at a device"), rows, words=(1, 2), label="Collectives"
+    )
+    return Section("collectives", "Collectives", aside, (table if rows else Text(none, ""),))
+
+
+def _run(plan: Plan) -> Table:
+    """Estimate and calibrated value of each figure of the whole run; "" where there is only one."""
+    estimate, run = plan.estimate, plan.run
+    known, counted, bound = run.tokens_per_second > 0, run.source == "data", _bound(plan)
+    million = run.usd_per_million_tokens
+    slower = (
+        million * estimate.calibrated_seconds / estimate.seconds if known and million is not None else None
+    )
+    rows = [
+        (f"Optimizer steps{bound}", number(run.steps), ""),
+        ("Micro-batches a step", number(run.micro_batches), ""),
+        ("Rows of a micro-batch", f"{number(estimate.rows)} of {number(estimate.row_length)} tokens", ""),
+        ("Real tokens a row" if counted else "Tokens a row, at most", number(run.tokens_per_row), ""),
+        (
+            _tokens(plan),
+            number(run.tokens_per_second) if known else NOT_KNOWN,
+            number(run.calibrated_tokens_per_second) if known else "",
+        ),
+        (f"Time{bound}", hours(run.hours), "" if run.hours is None else hours(run.calibrated_hours)),
+        ("Price an hour", NO_PRICE if run.usd_per_hour is None else usd(run.usd_per_hour), ""),
+        (
+            "A million real tokens" if counted else "A million tokens, at least",
+            usd(million),
+            "" if slower is None else usd(slower),
+        ),
+        (f"Cost{bound}", usd(run.usd), "" if run.usd is None else usd(run.calibrated_usd)),
+    ]
+    return Table(("", "estimate", "calibrated"), tuple(rows), label="The run")
+
+
+def _search(search: Search) -> Section:
+    others = [index for index in range(len(search.points)) if index not in search.front]
+
+    def order(index: int) -> tuple[int, float]:
+        point = search.points[index]
+        place = STATUSES.index(point.status) if point.status in STATUSES else len(STATUSES)
+        return place, point.seconds_per_token or point.bound_seconds_per_token
+
+    def sets(index: int) -> str:
+        point = search.points[index]
+        stands = ("as it stands",) if index == search.baseline or not point.sets else ()
+        return ", ".join([*point.sets, *stands])
+
+    def said(value: str) -> str:
+        return NONE if value == NOT_KNOWN else value
+
+    def share(point: Point) -> str:
+        return said(percent(point.memory.share if point.memory else None))
+
+    front = tuple(
+        (
+            *(
+                str(place),
+                sets(index),
+                said(ms_per_token(point.seconds_per_token)),
+                said(ms(point.step_seconds)),
+            ),
+            *(
+                said(ms(point.link_seconds)),
+                share(point),
+                said(usd(point.usd_per_million_tokens)),
+                said(percent(point.mfu)),
+            ),
+        )
+        for place, index in enumerate(search.front, start=1)
+        for point in (search.points[index],)
+    )
+    behind = tuple(
+        (
+            *(sets(index), said(ms_per_token(point.seconds_per_token))),
+            *(said(ms_per_token(point.bound_seconds_per_token or None)), share(point)),
+            f"{point.status}: {point.reason}" if point.reason else point.status,
+        )
+        for index in sorted(others, key=order)
+        for point in (search.points[index],)
+    )
+    blocks: list[Any] = [*_front(search)]
+    if lines := best(search):
+        blocks += [Text("The fastest, as lines of the recipe", "heading"), Text(lines, "code")]
+    if front:
+        head = ("", "settings", "ms a token", "step", "links", "HBM", "a million tokens", "MFU")
+        links = (
+            "Links: what a step's collectives take within a slice at the full speed of the chips' links, if "
+            "nothing hides it. The step does not count it."
+        )
+        blocks += [Text("The front", "heading"), Table(head, front, links, (1,), "The search's front")]
+    if behind:
+        others_head = ("settings", "ms a token", "at least", "HBM", "what became of it")
+        blocks.append(Table(others_head, behind, words=(4,), folded=f"{len(behind)} not on the front"))
+    return Section(
+        "search", "Search", (f"{counts(search)}.", gain(search)), [*blocks, *map(Text, search.notes)]
+    )
+
+
+def _front(search: Search) -> list[Plot]:
+    """Time a token against HBM, of the points that have both."""
+    where = {
+        index: (point.memory.share * 100, point.seconds_per_token * 1e3)
+        for index, point in enumerate(search.points)
+        if point.memory and point.seconds_per_token
+    }
+    front = sorted((index for index in search.front if index in where), key=lambda index: where[index])
+    stands = [index for index in (search.baseline,) if index in where]
+    data = []
+    for name, which, mode, color, size, symbol in (
+        ("behind the front", [i for i in where if i not in front], "markers", GRAY, 8, "circle"),
+        ("on the front", front, "lines+markers+text", COLORS[0], 20, "circle"),
+        ("the recipe as it stands", stands, "markers", COLORS[3], 28, "circle-open"),
+    ):
+        x, y = ([where[i][one] for i in which] for one in (0, 1))
+        text = [str(search.front.index(i) + 1) if i in front else "" for i in which]
+        more = {"text": text, "textfont": {"color": "white"}, "size": size, "symbol": symbol}
+        said = [settings(search.points[i]) for i in which]
+        data += [scatter(name, x, y, color, mode, said=said, **more)] if which else []
+    shape, words = rule(100, "all of the HBM")
+    layout = {
+        "xaxis": axis("HBM of a device, %", range=[0, max([100, *(x for x, _ in where.values())]) * 1.04]),
+        "yaxis": axis("ms a real token", rangemode="tozero"),
+        "shapes": [shape],
+        "annotations": [words],
+        "margin": {"l": 60, "r": 12, "t": 30, "b": 120},
+    }
+    numbered = "Numbered: no other configuration is better in time, HBM and cost at once."
+    note = Text(f"{numbered} Grey: compiled, and behind the front.")
+    return [Plot("front", "", data, layout, 470, after=(note,))] if data else []
+
+
+def settings(point: Point) -> str:
+    """What a configuration changes, and its figures, in a line."""
+    share = percent(point.memory.share if point.memory else None)
+    return (
+        f"{', '.join(point.sets) or 'the recipe as it stands'}: {ms_per_token(point.seconds_per_token)} ms "
+        f"a token, {share} of the HBM, {usd(point.usd_per_million_tokens)} a million tokens"
+    )
+
+
+def counts(search: Search) -> str:
+    """How many configurations came to what: "14 configurations: 10 compiled, 1 too large"."""
+    found = Counter(point.status for point in search.points)
+    words = ", ".join(f"{found[status]} {status}" for status in STATUSES if found[status])
+    return f"{len(search.points):,} configurations: {words}"
+
+
+def gain(search: Search) -> str:
+    """A sentence on the fastest against the recipe as it stands."""
+    if not search.front:
+        return "No configuration fits."
+    if search.baseline is None:
+        return "The recipe as it stands has no estimate."
+    if search.front[0] == search.baseline:
+        return "The recipe as it stands is the fastest."
+    fastest, stands = (search.points[i].seconds_per_token for i in (search.front[0], search.baseline))
+    if not fastest or not stands:
+        return ""
+    return f"The fastest has {stands / fastest:.2f} times the tokens a second of the recipe as it stands."
+
+
+def best(search: Search) -> str:
+    """The fastest one's lines, "" when the recipe has them already."""
+    return "\n".join(yaml_lines(search.points[search.front[0]].sets)) if search.front else ""
+
+
+def _basis(plan: Plan) -> Section:
+    """What is estimated, and from what."""
+    estimate = plan.estimate
+    whole = f"All {plural(estimate.layers, 'layer')} were compiled; nothing is extrapolated."
+    came = ", and this plan came from the cache." if plan.cached else f", this plan {plan.seconds:,.0f} s."
+    sentences = [
+        "Everything on this page is an estimate: libtpu compiled the training step on a machine without a "
+        "TPU. Nothing was measured on one.",
+        *([whole] if estimate.compiled_layers == (estimate.layers,) else []),
+        "Bytes, FLOPs and times are those of one device and one micro-batch, forward, backward and the "
+        "optimizer's update.",
+        f"Compiling took {estimate.compile_seconds:,.0f} s{came}",
+        # It stands beside the calibrated figures.
+        *(note for note in plan.notes if note != calibration.sentence()),
+    ]
+    facts = (Facts(plan.settings.items(), "Settings"), Facts(plan.versions.items(), "Versions"))
+    return Section("basis", "What this rests on", (), (Items(sentences), *facts))
