@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from jinja2 import Environment, FileSystemLoader
+from jinja2 import Environment
 
-from recipec.compiler.emitters.compiled_templates import CompiledTemplates
+from recipec.compiler.emitters import render
 
 
 @pytest.fixture(autouse=True)
-def bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the templates are: a.j2 alone."""
+    (tmp_path / "a.j2").write_text("one {{ name }}")
+    monkeypatch.setattr(render, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    yield tmp_path
+    render._environment.cache_clear()
 
 
-def said(folder: Path) -> str:
-    environment = Environment(loader=FileSystemLoader(folder), bytecode_cache=CompiledTemplates(folder))
-    return environment.get_template("a.j2").render(name="b")
+def said() -> str:
+    """As another process says it."""
+    render._environment.cache_clear()
+    return render.render("a", name="b")
 
 
 def kept(folder: Path) -> list[Path]:
@@ -26,35 +33,32 @@ def kept(folder: Path) -> list[Path]:
 
 
 def test_what_is_kept_is_used_until_the_template_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.j2").write_text("one {{ name }}")
-    assert said(tmp_path) == "one b"
-    (file,) = kept(tmp_path)
+    assert said() == "one b"
+    (file,) = kept(folder)
     with monkeypatch.context() as without:
         without.setattr(Environment, "compile", None)
-        assert said(tmp_path) == "one b"
-    (tmp_path / "a.j2").write_text("two {{ name }}")
-    assert said(tmp_path) == "two b" and kept(tmp_path) == [file]
+        assert said() == "one b"
+    (folder / "a.j2").write_text("two {{ name }}")
+    assert said() == "two b" and kept(folder) == [file]
 
 
 @pytest.mark.parametrize("damage", [b"", b"another file", None])
-def test_a_damaged_file_is_compiled_again(damage: bytes | None, tmp_path: Path) -> None:
-    (tmp_path / "a.j2").write_text("one {{ name }}")
-    said(tmp_path)
-    (file,) = kept(tmp_path)
+def test_a_damaged_file_is_compiled_again(damage: bytes | None, folder: Path) -> None:
+    said()
+    (file,) = kept(folder)
     whole = file.read_bytes()
     file.write_bytes(whole[:-9] if damage is None else damage)
-    assert said(tmp_path) == "one b"
-    assert kept(tmp_path) == [file] and file.read_bytes() == whole
+    assert said() == "one b"
+    assert kept(folder) == [file] and file.read_bytes() == whole
 
 
 def test_where_nothing_can_be_kept_templates_are_filled_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "a.j2").write_text("one {{ name }}")
-    (tmp_path / "__pycache__").write_text("in the way")
-    assert said(tmp_path) == "one b"
-    (tmp_path / "__pycache__").unlink()
+    (folder / "__pycache__").write_text("in the way")
+    assert said() == "one b"
+    (folder / "__pycache__").unlink()
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    assert said(tmp_path) == "one b" and not (tmp_path / "__pycache__").exists()
+    assert said() == "one b" and not (folder / "__pycache__").exists()
