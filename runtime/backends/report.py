@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
-from ..metrics.loggers import PREFIX, MetricWriters, done_line, last, writing
+from ..metrics.loggers import Metrics, done_line, last
 from ..progress import duration
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class BackendReport:
         self._loss: float | None = None
         self._eval_loss: float | None = None
         self._tokens = self._seconds = 0.0
-        self._backends = MetricWriters(folder, start or None, tensorboard, wandb)
-        self._path, self.ends = self._backends.path, self._backends.ends
+        self._metrics = Metrics(folder, start or None, tensorboard, wandb)
+        self._path, self.ends = self._metrics.path, self._metrics.ends
         self._begun = self._since = time.perf_counter()
 
     def step(
@@ -66,7 +66,7 @@ class BackendReport:
         """
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
-        self._log(
+        self._metrics.log(
             "train",
             step,
             {
@@ -100,7 +100,7 @@ class BackendReport:
 
     def evaluation(self, step: int, loss: float) -> None:
         """Takes the loss of the evaluation data after an optimizer step, 0 for the untrained model."""
-        self._log("eval", step, {"loss": loss})
+        self._metrics.log("eval", step, {"loss": loss})
         self._eval_loss = loss
         self.say(f"step {step}: eval_loss {loss:.4f}")
         self.restart()
@@ -125,13 +125,12 @@ class BackendReport:
         return done_line(step, speed, loss, eval_loss, self._peak())
 
     def close(self) -> None:
-        """Closes the files."""
-        with writing(self._path):
-            self._backends.close()
+        """Closes the files.
 
-    def _log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
-        with writing(self._path):
-            for name, value in values.items():
-                for backend in self._backends.all:
-                    backend.log_scalar(f"{PREFIX}/{mode}/{name}", value, step=step)
-            self._backends.end_line()
+        Raises:
+            UserError: when what was logged cannot be written.
+        """
+        try:
+            self._metrics.flush()
+        finally:
+            self._metrics.close()

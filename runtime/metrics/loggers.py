@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, TensorBoard and Weights & Biases, behind Tunix's MetricsLogger.
+"""Where a run's numbers go: metrics.jsonl, TensorBoard and Weights & Biases.
 
 metrics.jsonl has one object a line. Training: step, loss, learning_rate, grad_norm (of the step's
 accumulated gradient, before clipping), of preferences rewards_chosen, rewards_rejected, rewards_margin and
@@ -14,11 +14,9 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ..errors import UserError
 
@@ -27,34 +25,22 @@ if TYPE_CHECKING:
 
 
 FILE = "metrics.jsonl"
-PREFIX = "recipec"
 
 
 class JsonLines:
-    """A MetricsLogger backend that writes one line for each step and mode."""
+    """Writes a line for each step and mode."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
-        self._entry: dict[str, Any] = {}
 
-    def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
-        """Takes one number; JAX's own events pass through here as well and are left alone."""
-        parts = event.split("/")
-        if len(parts) != 3 or parts[0] != PREFIX or self._file.closed:
-            return
-        mode, name = parts[1:]
-        self._entry["step"] = int(kwargs["step"])
-        number = float(value)
-        self._entry[name if mode == "train" else f"{mode}_{name}"] = (
-            int(number) if name in ("tokens", "peak_memory_bytes") else _json_number(number)
-        )
-
-    def end_line(self) -> None:
-        """Writes what was logged since the last line."""
-        if self._entry:
-            self._file.write(json.dumps(self._entry) + "\n")
-            self._file.flush()  # for whoever watches; flush() is for what has to survive
-            self._entry = {}
+    def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
+        entry: dict[str, Any] = {"step": step}
+        for name, value in values.items():
+            entry[name if mode == "train" else f"{mode}_{name}"] = (
+                int(value) if name in ("tokens", "peak_memory_bytes") else _json_number(float(value))
+            )
+        self._file.write(json.dumps(entry) + "\n")
+        self._file.flush()  # for whoever watches; flush() is for what has to survive
 
     def flush(self) -> None:
         """Makes sure that the lines survive the process and the machine."""
@@ -63,13 +49,12 @@ class JsonLines:
 
     def close(self) -> None:
         if not self._file.closed:
-            self.end_line()
             self.flush()
             self._file.close()
 
 
-class MetricWriters:
-    """What takes a run's numbers, opened together.
+class Metrics:
+    """The metrics of a run.
 
     Args:
         folder: for the files; it is created.
@@ -81,7 +66,6 @@ class MetricWriters:
 
     Attributes:
         path: of metrics.jsonl.
-        all: the backends; each has log_scalar, end_line, flush and close.
     """
 
     def __init__(
@@ -97,85 +81,12 @@ class MetricWriters:
         with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             truncate(self.path, restored_step)
-            self.all: list[Any] = [JsonLines(self.path)]
+            self._backends: list[Any] = [JsonLines(self.path)]
             if tensorboard:
                 first = 0 if restored_step is None else restored_step + 1
-                self.all.append(TensorBoard(folder / TENSORBOARD_FOLDER, first, PREFIX))
+                self._backends.append(TensorBoard(folder / TENSORBOARD_FOLDER, first))
         if wandb is not None:
-            self.all.append(wandb)
-
-    def end_line(self) -> None:
-        """Ends a step's numbers."""
-        for backend in self.all:
-            backend.end_line()
-
-    def flush(self) -> None:
-        """Makes sure that what was logged survives the process.
-
-        Raises:
-            UserError: when it cannot be written.
-        """
-        with writing(self.path):
-            for backend in self.all:
-                backend.flush()
-        self._publish(self.path)
-
-    def ends(self, status: int, stopped: bool = False) -> None:
-        """Says before the backends are closed how the run ended; otherwise it has failed.
-
-        Args:
-            status: the script's exit status.
-            stopped: whether it was a signal, after which the run may go on.
-        """
-        if self._wandb is not None:
-            self._wandb.status, self._wandb.stopped = status, stopped
-
-    def close(self) -> None:
-        """Closes the backends.
-
-        Raises:
-            OSError: when what was logged cannot be written.
-        """
-        try:
-            for backend in self.all:
-                backend.close()
-        finally:
-            self.close_wandb()
-
-    def close_wandb(self) -> None:
-        """Ends the run in Weights & Biases, if it has not ended."""
-        if self._wandb is not None:
-            self._wandb.close()
-
-
-class Metrics:
-    """The metrics of a run, by Tunix's logger.
-
-    Args:
-        folder, restored_step, tensorboard, wandb, publish: as of `MetricWriters`.
-
-    Attributes:
-        path: of metrics.jsonl.
-        logger: Tunix's, which hands each number to the backends.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        restored_step: int | None,
-        tensorboard: bool,
-        wandb: WandB | None = None,
-        publish: Callable[[Path], None] = lambda path: None,
-    ) -> None:
-        # Here, for the other backends write the same files without Tunix.
-        from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
-
-        self._backends = MetricWriters(folder, restored_step, tensorboard, wandb, publish)
-        self.path, self.flush, self.ends = self._backends.path, self._backends.flush, self._backends.ends
-        factories: list[Any] = [lambda backend=backend: backend for backend in self._backends.all]
-        self.logger = MetricsLogger(
-            MetricsLoggerOptions(log_dir=str(folder), backend_kwargs={"custom_backend": factories})
-        )
+            self._backends.append(wandb)
 
     def log(self, mode: str, step: int, values: Mapping[str, float | None]) -> None:
         """Writes the numbers of one step; None is left out.
@@ -186,20 +97,41 @@ class Metrics:
         Raises:
             UserError: when they cannot be written.
         """
+        known = {name: value for name, value in values.items() if value is not None}
         with writing(self.path):
-            for name, value in values.items():
-                if value is not None:
-                    self.logger.log(PREFIX, name, value, mode, step)
-            self._backends.end_line()
+            for backend in self._backends if known else ():
+                backend.log(mode, step, known)
+
+    def flush(self) -> None:
+        """Makes sure that what was logged survives the process.
+
+        Raises:
+            UserError: when it cannot be written.
+        """
+        with writing(self.path):
+            for backend in self._backends:
+                backend.flush()
+        self._publish(self.path)
+
+    def ends(self, status: int, stopped: bool = False) -> None:
+        """Says before the metrics are closed how the run ended; otherwise it has failed.
+
+        Args:
+            status: the script's exit status.
+            stopped: whether it was a signal, after which the run may go on.
+        """
+        if self._wandb is not None:
+            self._wandb.status, self._wandb.stopped = status, stopped
 
     def close(self) -> None:
         """Closes the files. What matters was flushed, and an error of that was raised."""
         try:
-            self.logger.close()
-        except OSError:
-            return
+            with suppress(OSError):
+                for backend in self._backends:
+                    backend.close()
         finally:
-            self._backends.close_wandb()
+            if self._wandb is not None:
+                self._wandb.close()
 
 
 class Nowhere:
@@ -293,16 +225,15 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """A backend of runtime.metrics.loggers that writes a TensorBoard event file.
+    """Writes a TensorBoard event file.
 
     It writes in this thread: SummaryWriter's own dies of a full disk, and then waits for itself.
 
     Args:
         first_step: what other event files of the folder hold from this step on is not shown.
-        prefix: of the names of a run's numbers.
     """
 
-    def __init__(self, folder: Path, first_step: int, prefix: str) -> None:
+    def __init__(self, folder: Path, first_step: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
@@ -311,24 +242,18 @@ class TensorBoard:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files in the order of their names, which begin with the second.
         self._writer = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
-        self._closed, self._prefix = False, f"{prefix}/"
         self._write(step=first_step, file_version="brain.Event:2")
         self._write(step=first_step, session_log=SessionLog(status=SessionLog.START))
 
-    def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
-        if event.startswith(self._prefix) and not self._closed:
-            summary = self._scalar(event.removeprefix(self._prefix), float(value))
-            self._write(step=int(kwargs["step"]), summary=summary)
-
-    def end_line(self) -> None:
-        """Shows what was logged to whoever looks at the folder."""
-        self._writer.flush()
+    def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._write(step=step, summary=self._scalar(f"{mode}/{name}", float(value)))
+        self._writer.flush()  # shows them to whoever looks at the folder
 
     def flush(self) -> None:
         self._writer.flush()
 
     def close(self) -> None:
-        self._closed = True
         self._writer.close()
 
     def _write(self, **fields: Any) -> None:

@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..addresses import first_line
 from .loggers import FILE as METRICS
-from .loggers import PREFIX, read_entries
+from .loggers import read_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import numpy as np
 
 FILE = "wandb.json"
 
@@ -47,7 +45,7 @@ Entry = Mapping[str, Any]
 
 
 class WandB:
-    """A backend of runtime.metrics.loggers that logs to a run of Weights & Biases.
+    """Logs to a run of Weights & Biases.
 
     Args:
         run: of wandb.
@@ -63,23 +61,17 @@ class WandB:
         self.status, self.stopped = 1, False
         self._run, self._logged = run, dict(logged)
         self._teardown: Callable[[], None] | None = teardown
-        self._values: dict[str, float] = {}
-        self._step = 0
 
-    def log_scalar(self, event: str, value: float | np.ndarray, **kwargs: Any) -> None:
-        """Takes one number of a step, by its name behind the prefix."""
-        prefix, _, name = event.partition("/")
-        step = int(kwargs["step"]) if prefix == PREFIX else 0
-        if prefix == PREFIX and step > self._logged.get(name.partition("/")[0], -1):
-            self._step = step
-            self._values[name] = value if isinstance(value, int) else float(value)
-
-    def end_line(self) -> None:
-        """Logs what was taken since the last line."""
-        values, self._values = self._values, {}
-        if values and self._run is not None:
-            with self._surviving("the rest of the run is not logged there"):
-                self._run.log(values, step=self._step)
+    def log(self, mode: str, step: int, values: Mapping[str, float]) -> None:
+        """Logs the numbers of one step, unless the run holds them."""
+        if self._run is None or step <= self._logged.get(mode, -1):
+            return
+        named = {
+            f"{mode}/{name}": value if isinstance(value, int) else float(value)
+            for name, value in values.items()
+        }
+        with self._surviving("the rest of the run is not logged there"):
+            self._run.log(named, step=step)
 
     def flush(self) -> None:
         """wandb writes by itself, in a process of its own."""
@@ -219,12 +211,12 @@ def _last_steps(entries: Sequence[Entry]) -> dict[str, int]:
 
 def _replay(logger: WandB, entry: Entry) -> None:
     """Logs a line that an earlier process wrote."""
-    mode = _mode(entry)
-    for name, value in entry.items():
-        if name != "step":
-            event = f"{PREFIX}/{mode}/{name.removeprefix('eval_') if mode == 'eval' else name}"
-            logger.log_scalar(event, float(value) if isinstance(value, str) else value, step=entry["step"])
-    logger.end_line()
+    values = {
+        name.removeprefix("eval_"): float(value) if isinstance(value, str) else value
+        for name, value in entry.items()
+        if name != "step"
+    }
+    logger.log(_mode(entry), entry["step"], values)
 
 
 def _kept(directory: str | Path) -> dict[str, Any]:

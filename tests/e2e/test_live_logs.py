@@ -98,15 +98,15 @@ def test_a_signal_ends_the_run_there_too(place: Place, monkeypatch: pytest.Monke
 
     script, data = SCRIPTS[Backend.TUNIX], ("--data-dir", place.folder)
     folder = place.folder / "stopped" / "checkpoints"
-    end_line, sent = JsonLines.end_line, []
+    log, sent = JsonLines.log, []
 
-    def stopping(lines: JsonLines) -> None:
-        end_line(lines)
+    def stopping(lines: JsonLines, mode: str, step: int, values: dict[str, float]) -> None:
+        log(lines, mode, step, values)
         if not sent and (folder / "metrics.jsonl").read_text().count("\n") == 2:
             sent.append(signal.SIGTERM)  # a second one would end this process on the spot
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(JsonLines, "end_line", stopping)
+    monkeypatch.setattr(JsonLines, "log", stopping)
     with pytest.raises(AssertionError, match="ended with 143"):
         place.run(script, "stopped", *data)
     assert json.loads((folder / "state.json").read_text())["reason"] == "SIGTERM"

@@ -19,7 +19,7 @@ from recipec.runtime.errors import UserError
 from recipec.runtime.interrupts import Interrupted
 from recipec.runtime.metrics import remote as remote_metrics
 from recipec.runtime.metrics import wandb_log
-from recipec.runtime.metrics.loggers import FILE, MetricWriters
+from recipec.runtime.metrics.loggers import FILE, Metrics
 from recipec.runtime.metrics.run_state import recorded
 from tests.runtime.logged import IN_SINGLE, assert_same, of_lines, of_tensorboard, of_wandb, records
 
@@ -41,19 +41,12 @@ def numbers(step: int) -> dict[str, float]:
     return {"loss": loss, "grad_norm": math.inf if step == 5 else 0.1 * step, "tokens": 100 + step}
 
 
-def by_backends(folder: Path, start: int, until: int, wandb: Any = None) -> None:
-    """As train.py and train_torchax.py log, but for Tunix's logger, which hands each number on."""
-    backends = MetricWriters(folder, start or None, True, wandb)
-
-    def log(mode: str, step: int, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            for backend in backends.all:
-                backend.log_scalar(f"recipec/{mode}/{name}", value, step=step)
-        backends.end_line()
-
-    _log(log, start, until)
-    backends.ends(0)
-    backends.close()
+def by_metrics(folder: Path, start: int, until: int, wandb: Any = None) -> None:
+    """As train.py and train_torchax.py log."""
+    metrics = Metrics(folder, start or None, True, wandb)
+    _log(metrics.log, start, until)
+    metrics.ends(0)
+    metrics.close()
 
 
 def _log(log: Callable[[str, int, dict[str, float]], None], start: int, until: int) -> None:
@@ -78,7 +71,7 @@ def by_other(folder: Path, start: int, until: int) -> None:
     report.close()
 
 
-LOGGERS = pytest.mark.parametrize("log", [by_backends, by_other])
+LOGGERS = pytest.mark.parametrize("log", [by_metrics, by_other])
 
 
 @LOGGERS
@@ -100,10 +93,8 @@ def test_tensorboard_shows_what_metrics_jsonl_has(log: Callable[..., None], tmp_
 
 
 def test_a_line_is_there_as_soon_as_it_is_logged(tmp_path: Path) -> None:
-    metrics = MetricWriters(tmp_path, None, True)
-    for backend in metrics.all:
-        backend.log_scalar("recipec/train/loss", 1.5, step=1)
-    metrics.end_line()
+    metrics = Metrics(tmp_path, None, True)
+    metrics.log("train", 1, {"loss": 1.5})
     assert json.loads((tmp_path / FILE).read_text()) == {"step": 1, "loss": 1.5}
     assert of_tensorboard(tmp_path) == {("train/loss", 1): 1.5}
     metrics.close()
@@ -138,14 +129,13 @@ def test_state_json_says_how_the_run_stands_and_why_it_ended(tmp_path: Path) -> 
 def test_metrics_lie_beside_checkpoints_that_are_elsewhere(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
-    backends = MetricWriters(here, None, False, publish=remote_metrics.publisher(str(there)))
+    metrics = Metrics(here, None, False, publish=remote_metrics.publisher(str(there)))
     for step in (1, 2):
-        backends.all[0].log_scalar("recipec/train/loss", 1.0, step=step)
-        backends.end_line()
+        metrics.log("train", step, {"loss": 1.0})
     assert not (there / FILE).exists()
-    backends.flush()
+    metrics.flush()
     assert (there / FILE).read_text() == (here / FILE).read_text() != ""
-    backends.close()
+    metrics.close()
     remote_metrics.publisher("/dev/null/folder")(here / FILE)  # fails, and the run goes on
     other = tmp_path / "other" / FILE
     remote_metrics.fetch(other, str(there))
@@ -178,7 +168,7 @@ def test_wandb_records_what_metrics_jsonl_has(
     def run(start: int, until: int) -> None:
         logger = wandb_log.open_wandb("mine", folder, folder, artifact, start > 0, start)
         assert logger is not None
-        by_backends(folder, start, until, logger)
+        by_metrics(folder, start, until, logger)
 
     run(0, 6)
     run(4, 8)
@@ -274,12 +264,9 @@ def log_with(
         monkeypatch.setitem(sys.modules, "wandb", fake)
         folder = tmp_path / "run"
         logger = wandb_log.open_wandb(project, folder, folder, artifact, resume, restored)
-        metrics = MetricWriters(folder, restored or None, False, logger)
+        metrics = Metrics(folder, restored or None, False, logger)
         for step in (restored + 1, restored + 2):
-            for backend in metrics.all:
-                backend.log_scalar("recipec/train/loss", 1.0 / step, step=step)
-                backend.log_scalar("/jax/event", 1.0)
-            metrics.end_line()
+            metrics.log("train", step, {"loss": 1.0 / step})
         metrics.ends(**{"status": 0} | ends)
         metrics.close()
         assert of_lines(folder)["train/loss", restored + 2] == 1.0 / (restored + 2), "whatever wandb is at"
