@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.hardware import arranged, from_name, host_counts, known_names
-from recipec.compiler.lowering.sizes import BYTES, optimizer_bytes
+from recipec.compiler.lowering.sizes import BYTES, optimizer_bytes, tp_sizes
 from recipec.compiler.wording import divisors, flow, in_layers, listing, mesh_axes, plural
 from recipec.runtime.model.families import Architecture
 from recipec.spec.diagnostics import Diagnostic
@@ -210,13 +210,8 @@ def weight_gib(facts: Facts, bytes_per_number: int, axes: Mapping[str, int] | No
 
 
 def _tensor_parallel_sizes(facts: Facts, devices: int) -> list[int]:
-    """The sizes of tp that divide every head count of the model, among the divisors of a slice's devices."""
-    sizes = divisors(devices)
-    if facts.model is None:
-        return sizes
-    architecture = facts.model.architecture
-    counts = [*_by_count(architecture, "heads"), *(c for c in _by_count(architecture, "kv_heads") if c > 1)]
-    return [tp for tp in sizes if all(count % tp == 0 for count in counts)]
+    """The sizes of tp that a slice's devices and the model's heads take."""
+    return divisors(devices) if facts.model is None else tp_sizes(facts.model.architecture, devices)
 
 
 def _arrangements(facts: Facts) -> str:

@@ -30,7 +30,6 @@ from recipec.compiler.emitters.backends import Backend
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
     from recipec.compiler.plan.pool import Progress
-    from recipec.compiler.plan.serve.plan import PlannedServer
     from recipec.compiler.plan.session import Planned
     from recipec.spec.load import Loaded
 
@@ -112,7 +111,11 @@ def plan(
         result(search_text(lowered.program, interrupted.found), end="")
         say(f"interrupted: {_kept()}")
         raise typer.Exit(130) from None
-    served = _serve(lowered.program, exact, search) if serve else None
+    served = None
+    if serve:
+        from recipec.compiler.plan.serve.plan import plan_serve
+
+        served = plan_serve(lowered.program, exact, search, note)
     sections = served.sections if served else []
     if html is not None:
         _page(html, planned, sections)
@@ -197,13 +200,6 @@ def _kept() -> str:
     count = len(store.put_now)
     kept = f"{plural(count, 'result')} of this command" if count else "what was compiled before"
     return f"{kept} {'are' if count > 1 else 'is'} kept, and the same command goes on from there"
-
-
-def _serve(program: Program, exact: bool, search: bool) -> PlannedServer:
-    """The server's compiled step."""
-    from recipec.compiler.plan.serve.plan import plan_serve
-
-    return plan_serve(program, exact, search, note)
 
 
 def _page(file: Path, planned: Planned, served: list[tuple[str, str]]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,13 @@ class Program:
     rules: tuple[tuple[str, Spec], ...]
     text: str
     notes: tuple[Diagnostic, ...] = ()
+
+    def serving(self, **changes: object) -> Program:
+        """The program with a server of other settings."""
+        serve = self.recipe.serve
+        assert serve is not None
+        changed = self.recipe.model_copy(update={"serve": serve.model_copy(update=changes)})
+        return replace(self, recipe=changed)
 
     @property
     def name(self) -> str:

@@ -1,16 +1,27 @@
-"""Bytes of numbers, and of what an optimizer keeps beside each number that it trains."""
+"""Bytes of numbers, and of what an optimizer keeps beside each number that it trains; sizes of a mesh."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from recipec.compiler.wording import divisors
+
 if TYPE_CHECKING:
+    from recipec.runtime.model.families import Architecture
     from recipec.spec.language import Recipe
 
 BYTES = {"bfloat16": 2, "float32": 4}
 
 MOMENTS = {"adamw": 2, "lion": 1, "adafactor": 0, "sgd": 0}
 """Arrays as large as the weights that each optimizer keeps, without sgd's momentum."""
+
+
+def tp_sizes(architecture: Architecture, devices: int) -> list[int]:
+    """The sizes of tp that divide the devices and the heads of every layer; one key/value head is kept whole
+    on each device."""
+    layers = range(architecture.num_layers)
+    counts = {architecture.heads(i) for i in layers} | {architecture.kv_heads(i) for i in layers} - {1}
+    return [tp for tp in divisors(devices) if all(count % tp == 0 for count in counts)]
 
 
 def needs_master_weights(recipe: Recipe) -> bool:

@@ -15,6 +15,7 @@ from recipec.compiler.emitters.backends import Backend, diagnosed
 from recipec.compiler.lowering.hardware import Accelerator, arranged, from_topology, generations
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.plan.results import Estimate, Memory, Temporary
 from recipec.compiler.plan.units import gib, percent
 from recipec.compiler.wording import divisors, flow, listing
@@ -290,7 +291,7 @@ def _tensor_parallel(program: Program) -> Iterator[MemoryReduction]:
     axes = program.recipe.mesh.axes
     slices = program.accelerator.slices
     devices = program.accelerator.devices // slices
-    for tp in _tp_sizes(program, devices):
+    for tp in tp_sizes(program.architecture, devices):
         if tp > axes["tp"]:
             yield MemoryReduction(
                 (_axes(slices, devices // tp, tp),),
@@ -304,7 +305,7 @@ def _data_parallel(program: Program) -> Iterator[MemoryReduction]:
     """Smaller tp and larger fsdp, for what tp keeps whole on each device."""
     axes, train, slices = program.recipe.mesh.axes, program.recipe.train, program.accelerator.slices
     devices = program.accelerator.devices // slices
-    for tp in reversed(_tp_sizes(program, devices)):
+    for tp in reversed(tp_sizes(program.architecture, devices)):
         fsdp = devices // tp
         if tp < axes["tp"] and train.global_batch_size % (train.micro_batch_size * fsdp * slices) == 0:
             yield MemoryReduction(
@@ -358,7 +359,7 @@ def _arranged(program: Program, devices: int) -> tuple[int, int, int] | None:
     """fsdp, tp and micro-batch that use so many devices of a slice, with as little tp above the recipe's as
     can be."""
     train, tp_now, slices = program.recipe.train, program.recipe.mesh.axes["tp"], program.accelerator.slices
-    for tp in _tp_sizes(program, devices):
+    for tp in tp_sizes(program.architecture, devices):
         fsdp = devices // tp
         for micro in reversed(divisors(train.micro_batch_size)):
             if tp >= tp_now and train.global_batch_size % (micro * fsdp * slices) == 0:
@@ -368,12 +369,3 @@ def _arranged(program: Program, devices: int) -> tuple[int, int, int] | None:
 
 def _axes(slices: int, fsdp: int, tp: int) -> str:
     return f"mesh.axes={flow(arranged(slices, fsdp, tp))}"
-
-
-def _tp_sizes(program: Program, devices: int) -> list[int]:
-    """The sizes of tp that divide the devices and the heads of every layer; one key/value head is kept whole
-    on each device."""
-    a = program.architecture
-    layers = range(a.num_layers)
-    counts = {a.heads(i) for i in layers} | {a.kv_heads(i) for i in layers} - {1}
-    return [tp for tp in divisors(devices) if all(count % tp == 0 for count in counts)]

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.sizes import BYTES
 from recipec.compiler.plan.results import Placement
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families.base import Spec
 from recipec.runtime.model.partition_rules import divisible
-
-SIZES = {"bfloat16": 2, "float32": 4}
-"""Bytes of a number."""
 
 Array = tuple[str, tuple[int, ...], Spec, int]
 """Path, shape, sharding, bytes of a number."""
@@ -34,11 +32,11 @@ def placements(program: Program, backend: Backend = Backend.TUNIX) -> tuple[Plac
 
 def _tunix(program: Program) -> Iterator[Array]:
     for p in program.parameters:
-        yield p.path, p.shape, p.spec, SIZES[program.recipe.model.dtype]
+        yield p.path, p.shape, p.spec, BYTES[program.recipe.model.dtype]
     if program.lora is not None:
         for x in program.adapters:
-            yield x.a_path, x.a_shape, x.a_spec, SIZES[program.lora.dtype]
-            yield x.b_path, x.b_shape, x.b_spec, SIZES[program.lora.dtype]
+            yield x.a_path, x.a_shape, x.a_spec, BYTES[program.lora.dtype]
+            yield x.b_path, x.b_shape, x.b_spec, BYTES[program.lora.dtype]
 
 
 def _torchax(program: Program) -> Iterator[Array]:
@@ -48,7 +46,7 @@ def _torchax(program: Program) -> Iterator[Array]:
     axes = program.recipe.mesh.axes
     specs = tensor_specs(program.family, program.architecture, program.rules, axes)
     for source in (source for parameter in program.parameters for source in parameter.sources):
-        yield source.name, source.shape, specs[source.name], SIZES[program.recipe.model.dtype]
+        yield source.name, source.shape, specs[source.name], BYTES[program.recipe.model.dtype]
     if program.lora is None:
         return
     for adapter in program.adapters:
@@ -56,4 +54,4 @@ def _torchax(program: Program) -> Iterator[Array]:
             pair = adapter_specs(specs[f"{part.name}.weight"])
             for letter, shape, spec in zip("AB", adapter.shapes(part), pair, strict=True):
                 found = divisible(shape, spec, axes)
-                yield f"{part.name}.lora_{letter}", shape, found, SIZES[program.lora.dtype]
+                yield f"{part.name}.lora_{letter}", shape, found, BYTES[program.lora.dtype]

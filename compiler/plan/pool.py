@@ -28,6 +28,7 @@ from recipec.compiler.plan import identity, store
 from recipec.compiler.plan.job import FAILED, JOB, Failed, Job
 from recipec.compiler.plan.results import COMPILED, Compiled
 from recipec.compiler.wording import listing
+from recipec.runtime.memory import available_memory
 
 WORKER = ("-P", "-m", "recipec.compiler.plan.worker")
 """-P, since the folder that one is in may hold another `compiler`."""
@@ -174,8 +175,8 @@ class _Pool:
     def _may_start(self, job: Job) -> bool:
         if not self._running:
             return True
-        needed = BASE_MEMORY + LAYER_MEMORY * len(job.layers)
-        return len(self._running) < self._most and available_memory() > needed
+        needed, available = BASE_MEMORY + LAYER_MEMORY * len(job.layers), available_memory()
+        return len(self._running) < self._most and (available is None or available > needed)
 
     def _start(self, index: int) -> None:
         job = self._jobs[index]
@@ -262,11 +263,3 @@ def environment() -> dict[str, str]:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
-
-
-def available_memory() -> float:
-    """Bytes that new processes may take; infinite where the system does not say."""
-    with suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return math.inf

@@ -21,6 +21,7 @@ from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.lowering.hardware import Accelerator, arranged
 from recipec.compiler.lowering.lower import Lowered, lower
 from recipec.compiler.lowering.program import Program
+from recipec.compiler.lowering.sizes import tp_sizes
 from recipec.compiler.plan import planner, pool
 from recipec.compiler.plan.bound import bound, rows
 from recipec.compiler.plan.depth import Depth, depths
@@ -434,13 +435,11 @@ def _meshes(program: Program) -> Iterator[dict[str, int]]:
     a single key/value head is kept whole."""
     own = dict(program.recipe.mesh.axes)
     yield own
-    a, slices = program.architecture, program.accelerator.slices
+    slices = program.accelerator.slices
     devices = program.accelerator.devices // slices
-    layers = range(a.num_layers)
-    counts = {a.heads(i) for i in layers} | {a.kv_heads(i) for i in layers} - {1}
-    for tp in divisors(devices):
+    for tp in tp_sizes(program.architecture, devices):
         axes = arranged(slices, devices // tp, tp)
-        if axes != own and all(count % tp == 0 for count in counts):
+        if axes != own:
             yield axes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recipec.compiler.checks.serve import server as hardware
@@ -12,7 +12,6 @@ from recipec.compiler.lowering.facts import Facts
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving import blocks
 from recipec.compiler.serving import flags as vllm
-from recipec.compiler.serving.memory import memory_share
 from recipec.compiler.wording import divisors, line, listing, plural
 from recipec.spec.diagnostics import Diagnostic, has_errors
 from recipec.spec.paths import join
@@ -39,13 +38,13 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
     yield from _lengths(facts, serve)
     malformed = list(_malformed_blocks(serve))
     yield from malformed
-    room = None if malformed else _planned(facts, serve)
-    if isinstance(room, Diagnostic):
-        yield room
-    elif room is not None:
-        yield from _cache(room, serve)
-        yield from _heads(facts, room, serve)
-        yield from _blocks(room, serve)
+    server = None if malformed else _planned(facts, serve)
+    if isinstance(server, Diagnostic):
+        yield server
+    elif server is not None:
+        yield from _cache(server, serve)
+        yield from _heads(facts, server, serve)
+        yield from _blocks(server, serve)
 
 
 def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
@@ -68,37 +67,10 @@ def _lengths(facts: Facts, serve: Serve) -> Iterator[Diagnostic]:
         )
 
 
-@dataclass(frozen=True)
-class Room:
-    """A server on paper.
+def _planned(facts: Facts, serve: Serve) -> Server | Diagnostic | None:
+    """One replica of the server, or what keeps it from being planned; None where another check says that."""
+    from recipec.compiler.plan.roofline.bounds import server_of
 
-    Attributes:
-        program: what the estimates read; of training it has stand-ins.
-        server: one replica.
-        cache_bytes: on each device.
-        sequence: bytes of one of max_model_len on each device.
-    """
-
-    program: Program
-    server: Server
-    cache_bytes: float
-    sequence: float
-
-    @property
-    def sequences(self) -> int:
-        """Of max_model_len, that a replica's cache holds."""
-        return int(self.cache_bytes // self.sequence)
-
-    @property
-    def tokens(self) -> int:
-        """That a replica's cache holds in sequences of max_model_len."""
-        serve = self.program.recipe.serve
-        assert serve is not None
-        return int(self.cache_bytes * serve.max_model_len // self.sequence)
-
-
-def _planned(facts: Facts, serve: Serve) -> Room | Diagnostic | None:
-    """The recipe's server, or what keeps it from being planned; None where another check has said that."""
     model, accelerator = facts.model, facts.serve_accelerator
     if model is None or accelerator is None or accelerator.hbm_gib is None:
         return None
@@ -122,66 +94,47 @@ def _planned(facts: Facts, serve: Serve) -> Room | Diagnostic | None:
         text="",
     )
     try:
-        return _room(program)
+        server = server_of(program)
+        server.limits  # noqa: B018 (a flag's value may have no meaning)
+        return server
     except ArtifactError as error:
         share = next((n for n in serve.extra_args if vllm.dashed(n) == "gpu-memory-utilization"), "")
         return Diagnostic("E0625", str(error), join(("serve", "extra_args", share)), error.help)
 
 
-def _room(program: Program) -> Room:
-    """The server of a program.
-
-    Raises:
-        ArtifactError: when a flag's value has no meaning.
-    """
-    from recipec.compiler.plan.roofline.bounds import server_of
-    from recipec.compiler.plan.roofline.cache import caches, sequence_bytes, windows_bound
-
-    serve, accelerator = program.recipe.serve, program.serve_accelerator
-    assert serve is not None and accelerator is not None
-    kinds = caches(program)
-    server = server_of(program, kinds)
-    bounded = serve.max_num_batched_tokens if windows_bound(program, kinds) else None
-    usable = accelerator.hbm_bytes_per_device * memory_share(serve.extra_args)
-    return Room(
-        program,
-        server,
-        max(0.0, usable - sum(one.bytes for one in server.weights)),
-        sequence_bytes(kinds, serve.max_model_len, bounded),
-    )
-
-
-def _cache(room: Room, serve: Serve) -> Iterator[Diagnostic]:
+def _cache(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     from recipec.compiler.plan.roofline.notes import none_fits, too_many
 
     if any(vllm.dashed(str(name)) in SIZED_BY_HAND for name in serve.extra_args):
         return
     more = "a larger tensor_parallel_size or a larger accelerator"
-    if room.sequences == 0:
+    if server.limits.sequences_fit == 0:
         yield Diagnostic(
             "E0634",
-            none_fits(serve.max_model_len, room.tokens),
+            none_fits(serve.max_model_len, server.limits.tokens_fit),
             "serve.max_model_len",
-            f"max_model_len: {room.tokens}, {more}" if room.tokens else more,
+            f"max_model_len: {server.limits.tokens_fit}, {more}" if server.limits.tokens_fit else more,
         )
-    elif room.sequences < serve.max_num_seqs:
-        yield too_many(serve.max_num_seqs, serve.max_model_len, room.sequences)
+    elif server.limits.sequences_fit < serve.max_num_seqs:
+        yield too_many(serve.max_num_seqs, serve.max_model_len, server.limits.sequences_fit)
 
 
-def _heads(facts: Facts, room: Room, serve: Serve) -> Iterator[Diagnostic]:
+def _heads(facts: Facts, server: Server, serve: Serve) -> Iterator[Diagnostic]:
     """What fewer devices a replica would save where a device stores copies or padding of key/value heads."""
-    tp, assumed = serve.tensor_parallel_size, room.server.caches
+    from recipec.compiler.plan.roofline.bounds import server_of
+
+    tp, assumed = serve.tensor_parallel_size, server.caches
     short = [kind for kind in assumed if kind.heads < tp]
     if not short or facts.model is None:
         return
     least = min(kind.heads for kind in short)
     size = max(n for n in divisors(tp) if n <= least)
     replicas = tp * serve.data_parallel_size // size
-    other = _room(_with(room.program, tensor_parallel_size=size, data_parallel_size=replicas))
-    before, after = (_token_bytes(one.server.caches, n) for one, n in ((room, tp), (other, size)))
+    other = server_of(server.program.serving(tensor_parallel_size=size, data_parallel_size=replicas))
+    before, after = (_token_bytes(one.caches, n) for one, n in ((server, tp), (other, size)))
     if after >= before:
         return
-    fits = [serve.data_parallel_size * room.tokens, replicas * other.tokens]
+    fits = [serve.data_parallel_size * server.limits.tokens_fit, replicas * other.limits.tokens_fit]
     names = listing(
         f"{kind.layers} {kind.name}" if kind.name != "all" else f"all {kind.layers}" for kind in short
     )
@@ -197,14 +150,6 @@ def _heads(facts: Facts, room: Room, serve: Serve) -> Iterator[Diagnostic]:
         if fits[1] > 0
         else f"nothing: at {size} the weights leave a cache no room",
     )
-
-
-def _with(program: Program, **changes: object) -> Program:
-    """A program whose server has other settings."""
-    serve = program.recipe.serve
-    assert serve is not None
-    changed = program.recipe.model_copy(update={"serve": serve.model_copy(update=changes)})
-    return replace(program, recipe=changed)
 
 
 def _token_bytes(kinds: Sequence[Cache], devices: int) -> float:
@@ -250,26 +195,26 @@ def _malformed_blocks(serve: Serve) -> Iterator[Diagnostic]:
         )
 
 
-def _blocks(room: Room, serve: Serve) -> Iterator[Diagnostic]:
+def _blocks(server: Server, serve: Serve) -> Iterator[Diagnostic]:
     """Whether decode blocks are set where they save reads, and not where they do nothing."""
     from recipec.compiler.plan.roofline.cache import decode_block
 
-    windowed = [kind for kind in room.server.caches if kind.window and kind.head_dim != blocks.SMALL_HEAD]
+    windowed = [kind for kind in server.caches if kind.window and kind.head_dim != blocks.SMALL_HEAD]
     sizes = blocks.decode_blocks(serve)
     if sizes is not None:
-        if useless := _useless(serve, room, windowed, sizes[1]):
+        if useless := _useless(serve, server, windowed, sizes[1]):
             named = "decode_block_sizes" if serve.decode_block_sizes else f"env.{blocks.VARIABLE}"
             help = "decode_block_sizes: null" if serve.decode_block_sizes else "remove it"
             yield Diagnostic("W0637", useless, f"serve.{named}", help)
         return
     if not windowed or blocks.batched_kernel(serve) or BLOCK % blocks.page_tokens(serve):
         return
-    benchmark = room.program.recipe.benchmark
+    benchmark = server.program.recipe.benchmark
     context = min(max(benchmark.input_lengths), serve.max_model_len)
-    sequences = max(1, min(serve.max_num_seqs, int(room.tokens // context)))
+    sequences = max(1, min(serve.max_num_seqs, int(server.limits.tokens_fit // context)))
     recommended = (1, BLOCK, 1, BLOCK)
-    other = replace(room.server, program=_with(room.program, decode_block_sizes=list(recommended)))
-    before, after = (server.decode(sequences, context) for server in (room.server, other))
+    other = replace(server, program=server.program.serving(decode_block_sizes=list(recommended)))
+    before, after = (one.decode(sequences, context) for one in (server, other))
     if after.estimate_seconds > before.estimate_seconds * (1 - LEAST_GAIN):
         return
     block = max(decode_block(kind, serve) or 0 for kind in windowed)
@@ -287,12 +232,12 @@ def _blocks(room: Room, serve: Serve) -> Iterator[Diagnostic]:
     )
 
 
-def _useless(serve: Serve, room: Room, windowed: list[Cache], block: int) -> str | None:
+def _useless(serve: Serve, server: Server, windowed: list[Cache], block: int) -> str | None:
     """Why set block sizes change no reads, None where they may."""
     if blocks.batched_kernel(serve):
         return f"{blocks.BATCHED} runs another kernel, which has no such block sizes"
     if not windowed:
-        if any(kind.window for kind in room.server.caches):
+        if any(kind.window for kind in server.caches):
             return f"heads of {blocks.SMALL_HEAD} have a kernel of their own, which has no such block sizes"
         return "the model has no layers with a sliding window: every block is read whatever its size"
     window = min(kind.window or 0 for kind in windowed)

@@ -6,13 +6,22 @@ neither limit, waiting. Measured times are longer.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipec.compiler.lowering.program import Program
-from recipec.compiler.plan.roofline.cache import FULL, read_by_blocks, read_bytes, sequence_bytes
+from recipec.compiler.plan.roofline.cache import (
+    FULL,
+    caches,
+    read_by_blocks,
+    read_bytes,
+    sequence_bytes,
+    windows_bound,
+)
 from recipec.compiler.plan.roofline.results import Cache, Load, Step, Weights
 from recipec.compiler.plan.roofline.weights import layer_head_dim, weights
+from recipec.compiler.serving.memory import memory_share
 
 ALL_REDUCES = 2
 """Of each layer: after attention's output projection and after the MLP's."""
@@ -20,6 +29,39 @@ ACTIVATION_BYTES = 2
 ROUNDS = 200
 """At most, to find how many requests are under way."""
 SETTLED = 1e-6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a replica takes at once.
+
+    Attributes:
+        replicas: how many there are.
+        sequences: max_num_seqs.
+        batched: max_num_batched_tokens.
+        longest: max_model_len.
+        cache_bytes: of a device, for the cache; 0 when the weights take all.
+        bounded: as `sequence_bytes` takes it.
+        sequence_bytes: of a device, that a sequence of max_model_len takes.
+    """
+
+    replicas: int
+    sequences: int
+    batched: int
+    longest: int
+    cache_bytes: float
+    bounded: int | None
+    sequence_bytes: float
+
+    @property
+    def sequences_fit(self) -> int:
+        """Sequences of max_model_len that the cache holds at once."""
+        return int(self.cache_bytes // self.sequence_bytes)
+
+    @property
+    def tokens_fit(self) -> int:
+        """Tokens that the cache holds in such sequences."""
+        return int(self.cache_bytes * self.longest // self.sequence_bytes)
 
 
 @dataclass(frozen=True)
@@ -33,6 +75,27 @@ class Server:
     peak_flops: float
     bandwidth: float
     link_bandwidth: float
+
+    @functools.cached_property
+    def limits(self) -> Limits:
+        """How much a replica takes at once.
+
+        Raises:
+            ArtifactError: when a flag's value has no meaning.
+        """
+        serve, accelerator = self.program.recipe.serve, self.program.serve_accelerator
+        assert serve is not None and accelerator is not None
+        usable = accelerator.hbm_bytes_per_device * memory_share(serve.extra_args)
+        bounded = serve.max_num_batched_tokens if windows_bound(self.program, self.caches) else None
+        return Limits(
+            replicas=serve.data_parallel_size,
+            sequences=serve.max_num_seqs,
+            batched=serve.max_num_batched_tokens,
+            longest=serve.max_model_len,
+            cache_bytes=max(0.0, usable - sum(one.bytes for one in self.weights)),
+            bounded=bounded,
+            sequence_bytes=sequence_bytes(self.caches, serve.max_model_len, bounded),
+        )
 
     def decode(self, sequences: float, context: float) -> Step:
         """A step that gives each sequence a further token.
@@ -133,19 +196,14 @@ class Server:
         )
 
 
-def server_of(program: Program, kinds: Sequence[Cache]) -> Server:
-    """One replica of a recipe's server.
-
-    Args:
-        program: has a `serve` section.
-        kinds: of layers, as `caches` has them.
-    """
+def server_of(program: Program) -> Server:
+    """One replica of the server of a recipe that has a `serve` section."""
     serve, accelerator = program.recipe.serve, program.serve_accelerator
     assert serve is not None and accelerator is not None
     return Server(
         program=program,
         weights=weights(program),
-        caches=kinds,
+        caches=caches(program),
         tensor_parallel=serve.tensor_parallel_size,
         peak_flops=accelerator.peak_flops_per_device,
         bandwidth=accelerator.bandwidth_per_device,
@@ -153,28 +211,8 @@ def server_of(program: Program, kinds: Sequence[Cache]) -> Server:
     )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much a replica takes at once.
-
-    Attributes:
-        replicas: how many there are.
-        sequences: max_num_seqs.
-        batched: max_num_batched_tokens.
-        cache_bytes: of a device, for the cache.
-        bounded: as `sequence_bytes` takes it.
-    """
-
-    replicas: int
-    sequences: int
-    batched: int
-    cache_bytes: float
-    bounded: int | None
-
-
 def load(
     server: Server,
-    limits: Limits,
     prompt: int,
     answer: int,
     rate: float | None,
@@ -191,7 +229,7 @@ def load(
         rate: requests per second over all replicas, None for all at once.
         prompts: requests of the measurement.
     """
-    context = prompt + answer / 2
+    context, limits = prompt + answer / 2, server.limits
     most, limited_by = min(
         (limits.cache_bytes / sequence_bytes(server.caches, context, limits.bounded), "cache"),
         (float(limits.sequences), "max_num_seqs"),

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.explain.cost import serving_price
 from recipec.compiler.lowering import catalog
-from recipec.compiler.plan.roofline.bounds import Limits, Server, load, server_of
-from recipec.compiler.plan.roofline.cache import DTYPES, caches, sequence_bytes, windows_bound
+from recipec.compiler.plan.roofline.bounds import Server, load, server_of
+from recipec.compiler.plan.roofline.cache import DTYPES, sequence_bytes
 from recipec.compiler.plan.roofline.notes import notes, promise
 from recipec.compiler.plan.roofline.results import SERVING_PLAN, Comparison, ServingPlan, Step
 from recipec.compiler.plan.roofline.weights import VISION
@@ -41,17 +41,12 @@ def plan_serving(program: Program) -> ServingPlan:
             f"{program.name} has no section `serve`, and so no server to plan",
             "add one: `recipe schema` lists the keys of serve",
         )
-    kinds = caches(program)
-    server = server_of(program, kinds)
-    held = list(server.weights)
+    server = server_of(program)
+    kinds, held, limits = server.caches, server.weights, server.limits
     share = memory_share(serve.extra_args)
     weight_bytes = sum(one.bytes for one in held)
-    room = max(0.0, accelerator.hbm_bytes_per_device * share - weight_bytes)
-    bounded = serve.max_num_batched_tokens if windows_bound(program, kinds) else None
-    limits = Limits(serve.data_parallel_size, serve.max_num_seqs, serve.max_num_batched_tokens, room, bounded)
     price = serving_price(program)
     usd = None if price is None else float(price.usd_per_hour)
-    longest = sequence_bytes(kinds, serve.max_model_len, bounded)
     benchmark = recipe.benchmark
     lengths = [n for n in benchmark.input_lengths if n + benchmark.output_length <= serve.max_model_len]
     rates = [None if rate == "inf" else float(rate) for rate in benchmark.request_rates]
@@ -70,29 +65,30 @@ def plan_serving(program: Program) -> ServingPlan:
         caches=tuple(kinds),
         cache_dtype=DTYPES[serve.kv_cache_dtype][0],
         cache_bytes_per_token=sum(kind.bytes_per_token for kind in kinds),
-        windows_bound=bounded is not None,
+        windows_bound=limits.bounded is not None,
         hbm_bytes=accelerator.hbm_bytes_per_device,
         memory_share=share,
-        cache_bytes=room,
+        cache_bytes=limits.cache_bytes,
         max_model_len=serve.max_model_len,
         max_num_seqs=serve.max_num_seqs,
-        tokens_fit=int(room * serve.max_model_len // longest),
-        sequences_fit=int(room // longest),
-        decode=tuple(_decode_steps(server, limits, lengths)),
+        tokens_fit=limits.tokens_fit,
+        sequences_fit=limits.sequences_fit,
+        decode=tuple(_decode_steps(server, lengths)),
         prefill=tuple(server.prefill(length, limits.batched) for length in lengths),
         loads=tuple(
-            load(server, limits, length, benchmark.output_length, rate, benchmark.prompts, usd)
+            load(server, length, benchmark.output_length, rate, benchmark.prompts, usd)
             for length in lengths
             for rate in rates
-            if room >= sequence_bytes(kinds, length + benchmark.output_length, bounded)
+            if limits.cache_bytes >= sequence_bytes(kinds, length + benchmark.output_length, limits.bounded)
         ),
         comparisons=tuple(_comparisons(program, server, weight_bytes)),
-        notes=tuple(notes(program, kinds, bounded is not None, share)),
+        notes=tuple(notes(program, kinds, limits.bounded is not None, share)),
     )
 
 
-def _decode_steps(server: Server, limits: Limits, contexts: Sequence[int]) -> Iterator[Step]:
+def _decode_steps(server: Server, contexts: Sequence[int]) -> Iterator[Step]:
     """At each context: one sequence, and as many as the server takes."""
+    limits = server.limits
     for context in contexts:
         fit = int(limits.cache_bytes // sequence_bytes(server.caches, context, limits.bounded))
         for sequences in sorted({1, max(1, min(limits.sequences, fit))}):

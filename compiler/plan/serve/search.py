@@ -8,7 +8,7 @@ saves no reads.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.program import Program
@@ -44,7 +44,8 @@ def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> S
         ArtifactError: the recipe itself cannot be compiled.
     """
     own = _own(program)
-    candidates = [_recipe(program, own, exact, say, run)]
+    say("the recipe as it is")
+    candidates = [_judged(program, own, serving(program, exact, say, run))]
     # The cache's type and the decode kernel's blocks leave a prefill as it is: one is compiled for each TP.
     prefills = {c.tensor_parallel: _prefill(c.serving) for c in candidates if c.serving}
     every = [choice for choice in choices(program) if choice != own]
@@ -96,24 +97,16 @@ def ruled_out(program: Program, choice: ServingChoice) -> str:
     room = share * (accelerator.hbm_gib or 0) / accelerator.devices_per_chip
     if gib >= room:
         return f"the weights take {gib:.1f} GiB of each device, and vLLM uses {room:.1f} GiB"
-    on_paper = plan_serving(_changed(program, choice))
+    on_paper = plan_serving(
+        program.serving(
+            tensor_parallel_size=size,
+            data_parallel_size=choice.data_parallel,
+            kv_cache_dtype=choice.kv_cache_dtype,
+        )
+    )
     if not on_paper.sequences_fit:
         return none_fits(on_paper.max_model_len, on_paper.tokens_fit)
     return ""
-
-
-def _changed(program: Program, choice: ServingChoice) -> Program:
-    """The program with a configuration in place of its own, for what is counted on paper."""
-    serve = program.recipe.serve
-    assert serve is not None
-    changed = serve.model_copy(
-        update={
-            "tensor_parallel_size": choice.tensor_parallel,
-            "data_parallel_size": choice.data_parallel,
-            "kv_cache_dtype": choice.kv_cache_dtype,
-        }
-    )
-    return replace(program, recipe=program.recipe.model_copy(update={"serve": changed}))
 
 
 def _own(program: Program) -> ServingChoice:
@@ -122,11 +115,6 @@ def _own(program: Program) -> ServingChoice:
         raise ArtifactError("the recipe has no `serve` section", "add one, or search without --serve")
     sizes = (serve.tensor_parallel_size, serve.data_parallel_size)
     return ServingChoice(*sizes, serve.kv_cache_dtype, block_sizes.environment(serve).get(BLOCKS))
-
-
-def _recipe(program: Program, own: ServingChoice, exact: bool, say: Say, run: Run | None) -> ServingCandidate:
-    say("the recipe as it is")
-    return _judged(own, (), serving(program, exact, say, run))
 
 
 def _prefill(planned: CompiledServing) -> ServeProgram | None:
@@ -163,33 +151,20 @@ def _compiled(
         return _candidate(program, choice, "failed", str(error))
     if choice.decode_blocks and not _blocks_taken(planned):
         return _candidate(program, choice, "failed", "the kernel did not take the decode block sizes")
-    return _judged(choice, _sets(program, choice), planned)
+    return _judged(program, choice, planned)
 
 
-def _judged(choice: ServingChoice, sets: tuple[str, ...], planned: CompiledServing) -> ServingCandidate:
-    status = "compiled" if planned.fits else "too large"
-    reason = "" if planned.fits else "does not fit the devices' HBM"
+def _judged(program: Program, choice: ServingChoice, planned: CompiledServing) -> ServingCandidate:
+    if planned.fits:
+        return _candidate(program, choice, "compiled", "", planned)
+    return _candidate(program, choice, "too large", "does not fit the devices' HBM", planned)
+
+
+def _candidate(
+    program: Program, choice: ServingChoice, status: str, reason: str, planned: CompiledServing | None = None
+) -> ServingCandidate:
     return ServingCandidate(
-        sets,
-        choice.tensor_parallel,
-        choice.data_parallel,
-        choice.kv_cache_dtype,
-        choice.decode_blocks,
-        status,
-        reason,
-        planned,
-    )
-
-
-def _candidate(program: Program, choice: ServingChoice, status: str, reason: str) -> ServingCandidate:
-    return ServingCandidate(
-        _sets(program, choice),
-        choice.tensor_parallel,
-        choice.data_parallel,
-        choice.kv_cache_dtype,
-        choice.decode_blocks,
-        status,
-        reason,
+        _sets(program, choice), **vars(choice), status=status, reason=reason, serving=planned
     )
 
 
