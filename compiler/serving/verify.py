@@ -19,6 +19,7 @@ from recipec.compiler.lowering.sources import asks_chats
 from recipec.compiler.serving.flags import by_flag
 from recipec.compiler.serving.verify_reference import Reference, ReferenceTokenizer, ServedTypes
 from recipec.compiler.terminal import note
+from recipec.compiler.wording import table
 from recipec.runtime.errors import UserError
 from recipec.runtime.progress import each
 from recipec.runtime.serving.client import STATUS, Client, ServerError, pick
@@ -116,8 +117,7 @@ def report(result: dict[str, Any]) -> str:
                 f"{row['mean']:.2g}",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = table(rows)
     allowed, server = result["tolerance"], result["server"]
     mean = "" if allowed["mean"] is None else f", mean {allowed['mean']:.2g}"
     lines += [
@@ -305,9 +305,9 @@ def _find_model(client: Client, wanted: str | None, flag: str) -> tuple[str, int
     Raises:
         UserError: when it is not served.
     """
-    cards = pick(client.get("/v1/models"), "/v1/models", "data", kind=list)
-    served = {pick(card, "/v1/models", "id", kind=str): card for card in cards}
-    lengths = [card.get("max_model_len") for card in cards if isinstance(card.get("max_model_len"), int)]
+    served = client.cards()
+    told = [card.get("max_model_len") for card in served.values()]
+    lengths = [length for length in told if isinstance(length, int)]
     longest = min(lengths) if lengths else None
     if wanted is None and len(served) == 1:
         return next(iter(served)), longest

@@ -326,34 +326,13 @@ def parsed(argv: Sequence[str] | None) -> tuple[BenchmarkSweep, str | None]:
     Args:
         argv: without the program's name; None takes the process's.
     """
-    arguments = _parser().parse_args(argv)
-    return _sweep(arguments), arguments.compose
-
-
-def _sweep(arguments: argparse.Namespace) -> BenchmarkSweep:
-    points = [LoadPoint(n, rate) for n in arguments.input_lengths for rate in arguments.request_rates]
-    price = None
-    if arguments.accelerator_usd_per_hour is not None:
-        price = HourlyPrice(arguments.accelerator_usd_per_hour, arguments.price_source)
-    return BenchmarkSweep(
-        url=arguments.url,
-        model=arguments.model,
-        tokenizer=arguments.tokenizer,
-        points=tuple(dict.fromkeys(points)),
-        output_length=arguments.output_length,
-        prompts=arguments.prompts,
-        results=arguments.results,
-        max_model_len=arguments.max_model_len,
-        lock=arguments.lock,
-        accelerator=arguments.accelerator,
-        chips=arguments.chips,
-        machine=arguments.machine,
-        price=price,
-        own_price=arguments.usd_per_hour,
-        published=bench_report.published(arguments.published_source, arguments.published),
-        minutes=arguments.timeout,
-        seed=arguments.seed,
-    )
+    given = vars(_parser().parse_args(argv))
+    compose, usd, price_source = (given.pop(key) for key in ("compose", "usd", "price_source"))
+    lengths, rates = given.pop("input_lengths"), given.pop("request_rates")
+    points = dict.fromkeys(LoadPoint(length, rate) for length in lengths for rate in rates)
+    published = bench_report.published(given.pop("published_source"), given.pop("published"))
+    price = None if usd is None else HourlyPrice(usd, price_source)
+    return BenchmarkSweep(points=tuple(points), published=published, price=price, **given), compose
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -376,10 +355,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--lock", type=Path, metavar="FILE", help="the artifact's recipe.lock.json")
     add("--accelerator", default="", metavar="NAME", help="that the recipe serves on")
     add("--chips", type=_count, default=0, metavar="N", help="of that accelerator")
-    add("--accelerator-usd-per-hour", type=_amount, metavar="X", help="its price")
+    add("--accelerator-usd-per-hour", dest="usd", type=_amount, metavar="X", help="its price")
     add("--price-source", default="", metavar="TEXT", help="where that price is from")
     add("--machine", default="", metavar="NAME", help="what the server runs on, where that cannot be seen")
-    add("--usd-per-hour", type=_amount, metavar="X", help="price of what the server runs on")
+    add(
+        "--usd-per-hour", dest="own_price", type=_amount, metavar="X", help="price of what the server runs on"
+    )
     add("--published-source", default="", metavar="TEXT", help="where published figures are from")
     add(
         "--published",
@@ -390,7 +371,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="KEY=NUMBER",
         help="a published figure to stand beside these",
     )
-    add("--timeout", type=_amount, default=POINT_MINUTES, metavar="MINUTES", help="of a point (%(default)g)")
+    add(
+        "--timeout",
+        dest="minutes",
+        type=_amount,
+        default=POINT_MINUTES,
+        metavar="MINUTES",
+        help="of a point (%(default)g)",
+    )
     add("--seed", type=int, metavar="N", help="of the prompts; by default new ones at every point")
     return parser
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import UserError
-from .client import Client, ServerError, pick
+from .client import Client, ServerError
 from .hosts import is_loopback
 
 CACHE_SETTINGS = (
@@ -53,8 +53,7 @@ def ask(client: Client, model: str) -> ServerFacts:
         UserError: it does not answer, or serves other models.
     """
     client.text("/health")
-    entries = pick(client.get("/v1/models"), "/v1/models", "data", kind=list)
-    named = {pick(entry, "/v1/models", "id", kind=str): entry for entry in entries}
+    named = client.cards()
     if model not in named:
         served = ", ".join(named) or "no model"
         raise UserError(
@@ -62,7 +61,7 @@ def ask(client: Client, model: str) -> ServerFacts:
         )
     entry = named[model]
     # An adapter's entry has no length of its own.
-    lengths = [one.get("max_model_len") for one in (entry, *entries)]
+    lengths = [one.get("max_model_len") for one in (entry, *named.values())]
     length = next((n for n in lengths if isinstance(n, int) and not isinstance(n, bool)), None)
     root = entry.get("root")
     return ServerFacts(client.version(), root if isinstance(root, str) else None, length, _cache(client))

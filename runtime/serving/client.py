@@ -147,10 +147,10 @@ class Client:
             return False
         return True
 
-    def models(self) -> list[str]:
-        """The names that models are served by."""
+    def cards(self) -> dict[str, dict[str, Any]]:
+        """What the server says of each model, by the name that it is served by."""
         served = pick(self.get("/v1/models"), "/v1/models", "data", kind=list)
-        return [pick(model, "/v1/models", "id", kind=str) for model in served]
+        return {pick(model, "/v1/models", "id", kind=str): model for model in served}
 
     def version(self) -> str | None:
         """vLLM's version; None from a server that does not tell it."""

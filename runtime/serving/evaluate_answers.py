@@ -69,7 +69,7 @@ def served_model(client: Client, wanted: str | None, flag: str) -> str:
     Raises:
         UserError: when it is not served, or None and several are.
     """
-    names = client.models()
+    names = list(client.cards())
     if wanted is None and len(names) == 1:
         return names[0]
     listed = ", ".join(names) or "nothing"

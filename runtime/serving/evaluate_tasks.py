@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +23,9 @@ from .client import KEY_VARIABLE
 MODELS = {"chat": "local-chat-completions", "completions": "local-completions"}
 """lm-eval's names of what asks an endpoint. The first leaves the chat template to the server, and cannot ask
 for the log probabilities of prompts; the second tokenises by itself."""
+
+LOG, SETTINGS = "lm-eval.log", "settings.json"
+"""Beside lm-eval's results of a task: what it printed, and how it was asked, written when it has ended."""
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
@@ -135,7 +138,7 @@ def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -
         return before
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
-    log = place / "lm-eval.log"
+    log = place / LOG
     with log.open("wb") as output:
         done = subprocess.run(
             command(lm_eval, task, settings, place),
@@ -147,12 +150,10 @@ def run_task(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -
     said = _without_key(log)
     if done.returncode:
         return TaskOutcome(task, settings, failure=f"{task}: {explained(said, done.returncode)} ({log})")
-    outcome = replace(read_results(place, task, settings), empty=said.count("API returned null content"))
-    if outcome.failure is None:
-        temporary = place / "outcome.json.part"
-        temporary.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-        temporary.replace(place / "outcome.json")
-    return outcome
+    temporary = place / f"{SETTINGS}.part"
+    temporary.write_text(json.dumps(asdict(settings)), encoding="utf-8")
+    temporary.replace(place / SETTINGS)
+    return read_results(place, task, settings)
 
 
 def command(lm_eval: LmEval, task: str, settings: TaskSettings, folder: Path) -> list[str]:
@@ -227,23 +228,24 @@ def read_results(folder: Path, task: str, settings: TaskSettings) -> TaskOutcome
     try:
         results = json.loads(files[-1].read_text("utf-8"))
         scores = tuple(_scores(results, task, files[-1].parent))
-    except (IndexError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        empty = (folder / LOG).read_text("utf-8", "replace").count("API returned null content")
+    except (LookupError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         return TaskOutcome(
             task, settings, failure=f"{task}: lm-eval left no results in {folder} ({type(error).__name__})"
         )
     if not scores:
         return TaskOutcome(task, settings, failure=f"{task}: lm-eval's results have no metric ({files[-1]})")
-    return TaskOutcome(task, settings, str(results.get("lm_eval_version", "")), scores)
+    return TaskOutcome(task, settings, str(results.get("lm_eval_version", "")), scores, empty=empty)
 
 
 def recorded(folder: Path, task: str) -> TaskOutcome | None:
-    """The outcome that an earlier run kept in a side's folder of tasks."""
+    """The outcome of an earlier run that ended, from lm-eval's results in a side's folder of tasks."""
+    place = _place(folder, task)
     try:
-        row = json.loads((_place(folder, task) / "outcome.json").read_text("utf-8"))
-        scores = tuple(Score(**score) for score in row["scores"])
-        return TaskOutcome(task, TaskSettings(**row["settings"]), row["version"], scores, empty=row["empty"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        settings = TaskSettings(**json.loads((place / SETTINGS).read_text("utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
+    return read_results(place, task, settings)
 
 
 def _without_key(log: Path) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -105,12 +106,13 @@ def paired(first: Sequence[float], second: Sequence[float], seed: int = 0) -> Di
     count = len(deltas)
     rounds = max(1000, min(10_000, DRAWS // count))
     draw = random.Random(seed)
-    means = sorted(math.fsum(draw.choices(deltas, k=count)) / count for _ in range(rounds))
+    means = [math.fsum(draw.choices(deltas, k=count)) / count for _ in range(rounds)]
+    cuts = statistics.quantiles(means, n=40, method="inclusive")
     better, worse = sum(delta > 0 for delta in deltas), sum(delta < 0 for delta in deltas)
     return Difference(
         math.fsum(deltas) / count,
-        _quantile(means, 0.025),
-        _quantile(means, 0.975),
+        cuts[0],
+        cuts[-1],
         better,
         worse,
         sign_test(better, worse),
@@ -122,11 +124,3 @@ def sign_test(better: int, worse: int) -> float:
     count = better + worse
     tail = sum(math.comb(count, i) for i in range(min(better, worse) + 1))
     return float(min(Fraction(1), Fraction(2 * tail, 2**count)))
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Of sorted values, linear between neighbours."""
-    place = share * (len(values) - 1)
-    below = math.floor(place)
-    above = min(below + 1, len(values) - 1)
-    return values[below] + (place - below) * (values[above] - values[below])

@@ -215,25 +215,18 @@ Say = Callable[[float, str], None]
 """Is told, at every question, the seconds so far and what is being waited for."""
 
 
-def wait(
-    client: Client,
-    minutes: float,
-    say: Say,
-    died: Callable[[], str | None] = lambda: None,
-    pauses: tuple[float, ...] = PAUSES,
-) -> float:
+def wait(client: Client, minutes: float, say: Say) -> float:
     """Asks /health until it answers.
 
     Args:
         minutes: at most.
-        died: is asked between questions; a sentence from it ("the server ended with 1") ends the waiting.
 
     Returns:
         The seconds that it took.
 
     Raises:
-        UserError: not within `minutes`, or it cannot come: the process died, the host is unknown, the server
-            answered and then no longer listens.
+        UserError: not within `minutes`, or it cannot come: the host is unknown, the server answered and then
+            no longer listens.
     """
     started = time.monotonic()
     asking = client.within(ANSWER_SECONDS)
@@ -245,9 +238,6 @@ def wait(
             return time.monotonic() - started
         except ServerError as error:
             last = error
-        reason = died()
-        if reason is not None:
-            raise UserError(reason, "look at its log")
         if last.kind == REFUSED and answered:
             raise UserError(
                 f"the server at {client.url} answered and is gone now: nothing listens there any longer",
@@ -260,7 +250,7 @@ def wait(
         if seconds >= minutes * 60:
             raise _given_up(client, minutes, last, answered)
         say(seconds, _waited_for(last))
-        pause = pauses[min(number, len(pauses) - 1)]
+        pause = PAUSES[min(number, len(PAUSES) - 1)]
         time.sleep(min(pause, max(0.0, minutes * 60 - seconds)))
         number += 1
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .answers import Scored, ServedModel, Streamed, Whole, first_difference
-from .client import Client, ServerError, pick
+from .client import Client, ServerError
 from .findings import CheckFailed, Finding, quoted
 
 UNKNOWN = "no-such-model"
@@ -50,7 +50,7 @@ TELLING_SECONDS = 0.05
 
 def served(client: Client, name: str, base: str | None) -> Finding:
     """The models of /v1/models: `name`, and where it is an adapter its base."""
-    cards = _cards(client)
+    cards = client.cards()
     found = list(cards)
     missing = [wanted for wanted in (name, base) if wanted is not None and wanted not in found]
     if missing:
@@ -63,12 +63,6 @@ def served(client: Client, name: str, base: str | None) -> Finding:
     if base is not None and cards[name].get("parent", base) is None:
         warnings = (f"{name} is served as a model of its own, not as an adapter: is --lora-modules set?",)
     return Finding(", ".join(found), warnings=warnings)
-
-
-def _cards(client: Client) -> dict[str, dict[str, Any]]:
-    """What /v1/models says of each model, by its name."""
-    cards = pick(client.get("/v1/models"), "/v1/models", "data", kind=list)
-    return {pick(card, "/v1/models", "id", kind=str): card for card in cards}
 
 
 def version(client: Client, checked: str | None) -> Finding:
@@ -139,7 +133,7 @@ def unknown(model: ServedModel) -> Finding:
 
 def base_model(client: Client) -> str:
     """The name of a server's model that is no adapter."""
-    for name, card in _cards(client).items():
+    for name, card in client.cards().items():
         if card.get("parent") is None:
             return name
     raise CheckFailed(f"{client.url} serves no model that is no adapter")

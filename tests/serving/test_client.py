@@ -51,7 +51,7 @@ def test_answers_models_and_metrics_are_read(fake: Start) -> None:
     server = fake(["tuned", "tuned-base"])
     client = Client(server.url)
     assert client.healthy()
-    assert client.models() == ["tuned", "tuned-base"]
+    assert list(client.cards()) == ["tuned", "tuned-base"]
     assert client.version() == "0.32.0"
     assert 'vllm:num_requests_running{engine="0",model_name="tuned-base"} 0.0' in client.text("/metrics")
     answer = client.post("/v1/chat/completions", CHAT)
@@ -65,7 +65,7 @@ def test_answers_models_and_metrics_are_read(fake: Start) -> None:
 FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, str, int | None]]] = {
     "an error in vLLM's words": (
         Faults(fail={"/v1/models": 500}),
-        Client.models,
+        Client.cards,
         (
             "URL/v1/models answers 500 Internal Server Error: EngineCore encountered an issue.",
             "look at the server's log",
@@ -75,7 +75,7 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
     ),
     "a proxy's page": (
         Faults(html_errors={"/v1/models"}),
-        Client.models,
+        Client.cards,
         (
             "URL/v1/models answers 502 Bad Gateway: 502 Bad Gateway nginx",
             "look at the server's log",
@@ -85,7 +85,7 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
     ),
     "a page in place of JSON": (
         Faults(html={"/v1/models"}),
-        Client.models,
+        Client.cards,
         (
             "URL/v1/models answers with something that is not JSON: "
             "<!DOCTYPE html><html><body><h1>Welcome</h1></body></html>",
@@ -107,22 +107,22 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
     ),
     "JSON of another shape": (
         Faults(shape={"/v1/models": {"data": [{"name": "x"}]}}),
-        Client.models,
+        Client.cards,
         ("/v1/models answers without a proper `id`", "is this vLLM's address?", GARBAGE, None),
     ),
     "a list of models that is none": (
         Faults(shape={"/v1/models": [1]}),
-        Client.models,
+        Client.cards,
         ("/v1/models answers without a proper `data`", "is this vLLM's address?", GARBAGE, None),
     ),
     "no HTTP": (
         Faults(nonsense={"/v1/models"}),
-        Client.models,
+        Client.cards,
         ("what listens at URL does not speak HTTP", None, GARBAGE, None),
     ),
     "an answer that ends in its middle": (
         Faults(half={"/v1/models"}),
-        Client.models,
+        Client.cards,
         (
             "the connection to URL/v1/models ended before the answer: a part of it came",
             "the server may have died: look at its log",
@@ -132,7 +132,7 @@ FAULTS: dict[str, tuple[Faults, Callable[[Client], Any], tuple[str, str | None, 
     ),
     "a redirect": (
         Faults(redirect={"/v1/models": "http://elsewhere/"}),
-        Client.models,
+        Client.cards,
         (
             "URL/v1/models answers 307 Temporary Redirect: it points to http://elsewhere/",
             "give the address that the server itself has; redirects are not followed",
@@ -212,7 +212,7 @@ def test_an_unknown_model_is_told_in_the_servers_words(fake: Start) -> None:
 def test_an_address_where_nothing_listens_is_one_sentence() -> None:
     client = Client(f"http://127.0.0.1:{free_port()}")
     said = ("nothing listens at URL", "start the server, or wait until it has loaded", REFUSED, None)
-    assert failing(client, Client.models) == said
+    assert failing(client, Client.cards) == said
     assert not client.healthy()
 
 
@@ -221,39 +221,39 @@ def test_an_unknown_host_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    said = failing(Client("http://no-such-host.invalid:8000"), Client.models)
+    said = failing(Client("http://no-such-host.invalid:8000"), Client.cards)
     assert said == ("no host is called no-such-host.invalid", None, NO_HOST, None)
 
 
 def test_a_silent_server_is_given_up_in_time(fake: Start) -> None:
     client = Client(fake(faults=Faults(pause=1.0)).url, timeout=0.1)
-    assert failing(client, Client.models) == ("URL/v1/models gave no answer within 0.1 s", None, SILENT, None)
+    assert failing(client, Client.cards) == ("URL/v1/models gave no answer within 0.1 s", None, SILENT, None)
 
 
 def test_tls_where_there_is_none_is_one_sentence(fake: Start) -> None:
     client = Client(fake().url.replace("http:", "https:"))
-    message, _, kind, _ = failing(client, Client.models)
+    message, _, kind, _ = failing(client, Client.cards)
     assert message.startswith("no TLS connection to URL: ") and kind == GARBAGE
 
 
 def test_the_key_goes_along(fake: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = fake(key="sesame")
-    said = failing(Client(server.url), Client.models)
+    said = failing(Client(server.url), Client.cards)
     help = f"export {KEY_VARIABLE} with the server's key"
     assert said == ("URL/v1/models answers 401 Unauthorized: Unauthorized", help, STATUS, 401)
-    said = failing(Client(server.url, "other"), Client.models)
+    said = failing(Client(server.url, "other"), Client.cards)
     assert said[1] == f"the server has another key than {KEY_VARIABLE}"
     monkeypatch.setenv(KEY_VARIABLE, "sesame")
     client = Client(server.url)
-    assert client.has_key and client.models() == ["tuned"]
-    assert client.within(1).models() == ["tuned"]
-    assert failing(client.without_key(), Client.models)[3] == 401
+    assert client.has_key and client.cards().keys() == {"tuned"}
+    assert client.within(1).cards().keys() == {"tuned"}
+    assert failing(client.without_key(), Client.cards)[3] == 401
 
 
 def test_the_key_is_not_printed(fake: Start) -> None:
     """Some servers repeat in an error what they were sent."""
     client = Client(fake(faults=Faults(fail={"/v1/models": 500}, repeat_key=True)).url, "sesame")
-    message = failing(client, Client.models)[0]
+    message = failing(client, Client.cards)[0]
     assert message.endswith("EngineCore encountered an issue to Bearer ***.")
 
 
@@ -268,7 +268,7 @@ def test_proxies_get_nothing(fake: Start, monkeypatch: pytest.MonkeyPatch) -> No
     """The key and the prompts are for the server alone."""
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
-    assert Client(fake().url).models() == ["tuned"]
+    assert Client(fake().url).cards().keys() == {"tuned"}
 
 
 @pytest.mark.parametrize(

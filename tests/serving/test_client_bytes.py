@@ -62,7 +62,7 @@ def test_what_a_server_says_cannot_move_the_cursor(raw: Callable[[bytes], str]) 
     body = b"\x1b[2J\x07gone\r\nrewritten" + b"x" * 500
     answer = b"HTTP/1.1 500 Oh\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     with pytest.raises(ServerError) as caught:
-        Client(raw(answer)).models()
+        Client(raw(answer)).cards()
     said = caught.value.message.partition(": ")[2]
     assert said.isprintable() and "\x1b" not in said
     assert len(said) < 300 and said.endswith("...")
@@ -72,13 +72,13 @@ def test_deep_json_is_no_traceback(raw: Callable[[bytes], str]) -> None:
     body = b"[" * 200_000
     url = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
     with pytest.raises(ServerError, match="something that is not JSON"):
-        Client(url).models()
+        Client(url).cards()
 
 
 def test_a_path_before_the_api_is_kept(raw: Callable[[bytes], str]) -> None:
     body = json.dumps({"data": [{"id": "tuned"}]}).encode()
     url = raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    assert Client(f"{url}/models/one").models() == ["tuned"]
+    assert Client(f"{url}/models/one").cards().keys() == {"tuned"}
 
 
 def test_a_server_that_tells_no_version_is_no_error(raw: Callable[[bytes], str]) -> None:

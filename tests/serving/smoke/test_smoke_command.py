@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.errors import UserError
 from recipec.runtime.serving import smoke
-from recipec.runtime.serving.client import KEY_VARIABLE, Client
-from recipec.runtime.serving.smoke import Waited, wait
+from recipec.runtime.serving.client import KEY_VARIABLE
+from recipec.runtime.serving.smoke import Waited
 from tests.ports import free_port
 from tests.serving.fake_faults import Faults
 from tests.serving.fake_language import Language
@@ -129,15 +128,6 @@ def test_another_server_is_not_waited_for(
     status: int, fake: Start, run: Callable[..., tuple[int, str]]
 ) -> None:
     assert run(fake(faults=Faults(fail={"/health": status})), "--wait", "10")[0] == 1
-
-
-def test_waiting_ends_with_the_process(fake: Start) -> None:
-    said: list[tuple[float, str]] = []
-    client = Client(f"http://127.0.0.1:{free_port()}")
-    ends = iter([None, None, "the server ended with 137: it was killed"])
-    with pytest.raises(UserError, match="the server ended with 137") as caught:
-        wait(client, 5, lambda *a: said.append(a), died=lambda: next(ends), pauses=(0.01,))
-    assert len(said) == 2 and "look at its log" in str(caught.value.help)
 
 
 class Terminal(io.StringIO):
