@@ -56,8 +56,7 @@ class Program:
 
     def serving(self, **changes: object) -> Program:
         """The program with a server of other settings."""
-        serve = self.recipe.serve
-        assert serve is not None
+        serve = self.recipe.server
         changed = self.recipe.model_copy(update={"serve": serve.model_copy(update=changes)})
         return replace(self, recipe=changed)
 

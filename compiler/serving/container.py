@@ -129,8 +129,7 @@ def container(recipe: Recipe, family: str) -> Container:
     Args:
         family: of the model: "gemma4".
     """
-    serve = recipe.serve
-    assert serve is not None
+    serve = recipe.server
     model, adapter = model_weights(recipe), adapter_weights(recipe)
     flags = flag_words(server_flags(recipe, family))
     environment = server_environment(serve, offline=model.local)
@@ -165,8 +164,7 @@ def server_flags(recipe: Recipe, family: str) -> dict[str, Any]:
     Args:
         family: of the model.
     """
-    serve = recipe.serve
-    assert serve is not None
+    serve = recipe.server
     adapter = serve.weights == "adapter"
     flags: dict[str, Any] = {}
     model = model_weights(recipe)

@@ -37,6 +37,5 @@ def memory_share(extra_args: Mapping[str, Any]) -> float:
 
 def weight_size(recipe: Recipe) -> int:
     """Bytes of each of the served weights' numbers; the few that are never quantised are counted alike."""
-    assert recipe.serve is not None
-    merged = recipe.merge.quantization if recipe.serve.weights == "merged" else None
-    return 1 if recipe.serve.quantization or merged else 2
+    merged = recipe.merge.quantization if recipe.server.weights == "merged" else None
+    return 1 if recipe.server.quantization or merged else 2

@@ -68,8 +68,7 @@ def check_files(artifact: ServedArtifact, folders: Mapping[str, Path]) -> None:
         raise ArtifactError(
             f"{artifact.folder / 'serve/Dockerfile'} is missing", "build it again: recipe build RECIPE"
         )
-    container, serve = artifact.container, artifact.recipe.serve
-    assert serve is not None
+    container, serve = artifact.container, artifact.recipe.server
     _check_part(
         container.model,
         folders.get(MODEL),

@@ -43,8 +43,7 @@ class ServedWeights:
 
 def model_weights(recipe: Recipe) -> ServedWeights:
     """The weights that vLLM is started with: the merged ones, or an adapter's base."""
-    serve = recipe.serve
-    assert serve is not None
+    serve = recipe.server
     if serve.model is not None:
         return _weights(serve.model, recipe.model.revision if serve.model == recipe.model.id else None)
     if serve.weights == "merged":
@@ -57,8 +56,7 @@ def model_weights(recipe: Recipe) -> ServedWeights:
 
 def adapter_weights(recipe: Recipe) -> ServedWeights | None:
     """The PEFT adapter that merge.py writes, None where merged weights are served."""
-    assert recipe.serve is not None
-    if recipe.serve.weights == "merged":
+    if recipe.server.weights == "merged":
         return None
     return _output(recipe.merge.output.rstrip("/") + "-adapter")
 

@@ -105,3 +105,9 @@ class Recipe(Section):
     budget: Budget = section(
         "What the run may take at the most.", Budget, {"max_hbm_share": 0.9, "max_usd": 200}
     )
+
+    @property
+    def server(self) -> Serve:
+        """The section `serve` of a recipe that has one."""
+        assert self.serve is not None
+        return self.serve

@@ -36,18 +36,12 @@ class Limits:
     """How much a replica takes at once.
 
     Attributes:
-        replicas: how many there are.
-        sequences: max_num_seqs.
-        batched: max_num_batched_tokens.
         longest: max_model_len.
         cache_bytes: of a device, for the cache; 0 when the weights take all.
         bounded: as `sequence_bytes` takes it.
         sequence_bytes: of a device, that a sequence of max_model_len takes.
     """
 
-    replicas: int
-    sequences: int
-    batched: int
     longest: int
     cache_bytes: float
     bounded: int | None
@@ -83,14 +77,11 @@ class Server:
         Raises:
             ArtifactError: when a flag's value has no meaning.
         """
-        serve, accelerator = self.program.recipe.serve, self.program.serve_accelerator
-        assert serve is not None and accelerator is not None
+        serve, accelerator = self.program.recipe.server, self.program.serve_accelerator
+        assert accelerator is not None
         usable = accelerator.hbm_bytes_per_device * memory_share(serve.extra_args)
         bounded = serve.max_num_batched_tokens if windows_bound(self.program, self.caches) else None
         return Limits(
-            replicas=serve.data_parallel_size,
-            sequences=serve.max_num_seqs,
-            batched=serve.max_num_batched_tokens,
             longest=serve.max_model_len,
             cache_bytes=max(0.0, usable - sum(one.bytes for one in self.weights)),
             bounded=bounded,
@@ -103,8 +94,7 @@ class Server:
         Args:
             context: tokens that each of them sees.
         """
-        serve = self.program.recipe.serve
-        assert serve is not None
+        serve = self.program.recipe.server
         seen = self._attention([min(context, window) for window in self._windows()])
         return self._step(
             sequences=sequences,
@@ -198,8 +188,8 @@ class Server:
 
 def server_of(program: Program) -> Server:
     """One replica of the server of a recipe that has a `serve` section."""
-    serve, accelerator = program.recipe.serve, program.serve_accelerator
-    assert serve is not None and accelerator is not None
+    serve, accelerator = program.recipe.server, program.serve_accelerator
+    assert accelerator is not None
     return Server(
         program=program,
         weights=weights(program),
@@ -229,16 +219,17 @@ def load(
         rate: requests per second over all replicas, None for all at once.
         prompts: requests of the measurement.
     """
-    context, limits = prompt + answer / 2, server.limits
+    context, limits, serve = prompt + answer / 2, server.limits, server.program.recipe.server
+    replicas = serve.data_parallel_size
     most, limited_by = min(
         (limits.cache_bytes / sequence_bytes(server.caches, context, limits.bounded), "cache"),
-        (float(limits.sequences), "max_num_seqs"),
-        (prompts / limits.replicas, "prompts"),
+        (float(serve.max_num_seqs), "max_num_seqs"),
+        (prompts / replicas, "prompts"),
     )
-    first = server.prefill(prompt, limits.batched)
+    first = server.prefill(prompt, serve.max_num_batched_tokens)
     concurrency = most
     if rate is not None:
-        arriving = rate / limits.replicas
+        arriving = rate / replicas
         under_way = 0.0
         for _ in range(ROUNDS):
             further = (answer - 1) * server.decode(max(under_way, 1.0), context).bound_seconds
@@ -248,14 +239,14 @@ def load(
         if under_way < most:
             concurrency, limited_by = under_way, "rate"
     step = server.decode(max(concurrency, 1.0), context)
-    tokens = limits.replicas * _throughput(server, first, most, context, answer)
+    tokens = replicas * _throughput(server, first, most, context, answer)
     if rate is not None:
         tokens = min(tokens, rate * answer)
     return Load(
         input_length=prompt,
         output_length=answer,
         request_rate=rate,
-        concurrency=concurrency * limits.replicas,
+        concurrency=concurrency * replicas,
         limited_by=limited_by,
         ttft_seconds=first.bound_seconds,
         tpot_seconds=step.bound_seconds,

@@ -52,8 +52,7 @@ def slot_bytes(heads: int, head_dim: int, number_bytes: int) -> int:
 
 def caches(program: Program) -> list[Cache]:
     """The layers by kind: what they see, and how many heads of which size they store."""
-    a, serve = program.architecture, program.recipe.serve
-    assert serve is not None
+    a, serve = program.architecture, program.recipe.server
     tp, number_bytes = serve.tensor_parallel_size, DTYPES[serve.kv_cache_dtype][1]
     kinds: dict[tuple[bool, int, int], list[int]] = {}
     for layer in range(a.num_layers):
@@ -87,8 +86,7 @@ def windows_bound(program: Program, kinds: Sequence[Cache]) -> bool:
     tpu-inference's JAX models keep every token in every layer. vLLM's models on torchax keep windows apart,
     unless heads differ in size between layers or vLLM's manager for that is switched off.
     """
-    serve = program.recipe.serve
-    assert serve is not None
+    serve = program.recipe.server
     names = {str(name).replace("_", "-") for name, value in serve.extra_args.items() if value is not False}
     return (
         not runs_jax_model(program)

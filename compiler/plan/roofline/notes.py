@@ -30,8 +30,8 @@ def notes(program: Program, kinds: Sequence[Cache], windows_bound: bool, share: 
     Args:
         share: of the memory that vLLM uses.
     """
-    serve, accelerator = program.recipe.serve, program.serve_accelerator
-    assert serve is not None and accelerator is not None
+    serve, accelerator = program.recipe.server, program.serve_accelerator
+    assert accelerator is not None
     yield from _cache_notes(program, kinds, windows_bound)
     if said := missing(program):
         yield said
@@ -61,8 +61,7 @@ def notes(program: Program, kinds: Sequence[Cache], windows_bound: bool, share: 
 
 
 def _cache_notes(program: Program, kinds: Sequence[Cache], windows_bound: bool) -> Iterator[str]:
-    serve = program.recipe.serve
-    assert serve is not None
+    serve = program.recipe.server
     tp, fp8 = serve.tensor_parallel_size, serve.kv_cache_dtype.startswith("fp8")
     windows = sorted({kind.window for kind in kinds if kind.window})
     if windows and windows_bound:

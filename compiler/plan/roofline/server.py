@@ -74,7 +74,7 @@ def plan_serving(program: Program) -> ServingPlan:
         tokens_fit=limits.tokens_fit,
         sequences_fit=limits.sequences_fit,
         decode=tuple(_decode_steps(server, lengths)),
-        prefill=tuple(server.prefill(length, limits.batched) for length in lengths),
+        prefill=tuple(server.prefill(length, serve.max_num_batched_tokens) for length in lengths),
         loads=tuple(
             load(server, length, benchmark.output_length, rate, benchmark.prompts, usd)
             for length in lengths
@@ -88,17 +88,17 @@ def plan_serving(program: Program) -> ServingPlan:
 
 def _decode_steps(server: Server, contexts: Sequence[int]) -> Iterator[Step]:
     """At each context: one sequence, and as many as the server takes."""
-    limits = server.limits
+    limits, most = server.limits, server.program.recipe.server.max_num_seqs
     for context in contexts:
         fit = int(limits.cache_bytes // sequence_bytes(server.caches, context, limits.bounded))
-        for sequences in sorted({1, max(1, min(limits.sequences, fit))}):
+        for sequences in sorted({1, max(1, min(most, fit))}):
             yield server.decode(sequences, context)
 
 
 def _comparisons(program: Program, server: Server, weight_bytes: float) -> Iterator[Comparison]:
     """To the published measurements, where this is the server that they are of."""
-    serve = program.recipe.serve
-    assert serve is not None and program.serve_accelerator is not None
+    serve = program.recipe.server
+    assert program.serve_accelerator is not None
     found = published.of_recipe(program.recipe, program.serve_accelerator.name)
     if found is None:
         return

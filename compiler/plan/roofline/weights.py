@@ -59,8 +59,7 @@ EXPERTS = re.compile(r"\.moe\.(gating_einsum|linear)$")
 
 def runs_jax_model(program: Program) -> bool:
     """Whether tpu-inference's own JAX model is run, rather than vLLM's on torchax."""
-    assert program.recipe.serve is not None
-    return features.runs_jax_model(program.family.name, program.recipe.serve)
+    return features.runs_jax_model(program.family.name, program.recipe.server)
 
 
 def padded_head(head_dim: int) -> int:
@@ -115,8 +114,7 @@ def _sum(a: Weights, b: Weights) -> Weights:
 def _text(program: Program) -> Iterator[Weights]:
     """One line for each array, those included that only fill Tunix's model: tpu-inference has keys and values
     in every layer, also where they are shared."""
-    serve, merge = program.recipe.serve, program.recipe.merge
-    assert serve is not None
+    serve, merge = program.recipe.server, program.recipe.merge
     plain = 4 if str(serve.extra_args.get("dtype", "")) in ("float32", "float") else 2
     linear = 1 if serve.quantization or merge.quantization else plain
     experts = 1 if serve.quantization else plain
@@ -198,8 +196,7 @@ def _vision(program: Program) -> Iterator[Weights]:
     tower = TOWERS.get(catalog.title(program.recipe.model.id))
     if tower is None:
         return
-    assert program.recipe.serve is not None
-    tp, hidden = program.recipe.serve.tensor_parallel_size, tower.hidden
+    tp, hidden = program.recipe.server.tensor_parallel_size, tower.hidden
     layer = 4 * hidden * tower.heads * tower.head_dim + 3 * hidden * tower.intermediate
     split = tower.layers * layer + 3 * tower.patch**2 * hidden + hidden * program.architecture.hidden_size
     table = 2 * tower.positions * hidden

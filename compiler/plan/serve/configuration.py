@@ -107,8 +107,7 @@ def _timed(
     programs: Sequence[ServeProgram],
 ) -> CompiledServing:
     """With the estimates of its times."""
-    serve, benchmark = program.recipe.serve, program.recipe.benchmark
-    assert serve is not None
+    benchmark = program.recipe.benchmark
     steps = steps_of(program, made, done, programs, planned.weights)
     points: list[ServingPoint] = []
     answer = benchmark.output_length

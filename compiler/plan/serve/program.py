@@ -82,8 +82,8 @@ def job(program: Program, layers: Sequence[int], **changes: Any) -> ServeJob:
 
 
 def _refuse(program: Program) -> None:
-    serve, accelerator = program.recipe.serve, program.serve_accelerator
-    assert serve is not None and accelerator is not None
+    serve, accelerator = program.recipe.server, program.serve_accelerator
+    assert accelerator is not None
     without = "plan its serving on paper, without --serve"
     architecture = config_of(program)["architectures"][0]
     compiled = hardware.supported_by_vllm("advised", "tested")

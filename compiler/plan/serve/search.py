@@ -68,8 +68,8 @@ def search(program: Program, exact: bool, say: Say, run: Run | None = None) -> S
 
 def choices(program: Program) -> Iterator[ServingChoice]:
     """All configurations of the recipe's machine."""
-    serve, accelerator = program.recipe.serve, program.serve_accelerator
-    assert serve is not None and accelerator is not None
+    serve, accelerator = program.recipe.server, program.serve_accelerator
+    assert accelerator is not None
     types = [serve.kv_cache_dtype, "fp8" if accelerator.fp8_kv_cache else "auto", "auto"]
     blocks: list[str | None] = [None]
     window = getattr(program.architecture, "sliding_window", None)
@@ -91,9 +91,8 @@ def ruled_out(program: Program, choice: ServingChoice) -> str:
     for heads in sorted({architecture.kv_heads(i) for i in range(architecture.num_layers)}):
         if heads % size and size % heads:
             return f"{heads} key/value heads can be neither split over {size} devices nor copied evenly"
-    assert program.recipe.serve is not None
     gib = weight_size(program.recipe) * program.base_parameters / size / 2**30
-    share = memory_share(program.recipe.serve.extra_args)
+    share = memory_share(program.recipe.server.extra_args)
     room = share * (accelerator.hbm_gib or 0) / accelerator.devices_per_chip
     if gib >= room:
         return f"the weights take {gib:.1f} GiB of each device, and vLLM uses {room:.1f} GiB"
@@ -130,8 +129,7 @@ def _compiled(
     run: Run | None,
     prefill: ServeProgram | None,
 ) -> ServingCandidate:
-    serve = program.recipe.serve
-    assert serve is not None
+    serve = program.recipe.server
     environment = {name: value for name, value in serve.env.items() if name != BLOCKS}
     if choice.decode_blocks:
         environment[BLOCKS] = choice.decode_blocks
@@ -170,8 +168,7 @@ def _candidate(
 
 def _sets(program: Program, choice: ServingChoice) -> tuple[str, ...]:
     """What differs from the recipe."""
-    own, serve = _own(program), program.recipe.serve
-    assert serve is not None
+    own, serve = _own(program), program.recipe.server
     sets = []
     if choice.tensor_parallel != own.tensor_parallel:
         sets.append(f"serve.tensor_parallel_size={choice.tensor_parallel}")
