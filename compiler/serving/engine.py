@@ -68,6 +68,11 @@ class Exit:
     error: str
 
 
+def address(environ: Mapping[str, str]) -> str:
+    """The engine's: what DOCKER_HOST names, or the usual socket."""
+    return environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
+
+
 class Engine:
     """A connection to the engine. Its methods raise ArtifactError; each may run in a thread of its own.
 
@@ -96,7 +101,7 @@ class Engine:
         from docker.utils import kwargs_from_env
 
         given = dict(os.environ if environ is None else environ)
-        host = given.get("DOCKER_HOST") or f"unix://{SOCKET}"
+        host = address(given)
         _refuse_elsewhere(host)
         try:
             api = docker.APIClient(version="auto", timeout=ANSWER_SECONDS, **kwargs_from_env(given))

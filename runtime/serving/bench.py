@@ -28,7 +28,7 @@ from ..progress import duration
 from . import bench_report
 from .bench_points import LoadPoint, as_json, lacking, parse_rate, read_record, set_aside, whole, write_whole
 from .bench_report import HourlyPrice, Published
-from .bench_runner import Processes, Runner, TimedOut, new_folder
+from .bench_runner import Processes, TimedOut, new_folder
 from .bench_server import ServerFacts, ServerMachine, ask, look, recipe_settings
 from .client import Client, ServerError
 
@@ -49,7 +49,7 @@ HEALTH_SECONDS = 10.0
 FAILED = 1
 
 
-def main(argv: Sequence[str] | None = None, runner: Runner | None = None) -> int:
+def main(argv: Sequence[str] | None = None, runner: Processes | None = None) -> int:
     """The command line; returns the exit status.
 
     Args:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None, runner: Runner | None = None) -> int
         return FAILED
 
 
-def _main(argv: Sequence[str] | None, runner: Runner | None) -> int:
+def _main(argv: Sequence[str] | None, runner: Processes | None) -> int:
     sweep, compose = parsed(argv)
     if runner is None:
         prefix = ["docker", "compose", "--file", compose, "exec", "-T", "vllm"] if compose else []
@@ -76,7 +76,7 @@ def _main(argv: Sequence[str] | None, runner: Runner | None) -> int:
         return 128 + stop.number
 
 
-def measure(sweep: BenchmarkSweep, runner: Runner) -> int:
+def measure(sweep: BenchmarkSweep, runner: Processes) -> int:
     """Measures the points that are not measured yet, and writes the summary of all.
 
     Returns:
@@ -119,7 +119,7 @@ def measure(sweep: BenchmarkSweep, runner: Runner) -> int:
 
 def _points(
     sweep: BenchmarkSweep,
-    runner: Runner,
+    runner: Processes,
     client: Client,
     settings: dict[str, Any],
     server: ServerFacts,
@@ -162,7 +162,7 @@ def time_left(sweep: BenchmarkSweep, todo: Sequence[LoadPoint], done: int, passe
     return f" ({duration(sum(sent[done:]) + beyond * (len(todo) - done))} left)"
 
 
-def _measured(sweep: BenchmarkSweep, runner: Runner, point: LoadPoint, limit: int | None) -> dict[str, Any]:
+def _measured(sweep: BenchmarkSweep, runner: Processes, point: LoadPoint, limit: int | None) -> dict[str, Any]:
     """A point's record, without what it shares with the others.
 
     Args:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from ..errors import UserError
 from .client import KEY_VARIABLE
@@ -53,33 +52,8 @@ ASIDE_SECONDS = 60.0
 """That a command beside the benchmark may take: reading a file, removing a folder."""
 
 
-def tenths() -> str:
-    """STOP's second argument."""
-    return str(round(10 * GRACE_SECONDS))
-
-
 class TimedOut(Exception):
     """A command had not ended in its time, and was ended."""
-
-
-class Runner(Protocol):
-    """Where vLLM is. `folder` is a new one of that place, for one measurement."""
-
-    def check(self) -> None:
-        """Raises UserError where there is no vLLM."""
-
-    def run(self, folder: str, words: Sequence[str], log: Path, seconds: float) -> int:
-        """Runs a command to its end, its output into `log`; whatever ends the waiting ends the command.
-
-        Raises:
-            TimedOut: after `seconds`.
-        """
-
-    def read(self, folder: str, name: str) -> bytes | None:
-        """A file of `folder`; None where there is none."""
-
-    def remove(self, folder: str) -> None:
-        """Removes `folder`."""
 
 
 def new_folder() -> str:
@@ -88,17 +62,18 @@ def new_folder() -> str:
 
 
 class Processes:
-    """Processes of this machine.
+    """Where vLLM is. `folder` is a new one of that place, for one measurement.
 
     Args:
-        prefix: words that bring a command to where vLLM is, such as `docker compose exec -T vllm`; () for
-            this machine itself.
+        prefix: words that bring a command to where vLLM is, such as `docker exec NAME`; () for this machine
+            itself.
     """
 
     def __init__(self, prefix: Sequence[str] = ()) -> None:
         self.prefix = tuple(prefix)
 
     def check(self) -> None:
+        """Raises UserError where there is no vLLM."""
         try:
             done = self._aside("command -v vllm")
         except OSError as error:
@@ -114,10 +89,15 @@ class Processes:
             return UserError("vllm is not on PATH", "install vllm, or start the server's container")
         return UserError(
             f"the server's container has no vllm to measure with: {reason}",
-            "start the container first, or put vllm on PATH",
+            "start the container first; or put vllm on PATH, and name the server with --url",
         )
 
     def run(self, folder: str, words: Sequence[str], log: Path, seconds: float) -> int:
+        """Runs a command to its end, its output into `log`; whatever ends the waiting ends the command.
+
+        Raises:
+            TimedOut: after `seconds`.
+        """
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._aside(PREPARE, folder)
         command = [*self.prefix, "sh", "-c", START, "sh", folder, *words]
@@ -141,7 +121,7 @@ class Processes:
         try:
             if self.prefix:
                 with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                    self._aside(STOP, folder, tenths())
+                    self._aside(STOP, folder, str(round(10 * GRACE_SECONDS)))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -153,6 +133,7 @@ class Processes:
             process.wait()
 
     def read(self, folder: str, name: str) -> bytes | None:
+        """A file of `folder`; None where there is none."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             done = self._aside('cat "$1/$2"', folder, name)
             return done.stdout if done.returncode == 0 else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.runtime.serving import bench
-from recipec.runtime.serving.bench_runner import Runner
+from recipec.runtime.serving.bench_runner import Processes
 
 STUB = Path(__file__).with_name("stub_vllm.py")
 
@@ -49,7 +49,7 @@ class Bench:
         """What the client does at a point, by its name."""
         (self.bin / "plan.json").write_text(json.dumps(faults))
 
-    def run(self, *more: str, runner: Runner | None = None) -> int:
+    def run(self, *more: str, runner: Processes | None = None) -> int:
         return bench.main([*self.words, *more], runner)
 
     def calls(self) -> list[dict[str, Any]]:

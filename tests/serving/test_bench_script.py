@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from recipec.compiler.emitters.serve_clients import bench_flags, emit_bench
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.serving import published
 from recipec.runtime.serving import bench
-from recipec.runtime.serving.bench_runner import TimedOut
+from recipec.runtime.serving.bench_runner import Processes, TimedOut
 from tests.emit import emitting
 from tests.serving.benching import Bench, point_of
 from tests.serving.fake_vllm import FakeVllm
@@ -234,60 +234,36 @@ def test_the_command_measures_a_server_at_another_address(
 
 
 class Api:
-    """The engine's API for a container whose processes are this machine's."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self.environment = dict(environment)
-        self.commands: dict[str, list[str]] = {}
-        self.codes: dict[str, int | None] = {}
+    """The engine's API, as far as looking for a container goes."""
 
     def inspect_container(self, name: str) -> dict[str, Any]:
         return {"Id": "c0", "Name": f"/{name}", "State": {"Status": "running"}, "Config": {"Labels": {}}}
 
-    def exec_create(self, container: str, command: Sequence[str]) -> dict[str, str]:
-        assert container == "c0"
-        identity = f"e{len(self.commands)}"
-        self.commands[identity] = list(command)
-        return {"Id": identity}
 
-    def exec_start(self, identity: str, stream: bool = False, demux: bool = False) -> Any:
-        process = subprocess.Popen(
-            self.commands[identity], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        if stream:
-            return self._pieces(identity, process)
-        output, _ = process.communicate()
-        self.codes[identity] = process.returncode
-        return output, None
-
-    def _pieces(self, identity: str, process: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        assert process.stdout is not None
-        while piece := process.stdout.read1(4096):  # type: ignore[attr-defined]
-            yield piece
-        self.codes[identity] = process.wait()
-
-    def exec_inspect(self, identity: str) -> dict[str, Any]:
-        return {"ExitCode": self.codes.get(identity)}
+@pytest.fixture
+def docker(tmp_path: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`docker exec` into a container whose processes are this machine's; docker.log has its arguments."""
+    program = tmp_path / "docker" / "docker"
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >>{tmp_path}/docker.log\n'
+        '[ "$1 $3 $4" = "--host exec tuned" ] || exit 9\nshift 4\n'
+        'VLLM_API_KEY=of-the-container exec "$@"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{measured.path}")
+    return program
 
 
-def in_container(measured: Bench, name: str = "tuned", **environment: str) -> Any:
-    from recipec.compiler.serving.bench import InContainer
-    from recipec.compiler.serving.engine import Engine
-    from recipec.compiler.serving.logs import Hider
-
-    engine = Engine(Api({"PATH": measured.path, **environment}), Hider(()))
-    found = engine.find(name)
-    assert found is not None
-    return InContainer(engine, found)
+IN_CONTAINER = ("docker", "--host", "unix:///run/docker.sock", "exec", "tuned")
 
 
 def test_the_command_measures_in_the_container(
-    artifact: Path, measured: Bench, monkeypatch: pytest.MonkeyPatch
+    artifact: Path, measured: Bench, docker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from recipec.compiler.serving import engine
 
-    api = Api({"PATH": measured.path, "VLLM_API_KEY": "of-the-container"})
-    connected = engine.Engine(api, lambda text: text)  # type: ignore[arg-type]
+    connected = engine.Engine(Api(), lambda text: text)  # type: ignore[arg-type]
     monkeypatch.setattr(engine.Engine, "connect", lambda *_: connected)
     # The server is where the recipe has it.
     monkeypatch.setattr("recipec.compiler.serving.bench.own_address", lambda host: "127.0.0.1")
@@ -301,7 +277,7 @@ def test_the_command_measures_in_the_container(
     # 4,096 tokens in are left out: the stand-in takes so many in all.
     assert len(calls) == 2 and {call["OPENAI_API_KEY"] for call in calls} == {"of-the-container"}
     assert calls[0]["words"][calls[0]["words"].index("--tokenizer") + 1] == "/model"
-    assert not any("of-the-container" in word for words in api.commands.values() for word in words)
+    assert "of-the-container" not in (tmp_path / "docker.log").read_text()
     text = (artifact / "results" / "bench" / "summary.md").read_text()
     assert "Measured on v6e-8, as --machine says" in text and "arXiv 2605.25645" in text
 
@@ -323,30 +299,22 @@ def test_a_container_that_does_not_run_is_one_sentence(
     assert measured.calls() == []
 
 
-def test_a_client_in_the_container_is_ended(measured: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_in_the_container_is_ended(
+    measured: Bench, docker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("recipec.runtime.serving.bench_runner.GRACE_SECONDS", 0.3)
     measured.plan({"input-512-rate-inf": "hang-deaf"})
-    runner = in_container(measured)
     more = ["--timeout", "0.02", "--input-lengths", "512", "--request-rates", "inf"]
-    assert bench.main([*measured.words, *more], runner) == 1
+    assert bench.main([*measured.words, *more], Processes(IN_CONTAINER)) == 1
     assert "no end within 0.02 minutes" in measured.outcomes()["input-512-rate-inf"]
     assert all(gone(call["pid"]) for call in measured.calls())
 
 
-def test_a_container_that_ends_is_a_failed_point(measured: Bench, tmp_path: Path) -> None:
-    from docker.errors import APIError
-
-    runner = in_container(measured)
-    log = tmp_path / "log"
-
-    def gone(*_: Any, **__: Any) -> Any:
-        raise APIError("409: container c0 is not running")
-
-    runner._api.exec_start = gone
-    folder = str(tmp_path / "measuring")
-    assert runner.run(folder, ["vllm"], log, 5.0) == 137
-    assert runner.read(folder, "result.json") is None
+def test_a_container_that_ends_is_a_failed_point(docker: Path, tmp_path: Path) -> None:
+    runner, log, folder = Processes(IN_CONTAINER), tmp_path / "log", str(tmp_path / "measuring")
     with pytest.raises(TimedOut):
-        del runner._api.exec_start
         runner.run(folder, ["sleep", "30"], log, 0.1)
     runner.remove(folder)
+    docker.write_text("#!/bin/sh\nexit 137\n")
+    assert runner.run(folder, ["vllm"], log, 5.0) == 137
+    assert runner.read(folder, "result.json") is None

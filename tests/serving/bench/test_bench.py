@@ -137,25 +137,17 @@ def test_a_point_that_does_not_end_is_ended(
     assert bench.outcomes()[LAST] == "failed: no end within 0.005 minutes"
 
 
-class Dying:
+class Dying(Processes):
     """Where vLLM is, and a server that dies in the middle of a point."""
 
     def __init__(self, server: FakeVllm, at: str) -> None:
-        self.server, self.at, self.inner = server, at, Processes()
-
-    def check(self) -> None:
-        self.inner.check()
+        super().__init__()
+        self.server, self.at = server, at
 
     def run(self, folder: str, words: Sequence[str], log: Path, seconds: float) -> int:
         if log.stem == self.at:
             self.server.die()
-        return self.inner.run(folder, words, log, seconds)
-
-    def read(self, folder: str, name: str) -> bytes | None:
-        return self.inner.read(folder, name)
-
-    def remove(self, folder: str) -> None:
-        self.inner.remove(folder)
+        return super().run(folder, words, log, seconds)
 
 
 def test_a_dead_server_ends_the_sweep(
