@@ -30,6 +30,28 @@ MOST = 1e30
 DATA = Path(__file__).parent.parent / "data" / "dialects.json"
 
 
+OFF: tuple[Any, ...] = (None, False, 0, 0.0, "", "none", [], {})
+"""Values at which a feature does nothing."""
+
+REASONS = {
+    "files": "how files are found, read and kept, not what they hold",
+    "log": "a log, or a report beside the training",
+    "speed": "how fast it runs and where memory lies, not what it computes",
+    "kernels": "the same arithmetic in fused or compiled kernels; XLA compiles the whole step",
+    "launch": "how processes are started and find each other; a TPU's hosts have their own way",
+    "mesh": "the mesh is chosen for the accelerator: its fsdp axis splits weights and optimizer state",
+    "padding": "padding is neither trained on nor attended to",
+    "derived": "what the tool finds out about the model by itself",
+    "checkpoints": "how checkpoints are kept; here with the optimizer's state, at checkpoint.every_steps",
+    "evaluation": "how it evaluates, which trains nothing",
+    "export": "what becomes of the weights afterwards; merge.py does it by the recipe's merge section",
+    "generation": "a setting of generation, which trains nothing",
+    "media": "images and sound are not read: the model here has no tower for them",
+    "method": "a setting of another stage or method",
+}
+"""Why keys bear on no number here, by the word that stands for `exact` and the sentence in a table's row."""
+
+
 @dataclass(frozen=True)
 class Row:
     """Keys that become the same.
@@ -50,13 +72,16 @@ class Row:
 def table(text: str) -> tuple[Row, ...]:
     """A table of keys, in rows `VERDICT KEY KEY=IDLE/IDLE -> TARGET: SENTENCE` that go on on indented lines.
 
-    IDLE is a value at which the key does nothing, as JSON or a word. TARGET and SENTENCE may be missing.
+    IDLE is a value at which the key does nothing, as JSON or a word. TARGET and SENTENCE may be missing. A
+    word of REASONS is a verdict with its sentence.
     """
     rows = []
     for line in re.sub(r"\n +", " ", dedent(text).strip()).split("\n"):
         head, _, note = line.partition(": ")
         head, _, target = head.partition(" -> ")
         verdict, *keys = head.split()
+        if verdict in REASONS:
+            verdict, note = "exact", REASONS[verdict]
         named = (key.partition("=") for key in keys)
         rows.append(
             Row(

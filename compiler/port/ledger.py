@@ -6,8 +6,8 @@ by `unread`, so that no key is missing from the report.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -32,6 +32,10 @@ class Verdict(Enum):
     UNUSED = "unused"
 
 
+SEVERITY = (Verdict.UNUSED, Verdict.EXACT, Verdict.DEFAULTED, Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
+"""Of several findings on one key, the last of these counts."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """What became of one key.
@@ -53,6 +57,15 @@ class Finding:
     recipe: tuple[str, ...] = ()
     note: str = ""
     span: Span | None = None
+
+    def joined(self, verdict: Verdict, recipe: Sequence[str], note: str) -> Finding:
+        """With what else is said of the key: the graver verdict, and both notes."""
+        return replace(
+            self,
+            verdict=max(self.verdict, verdict, key=SEVERITY.index),
+            recipe=tuple(dict.fromkeys([*self.recipe, *recipe])),
+            note="; ".join(dict.fromkeys(filter(None, (self.note, note)))),
+        )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from recipec.compiler.lowering.hardware import Accelerator
-from recipec.compiler.port.ledger import Finding, Ledger, Verdict
-from recipec.compiler.port.report import SEVERITY
+from recipec.compiler.port.ledger import Ledger, Verdict
 from recipec.compiler.wording import divisors, plural
 from recipec.spec.diagnostics import Diagnostic
 
@@ -138,12 +137,7 @@ def amend(ledger: Ledger, path: str, verdict: Verdict, note: str) -> None:
     """Adds to what is said of the keys that set a path of the recipe; the graver verdict holds."""
     for index, finding in enumerate(ledger.findings):
         if path in finding.recipe:
-            ledger.findings[index] = _amended(finding, verdict, note)
-
-
-def _amended(finding: Finding, verdict: Verdict, note: str) -> Finding:
-    graver = max(finding.verdict, verdict, key=SEVERITY.index)
-    return replace(finding, verdict=graver, note="; ".join(filter(None, (finding.note, note))))
+            ledger.findings[index] = finding.joined(verdict, (), note)
 
 
 def _comment(ledger: Ledger, path: str, comment: str) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -18,9 +18,6 @@ from recipec.compiler.port.read import conceal
 from recipec.compiler.port.source import Source, Sources
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import printable
-
-SEVERITY = (Verdict.UNUSED, Verdict.EXACT, Verdict.DEFAULTED, Verdict.APPROXIMATED, Verdict.UNSUPPORTED)
-"""Of several findings on one key, the last of these counts."""
 
 MEANINGS = {
     Verdict.EXACT: "the run is the same",
@@ -104,7 +101,9 @@ def _rows_of(ledger: Ledger, source: Source) -> Iterator[Row]:
     for finding in ledger.findings:
         if finding.file == source.file:
             known = found.get(finding.key)
-            found[finding.key] = finding if known is None else merged(known, finding)
+            if known is not None:
+                finding = known.joined(finding.verdict, finding.recipe, finding.note)
+            found[finding.key] = finding
     spoken: set[str] = set()
     for leaf in source.leaves():
         nearest = [key for key in prefixes(leaf) if key in found]
@@ -119,15 +118,6 @@ def _rows_of(ledger: Ledger, source: Source) -> Iterator[Row]:
 
 def _says_more(finding: Finding) -> bool:
     return bool(finding.recipe) or finding.verdict is not Verdict.EXACT
-
-
-def merged(a: Finding, b: Finding) -> Finding:
-    """Two findings on one key as one: the graver verdict, and both notes."""
-    return replace(
-        max(a, b, key=lambda finding: SEVERITY.index(finding.verdict)),
-        recipe=tuple(dict.fromkeys([*a.recipe, *b.recipe])),
-        note="; ".join(dict.fromkeys(note for note in (a.note, b.note) if note)),
-    )
 
 
 def _row(source: Source | None, key: str, value: Any, finding: Finding) -> Row:

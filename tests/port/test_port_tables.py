@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler.port.common import COMMON, say_common
 from recipec.compiler.port.dialects import KNOWN
-from recipec.compiler.port.keys import Keys, Row, table
+from recipec.compiler.port.keys import REASONS, Keys, Row, table
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, trainer, training
 from recipec.compiler.port.source import Sources
+from recipec.spec import words
 from recipec.spec.structure import section_at
 from tests.port.dialects import codes, finding, source
 
@@ -35,7 +37,12 @@ TABLES = {
     for title, rows in vars(import_module(f"recipec.compiler.port.dialects.{name}")).items()
     if isinstance(rows, tuple) and rows and isinstance(rows[0], Row)
 }
-SHARED = {"adapters": adapters.FEATURES, "trainer": trainer.KEYS, "training": training.OF_OPTIMIZERS}
+SHARED = {
+    "common": COMMON,
+    "adapters": adapters.FEATURES,
+    "trainer": trainer.KEYS,
+    "training": training.OF_OPTIMIZERS,
+}
 
 
 def followed(folder: Path, **given: Any) -> Ledger:
@@ -82,12 +89,30 @@ def test_values_go_where_the_row_says(tmp_path: Path) -> None:
     assert followed(tmp_path, f=False).value("lora.rslora", "absent") == "absent"
 
 
+def test_a_common_key_is_spoken_of_where_the_tool_has_it_and_nothing_was_said(
+    tmp_path: Path,
+) -> None:
+    given = {"plot_loss": True, "debug": True, "disable_tqdm": True}
+    made = Ledger(Sources(source(tmp_path, "config.yaml", given)))
+    keys = Keys(made, made.sources.main, "LLaMA-Factory")
+    keys.unless("debug", (), "said")
+    say_common(keys, "llamafactory")
+    assert finding(made, "plot_loss").note == REASONS["log"] and finding(made, "debug").note == "said"
+    say_common(Keys(made, made.sources.main, "litgpt"), "litgpt")
+    assert finding(made, "plot_loss"), "litgpt has no such key, and says nothing of it"
+
+
 @pytest.mark.parametrize("rows", [*TABLES.values(), *SHARED.values()], ids=[*TABLES, *SHARED])
 def test_no_key_stands_twice_and_each_has_its_reason(rows: tuple[Row, ...]) -> None:
     keys = [key for row in rows for key in row.keys]
     assert len(keys) == len(set(keys)), sorted(key for key in keys if keys.count(key) > 1)
     assert all(row.note for row in rows if row.verdict in ("lost", "learnt"))
+    assert all(row.target for row in rows if row.verdict == "setting")
     for row in rows:
         if row.target and row.verdict != "setting":
-            section = section_at(tuple(row.target.split(".")[:-1]))
-            assert section is not None and row.target.rpartition(".")[2] in section.model_fields
+            within, _, name = row.target.rpartition(".")
+            section = section_at(tuple(within.split(".")))
+            assert section is not None and name in section.model_fields
+            # What a recipe with the tool's word is told to write is where the port puts it.
+            said = {words.key(key.rpartition(".")[2], within) for key in row.keys}
+            assert said <= {None, row.target}

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.common import say_common
 from recipec.compiler.port.dialects.axolotl_data import say_data
-from recipec.compiler.port.keys import Keys, defaults_of, table, words
+from recipec.compiler.port.keys import OFF, Keys, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, models, sharding, trainer, training
 from recipec.compiler.port.meaning.sharding import Launch
@@ -21,9 +22,6 @@ MARKS = words(
     flash_attention load_in_4bit load_in_8bit rl eot_tokens base_model_config bnb_config_kwargs
     pad_to_sequence_len"""
 )
-
-OFF: tuple[object, ...] = (None, False, 0, 0.0, "", "none", [], {})
-"""Values at which a feature does nothing."""
 
 EVERY = 100
 """The recipe's own default of train.eval_every and checkpoint.every_steps."""
@@ -59,18 +57,16 @@ def port(ledger: Ledger) -> None:
     on = project and keys.value("wandb_mode") != "disabled"
     keys.same("wandb_project", {training.PROJECT: project} if on else None, "" if on else "off")
     keys.follow(KEYS, OFF)
+    say_common(keys, NAME)
 
 
 def _model(keys: Keys) -> Model | None:
     name = keys.text("base_model")
-    if name is None:
-        keys.refuse("base_model", "E1144", "`base_model` is missing", "base_model: google/gemma-4-31B-it")
+    revision = "revision_of_model" if keys.text("revision_of_model") else "model_revision"
+    found = models.say_model(keys, "base_model", revision, refuses=False)
+    if found is None:
         return None
-    found = models.resolve(name, keys.source.path.parent)
-    keys.say("base_model", {"model.id": found.id}, found.note)
-    revision = keys.text("revision_of_model") or keys.text("model_revision")
-    for key in ("revision_of_model", "model_revision"):
-        keys.same(key, {"model.revision": revision} if revision and not found.note else None)
+    keys.passive(("revision_of_model", "model_revision"), "")
     tokenizer = keys.text("tokenizer_config")
     keys.same("tokenizer_config", {"model.tokenizer": tokenizer} if tokenizer and tokenizer != name else None)
     return found.model
@@ -183,9 +179,7 @@ def _full(keys: Keys) -> None:
     if not keys.stands("adapter"):
         keys.default("adapter", None, {"lora": None}, "Axolotl's default: all parameters are trained")
     for name, way in (("load_in_4bit", "qlora"), ("load_in_8bit", "lora")):
-        if keys.flag(name):
-            message = f"`{name}` without an adapter: a quantised base cannot be trained itself"
-            keys.refuse(name, "E1146", message, f"adapter: {way}")
+        adapters.refuse_quantised(keys, name, f"adapter: {way}")
         keys.same(name, note="off")
     keys.passive(OF_ADAPTERS, "there are no adapters: everything is trained")
 
@@ -518,71 +512,20 @@ _FLAGS = {
 }
 
 KEYS = table(f"""
+derived model_type
 exact use_wandb: wandb_project says whether the run is logged there
-exact include_tokens_per_second include_tkps: tokens a second are logged in any case
-exact hf_use_auth_token: the hub's token is the environment's
-exact save_safetensors tokenizer_save_jinja_files: the merged model has both
-exact dataset_prepared_path num_dataset_shards_to_save dataset_processes dataset_num_proc
-    dataset_keep_in_memory dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor
-    remove_unused_columns sample_packing_mp_start_method is_preprocess preprocess_iterable total_num_tokens
-    total_supervised_tokens sample_packing_eff_est accelerator_config skip_prepare_dataset: how rows are
-    prepared and loaded, not which
-exact gradio_title gradio_share gradio_server_name gradio_server_port gradio_max_new_tokens gradio_temperature
-    generate_samples num_generation_samples generation_max_new_tokens generation_temperature generation_top_p
-    generation_top_k generation_prompt_ratio generation_do_sample do_causal_lm_eval eval_causal_lm_metrics
-    do_bench_eval bench_dataset bench_split lm_eval_tasks lm_eval_batch_size lm_eval_post_train lm_eval_model
-    eval_table_size eval_max_new_tokens: a demonstration or a report beside the training
-exact device device_map local_rank ddp ddp_timeout ddp_bucket_cap_mb ddp_broadcast_buffers
-    ddp_find_unused_parameters gc_steps gc_collect_steps torch_empty_cache_steps max_memory gpu_memory_limit
-    low_cpu_mem_usage lora_on_cpu qlora_sharded_model_loading experimental_skip_move_to_device ple_cpu_offload
-    ray_run_name resources_per_worker use_ray relora_cpu_offload: how the GPU's memory and its processes are
-    managed
-exact torch_compile torch_compile_backend torch_compile_mode torch_compile_options deepcompile use_kernels
-    lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel liger_rope liger_rms_norm
-    liger_rms_norm_gated liger_layer_norm liger_swiglu liger_glu_activation liger_cross_entropy
-    liger_fused_linear_cross_entropy liger_kernel_impl cut_cross_entropy chunked_cross_entropy
-    chunked_cross_entropy_num_chunks flash_attn_cross_entropy flash_attn_fuse_mlp flash_optimum
-    fused_attn_kernel large_head_attention flash_attn_d512 sdpa_varlen gemma4_hybrid_attn_impl
-    experts_implementation tiled_mlp tiled_mlp_num_shards tiled_mlp_use_original_mlp flex_attn_compile_kwargs
-    pretrain_multipack_attn dpo_use_liger_kernel dpo_padding_free expert_backend moe_grouped_backend
-    moe_dequant_chunk_size moe_bnb_fast use_scattermoe use_sonicmoe llama4_linearized_experts: the same
-    arithmetic in fused or compiled kernels; XLA compiles the whole step
-exact gradient_checkpointing_kwargs activation_offloading layer_offloading selective_checkpointing
-    auto_find_batch_size: a memory saving of the GPU; remat.policy is what there is here
-exact pad_to_sequence_len pad_to_multiple_of batch_flattening multipack_real_batches: rows are padded with
-    tokens that are neither trained on nor attended to
-exact is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model
-    axolotl_config_path strict tokenizer_use_fast tokenizer_legacy tokenizer_type base_model_config
-    type_of_model model_type trust_remote_code lora_fan_in_fan_out embeddings_skip_upcast: what Axolotl finds
-    out about the model by itself
-exact resume_from_checkpoint auto_resume_from_checkpoints: a run is begun anew here; --resume goes on with its
-    own checkpoints
-exact merge_lora merge_method: the same weights, merged by merge.py
 exact loss_watchdog_threshold loss_watchdog_patience: the run is watched by people: a loss that explodes is
     not stopped here
-exact save_first_step save_only_model dynamic_checkpoint: checkpoints come at fixed steps here; what is
-    trained is the same
 exact vllm: the server is vLLM-TPU's, and is described by the recipe's serve section
-exact eval_batch_size: rows of a batch of the evaluation, whose loss is the same
 exact dataloader_drop_last: a last batch that is not full is left out of an epoch here
 exact shuffle_merged_datasets: each epoch has an order of its own, there and here
-exact use_tensorboard: how the run is logged, not what it computes
 exact float32: as model.dtype has it
-exact freeze_mm_modules: the vision tower is not part of the model here
-learnt lora_target_parameters: adapters of fused experts are not trained here: those parameters stay as they
-    are
-learnt lora_modules_to_save: whole modules beside the adapters are not trained here: they stay the base's
-learnt peft_use_dora: plain LoRA in its place: no trained magnitudes, so the updates are others
 learnt peft_layer_replication: layers are not repeated here: the model keeps its depth
 learnt peft_trainable_token_indices: rows of the embedding are not trained here: those tokens keep theirs
-learnt loraplus_lr_ratio: A and B share one learning rate here; LoRA+ gives B a higher one
-learnt lora_model_dir: training starts from new adapters; merge.py --import-adapter and --resume go on
 learnt relora: adapters are not merged and begun anew during the run
 learnt lisa_n_layers: all layers are trained throughout, not a few drawn ones
 learnt unfrozen_parameters: parameters cannot be chosen by name here: without lora everything is trained
 learnt use_onebitllms: weights of one bit are not trained here
-learnt neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings while training: less
-    regularisation
 learnt use_eaft: the loss is plain cross-entropy, not weighted by entropy
 learnt embedding_lr embedding_lr_scale lr_groups: one learning rate for all parameters here
 learnt jagged_restart_steps: the schedule is not restarted here
@@ -599,7 +542,6 @@ learnt tokens: no tokens are added to the tokenizer here: they are written in se
 learnt added_tokens_overrides: the tokenizer's tokens are not renamed here
 learnt reinit_weights: training starts from the checkpoint's weights here, not from random ones
 learnt overrides_of_model_config model_config: config.json is taken as it is
-learnt rope_scaling: config.json is taken as it is, with its own rotary embedding
 learnt trainer_cls: the trainer is the runtime's here: what another class does is not done
 learnt qat: weights are not rounded while training here
 learnt llmcompressor: weights are neither pruned nor quantised while training here
@@ -618,16 +560,13 @@ lost sample_packing_sequentially: packing chooses among many samples here, not o
 lost shuffle_before_merging_datasets: all sources are shuffled together here
 lost dataset_exact_deduplication: rows that stand twice are trained on twice here
 lost dataset_shard_num: the whole data set is taken here, not one shard of it
-lost streaming: the data set is read as a whole here
 lost resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings: the embedding keeps its size
     here
 lost overrides_of_model_kwargs model_kwargs: config.json is taken as it is
 lost tokenizer_use_mistral_common: the tokenizer is Hugging Face's here
 lost model_quantization_config: the base is read as it is published, and quantised by lora.quantize alone
 lost expert_parallel_size=1: experts are split over the mesh by the runtime's rules
-lost early_stopping_patience: the run goes on to its last step here
-lost load_best_model_at_end metric_for_best_model greater_is_better: the last step's weights are kept here,
-    whichever were best
+lost metric_for_best_model greater_is_better: the last step's weights are kept here, whichever were best
 lost cls_model_config: the model is a language model here
 lost quantization: quantised after the training by merge.quantization, not trained with
 lost max_packed_sequence_len dpo_use_logits_to_keep dpo_generate_during_eval dpo_norm_loss rpo_alpha
@@ -650,7 +589,6 @@ lost torchdistx_path: AnyPrecision's optimizer is not used here
 setting relora_prune_ratio relora_prune_method -> relora
 setting lisa_step_interval lisa_layers_attribute -> lisa_n_layers
 setting jagged_restart_warmup_steps jagged_restart_anneal_steps -> jagged_restart_steps
-setting loraplus_lr_embedding -> loraplus_lr_ratio
 setting eaft_alpha eaft_k -> use_eaft
 setting pose_split_on_token_ids pose_max_context_len pose_num_chunks -> use_pose
 setting scaling_softmax_factor scaling_softmax_bias -> scaling_softmax

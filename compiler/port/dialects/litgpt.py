@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from recipec.compiler.lowering.catalog import original_of
+from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, conversion, datasets, models, training
@@ -19,13 +20,11 @@ MARKS = words(
     train.save_interval eval.max_new_tokens logger_name quantize devices"""
 )
 KEYS = table("""
-exact access_token: the hub's token is the environment's
-exact resume: train.py --resume
+log train.log_interval
+evaluation eval.max_new_tokens eval.max_iters eval.initial_validation eval.final_validation
+    eval.evaluate_example
 lost train.max_time=null: the run does not end by the clock here
 exact train.min_lr: finetune does not read it: the cosine ends at zero
-exact train.log_interval: a log, of micro-batches
-exact eval.max_new_tokens eval.max_iters eval.initial_validation eval.final_validation eval.evaluate_example:
-    how it evaluates, which trains nothing
 """)
 OF_LORA = table("""
 integer lora_r -> lora.rank
@@ -73,9 +72,7 @@ def port(ledger: Ledger) -> None:
         _lora(keys)
     else:
         ledger.set("lora", None, "full fine-tuning")
-        if keys.given("quantize"):
-            message = "full fine-tuning with quantised base: quantised weights cannot be trained"
-            keys.refuse("quantize", "E1146", message, "add lora_r, or remove quantize")
+        adapters.refuse_quantised(keys, "quantize", "add lora_r, or remove quantize")
     devices = _devices(keys)
     _batch(train, devices)
     _length(train)
@@ -262,6 +259,7 @@ def _rest(keys: Keys, train: Keys) -> None:
     training.directory(keys, "out_dir")
     _logs(keys)
     keys.follow(KEYS)
+    say_common(keys, NAME)
 
 
 SOURCES = {

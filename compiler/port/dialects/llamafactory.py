@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
-from recipec.compiler.port.keys import Keys, defaults_of, keeps, table, words
+from recipec.compiler.port.common import say_common
+from recipec.compiler.port.keys import OFF, Keys, defaults_of, keeps, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, conversion, datasets, models, sharding, templates, trainer
 from recipec.compiler.port.meaning.trainer import Run
@@ -56,16 +57,11 @@ def port(ledger: Ledger) -> None:
         _lora(keys, model)
     _quantised(keys, run)
     _data(keys, model, stage)
-    trainer.batch(keys, launch)
+    trainer.say_run(keys, run, launch, taken, _dtype(keys, run))
     if ledger.devices is None and launch.processes is None:
         rows = {"train.global_batch_size": ledger.value("train.global_batch_size")}
         ledger.defaulted("--devices", 1, rows, sharding.ONE)
-    trainer.length(keys)
-    trainer.optimizer(keys, run, taken)
-    trainer.schedule(keys, run, taken)
     keys.same("warmup_ratio")
-    trainer.precision(keys, run, launch, _dtype(keys, run))
-    trainer.order(keys)
     if keys.flag("disable_shuffling"):
         keys.say("disable_shuffling", {"data.shuffle_seed": None})
     keys.same("disable_shuffling", note="off")
@@ -78,6 +74,7 @@ def port(ledger: Ledger) -> None:
         keys.default("eval_strategy", "no", sets, f"LLaMA-Factory's default is {note}")
     trainer.bookkeeping(keys)
     keys.follow(KEYS, OFF)
+    say_common(keys, NAME)
 
 
 def _stage(keys: Keys) -> str:
@@ -127,16 +124,9 @@ def _method(keys: Keys) -> str:
 
 
 def _model(keys: Keys) -> Model | None:
-    name = keys.text("model_name_or_path")
-    if name is None:
-        message = "`model_name_or_path` is missing"
-        keys.refuse("model_name_or_path", "E1144", message, "model_name_or_path: Qwen/Qwen3-8B")
+    found = models.say_model(keys, "model_name_or_path", "model_revision", refuses=False)
+    if found is None:
         return None
-    found = models.resolve(name, keys.source.path.parent)
-    keys.say("model_name_or_path", {"model.id": found.id}, found.note)
-    revision = keys.text("model_revision")
-    kept = revision not in (None, "main") and not found.note
-    keys.same("model_revision", {"model.revision": revision} if kept else None)
     flashes = found.model is None or found.model.family.flash_attention
     fused = keys.value("flash_attn") in ("fa2", "fa3") and flashes
     sets = {"model.attention": "splash" if fused else "dot"}
@@ -190,9 +180,7 @@ def _quantised(keys: Keys, run: Run) -> None:
     details = ("quantization_type", "double_quantization", "quantization_method")
     bits = keys.integer("quantization_bit")
     if bits is None or not run.lora:
-        if bits is not None:
-            message = "`quantization_bit` with full fine-tuning: a quantised base cannot be trained itself"
-            keys.refuse("quantization_bit", "E1146", message, "finetuning_type: lora")
+        adapters.refuse_quantised(keys, "quantization_bit", "finetuning_type: lora")
         keys.passive(("quantization_bit", *details), "the base is not quantised")
         return
     method = str(keys.value("quantization_method") or "bnb").lower()
@@ -595,38 +583,19 @@ lost folder=null: the whole repository is read, not one folder of it
 """)
 
 KEYS = table("""
-exact cache_dir adapter_folder use_fast_tokenizer low_cpu_mem_usage offload_folder hf_hub_token ms_hub_token
-    om_hub_token overwrite_cache preprocessing_batch_size preprocessing_num_workers data_shared_file_system
-    print_param_status trust_remote_code media_dir: how files are loaded and kept, not what they hold
-exact infer_backend infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util vllm_enforce_eager vllm_max_lora_rank
-    vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size sglang_config sglang_lora_backend do_sample
-    temperature top_p top_k num_beams max_length max_new_tokens repetition_penalty length_penalty
-    skip_special_tokens eval_num_beams generation_max_length generation_num_beams: a setting of generation,
-    which trains nothing
-exact export_dir export_size export_device export_quantization_bit export_quantization_dataset
-    export_quantization_nsamples export_quantization_maxlen export_legacy_format export_hub_model_id: a
-    setting of the export, which merge.py does by the recipe's merge section
-exact image_max_pixels image_min_pixels image_do_pan_and_scan crop_to_patches video_max_pixels
-    video_min_pixels video_fps video_maxlen use_audio_in_video audio_sampling_rate: images and sound are not
-    read
-exact freeze_vision_tower freeze_multi_modal_projector: the vision tower is not part of the model here
-exact use_swanlab swanlab_project swanlab_workspace swanlab_run_name swanlab_mode swanlab_api_key
-    swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret plot_loss compute_accuracy
-    include_effective_tokens_per_second enable_torch_profiler profiler_output_dir profiler_wait_steps
-    profiler_warmup_steps profiler_active_steps profiler_repeat profiler_record_shapes profiler_profile_memory
-    profiler_with_stack profile_modules badam_verbose: a log
-exact use_unsloth use_unsloth_gc enable_liger_kernel use_v1_kernels use_reentrant_gc: kernels of the same
-    arithmetic; XLA compiles the whole step
-exact ray_init_kwargs master_addr master_port quantization_device_map device_map: how processes are started
-    and find each other
-exact compute_dtype model_max_length block_diag_attn: what LLaMA-Factory derives from other keys
-exact ignore_pad_token_for_loss: padding is never trained on here
+generation infer_backend infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util vllm_enforce_eager
+    vllm_max_lora_rank vllm_config sglang_maxlen sglang_mem_fraction sglang_tp_size sglang_config
+    sglang_lora_backend do_sample temperature top_p top_k num_beams max_length max_new_tokens
+    repetition_penalty length_penalty skip_special_tokens eval_num_beams generation_max_length
+    generation_num_beams
+launch device_map
+derived compute_dtype model_max_length block_diag_attn
+method kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target
+    ppo_whiten_rewards reward_model reward_model_adapters reward_model_quantization_bit reward_model_type
+    freeze_trainable_layers freeze_trainable_modules freeze_extra_modules module_dropout oft_rank
+    oft_block_size oft_target
 exact eval_on_each_dataset: each source of data.eval is evaluated together with the others
 exact gradient_checkpointing: disable_gradient_checkpointing tells whether activations are kept
-learnt adapter_name_or_path: training starts from new adapters; merge.py --import-adapter and --resume go on
-learnt additional_target: whole modules beside the adapters are not trained here: they stay the base's
-learnt loraplus_lr_ratio: A and B share one learning rate here; LoRA+ gives B a higher one
-learnt use_dora: plain LoRA in its place: no trained magnitudes, so the updates are others
 learnt pissa_init: A and B start from PEFT's own values here, not from the weights' principal directions
 learnt create_new_adapter: there is one adapter here, on the base itself
 learnt use_llama_pro: no layers are added to the model here
@@ -643,7 +612,6 @@ learnt split_special_tokens: marks of the template are read as the tokens that t
 learnt add_tokens add_special_tokens: no tokens are added to the tokenizer here: they are written in several
     tokens each
 learnt new_special_tokens_config: no tokens are added to the tokenizer here
-learnt rope_scaling: config.json is taken as it is, with its own rotary embedding
 learnt shift_attn: attention is over the whole row here, not over shifted groups
 learnt mixture_of_depths: every layer handles every token here
 learnt moe_aux_loss_coef: no loss that balances the experts is added here
@@ -656,16 +624,12 @@ learnt ref_model ref_model_adapters: the reference is the model that training st
 lost pissa_convert: there is nothing to convert: A and B start from PEFT's own values
 lost use_mca: the runtime's own sharding in place of Megatron's
 lost use_hyper_parallel: the runtime's own sharding in place of HyperParallel's
-lost early_stopping_steps: the run goes on to its last step here
 lost resize_vocab: the embedding keeps its size here
 lost upcast_layernorm: norms are kept in model.dtype here
 lost upcast_lmhead_output: logits are computed in model.dtype here, and their loss in float32
 lost use_kt: the runtime's own experts in place of KTransformers'
-lost fp8: bfloat16 in its place: products are more precise, and take longer
-lost streaming: the data set is read as a whole here, and shuffled as a whole
 lost ref_model_quantization_bit: the reference is the model that training starts from here
 lost tool_format: tools are written by the template alone here
-setting loraplus_lr_embedding -> loraplus_lr_ratio
 setting pissa_iter -> pissa_init
 setting init_special_tokens -> add_special_tokens
 setting galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise ->
@@ -681,12 +645,5 @@ setting kt_weight_path kt_expert_checkpoint_path kt_use_lora_experts kt_lora_exp
     kt_lora_expert_intermediate_size -> use_kt
 setting fp8_backend fp8_enable_fsdp_float8_all_gather -> fp8
 setting buffer_size -> streaming
-exact kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target
-    ppo_whiten_rewards reward_model reward_model_adapters reward_model_quantization_bit reward_model_type
-    freeze_trainable_layers freeze_trainable_modules freeze_extra_modules module_dropout oft_rank
-    oft_block_size oft_target: a setting of another stage or method
 """)
 """What becomes of the keys that a table says enough of, beside those of transformers' TrainingArguments."""
-
-OFF: tuple[object, ...] = (None, False, 0, 0.0, "", [])
-"""Values at which a feature does nothing."""

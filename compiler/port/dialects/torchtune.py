@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model, original_of
+from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import Keys, defaults_of, keeps, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import (
@@ -31,15 +32,9 @@ MARKS = words(
 )
 STAGES = words("teacher_model teacher_checkpointer kd_loss policy_model valuemodel reward_and_value_model")
 KEYS = table("""
-exact checkpoint_dir: where files go
-exact profiler log_level log_peak_memory_stats profile_memory: a log
-exact resume_from_checkpoint save_adapter_weights_only enable_async_checkpointing: how checkpoints are kept;
-    here adapters with the optimizer's state
-exact fsdp_cpu_offload fsdp_reshard_after_forward fsdp_sharding_strategy custom_sharded_layers
-    tensor_parallel_plan data_parallel_shard_dim data_parallel_replicate_dim: the mesh is chosen for the
-    accelerator
-exact compile device low_cpu_ram cudnn_deterministic_mode optimizer_in_bwd enable_activation_offloading
-    ac_mode ac_option memory_efficient_fsdp_wrap: how fast it runs and where memory lies, not what it computes
+files checkpoint_dir
+log profiler log_level profile_memory
+speed fsdp_sharding_strategy data_parallel_shard_dim data_parallel_replicate_dim memory_efficient_fsdp_wrap
 lost collate_fn=null/torchtune.data.padded_collate_sft/torchtune.data.padded_collate_dpo: rows are put
     together by the run itself here
 learnt quantizer=null: weights are not quantised while they are trained here
@@ -122,13 +117,7 @@ def _batch(keys: Keys) -> None:
     accumulation = keys.integer("gradient_accumulation_steps") or 1
     shared = keys.integer("tensor_parallel_dim") or 1
     devices = keys.ledger.devices or shared
-    try:
-        made = training.global_batch(per_device, accumulation, devices, shared)
-    except ValueError:
-        help = f"give the number of GPUs of the run with --devices, a multiple of {shared}"
-        message = f"{devices} GPUs cannot be split into groups of {shared} that share their rows"
-        keys.refuse("tensor_parallel_dim", "E1162", message, help)
-        made = training.Batch(per_device, accumulation, devices)
+    made = training.say_groups(keys, "tensor_parallel_dim", per_device, accumulation, devices, shared)
     if not keys.stands("batch_size"):
         keys.refuse("batch_size", "E1144", "the file gives no batch_size", "batch_size: 2")
     keys.say("batch_size", {"train.micro_batch_size": made.per_device})
@@ -214,6 +203,7 @@ def _rest(keys: Keys) -> None:
     _logger(keys.below("metric_logger"))
     keys.mappings(("metric_logger",))
     keys.follow(KEYS)
+    say_common(keys, NAME)
 
 
 LLAMA, QWEN, QWEN3 = "meta-llama/Llama", "Qwen/Qwen2.5", "Qwen/Qwen3"
@@ -272,9 +262,7 @@ def _built(keys: Keys) -> Built:
         _lora(section)
     else:
         keys.ledger.set("lora", None, "full fine-tuning: the builder's name does not begin with lora_")
-        if section.flag("quantize_base"):
-            message = "full fine-tuning with quantised base: quantised weights cannot be trained"
-            section.refuse("quantize_base", "E1146", message, "a builder whose name begins with qlora_")
+        adapters.refuse_quantised(section, "quantize_base", "a builder whose name begins with qlora_")
     return Built(model, lora)
 
 
@@ -574,8 +562,7 @@ def _tokenizer(keys: Keys, model: Model | None, settings: Mapping[str, Any]) -> 
             note = f"torchtune's marks around messages, though {lost}"
             section.say("_component_", {"data.chat_template": made}, note)
         else:
-            for path, value in templates.own(model).sets.items():
-                keys.ledger.set(path, value)
+            templates.say_own(keys.ledger, model)
             note = "the model's chat template here; there the texts alone follow each other"
             section.say("_component_", {}, note)
     section.same("_component_", note="the tokenizer of model.id")

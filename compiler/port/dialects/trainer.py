@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import Keys, as_number, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, datasets, models, templates, trainer
@@ -26,15 +27,12 @@ MARKS = words(
     validation_file dataset_config_name block_size preprocessing_num_workers adam_epsilon"""
 )
 KEYS = table("""
+files config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_token model_revision
+    preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage keep_linebreaks
 exact torch_dtype: with bf16 and fp16 it gives model.dtype
 exact dataset_config_name validation_file validation_split_percentage: the run does not evaluate
-exact config_name tokenizer_name cache_dir use_fast_tokenizer token use_auth_token model_revision: the model's
-    own config and tokenizer
-exact preprocessing_num_workers overwrite_cache streaming trust_remote_code low_cpu_mem_usage: how files are
-    read, not what they hold
 exact attn_implementation: the same attention, without a fused kernel
 exact max_train_samples max_eval_samples: of the evaluation, or no limit
-exact keep_linebreaks: line breaks are kept
 """)
 SIZES = table("""
 integer r -> lora.rank
@@ -68,40 +66,23 @@ def port(ledger: Ledger) -> None:
     else:
         _say_adapter(adapter, named)
     _data(keys, named)
-    trainer.batch(keys, launch)
-    trainer.length(keys)
-    trainer.optimizer(keys, run, taken)
-    trainer.schedule(keys, run, taken)
-    dtype = keys.choice("torch_dtype", ("auto", "bfloat16", "float16", "float32")) or "float32"
-    trainer.precision(keys, run, launch, dtype)
-    trainer.order(keys)
+    trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "torch_dtype"))
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
     _limit(keys)
     keys.follow(KEYS)
+    say_common(keys, NAME)
 
 
 def _model(keys: Keys, adapter: Keys | None) -> Named | None:
     """The adapter's base, or the example scripts' model_name_or_path."""
-    where, key = keys, "model_name_or_path"
-    if adapter is not None and adapter.given("base_model_name_or_path") and not keys.given(key):
-        where, key = adapter, "base_model_name_or_path"
-    name = where.text(key)
-    if name is None:
-        help = "--set model_name_or_path=Qwen/Qwen3-8B"
-        keys.refuse("model_name_or_path", "E1144", "the files name no model", help)
-        return None
-    named = models.resolve(name, where.source.path.parent)
-    if named.model is None:
-        where.refuse(key, named.code, named.error, named.help)
-    where.say(key, {"model.id": named.id}, named.note)
-    for place, revision in ((keys, "model_revision"), (adapter, "revision")):
-        if place is not None and place.text(revision) not in (None, "main"):
-            place.same(revision, {"model.revision": place.text(revision)})
-    attention = keys.text("attn_implementation")
-    if attention is not None and "flash" in attention:
-        keys.same("attn_implementation", {"model.attention": "splash"}, "the TPU's fused kernel")
-    return named
+    models.say_flash(keys)
+    base = "base_model_name_or_path"
+    if adapter is None or not adapter.given(base) or keys.given("model_name_or_path"):
+        return models.say_model(keys, "model_name_or_path", "model_revision")
+    given = keys.text("model_revision")
+    keys.same("model_revision", {"model.revision": given} if given not in (None, "main") else None)
+    return models.say_model(adapter, base, "revision")
 
 
 def _data(keys: Keys, named: Named | None) -> None:
@@ -120,9 +101,7 @@ def _data(keys: Keys, named: Named | None) -> None:
         form = _format(keys, key, str(name))
         keys.ledger.set("data.format", form[0], form[1])
         if form[0] == "chat" and named is not None and named.model is not None:
-            own = templates.own(named.model)
-            for target, value in own.sets.items():
-                keys.ledger.set(target, value, own.note)
+            templates.say_own(keys.ledger, named.model)
     if evaluates and (held := keys.text("validation_file")):
         keys.say("validation_file", {"data.eval": [held]})
     share = keys.number("validation_split_percentage")
@@ -184,14 +163,12 @@ def _say_adapter(keys: Keys, named: Named | None) -> None:
     ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
     keys.follow(adapters.FEATURES)
     keys.follow(ADAPTER)
+    say_common(keys, "peft")
 
 
 def _targets(keys: Keys, named: Named | None) -> None:
     model = named.model if named else None
     spec = keys.texts("target_modules")
-    if spec is None:
-        spec = adapters.default_targets(model)
-        keys.defaults = {**keys.defaults, "target_modules": spec}
     layers = keys.value("layers_to_transform")
     layers = [layers] if isinstance(layers, int) else layers
     if layers is not None and not (isinstance(layers, list) and all(isinstance(n, int) for n in layers)):
@@ -200,13 +177,8 @@ def _targets(keys: Keys, named: Named | None) -> None:
         layers = None
     pattern = keys.texts("layers_pattern")
     usual: tuple[Any, ...] = ("layers", ["layers"], [], "", None)
-    if spec is None:
-        message = "PEFT has no target modules of its own for this model"
-        keys.refuse("target_modules", "E1148", message, 'target_modules: "all-linear"')
-    else:
-        exclude = keys.texts("exclude_modules")
-        layers = layers if pattern in usual else None
-        adapters.say_targets(keys, "target_modules", model, spec, layers, exclude)
+    layers = layers if pattern in usual else None
+    adapters.say_targets(keys, "target_modules", model, spec, layers, keys.texts("exclude_modules"))
     keys.passive(("layers_to_transform", "exclude_modules"), "part of lora.targets and lora.layers")
     keys.unless("layers_pattern", usual, "layers are counted in the decoder")
 

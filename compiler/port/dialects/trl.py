@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
-from recipec.compiler.port.keys import Keys, defaults_of, keys_of, table, tools, words
+from recipec.compiler.port.common import say_common
+from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning import adapters, datasets, models, sharding, templates, trainer
 from recipec.compiler.port.meaning.models import Named
@@ -32,14 +33,10 @@ MARKS = words(
 
 KEYS = table("""
 exact env: variables of the environment, which the scripts here do not read
-exact ignore_bias_buffers dataset_num_proc: it bears on no number
 lost activation_offloading=false: activations stay on the devices here: more memory, the same numbers
-exact trust_remote_code: code of the model's own is not run: the model is one that is known here
 exact attn_implementation: the same attention, without a fused kernel
 learnt router_aux_loss_coef=null/0.0: no loss that balances the experts is added here
 exact shuffle_dataset dataset_streaming streaming: rows are shuffled anew in each epoch here
-exact pad_to_multiple_of pad_token padding_value: padding carries no loss and is not attended to
-exact padding_free: padding is not attended to
 exact chat_template_path: the tokenizer's own template
 exact dtype: with bf16 and fp16 it gives model.dtype
 """)
@@ -47,9 +44,6 @@ OF_LORA = table("""
 integer lora_r -> lora.rank
 number lora_alpha -> lora.alpha
 switch use_rslora -> lora.rslora: alpha / sqrt(rank)
-learnt lora_modules_to_save=null/[]: whole modules stay frozen here: fewer parameters are trained
-learnt lora_target_parameters=null/[]: parameters that are no linear layers (experts) carry no adapter
-learnt use_dora=null/false/[]: plain LoRA: no magnitudes of their own are trained
 lost lora_task_type=CAUSAL_LM: a language model is trained here
 """)
 OF_SFT = table("""
@@ -102,15 +96,11 @@ def port(ledger: Ledger) -> None:
     _lora(keys, run, model)
     _data(keys, objective, model)
     _losses(keys, objective)
-    trainer.batch(keys, launch)
-    trainer.length(keys)
-    trainer.optimizer(keys, run, taken)
-    trainer.schedule(keys, run, taken)
-    trainer.precision(keys, run, launch, _dtype(keys))
-    trainer.order(keys)
+    trainer.say_run(keys, run, launch, taken, trainer.dtype_of(keys, "dtype"))
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
     keys.follow(KEYS)
+    say_common(keys, NAME)
 
 
 def _defaults(objective: str) -> dict[str, Any]:
@@ -136,34 +126,16 @@ def _launch(keys: Keys) -> Launch:
         keys.same("num_processes", note=f"{count} processes, which multiply the rows of a step")
     for flag in keys_of("accelerate", "launch"):
         if flag not in ("gradient_accumulation_steps", "env"):
-            keys.same(flag, note=sharding.MESH if flag.startswith("fsdp") else sharding.LAUNCHER)
+            keys.same(flag, note=REASONS["mesh" if flag.startswith("fsdp") else "launch"])
     return launch
 
 
 def _model(keys: Keys) -> Named | None:
-    name = keys.text("model_name_or_path")
-    named = None
-    if name is None:
-        help = "--set model_name_or_path=Qwen/Qwen3-8B"
-        keys.refuse("model_name_or_path", "E1144", "the file names no model", help)
-    else:
-        named = models.resolve(name, keys.source.path.parent)
-        if named.model is None:
-            keys.refuse("model_name_or_path", named.code, named.error, named.help)
-        keys.say("model_name_or_path", {"model.id": named.id}, named.note)
-    revision = keys.text("model_revision")
-    keys.same("model_revision", {"model.revision": revision} if revision not in (None, "main") else None, "")
-    attention = keys.text("attn_implementation")
-    if attention is not None and "flash" in attention:
-        keys.same("attn_implementation", {"model.attention": "splash"}, "the TPU's fused kernel")
+    named = models.say_model(keys, "model_name_or_path", "model_revision")
+    models.say_flash(keys)
     arguments = keys.mapping("model_init_kwargs")
     keys.unless("model_init_kwargs", (None, {}), f"not passed on: {', '.join(arguments)}")
     return named
-
-
-def _dtype(keys: Keys) -> str:
-    found = keys.choice("dtype", ("auto", "bfloat16", "float16", "float32")) or "float32"
-    return found
 
 
 def _lora(keys: Keys, run: Run, named: Named | None) -> None:
@@ -171,9 +143,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> None:
     details = ("bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage")
     if not run.lora:
         for key in ("load_in_4bit", "load_in_8bit"):
-            if keys.flag(key):
-                message = "full fine-tuning with quantised base: quantised weights cannot be trained"
-                keys.refuse(key, "E1146", message, "use_peft: true, or remove the quantisation")
+            adapters.refuse_quantised(keys, key, "use_peft: true, or remove the quantisation")
         ours = [key for key in keys_of("trl", "model") if key.startswith("lora_")]
         of_adapters = (*ours, "use_rslora", "use_dora", *details, "load_in_4bit", "load_in_8bit")
         keys.passive(of_adapters, "use_peft is off")
@@ -185,14 +155,7 @@ def _lora(keys: Keys, run: Run, named: Named | None) -> None:
     model = named.model if named else None
     if isinstance(spec, list) and len(spec) == 1:
         spec = spec[0] if spec[0] == "all-linear" or any(sign in spec[0] for sign in "*^$|()[]\\") else spec
-    if spec is None:
-        spec = adapters.default_targets(model)
-        keys.defaults = {**keys.defaults, "lora_target_modules": spec}
-    if spec is None:
-        message = "PEFT has no target modules of its own for this model"
-        keys.refuse("lora_target_modules", "E1148", message, "--set lora_target_modules=all-linear")
-    else:
-        adapters.say_targets(keys, "lora_target_modules", model, spec)
+    adapters.say_targets(keys, "lora_target_modules", model, spec)
     kind = keys.choice("bnb_4bit_quant_type", ("nf4", "fp4")) or "nf4"
     made = adapters.quantized(4 if four else 8 if eight else None, kind, keys.flag("use_bnb_nested_quant"))
     if made.value is not None:
@@ -553,9 +516,7 @@ def _template(keys: Keys, form: str, named: Named | None) -> None:
         note = "the whole tokenizer is taken, with its template"
         keys.say("chat_template_path", {"model.tokenizer": path}, note)
     elif form == "chat" and named and named.model is not None and named.model.family.name != "qwen3":
-        own = templates.own(named.model)
-        for target, value in own.sets.items():
-            keys.ledger.set(target, value, own.note)
+        templates.say_own(keys.ledger, named.model)
 
 
 def _losses(keys: Keys, objective: str) -> None:

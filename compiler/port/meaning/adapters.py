@@ -20,13 +20,10 @@ from recipec.spec.language.lora import PROJECTIONS
 GEMMA4 = r".*language_model\..*\.(q_proj|v_proj)"
 
 FEATURES = table("""
-learnt use_dora=null/false: plain LoRA: no magnitudes of their own are trained
-learnt modules_to_save=null/[]: whole modules stay frozen here: fewer parameters are trained
 learnt lora_bias=null/false: no bias of B is trained
 learnt bias=null/none: biases stay frozen
 learnt trainable_token_indices=null: the embedding stays frozen: new tokens are not learnt
 learnt layer_replication=null: the model keeps its own layers
-learnt target_parameters=null/[]: parameters that are no linear layers (experts) carry no adapter
 learnt alora_invocation_tokens=null: the adapter applies to all tokens
 learnt use_qalora=null/false: A takes all inputs, not pooled ones
 learnt use_bdlora=null/false: A and B are whole, not block-diagonal
@@ -49,17 +46,23 @@ def say_targets(
     keys: Keys,
     key: str,
     model: Model | None,
-    spec: str | Sequence[str],
+    spec: str | Sequence[str] | None,
     layers: Sequence[int] | None = None,
     exclude: str | Sequence[str] | None = None,
-    note: str = "",
 ) -> None:
     """Says what PEFT's target modules become: `lora.targets` and `lora.layers`.
 
     Args:
         key: that names them.
-        note: what else is to be said of it, "" for nothing.
+        spec: its value; None for PEFT's own, which is then the key's default.
     """
+    if spec is None:
+        spec = default_targets(model)
+        keys.defaults = {**keys.defaults, key: spec}
+    if spec is None:
+        message = "PEFT has no target modules of its own for this model"
+        keys.refuse(key, "E1148", message, f"{key}: all-linear")
+        return
     if model is None:
         _without_model(keys, key, spec)
         return
@@ -73,7 +76,7 @@ def say_targets(
         message = f"nothing of {model.title} that can carry an adapter has these names"
         keys.refuse(key, "E1164", message, f"its projections are {known}")
         return
-    notes = [note] if note else []
+    notes = []
     if chosen.beyond:
         notes.append(f"{listing(chosen.beyond)} carries no adapter here: fewer parameters are trained")
     if chosen.unmatched:
@@ -92,6 +95,13 @@ def say_head(keys: Keys, key: str) -> None:
     if keys.flag(key):
         keys.say(key, {}, "lm_head carries no adapter here: fewer parameters are trained")
     keys.same(key, note="off")
+
+
+def refuse_quantised(keys: Keys, key: str, help: str) -> None:
+    """Refuses a switch for a quantised base, where there are no adapters to train on it."""
+    if keys.flag(key) if isinstance(keys.value(key), bool) else keys.given(key):
+        message = f"`{key}` with full fine-tuning: a quantised base cannot be trained itself"
+        keys.refuse(key, "E1146", message, help)
 
 
 def _without_model(keys: Keys, key: str, spec: str | Sequence[str]) -> None:

@@ -15,6 +15,7 @@ from recipec.compiler.lowering.catalog import (
     is_quantised,
     original_of,
 )
+from recipec.compiler.port.keys import Keys
 from recipec.runtime.model.families import UnsupportedCheckpoint
 
 
@@ -64,6 +65,31 @@ def resolve(name: str, folder: Path) -> Named:
         return _unsupported(original, error)
     same = "quantised by its publisher" if is_quantised(name) else "the same weights and tokens"
     return Named(original, model, f"the original of {name}, which is a copy: {same}")
+
+
+def say_model(keys: Keys, key: str, revision: str, refuses: bool = True) -> Named | None:
+    """Says what becomes of the keys that name a model and its revision; None where none is named.
+
+    Args:
+        refuses: whether an unknown model is an error here, and not left to the recipe's checks.
+    """
+    name, given = keys.text(key), keys.text(revision)
+    if name is None:
+        keys.refuse(key, "E1144", "the file names no model", f"--set {key}=Qwen/Qwen3-8B")
+        return None
+    named = resolve(name, keys.source.path.parent)
+    if refuses and named.model is None:
+        keys.refuse(key, named.code, named.error, named.help)
+    keys.say(key, {"model.id": named.id}, named.note)
+    kept = given not in (None, "main") and not named.note
+    keys.same(revision, {"model.revision": given} if kept else None)
+    return named
+
+
+def say_flash(keys: Keys) -> None:
+    """Says what becomes of `attn_implementation` where it asks for a fused kernel."""
+    if "flash" in (keys.text("attn_implementation") or ""):
+        keys.same("attn_implementation", {"model.attention": "splash"}, "the TPU's fused kernel")
 
 
 def _unsupported(name: str, error: UnsupportedCheckpoint) -> Named:

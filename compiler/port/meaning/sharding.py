@@ -10,14 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from recipec.compiler.port.keys import Keys, as_number, notes, words
+from recipec.compiler.port.keys import REASONS, Keys, as_number, notes, table, words
 from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.source import Source, join
 
-MESH = "the mesh is chosen for the accelerator: weights and optimizer state are split over its fsdp axis"
-MEMORY = "where memory lies changes no number; the checks and `recipe plan` say whether it fits here"
-LAUNCHER = "how processes find each other; a TPU's hosts have their own way"
-SPEED = "how fast it runs, not what it computes"
+MESH = REASONS["mesh"]
 ONE = "the files do not say on how many GPUs the run was: one is taken, and --devices N says otherwise"
 
 
@@ -91,7 +88,7 @@ def ray(keys: Keys, launch: Launch) -> Launch:
     """Speaks of `ray_num_workers`: Ray starts as many processes, with a GPU each."""
     count = keys.integer("ray_num_workers") if keys.given("ray_num_workers") else None
     if count is None or count < 1 or (keys.stands("use_ray") and not keys.flag("use_ray")):
-        keys.same("ray_num_workers", note=LAUNCHER)
+        keys.same("ray_num_workers", note=REASONS["launch"])
         return launch
     keys.same("ray_num_workers", note=f"{count} processes, which multiply the rows of a step")
     return replace(launch, processes=count)
@@ -122,7 +119,6 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
     keys.same("num_processes", note="the launcher's own number: give it with --devices")
     launch = replace(launch, mixed_precision=keys.text("mixed_precision"))
     keys.same("mixed_precision", note="the trainer's own bf16 and fp16 win over it")
-    keys.passive(("num_machines",), "machines are counted in num_processes")
     launch = replace(launch, remat=fsdp(keys.below("fsdp_config")))
     launch = replace(launch, shared=parallelism(keys.below("parallelism_config")))
     section = keys.below("deepspeed_config")
@@ -132,19 +128,20 @@ def accelerate(ledger: Ledger, source: Source, expected: Mapping[str, Any] | Non
     for name in ("fp8_config", "megatron_lm_config"):
         if keys.mapping(name):
             keys.unless(name, (), "another arithmetic or another trainer: it has no counterpart")
-    keys.passive(("dynamo_config", "dynamo_backend"), SPEED)
-    keys.passive(sorted(_CLUSTER), LAUNCHER)
+    keys.follow(_CLUSTER)
     return launch
 
 
-_CLUSTER = words(
-    """compute_environment debug use_cpu machine_rank gpu_ids main_process_ip main_process_port rdzv_backend
+_CLUSTER = table("""
+exact num_machines: machines are counted in num_processes
+speed dynamo_config dynamo_backend
+launch compute_environment debug use_cpu machine_rank gpu_ids main_process_ip main_process_port rdzv_backend
     same_network main_training_function enable_cpu_affinity mpirun_config downcast_bf16 tpu_name tpu_zone
     tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env fp8_config megatron_lm_config fp16
-    deepspeed_config fsdp_config parallelism_config ec2_instance_type iam_role_name image_uri profile
-    region base_job_name pytorch_version transformers_version py_version sagemaker_inputs_file
-    sagemaker_metrics_file sagemaker_metrics_file additional_args"""
-)
+    deepspeed_config fsdp_config parallelism_config ec2_instance_type iam_role_name image_uri profile region
+    base_job_name pytorch_version transformers_version py_version sagemaker_inputs_file sagemaker_metrics_file
+    additional_args
+""")
 
 
 def fsdp(keys: Keys) -> bool:
@@ -164,14 +161,13 @@ def fsdp(keys: Keys) -> bool:
     return remat
 
 
-_FSDP = notes(f"""
-exact version fsdp sharding_strategy reshard_after_forward auto_wrap_policy transformer_layer_cls_to_wrap
+_FSDP = notes("""
+mesh version fsdp sharding_strategy reshard_after_forward auto_wrap_policy transformer_layer_cls_to_wrap
     min_num_params use_orig_params sync_module_states xla xla_fsdp_v2 xla_fsdp_settings
-    final_reshard_after_forward final_state_dict_type: {MESH}
-exact offload_params cpu_offload cpu_offload_pin_memory cpu_ram_efficient_loading
-    activation_checkpointing_offload: {MEMORY}
-exact backward_prefetch forward_prefetch limit_all_gathers: {SPEED}
-exact state_dict_type: checkpoints have one layout here
+    final_reshard_after_forward final_state_dict_type
+speed offload_params cpu_offload cpu_offload_pin_memory cpu_ram_efficient_loading
+    activation_checkpointing_offload backward_prefetch forward_prefetch limit_all_gathers
+checkpoints state_dict_type
 exact mixed_precision_policy: the precision is model.dtype here
 """)
 
@@ -192,7 +188,7 @@ def parallelism(keys: Keys) -> int:
         elif bare in ("dp_replicate_size", "dp_shard_size"):
             keys.same(name, note=MESH)
         elif bare.startswith(("cp_", "sp_")):
-            keys.same(name, note=SPEED)
+            keys.same(name, note=REASONS["speed"])
     return shared
 
 
@@ -203,22 +199,20 @@ _FROM_TRAINER = words(
 )
 """What the Trainer holds against its own arguments: `auto` takes theirs, anything else must be the same."""
 
-_DEEPSPEED = notes(f"""
-exact zero_optimization zero_stage zero3_init_flag zero3_save_16bit_model deepspeed_moe_layer_cls_names:
-    {MESH}
-exact offload_optimizer_device offload_param_device offload_optimizer_nvme_path aio offload_param_nvme_path
-    activation_checkpointing zero_force_ds_cpu_optimizer: {MEMORY}
-exact deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter
-    deepspeed_multinode_launcher: {LAUNCHER}
-exact communication_data_type seq_parallel_communication_data_type prescale_gradients
-    gradient_predivide_factor sparse_gradients disable_allgather compile hybrid_engine dataloader_drop_last
-    tensor_parallel zero_quantized_weights: {SPEED}
-exact steps_per_print wall_clock_breakdown dump_state memory_breakdown flops_profiler tensorboard wandb
-    csv_monitor comms_logger: a log
+_DEEPSPEED = notes("""
+mesh zero_optimization zero_stage zero3_init_flag zero3_save_16bit_model deepspeed_moe_layer_cls_names
+speed offload_optimizer_device offload_param_device offload_optimizer_nvme_path aio offload_param_nvme_path
+    activation_checkpointing zero_force_ds_cpu_optimizer communication_data_type
+    seq_parallel_communication_data_type prescale_gradients gradient_predivide_factor sparse_gradients
+    disable_allgather compile hybrid_engine dataloader_drop_last tensor_parallel zero_quantized_weights
+launch deepspeed_config_file deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter
+    deepspeed_multinode_launcher
+log steps_per_print wall_clock_breakdown dump_state memory_breakdown flops_profiler tensorboard wandb
+    csv_monitor comms_logger
+checkpoints checkpoint
 exact fp16 bf16 amp torch_autocast: loss scaling and casts belong to the precision, which is model.dtype here
 exact optimizer scheduler: its counterpart among the trainer's arguments holds
 exact zero_allow_untested_optimizer: a check of DeepSpeed's own
-exact checkpoint: checkpoints have one layout here
 exact data_types: gradients are accumulated in float32 here
 """)
 

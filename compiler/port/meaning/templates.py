@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipec.compiler.lowering.catalog import Model
+from recipec.compiler.port.ledger import Ledger
 from recipec.compiler.port.meaning.models import chat_sibling
 
 
@@ -168,6 +169,13 @@ def own(model: Model | None) -> Template:
     return Template(
         {"model.tokenizer": sibling}, f"the tokenizer of {sibling}, which has the template; same tokens"
     )
+
+
+def say_own(ledger: Ledger, model: Model) -> None:
+    """Sets what `own` has."""
+    found = own(model)
+    for path, value in found.sets.items():
+        ledger.set(path, value, found.note)
 
 
 def axolotl(name: str, model: Model | None, jinja: str | None = None) -> Template:

@@ -57,6 +57,26 @@ def for_deepspeed(keys: Keys, processes: int) -> dict[str, Any]:
     }
 
 
+def dtype_of(keys: Keys, key: str) -> str:
+    """The type that weights are loaded in, "float32" where it is not said."""
+    return keys.choice(key, ("auto", "bfloat16", "float16", "float32")) or "float32"
+
+
+def say_run(keys: Keys, run: Run, launch: Launch, taken: DeepSpeed, dtype: str) -> None:
+    """Batch, length, optimizer, schedule, precision and order.
+
+    Args:
+        taken: what DeepSpeed takes over.
+        dtype: as for `precision`.
+    """
+    batch(keys, launch)
+    length(keys)
+    optimizer(keys, run, taken)
+    schedule(keys, run, taken)
+    precision(keys, run, launch, dtype)
+    order(keys)
+
+
 def launched(keys: Keys) -> Launch:
     """How accelerate's file says that the run was started, where there is one."""
     file = keys.ledger.sources.others.get("accelerate")
@@ -100,13 +120,8 @@ def batch(keys: Keys, launch: Launch) -> None:
     found = keys.value("accelerator_config")
     inner = isinstance(found, dict) and found.get("split_batches") is True
     split = keys.flag("split_batches") if keys.given("split_batches") else inner
-    try:
-        made = training.global_batch(per_device, accumulation, processes, launch.shared)
-    except ValueError:
-        made = training.Batch(per_device, accumulation, processes)
-        message = f"{processes} GPUs cannot be split into groups of {launch.shared} that share their rows"
-        help = f"give the number of GPUs of the run with --devices, a multiple of {launch.shared}"
-        keys.refuse("per_device_train_batch_size", "E1162", message, help)
+    key = "per_device_train_batch_size"
+    made = training.say_groups(keys, key, per_device, accumulation, processes, launch.shared)
     if split:
         made = training.Batch(max(per_device // made.data_parallel, 1), accumulation, made.data_parallel)
         for key in ("split_batches", "accelerator_config"):
@@ -324,35 +339,19 @@ def evaluation(keys: Keys) -> bool:
 
 
 KEYS = table("""
-exact gradient_checkpointing_kwargs: the same numbers
+files overwrite_output_dir
+log include_tokens_per_second
+checkpoints save_safetensors
+evaluation generation_config generation_max_length generation_num_beams include_inputs_for_metrics
+    predict_with_generate sortish_sampler
+speed dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap
+    half_precision_backend jit_mode_eval mp_parameters past_index ray_scope torchdynamo tpu_metrics_debug
+    tpu_num_cores use_ipex use_legacy_prediction_loop use_mps_device xpu_backend
 exact optim_target_modules: the optimizer works on all that is trained
 exact lr_scheduler_kwargs: part of the schedule above
-lost load_best_model_at_end=false: the last step's weights are kept here, not those of the best evaluation
-learnt neftune_noise_alpha=null/0: no noise is added to the embeddings here: less regularisation
 learnt label_smoothing_factor=0: the targets are not smoothed here: a sharper loss
 lost liger_kernel_config=null: kernels of the same arithmetic
-exact use_liger_kernel: kernels of the same arithmetic, rounded otherwise
 lost auto_find_batch_size=false: a batch that does not fit stops the run here; nothing is halved
-exact logging_dir overwrite_output_dir: where files go
-exact debug disable_tqdm include_num_input_tokens_seen include_tokens_per_second log_level log_level_replica
-    log_on_each_node logging_first_step logging_nan_inf_filter logging_strategy project run_name
-    skip_memory_metrics trackio_bucket_id trackio_space_id trackio_static_space_id: a log
-exact enable_jit_checkpoint greater_is_better ignore_data_skip metric_for_best_model
-    restore_callback_states_from_checkpoint resume_from_checkpoint save_on_each_node save_only_model
-    save_safetensors save_steps save_strategy save_total_limit: how checkpoints are kept; here with the
-    optimizer's state, at every_steps
-exact batch_eval_metrics bf16_full_eval do_eval do_predict do_train eval_accumulation_steps eval_delay
-    eval_do_concat_batches eval_on_start eval_use_gather_object fp16_full_eval generation_config
-    generation_max_length generation_num_beams include_for_metrics include_inputs_for_metrics
-    per_device_eval_batch_size predict_with_generate prediction_loss_only sortish_sampler: how it evaluates,
-    which trains nothing
-exact accelerator_config dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory
-    dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
-    ddp_static_graph ddp_timeout dispatch_batches fp16_backend fp16_opt_level fsdp_min_num_params
-    fsdp_transformer_layer_cls_to_wrap full_determinism half_precision_backend jit_mode_eval local_rank
-    mp_parameters past_index ray_scope tf32 torch_compile torch_compile_backend torch_compile_mode
-    torch_empty_cache_steps torchdynamo tpu_metrics_debug tpu_num_cores use_cache use_cpu use_ipex
-    use_legacy_prediction_loop use_mps_device xpu_backend: how fast it runs, not what it computes
 exact dataloader_drop_last: it bears on the last step of an epoch at most
 exact label_names length_column_name remove_unused_columns: columns are named by data.format and data.fields
 """)

@@ -43,6 +43,23 @@ class Batch:
         )
 
 
+def say_groups(
+    keys: Keys, key: str, per_device: int, accumulation: int, processes: int, shared: int
+) -> Batch:
+    """The rows of an optimizer step; an error where the GPUs are in no such groups.
+
+    Args:
+        key: where the error stands.
+    """
+    try:
+        return global_batch(per_device, accumulation, processes, shared)
+    except ValueError:
+        message = f"{processes} GPUs cannot be split into groups of {shared} that share their rows"
+        help = f"give the number of GPUs of the run with --devices, a multiple of {shared}"
+        keys.refuse(key, "E1162", message, help)
+        return Batch(per_device, accumulation, processes)
+
+
 def global_batch(per_device: int, accumulation: int, processes: int, shared: int = 1) -> Batch:
     """The rows of an optimizer step.
 

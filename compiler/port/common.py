@@ -1,0 +1,94 @@
+"""Keys that mean the same whichever tool has them, and need no look at others: one table for all dialects.
+
+A word of keys.REASONS stands for keys that bear on no number here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from recipec.compiler.port.keys import OFF, Keys, table, tools
+
+COMMON = table("""
+learnt use_dora peft_use_dora: plain LoRA in its place: no magnitudes of their own are trained
+learnt modules_to_save lora_modules_to_save additional_target: whole modules beside the adapters are not
+    trained here: they stay the base's
+learnt target_parameters lora_target_parameters: parameters that are no linear layers (experts) carry no
+    adapter
+learnt loraplus_lr_ratio: A and B share one learning rate here; LoRA+ gives B a higher one
+learnt lora_model_dir adapter_name_or_path: training starts from new adapters; merge.py --import-adapter and
+    --resume go on
+learnt neftune_noise_alpha noisy_embedding_alpha: no noise is added to the embeddings here: less
+    regularisation
+learnt rope_scaling: config.json is taken as it is, with its own rotary embedding
+lost fp8: bfloat16 in its place: products are more precise, and take longer
+lost streaming: the data set is read as a whole here, and shuffled as a whole
+lost load_best_model_at_end: the last step's weights are kept here, not those of the best evaluation
+lost early_stopping_patience early_stopping_steps: the run goes on to its last step here
+setting loraplus_lr_embedding -> loraplus_lr_ratio
+files access_token adapter_folder cache_dir data_shared_file_system dataset_keep_in_memory dataset_num_proc
+    dataset_prepared_path dataset_processes hf_hub_token hf_use_auth_token ignore_bias_buffers is_preprocess
+    logging_dir media_dir ms_hub_token num_dataset_shards_to_save offload_folder om_hub_token overwrite_cache
+    preprocess_iterable preprocessing_batch_size preprocessing_num_workers print_param_status
+    remove_unused_columns sample_packing_eff_est sample_packing_mp_start_method skip_prepare_dataset
+    total_num_tokens total_supervised_tokens use_fast_tokenizer
+log badam_verbose bench_dataset bench_split compute_accuracy debug disable_tqdm do_bench_eval
+    do_causal_lm_eval enable_torch_profiler eval_causal_lm_metrics eval_max_new_tokens eval_table_size
+    generate_samples generation_do_sample generation_max_new_tokens generation_prompt_ratio
+    generation_temperature generation_top_k generation_top_p gradio_max_new_tokens gradio_server_name
+    gradio_server_port gradio_share gradio_temperature gradio_title include_effective_tokens_per_second
+    include_num_input_tokens_seen include_tkps include_tokens_per_second lm_eval_batch_size lm_eval_model
+    lm_eval_post_train lm_eval_tasks log_level log_level_replica log_on_each_node log_peak_memory_stats
+    logging_first_step logging_nan_inf_filter logging_strategy num_generation_samples plot_loss
+    profile_modules profiler_active_steps profiler_output_dir profiler_profile_memory profiler_record_shapes
+    profiler_repeat profiler_wait_steps profiler_warmup_steps profiler_with_stack project run_name
+    skip_memory_metrics swanlab_api_key swanlab_lark_secret swanlab_lark_webhook_url swanlab_logdir
+    swanlab_mode swanlab_project swanlab_run_name swanlab_workspace trackio_bucket_id trackio_space_id
+    trackio_static_space_id use_swanlab use_tensorboard
+speed ac_mode ac_option accelerator_config activation_offloading auto_find_batch_size compile
+    cudnn_deterministic_mode custom_sharded_layers dataloader_num_workers dataloader_persistent_workers
+    dataloader_pin_memory dataloader_prefetch_factor ddp ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
+    ddp_find_unused_parameters ddp_static_graph ddp_timeout device device_map enable_activation_offloading
+    experimental_skip_move_to_device fsdp_cpu_offload fsdp_reshard_after_forward full_determinism
+    gc_collect_steps gc_steps gpu_memory_limit gradient_checkpointing_kwargs layer_offloading local_rank
+    lora_on_cpu low_cpu_mem_usage low_cpu_ram max_memory optimizer_in_bwd ple_cpu_offload
+    qlora_sharded_model_loading ray_run_name relora_cpu_offload resources_per_worker selective_checkpointing
+    tensor_parallel_plan tf32 torch_compile torch_compile_backend torch_compile_mode torch_empty_cache_steps
+    use_cache use_cpu use_ray
+kernels chunked_cross_entropy chunked_cross_entropy_num_chunks cut_cross_entropy deepcompile dpo_padding_free
+    dpo_use_liger_kernel enable_liger_kernel expert_backend experts_implementation flash_attn_cross_entropy
+    flash_attn_d512 flash_attn_fuse_mlp flash_optimum flex_attn_compile_kwargs fused_attn_kernel
+    gemma4_hybrid_attn_impl large_head_attention liger_cross_entropy liger_fused_linear_cross_entropy
+    liger_glu_activation liger_kernel_impl liger_layer_norm liger_rms_norm liger_rms_norm_gated liger_rope
+    liger_swiglu llama4_linearized_experts lora_embedding_kernel lora_mlp_kernel lora_o_kernel lora_qkv_kernel
+    moe_bnb_fast moe_dequant_chunk_size moe_grouped_backend pretrain_multipack_attn sdpa_varlen tiled_mlp
+    tiled_mlp_num_shards tiled_mlp_use_original_mlp torch_compile_options use_kernels use_liger_kernel
+    use_reentrant_gc use_scattermoe use_sonicmoe use_unsloth use_unsloth_gc use_v1_kernels
+launch master_addr master_port quantization_device_map ray_init_kwargs
+padding batch_flattening ignore_pad_token_for_loss multipack_real_batches pad_to_multiple_of
+    pad_to_sequence_len pad_token padding_free padding_value
+derived axolotl_config_path base_model_config embeddings_skip_upcast is_falcon_derived_model
+    is_llama_derived_model is_mistral_derived_model is_qwen_derived_model lora_fan_in_fan_out strict
+    tokenizer_legacy tokenizer_type tokenizer_use_fast trust_remote_code type_of_model
+checkpoints auto_resume_from_checkpoints dynamic_checkpoint enable_async_checkpointing enable_jit_checkpoint
+    greater_is_better ignore_data_skip metric_for_best_model restore_callback_states_from_checkpoint resume
+    resume_from_checkpoint save_adapter_weights_only save_first_step save_on_each_node save_only_model
+    save_steps save_strategy save_total_limit
+evaluation batch_eval_metrics bf16_full_eval do_eval do_predict do_train eval_accumulation_steps
+    eval_batch_size eval_delay eval_do_concat_batches eval_on_start eval_use_gather_object fp16_full_eval
+    include_for_metrics per_device_eval_batch_size prediction_loss_only
+export export_device export_dir export_hub_model_id export_legacy_format export_quantization_bit
+    export_quantization_dataset export_quantization_maxlen export_quantization_nsamples export_size merge_lora
+    merge_method save_safetensors tokenizer_save_jinja_files
+media audio_sampling_rate crop_to_patches freeze_mm_modules freeze_multi_modal_projector freeze_vision_tower
+    image_do_pan_and_scan image_max_pixels image_min_pixels use_audio_in_video video_fps video_max_pixels
+    video_maxlen video_min_pixels
+""")
+"""A dialect's own tables and functions come before, and win over it."""
+
+
+def say_common(keys: Keys, tool: str) -> None:
+    """Speaks of those of the tool's keys, as data/dialects.json has them, that nothing was said of."""
+    known = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
+    for row in COMMON:
+        keys.follow([replace(row, keys={key: () for key in row.keys if key in known})], OFF)
