@@ -14,7 +14,7 @@ from recipec.compiler.port.meaning import adapters
 from recipec.compiler.port.meaning.models import resolve
 from recipec.compiler.port.report import counts, rows, summary
 from recipec.runtime.data.formats import ParsedSample, parse_row
-from tests.port.dialects import codes, finding, ported, samples, spoken, unspoken, values, verdict
+from tests.port.dialects import codes, ported, samples, spoken, unspoken, values, verdict
 
 BASE: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen3-8B",
@@ -63,40 +63,6 @@ def test_a_plain_run_is_taken_over(tmp_path: Path) -> None:
     assert values(made, "data.max_length", "data.overlong", "data.packing") == [2048, "truncate", False]
     assert values(made, "train.optimizer.weight_decay", "train.optimizer.max_grad_norm") == [0.0, 1.0]
     assert values(made, "remat.policy", "train.seed", "data.loss_on") == ["decoder", 42, "assistant"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "path", "value", "how"),
-    [
-        ({"lora_rank": 4}, "lora.alpha", 8, "exact"),
-        ({"lora_alpha": 5}, "lora.alpha", 5, "exact"),
-        ({"use_rslora": True}, "lora.rslora", True, "exact"),
-        ({"lora_target": "q_proj, v_proj"}, "lora.targets", ["q_proj", "v_proj"], "exact"),
-        ({"cutoff_len": 512}, "data.max_length", 512, "exact"),
-        ({"neat_packing": True}, "data.packing", True, "approximated"),
-        ({"packing": True}, "data.packing", True, "approximated"),
-        ({"train_on_prompt": True}, "data.loss_on", "all", "exact"),
-        ({"mask_history": True}, "data.loss_on", "last_assistant", "exact"),
-        ({"max_samples": 50}, "data.train", [{"path": "hf://our/letters", "limit": 50}], "exact"),
-        ({"val_size": 0.1}, "data.eval_fraction", 0.1, "exact"),
-        ({"quantization_bit": 8}, "lora.quantize", "int8", "approximated"),
-        ({"quantization_bit": 4}, "lora.quantize", "nf4", "approximated"),
-        ({"flash_attn": "fa2"}, "model.attention", "splash", "exact"),
-        ({"disable_gradient_checkpointing": True}, "remat.policy", "none", "exact"),
-        ({"warmup_ratio": 0.1}, "train.schedule.warmup_ratio", 0.1, "exact"),
-        ({"disable_shuffling": True}, "data.shuffle_seed", None, "exact"),
-        ({"lr_scheduler_type": "cosine"}, "train.schedule.name", "cosine", "exact"),
-        ({"pure_bf16": True}, "model.dtype", "bfloat16", "exact"),
-    ],
-)
-def test_a_key_sets_its_value_with_its_verdict(
-    tmp_path: Path, changes: dict[str, Any], path: str, value: Any, how: str
-) -> None:
-    made = port(tmp_path, **changes)
-    spoken(made)
-    assert made.value(path, "absent") == value
-    (key,) = changes
-    assert verdict(made, key).value == how and codes(made) == []
 
 
 def test_packing_takes_one_token_off(tmp_path: Path) -> None:
@@ -167,39 +133,6 @@ def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
     assert port(tmp_path, stage="dpo", dataset="ranked", pref_loss="orpo").value("train.objective") == "orpo"
 
 
-@pytest.mark.parametrize(
-    ("changes", "code", "key"),
-    [
-        ({"stage": "kto"}, "E1149", "stage"),
-        ({"stage": "ppo"}, "E1149", "stage"),
-        ({"finetuning_type": "freeze"}, "E1149", "finetuning_type"),
-        ({"do_train": False}, "E1149", "do_train"),
-        ({"do_predict": True}, "E1149", "do_predict"),
-        ({"finetuning_type": "full", "quantization_bit": 4}, "E1146", "quantization_bit"),
-        ({"stage": "dpo", "dataset": "ranked", "pref_loss": "ipo"}, "E1163", "pref_loss"),
-        ({"stage": "dpo"}, "E1142", "dataset"),
-        ({"dataset": "letters,others"}, "E1142", "dataset"),
-        ({"dataset": "letters,others,talks"}, "E1142", "dataset"),
-        ({"dataset": "clash,talks"}, "E1142", "dataset"),
-        ({"dataset": "letters,ranked"}, "E1142", "dataset"),
-        ({"dataset": "lettres"}, "E1151", "dataset"),
-        ({"dataset": "scripted"}, "E1143", "scripted.script_url"),
-        ({"dataset": "pictures"}, "E1150", "pictures.columns.images"),
-        ({"template": "yuan"}, "E1147", "template"),
-        ({"model_name_or_path": None}, "E1144", "model_name_or_path"),
-        ({"dataset": None}, "E1143", "dataset"),
-        ({"mask_history": True, "train_on_prompt": True}, "E1145", "mask_history"),
-        ({"lora_target": "query_key_value"}, "E1164", "lora_target"),
-    ],
-)
-def test_what_would_be_another_run_is_refused_at_its_key(
-    tmp_path: Path, changes: dict[str, Any], code: str, key: str
-) -> None:
-    made = port(tmp_path, **changes)
-    assert (code, key) in codes(made)
-    assert all(diagnostic.help for diagnostic in made.diagnostics)
-
-
 def test_a_missing_dataset_info_is_told_with_the_command(tmp_path: Path) -> None:
     made = port(tmp_path, None)
     (diagnostic,) = made.diagnostics
@@ -254,21 +187,6 @@ def test_a_stage_that_packs_by_itself_keeps_its_length(tmp_path: Path) -> None:
     made = port(tmp_path, stage="pt", cutoff_len=2048)
     assert values(made, "data.packing", "data.max_length") == [True, 2048]
     assert port(tmp_path, stage="pt", cutoff_len=2048, packing=True).value("data.max_length") == 2047
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        *("use_dora", "pissa_init", "use_galore", "use_badam", "use_apollo", "use_muon", "mixture_of_depths"),
-        *("neftune_noise_alpha", "shift_attn", "use_eaft_loss", "loraplus_lr_ratio", "tokenized_path"),
-    ],
-)
-def test_what_changes_what_is_learnt_is_an_error(tmp_path: Path, key: str) -> None:
-    changes: dict[str, Any] = {key: 5 if "alpha" in key else True}
-    made = port(tmp_path, **changes)
-    found = finding(made, key)
-    assert found.verdict is Verdict.UNSUPPORTED and len(found.note.split()) > 5
-    assert codes(made) == [("E1180", key)] and f"--set {key}=null" in made.diagnostics[0].help
 
 
 @pytest.mark.parametrize(

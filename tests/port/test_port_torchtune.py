@@ -203,38 +203,6 @@ def test_dpo_is_taken_over_with_its_pairs(tmp_path: Path) -> None:
     assert values(ledger, "data.format", "data.fields") == ["preference", {"chosen": "good"}]
 
 
-@pytest.mark.parametrize(
-    "keys, sets",
-    [
-        ({"clip_grad_norm": 0.5}, {"train.optimizer.max_grad_norm": 0.5}),
-        ({"shuffle": False}, {"data.shuffle_seed": None}),
-        ({"dtype": "fp32"}, {"model.dtype": "float32", "lora.dtype": "float32"}),
-        ({"max_steps_per_epoch": 30}, {"train.steps": 60, "train.epochs": None}),
-        ({"enable_activation_checkpointing": True}, {"remat.policy": "decoder"}),
-        ({"lr_scheduler": None}, {"train.schedule.name": "constant"}),
-        ({"log_every_n_steps": 3}, {"train.log.every": 3}),
-        (
-            {"optimizer": {"_component_": "bitsandbytes.optim.PagedAdamW8bit", "lr": "2e-5"}},
-            {"train.optimizer.learning_rate": 2e-5, "train.optimizer.weight_decay": 0.01},
-        ),
-        (
-            {"optimizer": {"_component_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.9}},
-            {
-                "train.optimizer.name": "sgd",
-                "train.optimizer.momentum": 0.9,
-                "train.optimizer.weight_decay": 0.0,
-            },
-        ),
-    ],
-)
-def test_keys_set_the_values_that_they_mean(
-    tmp_path: Path, keys: dict[str, Any], sets: dict[str, Any]
-) -> None:
-    ledger = ported("torchtune", tmp_path, {**LORA, **keys})
-    assert {path: ledger.value(path) for path in sets} == sets
-    assert codes(ledger) == []
-
-
 def test_tensor_parallel_devices_share_their_rows(tmp_path: Path) -> None:
     ledger = ported("torchtune", tmp_path, {**LORA, "tensor_parallel_dim": 2}, devices=8)
     assert ledger.value("train.global_batch_size") == 2 * 4 * 4
@@ -247,50 +215,6 @@ def test_full_fine_tuning_in_bfloat16_has_no_master_weights(tmp_path: Path) -> N
     ledger = ported("torchtune", tmp_path, {**LORA, "model": model, "checkpointer": {}})
     assert ledger.lines["lora"].value is None
     assert values(ledger, "train.optimizer.master_weights") == [False]
-
-
-@pytest.mark.parametrize(
-    "content, code, key",
-    [
-        (
-            changed("model", _component_="torchtune.models.mistral.lora_mistral_7b"),
-            "E0801",
-            "model._component_",
-        ),
-        (
-            changed("model", _component_="torchtune.models.llama3_2_vision.lora_llama3_2_vision_11b"),
-            "E1150",
-            "model._component_",
-        ),
-        (
-            {**LORA, "checkpointer": {"checkpoint_dir": "/m/Llama-3.2-3B-Instruct"}},
-            "E1145",
-            "model._component_",
-        ),
-        (changed("model", lora_attn_modules=["qkv"]), "E1164", "model.lora_attn_modules"),
-        (changed("dataset", _component_="mine.rows"), "E1143", "dataset._component_"),
-        (
-            changed("dataset", _component_="torchtune.datasets.multimodal.the_cauldron_dataset"),
-            "E1150",
-            "dataset._component_",
-        ),
-        (changed("loss", _component_="torchtune.modules.loss.ForwardKLLoss"), "E1163", "loss._component_"),
-        (changed("lr_scheduler", _component_="mine.sawtooth"), "E1163", "lr_scheduler._component_"),
-        (changed("optimizer", _component_="mine.Magic"), "E1163", "optimizer._component_"),
-        ({**LORA, "teacher_model": {"_component_": "x"}}, "E1149", "teacher_model"),
-        ({**LORA, "dtype": "fp16"}, "E1160", "dtype"),
-        ({**LORA, "batch_size": "many"}, "E1160", "batch_size"),
-        ({key: value for key, value in LORA.items() if key != "dataset"}, "E1143", "dataset"),
-        ({key: value for key, value in LORA.items() if key != "optimizer"}, "E1144", "optimizer"),
-        ({key: value for key, value in LORA.items() if key != "batch_size"}, "E1144", "batch_size"),
-    ],
-)
-def test_what_would_be_another_run_is_refused_at_its_key(
-    tmp_path: Path, content: dict[str, Any], code: str, key: str
-) -> None:
-    ledger = ported("torchtune", tmp_path, content)
-    assert (code, key) in codes(ledger)
-    assert all(diagnostic.help for diagnostic in ledger.diagnostics)
 
 
 def test_data_sets_of_two_kinds_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from recipec.compiler.port.keys import keys_of, tools
 from recipec.compiler.port.ledger import Verdict
 from recipec.spec.document import Refused
 from tests.port import dialects
-from tests.port.dialects import codes, finding, samples, spoken, unspoken, values, verdict
+from tests.port.dialects import codes, samples, spoken, unspoken, values, verdict
 
 SFT: dict[str, Any] = {"model_name_or_path": "Qwen/Qwen3-8B", "dataset_name": "some/rows"}
 LORA: dict[str, Any] = {**SFT, "use_peft": True}
@@ -27,57 +27,6 @@ def rows(folder: Path, row: dict[str, Any]) -> str:
     """A file of one row in the folder; its path as a config has it."""
     (folder / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     return "./rows.jsonl"
-
-
-def test_a_qlora_run_is_taken_over(tmp_path: Path) -> None:
-    ledger = ported(
-        "trl",
-        tmp_path,
-        "model_name_or_path: google/gemma-3-1b-it\n"
-        "dataset_name: some/talks\n"
-        "dataset_config: short\n"
-        "use_peft: true\nlora_r: 8\nlora_alpha: 4\nuse_rslora: true\nload_in_4bit: true\n"
-        "lora_target_modules: [q_proj, down_proj]\n"
-        "learning_rate: 3e-4\nnum_train_epochs: 2\nper_device_train_batch_size: 2\n"
-        "gradient_accumulation_steps: 3\nlr_scheduler_type: cosine\nwarmup_ratio: 0.05\n"
-        "assistant_only_loss: true\nmax_length: 512\npacking: true\nseed: 3\n",
-    )
-    spoken(ledger)
-    assert codes(ledger) == []
-    assert {path: line.value for path, line in ledger.lines.items()} == {
-        "model.id": "google/gemma-3-1b-it",
-        "model.dtype": "bfloat16",
-        "lora.rank": 8,
-        "lora.alpha": 4,
-        "lora.rslora": True,
-        "lora.dropout": 0.05,
-        "lora.targets": ["q_proj", "down_proj"],
-        "lora.layers": "all",
-        "lora.quantize": "nf4",
-        "lora.dtype": "bfloat16",
-        "data.train": [{"path": "hf://some/talks", "config": "short"}],
-        "data.format": "chat",
-        "data.loss_on": "assistant",
-        "data.max_length": 512,
-        "data.overlong": "truncate",
-        "data.packing": True,
-        "data.shuffle_seed": 3,
-        "train.epochs": 2,
-        "train.micro_batch_size": 2,
-        "train.global_batch_size": 6,
-        "train.loss_normalization": "tokens",
-        "train.optimizer.name": "adamw",
-        "train.optimizer.learning_rate": 3e-4,
-        "train.optimizer.b1": 0.9,
-        "train.optimizer.b2": 0.999,
-        "train.optimizer.eps": 1e-8,
-        "train.optimizer.weight_decay": 0.0,
-        "train.optimizer.max_grad_norm": 1.0,
-        "train.schedule.name": "cosine",
-        "train.schedule.warmup_ratio": 0.05,
-        "train.seed": 3,
-        "remat.policy": "decoder",
-    }
 
 
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo"])
@@ -123,27 +72,6 @@ def test_the_defaults_are_the_scripts_own(tmp_path: Path, objective: str, rate: 
         "max_length",
     ):
         assert verdict(ledger, key) is Verdict.DEFAULTED
-
-
-@pytest.mark.parametrize(
-    "row, keys, expected",
-    [
-        ({"messages": []}, {}, ["chat", "all"]),
-        ({"messages": []}, {"assistant_only_loss": True}, ["chat", "assistant"]),
-        ({"conversations": []}, {}, ["chat", "all"]),
-        ({"prompt": "a", "completion": "b"}, {}, ["prompt_completion", "completion"]),
-        ({"prompt": "a", "completion": "b"}, {"completion_only_loss": False}, ["prompt_completion", "all"]),
-        ({"text": "a"}, {}, ["text", "all"]),
-        ({"body": "a"}, {"dataset_text_field": "body"}, ["text", "all"]),
-    ],
-)
-def test_the_rows_columns_say_what_is_learnt(
-    tmp_path: Path, row: dict[str, Any], keys: dict[str, Any], expected: list[str]
-) -> None:
-    ledger = ported("trl", tmp_path, {**LORA, **keys, "dataset_name": rows(tmp_path, row)})
-    assert values(ledger, "data.format", "data.loss_on") == expected
-    assert codes(ledger) == []
-    assert ledger.value("data.fields") == ({"text": "body"} if "body" in row else None)
 
 
 def test_a_format_that_is_not_known_is_a_guess(tmp_path: Path) -> None:
@@ -253,61 +181,12 @@ def test_dpo_switches_dropout_off(tmp_path: Path) -> None:
     assert ledger.value("lora.dropout") == 0.1
 
 
-@pytest.mark.parametrize(
-    "keys, code, key",
-    [
-        ({"beta": 0.1, "loss_type": ["ipo"]}, "E1163", "loss_type"),
-        ({"beta": 0.1, "loss_type": ["sigmoid", "sft"]}, "E1163", "loss_type"),
-        ({"beta": 0.1, "f_divergence_type": "js_divergence"}, "E1163", "f_divergence_type"),
-        ({"loss_type": "dft"}, "E1163", "loss_type"),
-        ({"optim": "lomo"}, "E1163", "optim"),
-        ({"lr_scheduler_type": "sawtooth"}, "E1163", "lr_scheduler_type"),
-        ({"lora_target_modules": ["c_attn"]}, "E1164", "lora_target_modules"),
-        ({"model_name_or_path": "nobody/nothing"}, "E0801", "model_name_or_path"),
-        ({"use_peft": False, "load_in_4bit": True}, "E1146", "load_in_4bit"),
-        ({"dataset_name": "s3://rows/there"}, "E1143", "dataset_name"),
-        ({"learning_rate": "fast"}, "E1160", "learning_rate"),
-        ({"bnb_4bit_quant_type": "int3"}, "E1160", "bnb_4bit_quant_type"),
-        ({"assistant_only_loss": True, "completion_only_loss": True}, "E1145", "completion_only_loss"),
-        ({"parallelism_config": {"tp_size": 3}, "num_processes": 8}, "E1162", "per_device_train_batch_size"),
-    ],
-)
-def test_what_would_be_another_run_is_refused_at_its_key(
-    tmp_path: Path, keys: dict[str, Any], code: str, key: str
-) -> None:
-    content = {**LORA, "dataset_name": rows(tmp_path, {"messages": []}), **keys}
-    ledger = ported("trl", tmp_path, content, script="dpo" if "beta" in keys else "sft")
-    assert codes(ledger) == [(code, key)]
-    assert all(diagnostic.help for diagnostic in ledger.diagnostics)
-    if key in keys:
-        assert ledger.diagnostics[0].span is not None
-        assert verdict(ledger, key) is Verdict.UNSUPPORTED
-
-
 @pytest.mark.parametrize("missing", ["model_name_or_path", "dataset_name"])
 def test_what_is_missing_is_asked_for(tmp_path: Path, missing: str) -> None:
     content = {key: value for key, value in LORA.items() if key != missing}
     ledger = ported("trl", tmp_path, content)
     (found,) = [diagnostic for diagnostic in ledger.diagnostics if diagnostic.path == missing]
     assert found.help is not None and f"--set {missing}=" in found.help
-
-
-@pytest.mark.parametrize(
-    "keys, rows_of_a_step",
-    [
-        ({}, 8),
-        ({"num_processes": 4}, 32),
-        ({"accelerate_config": "zero3"}, 64),
-        ({"accelerate_config": "zero3", "num_processes": 2}, 16),
-        ({"num_processes": 8, "parallelism_config": {"tp_size": 2, "cp_size": 2}}, 16),
-    ],
-)
-def test_the_rows_of_a_step_are_those_of_all_processes(
-    tmp_path: Path, keys: dict[str, Any], rows_of_a_step: int
-) -> None:
-    ledger = ported("trl", tmp_path, {**LORA, **keys, "gradient_accumulation_steps": 1})
-    assert ledger.value("train.global_batch_size") == rows_of_a_step
-    assert ledger.value("train.micro_batch_size") == 8
 
 
 def test_devices_are_stronger_than_the_files(tmp_path: Path) -> None:
@@ -333,56 +212,6 @@ def test_a_precision_becomes_the_models_and_the_adapters_types(
     ledger = ported("trl", tmp_path, {**LORA, **keys})
     assert values(ledger, "model.dtype", "lora.dtype") == [dtype, adapters]
     assert bool(ledger.lines["model.dtype"].comment) is note
-
-
-@pytest.mark.parametrize(
-    "keys, master",
-    [
-        ({}, True),
-        ({"dtype": "bfloat16"}, False),
-        ({"bf16": False}, None),
-        ({"dtype": "bfloat16", "fsdp": "full_shard"}, True),
-        ({"dtype": "bfloat16", "fsdp": "full_shard", "bf16": False}, False),
-        ({"dtype": "bfloat16", "deepspeed": "zero2.json"}, True),
-        ({"dtype": "bfloat16", "accelerate_config": "zero3"}, True),
-    ],
-)
-def test_a_run_without_use_peft_trains_all_weights(
-    tmp_path: Path, keys: dict[str, Any], master: bool | None
-) -> None:
-    ledger = ported("trl", tmp_path, {**SFT, **keys, "lora_r": 4, "weight_decay": 0.1})
-    assert ledger.lines["lora"].value is None
-    assert ledger.value("lora.rank") is None
-    assert ledger.value("train.optimizer.master_weights") is master
-    assert verdict(ledger, "weight_decay") is Verdict.APPROXIMATED
-
-
-@pytest.mark.parametrize(
-    "keys, key, expected",
-    [
-        ({"packing": True}, "packing", Verdict.EXACT),
-        ({"packing": True, "packing_strategy": "bfd_split"}, "packing", Verdict.APPROXIMATED),
-        ({"packing": True, "packing_strategy": "wrapped"}, "packing", Verdict.APPROXIMATED),
-        ({"max_length": None}, "max_length", Verdict.APPROXIMATED),
-        ({"truncation_mode": "keep_end"}, "truncation_mode", Verdict.UNSUPPORTED),
-        ({"neftune_noise_alpha": 5}, "neftune_noise_alpha", Verdict.UNSUPPORTED),
-        ({"neftune_noise_alpha": None}, "neftune_noise_alpha", Verdict.EXACT),
-        ({"use_dora": True}, "use_dora", Verdict.UNSUPPORTED),
-        ({"lora_modules_to_save": ["lm_head"]}, "lora_modules_to_save", Verdict.UNSUPPORTED),
-        ({"optim": "paged_adamw_8bit"}, "optim", Verdict.APPROXIMATED),
-        ({"optim": "adamw_torch"}, "optim", Verdict.EXACT),
-        ({"num_train_epochs": 1.5}, "num_train_epochs", Verdict.APPROXIMATED),
-        ({"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}, "load_in_4bit", Verdict.APPROXIMATED),
-        ({"average_tokens_across_devices": False, "num_processes": 2}, "average_tokens_across_devices",
-         Verdict.APPROXIMATED),
-        ({"train_sampling_strategy": "group_by_length"}, "train_sampling_strategy", Verdict.APPROXIMATED),
-        ({"load_best_model_at_end": True}, "load_best_model_at_end", Verdict.UNSUPPORTED),
-    ],
-)  # fmt: skip
-def test_how_keys_are_taken_over(tmp_path: Path, keys: dict[str, Any], key: str, expected: Verdict) -> None:
-    found = finding(ported("trl", tmp_path, {**LORA, **keys}), key)
-    assert found.verdict is expected
-    assert expected is Verdict.EXACT or found.note
 
 
 def test_without_a_limit_a_long_sample_is_an_error(tmp_path: Path) -> None:

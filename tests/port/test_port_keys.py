@@ -1,0 +1,65 @@
+"""What keys become, by tables: keys/DIALECT.yaml has a run, the files beside it, and what changes in it make.
+
+A case has, each where it matters:
+    given       keys of the run in place of its own; (gone) takes one away
+    beside      likewise of the files beside it
+    row         of the data, in rows.jsonl
+    script      of TRL's
+    sets        values of the recipe, (gone) for none
+    whole       the whole recipe, where every key is spoken of once and there are no diagnostics
+    says        verdicts by key
+    codes       all diagnostics, by code and key
+    refused     the error that is one of them, and has a help
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from recipec.compiler.port.ledger import Verdict
+from tests.port.dialects import codes, finding, ported, spoken
+
+TABLES = {path.stem: yaml.safe_load(path.read_text()) for path in (Path(__file__).parent / "keys").iterdir()}
+
+
+def changed(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in {**base, **given}.items() if value != "(gone)"}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "case"),
+    [
+        pytest.param(dialect, case, id=f"{dialect}-{title.replace(' ', '-')}-{number}")
+        for dialect, table in TABLES.items()
+        for title, cases in table["cases"].items()
+        for number, case in enumerate(cases)
+    ],
+)
+def test_keys_become_what_their_tables_say(tmp_path: Path, dialect: str, case: dict[str, Any]) -> None:
+    table = TABLES[dialect]
+    given = changed(table["base"], case.get("given", {}))
+    beside = {**{role: {} for role in case.get("beside", {})}, **table.get("beside", {})}
+    beside = {role: changed(keys, case.get("beside", {}).get(role, {})) for role, keys in beside.items()}
+    if row := case.get("row", table.get("row")):
+        (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    script = case.get("script", "sft") if dialect == "trl" else None
+    made = ported(dialect, tmp_path, given, script=script, **beside)
+    assert {path: made.value(path, "(gone)") for path in case.get("sets", {})} == case.get("sets", {})
+    if "whole" in case:
+        spoken(made)
+        assert ({path: line.value for path, line in made.lines.items()}, codes(made)) == (case["whole"], [])
+    for key, verdict in case.get("says", {}).items():
+        found = finding(made, key)
+        assert found.verdict.value == verdict, key
+        assert found.note or found.verdict not in (Verdict.APPROXIMATED, Verdict.UNSUPPORTED), key
+    if "codes" in case:
+        assert codes(made) == case["codes"]
+    if "refused" in case:
+        assert tuple(case["refused"]) in codes(made)
+        assert all(diagnostic.help for diagnostic in made.diagnostics)
