@@ -6,6 +6,7 @@ A word of keys.REASONS stands for keys that bear on no number here.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from recipec.compiler.port.keys import OFF, Keys, table, tools
 
@@ -87,8 +88,12 @@ media audio_sampling_rate crop_to_patches freeze_mm_modules freeze_multi_modal_p
 """A dialect's own tables and functions come before, and win over it."""
 
 
-def say_common(keys: Keys, tool: str) -> None:
-    """Speaks of those of the tool's keys, as data/dialects.json has them, that nothing was said of."""
+def say_common(keys: Keys, tool: str, off: tuple[Any, ...] = OFF) -> None:
+    """Speaks of those of the tool's keys, as data/dialects.json has them, that nothing was said of.
+
+    Args:
+        off: values at which the tool's features do nothing.
+    """
     known = {name.rpartition(".")[2] for section in tools()[tool]["sections"].values() for name in section}
     for row in COMMON:
-        keys.follow([replace(row, keys={key: () for key in row.keys if key in known})], OFF)
+        keys.follow([replace(row, keys={key: () for key in row.keys if key in known})], off)

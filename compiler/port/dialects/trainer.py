@@ -11,7 +11,7 @@ from typing import Any
 from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import Keys, as_number, defaults_of, table, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, datasets, models, templates, trainer
+from recipec.compiler.port.meaning import adapters, datasets, models, templates, trainer, training
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.meaning.trainer import Run
 from recipec.compiler.port.source import Source
@@ -71,7 +71,7 @@ def port(ledger: Ledger) -> None:
     trainer.bookkeeping(keys)
     _limit(keys)
     keys.follow(KEYS)
-    say_common(keys, NAME)
+    say_common(keys, NAME, training.OFF)
 
 
 def _model(keys: Keys, adapter: Keys | None) -> Named | None:
@@ -163,7 +163,7 @@ def _say_adapter(keys: Keys, named: Named | None) -> None:
     ledger.set("lora.dtype", "float32", "PEFT keeps adapters in float32")
     keys.follow(adapters.FEATURES)
     keys.follow(ADAPTER)
-    say_common(keys, "peft")
+    say_common(keys, "peft", training.OFF)
 
 
 def _targets(keys: Keys, named: Named | None) -> None:

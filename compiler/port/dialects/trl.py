@@ -11,7 +11,7 @@ from typing import Any
 from recipec.compiler.port.common import say_common
 from recipec.compiler.port.keys import REASONS, Keys, defaults_of, keys_of, table, tools, words
 from recipec.compiler.port.ledger import Ledger
-from recipec.compiler.port.meaning import adapters, datasets, models, sharding, templates, trainer
+from recipec.compiler.port.meaning import adapters, datasets, models, sharding, templates, trainer, training
 from recipec.compiler.port.meaning.models import Named
 from recipec.compiler.port.meaning.sharding import Launch
 from recipec.compiler.port.meaning.trainer import Run
@@ -100,7 +100,7 @@ def port(ledger: Ledger) -> None:
     trainer.memory(keys, launch)
     trainer.bookkeeping(keys)
     keys.follow(KEYS)
-    say_common(keys, NAME)
+    say_common(keys, NAME, training.OFF)
 
 
 def _defaults(objective: str) -> dict[str, Any]:
