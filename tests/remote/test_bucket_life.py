@@ -18,9 +18,9 @@ from tests.remote.gcs import Gcs
 from tests.runtime import artifacts
 from tests.runtime.lives import Life, Lives
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.nightly
 
-MODEL = 'ModelSettings(id="gs://bucket/model", family="gemma4", dtype="float32", remat="decoder")'
+MODEL = 'ModelSettings(id="gs://bucket/model", family="gemma4", dtype="float32", remat="none")'
 SOURCES = 'train=("gs://bucket/data/train.jsonl",), eval=("gs://bucket/data/eval.jsonl",)'
 DATA = f"DataSettings({SOURCES}, max_length=48, packing=False)"
 STUCK = 600.0

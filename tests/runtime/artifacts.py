@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from runtime.settings import CheckpointSettings, DataSettings, MeshSettings, Mod
 from runtime.training.train import parse_arguments, run
 
 ARTIFACT = Path(__file__).resolve().parent
-MODEL = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="float32", remat="decoder")
+MODEL = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="float32", remat="none")
 MESH = MeshSettings(platform="cpu", devices={devices}, axes={{"fsdp": {devices}, "tp": 1}})
 LORA = LoraSettings(rank=2, alpha=4.0, dropout=0.1, targets=("q_proj", "v_proj", "down_proj"))
 DATA = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=48)
@@ -67,13 +67,13 @@ if __name__ == "__main__":
 """
 
 
-def write_place(place: Path) -> None:
-    """Writes model/, train.jsonl, eval.jsonl and artifact/ into a folder."""
+def write_place(place: Path, layers: Sequence[str] = ("sliding_attention", "full_attention")) -> None:
+    """Writes model/, whose layers are of these kinds, train.jsonl, eval.jsonl and artifact/ into a folder."""
     from recipec.compiler.lowering import catalog
     from recipec.compiler.rehearse.miniature import complete, write_checkpoint
 
     config = json.loads(json.dumps(complete(catalog.entries()["recipec/tiny-gemma4"]["config"])))
-    config["text_config"] |= {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    config["text_config"] |= {"num_hidden_layers": len(layers), "layer_types": list(layers)}
     write_checkpoint(place / "model", config, dtype="float32")
     choose = random.Random(0)
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

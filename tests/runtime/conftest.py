@@ -15,15 +15,15 @@ from tests.runtime.lives import Lives
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, data and an artifact."""
+    """A folder with a model of one layer, which is traced in little time, data and an artifact."""
     place = tmp_path_factory.mktemp("run")
-    artifacts.write_place(place)
+    artifacts.write_place(place, layers=["sliding_attention"])
     return place
 
 
 @pytest.fixture(scope="session")
 def whole(place: Path) -> subprocess.CompletedProcess[str]:
-    """A run that nothing interrupts, started from a shell."""
+    """The run that others are compared with: nothing interrupts it. It is started as users start theirs."""
     return subprocess.run(
         [sys.executable, *artifacts.script(place, "whole")],
         env=dict(artifacts.environment(place)),

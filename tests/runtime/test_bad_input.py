@@ -21,6 +21,7 @@ from recipec.runtime.settings import (
     ModelSettings,
     TrainSettings,
 )
+from tests.runtime import artifacts
 
 INDEX = "model.safetensors.index.json"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -236,6 +237,14 @@ TOKENIZERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "use the model's own tokenizer: leave model.tokenizer out",
     ),
 }
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of both kinds of layers, in two files; nothing here is trained."""
+    place = tmp_path_factory.mktemp("bad")
+    artifacts.write_place(place)
+    return place
 
 
 def said(place: Path, tmp_path: Path, change: Callable[[Path], Any], script: str, capsys: Any) -> str:

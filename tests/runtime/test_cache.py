@@ -48,7 +48,7 @@ def run(*arguments: Path) -> tuple[dict[str, int], float]:
     return events, loss
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_a_second_run_compiles_nothing(tmp_path: Path) -> None:
     tiny.make_gemma3(tmp_path / "model", num_hidden_layers=1)
     first, loss = run(tmp_path / "model", tmp_path / "1", tmp_path / "cache")

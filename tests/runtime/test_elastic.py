@@ -16,36 +16,36 @@ import pytest
 
 from recipec.runtime.checkpoints.record import check_record
 from recipec.runtime.errors import UserError
-from tests.runtime.artifacts import saved, train, write_artifact
+from tests.runtime.artifacts import STEPS, saved, train, write_artifact
 from tests.runtime.lives import Lives
 
 PRELUDE = """
 from dataclasses import replace
 
 MESH = replace(MESH, axes={axes})
-TRAIN = replace(TRAIN, micro_batch_size={micro}, log_every=1)
+TRAIN = replace(TRAIN, micro_batch_size={micro})
 DATA = replace(DATA, eval=())
 {more}
 """
 Mesh = tuple[dict[str, int], int]
 """The axes, and rows of a device's micro-batch; a step has 8 rows."""
-LORA_HOPS: list[Mesh] = [
-    ({"fsdp": 4, "tp": 2}, 1),  # the same devices; two micro-batches
-    ({"dcn": 2, "fsdp": 2, "tp": 1}, 1),  # half as many; two
-    ({"fsdp": 4, "tp": 1}, 2),  # the second dimension of data parallelism is gone; one
-    ({"fsdp": 2, "tp": 1}, 1),  # four
-    ({"fsdp": 8, "tp": 1}, 1),
-]
+BEGAN: Mesh = ({"fsdp": 2, "tp": 1}, 2)
+"""That of the runs that stay: two micro-batches a step."""
 PREFERENCES = """
 TRAIN = replace(TRAIN, objective="dpo")
 DATA = replace(DATA, train=("preferences.jsonl",), format="preference", loss_on="completion")
 """
 CASES: dict[str, tuple[str, list[Mesh]]] = {
-    "lora": ("", LORA_HOPS[:2]),
-    "lora, further": ("", LORA_HOPS[2:]),
-    "dpo": (PREFERENCES, LORA_HOPS[1:4]),
-    "full": ("LORA = None", LORA_HOPS[:2]),
+    # A second dimension of data parallelism comes and goes, another one of the arrays comes.
+    "lora": ("", [({"dcn": 2, "fsdp": 2, "tp": 1}, 2), ({"fsdp": 2, "tp": 2}, 1)]),
+    "lora, more devices": ("", [({"fsdp": 4, "tp": 2}, 1), ({"fsdp": 8, "tp": 1}, 1)]),
+    "lora, fewer devices": ("", [({"fsdp": 1, "tp": 1}, 2), ({"dcn": 2, "fsdp": 2, "tp": 1}, 1)]),
+    "dpo": (PREFERENCES, [({"dcn": 2, "fsdp": 2, "tp": 1}, 2), ({"fsdp": 4, "tp": 1}, 1)]),
+    "full": ("LORA = None", [({"fsdp": 4, "tp": 2}, 1), ({"dcn": 2, "fsdp": 2, "tp": 1}, 2)]),
 }
+"""What differs from the run that stays, and the mesh of each step after the one that a run goes on from."""
+SAVED = 8
+"""The step that runs go on from."""
 
 
 def lock(axes: Mapping[str, int], micro: int, **train: Any) -> dict[str, Any]:
@@ -55,10 +55,10 @@ def lock(axes: Mapping[str, int], micro: int, **train: Any) -> dict[str, Any]:
     return {"lock": 1, "name": "tiny", "recipe": recipe, "model": {}, "packages": {}, "runtime": "sha256:0"}
 
 
-def artifact(folder: Path, axes: dict[str, int], micro: int, more: str, last: int) -> None:
+def artifact(folder: Path, axes: dict[str, int], micro: int, more: str) -> None:
     prelude = PRELUDE.format(axes=axes, micro=micro, more=more)
-    devices = math.prod(axes.values())
-    write_artifact(folder, devices=devices, rate=1e-3, steps=last, every=1, keep=9, prelude=prelude)
+    rate = 1e-3 if more else 1e-2  # without more it goes on from the shared run, which has the second
+    write_artifact(folder, devices=math.prod(axes.values()), rate=rate, prelude=prelude)
     (folder / "recipe.lock.json").write_text(json.dumps(lock(axes, micro)))
 
 
@@ -75,40 +75,40 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 @pytest.mark.parametrize(
-    "name", ["lora", *(pytest.param(name, marks=pytest.mark.e2e) for name in CASES if name != "lora")]
+    "name", ["lora", *(pytest.param(name, marks=pytest.mark.nightly) for name in CASES if name != "lora")]
 )
-def test_a_run_goes_on_on_another_mesh(name: str, place: Path, lives: Lives) -> None:
-    """Losses and parameters are those of the run that stays; each step but the first is on another mesh."""
+def test_a_run_goes_on_on_another_mesh(name: str, place: Path, lives: Lives, whole: object) -> None:
+    """Losses and parameters are those of the run that stays; each of the last steps is on another mesh."""
     more, hops = CASES[name]
-    key = name.replace(", ", "-")
-    write_preferences(place / "preferences.jsonl")
-    first: Mesh = ({"fsdp": 8, "tp": 1}, 1)
-    last = 1 + len(hops)
-    artifact(place / f"{key}-1", *first, more, last)
-    life = train(lives, place, f"{key}-stays", artifact=f"{key}-1")
-    assert life.status == 0, life.stderr
-    shutil.copytree(place / f"{key}-stays", place / f"{key}-moves")
-    for step in range(2, last + 1):
-        shutil.rmtree(place / f"{key}-moves" / "checkpoints" / str(step))
-    for number, (axes, micro) in enumerate(hops, 2):
-        artifact(place / f"{key}-{number}", axes, micro, more, last)
-        options = ("--resume", "--steps", str(number))
-        life = train(lives, place, f"{key}-moves", *options, artifact=f"{key}-{number}")
+    key = name.replace(", ", "-").replace(" ", "-")
+    stays, moves = "whole", f"{key}-moves"
+    if more:
+        write_preferences(place / "preferences.jsonl")
+        stays = f"{key}-stays"
+        artifact(place / stays, *BEGAN, more)
+        life = train(lives, place, stays, artifact=stays)
+        assert life.status == 0, life.stderr
+    folder = place / moves / "checkpoints"
+    shutil.copytree(place / stays / "checkpoints", folder)
+    shutil.rmtree(folder / str(STEPS))
+    (folder / "recipe.lock.json").write_text(json.dumps(lock(*BEGAN)))
+    for step, (axes, micro) in enumerate(hops, SAVED + 1):
+        hop = f"{key}-{step}"
+        artifact(place / hop, axes, micro, more)
+        life = train(lives, place, moves, "--resume", "--steps", str(step), artifact=hop)
         assert life.status == 0, life.stderr
         described = " x ".join(f"{axis} {size}" for axis, size in axes.items())
-        note = f"note: the run began on fsdp 8 x tp 1 of cpu-8 and goes on on {described} of cpu-"
-        assert (note in life.stderr) == ((axes, micro) != first)
-        assert f"continuing after step {number - 1} of {last}" in life.stderr
-    expected, found = (losses(place / f"{key}-{way}" / "checkpoints") for way in ("stays", "moves"))
-    assert found == pytest.approx(expected, abs=1e-5) and len(found) == last
-    assert len(set(expected.values())) == last
+        note = f"note: the run began on fsdp 2 x tp 1 of cpu-2 and goes on on {described} of cpu-"
+        assert note in life.stderr
+        assert f"continuing after step {step - 1} of {STEPS}" in life.stderr
+    expected, found = (losses(place / way / "checkpoints") for way in (stays, moves))
+    assert found == pytest.approx(expected, abs=1e-5) and len(found) == STEPS
+    assert len(set(expected.values())) == STEPS
     for item in ("model_params", "optimizer_state"):
-        one, other = (saved(place, f"{key}-{way}", last, item) for way in ("stays", "moves"))
+        one, other = (saved(place, way, STEPS, item) for way in (stays, moves))
         assert one.keys() == other.keys(), "whatever the accumulation, the same state is kept"
         for path, array in one.items():
             assert np.allclose(array, other[path], atol=1e-5, rtol=1e-4), path
-    for path in place.glob(f"{key}-*"):
-        shutil.rmtree(path)
 
 
 def check(tmp_path: Path, began: dict[str, Any], now: dict[str, Any]) -> None:
@@ -207,7 +207,7 @@ def test_an_optimizers_state_is_taken_up_by_any_accumulation() -> None:
     assert np.allclose(trained["w"], expected["w"], atol=1e-6)
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_the_backends_drop_the_same(tmp_path: Path) -> None:
     """A loss with dropout of train.py's model and of transformers' under torchax, with the same adapters."""
     import jax

@@ -193,18 +193,32 @@ SCRIPT = """
 import signal, time
 from runtime.interrupts import Interrupts, held
 
-with Interrupts(lambda signum: f"left at {signum}", (signal.SIGINT,)), held():
-    print("held", flush=True)
-    time.sleep(600)
+with Interrupts(lambda signum: f"left at {signum}", (signal.SIGINT,)) as interrupts:
+    WORK
 """
+HELD = """with held():
+        print("works", flush=True)
+        time.sleep(600)"""
+DEFERRED = """interrupts.deferred = True
+    print("works", flush=True)
+    time.sleep(600)"""
 
 
-def test_a_second_ctrl_c_ends_what_is_held_on_the_spot() -> None:
+@pytest.mark.parametrize(
+    ("work", "first"),
+    [(HELD, ""), (DEFERRED, "\nstopping after this step; once more to stop at once\n")],
+    ids=["held", "deferred"],
+)
+def test_a_second_ctrl_c_ends_what_is_held_or_deferred_on_the_spot(work: str, first: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-c", SCRIPT.replace("WORK", work)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     ) as process:
         assert process.stdout is not None and process.stderr is not None
-        assert process.stdout.readline() == "held\n"
+        assert process.stdout.readline() == "works\n"
 
         def again() -> bool:
             process.send_signal(signal.SIGINT)  # of two that come at once the process sees one
@@ -213,4 +227,4 @@ def test_a_second_ctrl_c_ends_what_is_held_on_the_spot() -> None:
 
         until(again)
         assert process.returncode == 130
-        assert process.stderr.read() == "\nleft at 2\n"
+        assert process.stderr.read() == f"{first}\nleft at 2\n"

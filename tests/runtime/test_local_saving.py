@@ -43,7 +43,7 @@ trainer.Trainer._step = slow
 """Code of an artifact that saves every fourth step, and every other one locally; step 8 does not end."""
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_from_its_own_disk(
     place: Path, lives: Lives, whole: object, tmp_path: Path
 ) -> None:
@@ -148,7 +148,7 @@ def test_a_local_disk_that_is_full_stops_nothing(
     )
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_two_hosts_go_on_from_their_own_disks(place: Path, lives: Lives, tmp_path: Path) -> None:
     """From the newest step that is whole on both, each from its own shards."""
     local = tmp_path / "disks"

@@ -223,7 +223,7 @@ def test_a_run_stops_at_a_notice_and_goes_on_as_if_it_had_not(
     assert_equal(place, "whole", "noticed", 10)
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 def test_a_run_that_is_taken_away_again_and_again_ends_as_one_that_was_not(place: Path, lives: Lives) -> None:
     """SIGTERM at random steps; every other machine is gone a moment later, whether or not it has saved."""
     last, choose = 40, random.Random(5)

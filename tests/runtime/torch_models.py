@@ -10,7 +10,7 @@ import numpy as np
 from tests import tiny
 
 
-def make_gemma3_multimodal(directory: Path) -> Any:
+def make_gemma3_multimodal(directory: Path, layers: int = 6) -> Any:
     """Gemma 3 in the layout of google/gemma-3-4b-it (language_model.model.*), in float32."""
     import torch
     import transformers
@@ -19,7 +19,7 @@ def make_gemma3_multimodal(directory: Path) -> Any:
         "vocab_size": tiny.VOCAB,
         "hidden_size": 32,
         "intermediate_size": 64,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": layers,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "head_dim": 16,
