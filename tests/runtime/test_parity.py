@@ -207,7 +207,7 @@ def test_packed_samples_are_as_alone_in_transformers(
         pytest.param("gemma3-fused-qkv", MESHES[0], marks=pytest.mark.nightly),
         pytest.param("llama3", MESHES[1], marks=pytest.mark.e2e),
         pytest.param("qwen2", MESHES[0], marks=pytest.mark.e2e),
-        ("qwen3", MESHES[1]),
+        pytest.param("qwen3", MESHES[1], marks=pytest.mark.e2e),
     ],
     ids=lambda value: value if isinstance(value, str) else mesh_name(value),
 )

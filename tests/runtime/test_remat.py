@@ -19,7 +19,7 @@ TUNIX = ("block", "decoder")
 """Policies that are Tunix's own; whole trainings under them are held against PEFT."""
 
 
-@pytest.fixture(scope="module", params=["gemma4", pytest.param("llama", marks=pytest.mark.e2e)])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gemma4", marks=pytest.mark.e2e)])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A model with dropout, B not zero; its mesh."""
     import jax

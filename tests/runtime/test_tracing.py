@@ -95,7 +95,13 @@ def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("name", "remat"),
-    [("gemma4", "decoder"), ("gemma4", "none"), ("gemma4", "save_dots"), ("llama", "decoder")],
+    [
+        ("gemma4", "decoder"),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in (("gemma4", "none"), ("llama", "decoder"))
+        ),
+    ],
 )
 def test_a_deeper_model_is_not_walked_through_more_often(
     name: str, remat: str, monkeypatch: pytest.MonkeyPatch

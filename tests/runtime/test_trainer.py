@@ -22,7 +22,7 @@ MESH = {"fsdp": 4, "tp": 2}
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma4") / "model"
-    tiny.make_gemma4(folder, num_hidden_layers=2, layer_types=["sliding_attention", "full_attention"])
+    tiny.make_gemma4(folder, num_hidden_layers=1, layer_types=["sliding_attention"])
     return folder
 
 
@@ -119,14 +119,7 @@ def test_what_a_run_leaves_behind(model: Path, whole: tuple[Path, Any, Any, Any]
         if path[-1] == "kernel_lora_a" and path[-2] == "down_proj":
             assert tuple(variable.get_raw_value().sharding.spec) == ("tp", None)
             split += 1
-    assert split == 2 * 3, "mu, nu and the accumulated gradient of two layers follow the adapter"
-
-
-def test_a_loss_that_is_not_finite_ends_the_run(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"step [23]: the (loss|gradient's norm) is (nan|inf)"):
-        run(model, tmp_path, 6, evaluate=False, rate=1e30, every_steps=1)
-    steps = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
-    assert steps and max(steps) < 3, "what was saved before is kept, and nothing after"
+    assert split == 3, "mu, nu and the accumulated gradient follow the adapter"
 
 
 @pytest.mark.parametrize(
