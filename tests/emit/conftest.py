@@ -1,0 +1,29 @@
+"""Artifacts of every kind, written once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from emitting import EVERYTHING, program_of
+
+from recipec.compiler.artifacts import artifact
+from recipec.compiler.emitters.emit import emit
+
+
+@pytest.fixture(scope="session")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of artifacts that between them use every branch of the emitters."""
+    folder = tmp_path_factory.mktemp("variants")
+    artifacts: dict[str, Mapping[str, bytes]] = {}
+    for name, sets in EVERYTHING.items():
+        settled = sets if any(item.startswith("name=") for item in sets) else [f"name={name}", *sets]
+        settled = [item.replace("name=on", "name='on'") for item in settled]
+        template = folder / "recipes" / name / "templates/a-folder-of-templates"
+        template.mkdir(parents=True)
+        (template / "a-template-with-a-long-name.jinja").write_text("<|turn>{{ messages }}<turn|>")
+        program = program_of(folder / "recipes" / name, settled)
+        artifacts[program.name] = emit(program)
+    artifact.write(folder / "generated", artifacts)
+    return folder / "generated"

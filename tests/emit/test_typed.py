@@ -1,0 +1,34 @@
+"""Scripts of artifacts pass mypy. `make test` comes to this at its end: by then its own mypy has kept what it
+found of the runtime, and only the scripts are left to look at."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from emitting import EVERYTHING, program_of, tool
+
+from recipec.compiler.emitters.emit import emit
+
+UNLIKE = ("gemma3-4b-full-v6e8", "qwen3-8b-dpo-v5e8")
+"""Artifacts whose scripts differ most from those of LoRA: without adapters, and of preferences."""
+
+
+@pytest.mark.parametrize("which", ["unlike", pytest.param("all", marks=pytest.mark.nightly)])
+def test_python_is_typed(which: str, root: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Scripts of several artifacts have the same names: mypy is given them under different ones."""
+    scripts = [*(root / "generated").glob("*/*.py")]
+    if which == "all":
+        scripts += request.getfixturevalue("variants").glob("*/*.py")
+    for path in scripts:
+        folder = path.parent.name
+        if folder != "runtime" and (which == "all" or folder in UNLIKE):
+            shutil.copy(path, tmp_path / f"script_{folder.replace('-', '_')}_{path.name}")
+    for name, content in emit(program_of(tmp_path, EVERYTHING["lists"])).items():
+        if name.endswith(".py") and "/" not in name:
+            (tmp_path / f"script_with_lists_{name}").write_bytes(content)
+    # In the repository, whose runtime/ is what the copies beside the scripts are.
+    scripts = sorted(tmp_path.glob("script_*.py"))
+    assert len(scripts) >= 2 * (len(UNLIKE) + 1)
+    assert tool("mypy", *scripts, cwd=root) == ""
