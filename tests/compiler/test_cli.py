@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recipec.compiler.cli import base as cli_base
 from recipec.compiler.cli import main as cli
-from tests.compiler.commands import command, recipe
+from tests.compiler.commands import recipe
 
 
 def test_build_then_check_then_an_edit_and_a_stale_recipe(recipe_file: Path, tmp_path: Path) -> None:
@@ -85,36 +84,6 @@ def test_a_file_that_is_none_is_a_diagnostic(verb: str, name: str, tmp_path: Pat
     assert status == 1 and errors.startswith("error[E000")
 
 
-def test_explain_suggests_the_path_that_was_meant(recipe_file: Path) -> None:
-    assert recipe("explain", recipe_file, "lora")[0] == 0
-    status, printed, errors = recipe("explain", recipe_file, "lora.rnk")
-    assert status == 1 and printed == "" and "did you mean `lora.rank`?" in errors
-    assert recipe("explain", recipe_file, "--set", "mesh.axes={fsdp: 3}")[0] == 1
-
-
-def test_diff_prints_the_values_that_change(recipe_file: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.yaml"
-    other.write_text(recipe_file.read_text().replace("rank: 64", "rank: 32"))
-    status, printed, _ = recipe("diff", recipe_file, other)
-    assert status == 0 and "lora.rank: 64 -> 32" in printed
-    assert recipe("diff", recipe_file, tmp_path / "absent.yaml")[0] == 1
-
-
-def test_pack_writes_the_archive_and_names_the_artifact_that_is_missing(
-    recipe_file: Path, tmp_path: Path
-) -> None:
-    out, archive = tmp_path / "generated", tmp_path / "example.tar.gz"
-    assert recipe("build", recipe_file, "-o", out)[0] == 0
-    status, printed, _ = recipe("pack", "example", "--from", out, "--recipe", recipe_file, "-o", archive)
-    assert status == 0 and printed == f"{archive}\n" and archive.is_file()
-    done = command("pack", "other", "--from", out)
-    assert done.returncode == 1 and done.stderr.startswith("error: there is no artifact `other`")
-
-
-def test_schema_is_a_json_schema() -> None:
-    assert json.loads(recipe("schema")[1])["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-
-
 def test_every_command_has_its_help_and_the_version_is_printed() -> None:
     assert recipe("--version")[1].startswith("recipec ")
     for verb in ("build", "check", "explain", "pack", "diff", "schema", "rehearse"):
@@ -142,12 +111,6 @@ def test_a_fault_of_the_compiler_is_said_to_be_one(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_what_cannot_be_written_is_a_sentence(recipe_file: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    done = command("build", recipe_file, "-o", tmp_path / "file")
-    assert done.returncode == 1 and "is in the way" in done.stderr and "Traceback" not in done.stderr
-
-
 def test_importing_the_compiler_imports_neither_jax_nor_rich() -> None:
     code = (
         "import sys, compiler.cli.main, compiler.lowering.lower, compiler.explain.explain, spec.load;"
@@ -162,25 +125,3 @@ def test_a_closed_pipe_is_no_error(recipe_file: Path) -> None:
     line = f"{explain} | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
-
-
-def test_pipes_get_no_color(recipe_file: Path) -> None:
-    done = command("check", recipe_file, "--set", "data.loss_on=all")
-    assert "warning[W0408]" in done.stderr and "\x1b" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("environment", "colored"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
-)
-def test_terminals_get_color_unless_told_not_to(
-    environment: dict[str, str], colored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Terminal:
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert cli_base.color(Terminal()) is colored

@@ -1,8 +1,7 @@
-"""A small image whose `vllm` is a stand-in: a server of Python's own that starts at once, or fails as told.
+"""A small image whose `vllm` is a stand-in: a server of Python's own that starts at once.
 
 What it does is in stand_in.json in the folder of the weights, so that each test says how its server behaves:
-start_seconds, answer_seconds, load_mb (memory that it takes), crash (its last words), die_after_seconds,
-ignore_sigterm, echo_key.
+answer_seconds, echo_key.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ if os.path.exists("/model/stand_in.json"):
 say = lambda text: print(text, flush=True)
 say("arguments: " + json.dumps(arguments))
 say("environment: " + json.dumps(sorted(os.environ)))
-if told.get("ignore_sigterm"):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if told.get("echo_key"):
     say("INFO api_key=" + os.environ.get("VLLM_API_KEY", "") + " in mid-line")
 # A character in two pieces, with the other stream between them.
@@ -40,12 +37,7 @@ data = "loading 50 % \u2588\u2588 done\n".encode()
 for stream, piece in ((1, data[:14]), (2, b"a warning\n"), (1, data[14:])):
     os.write(stream, piece)
     time.sleep(0.05)
-held = []
-for _ in range(told.get("load_mb", 0)):
-    held.append(b"x" * (1 << 20))
-time.sleep(told.get("start_seconds", 0.2))
-if "crash" in told:
-    sys.exit(told["crash"])
+time.sleep(0.2)
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
@@ -69,11 +61,8 @@ server = Server((host, int(port)), Handler)
 def stop(*_):
     say("SIGTERM: finishing")
     threading.Thread(target=server.shutdown).start()
-if not told.get("ignore_sigterm"):
-    signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGTERM, stop)
 say("listening")
-if "die_after_seconds" in told:
-    threading.Timer(told["die_after_seconds"], lambda: os._exit(7)).start()
 server.serve_forever()
 server.server_close()
 say("finished")

@@ -266,25 +266,6 @@ def test_a_merge_stopped_by_a_signal_goes_on_where_it_was(
     assert all(stamp(merged / name) == entry for name, entry in kept.items())
 
 
-def test_a_second_merge_into_a_folder_is_refused(merges: Merges) -> None:
-    """The second is refused at once, whatever the first is doing, and the first comes to its end."""
-    first = writing(merges, "shared")
-    first.send(signal.SIGSTOP)
-    try:
-        merged = merges.place / "shared" / "merged"
-        before = {name: stamp(merged / name) for name in names(merged)}
-        second = merges.begin("shared")
-        assert second.wait() == 1
-        assert f"{merged}: another process is writing it" in second.stderr
-        assert "= help: wait for that one to end" in second.stderr and "Traceback" not in second.stderr
-        assert {name: stamp(merged / name) for name in names(merged)} == before
-    finally:
-        first.send(signal.SIGCONT)
-    assert first.wait() == 0, first.stderr
-    for folder in ("merged", "merged-adapter"):
-        assert not differing(merges.place / "whole" / folder, merges.place / "shared" / folder)
-
-
 def test_of_merges_begun_at_once_one_writes(merges: Merges) -> None:
     """Neither knows of the other: one of them writes."""
     lives = [merges.begin("race") for _ in range(3)]

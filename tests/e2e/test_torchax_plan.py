@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from recipec.compiler.emitters.backends import Backend
-from recipec.compiler.plan.depth import Depth, whole
-from recipec.compiler.plan.estimate import extrapolate
 from recipec.compiler.plan.job import Job
 from recipec.compiler.plan.results import Compiled
 from tests.e2e import planned
@@ -34,7 +32,6 @@ QWEN = {
 }
 RECIPE = planned.RECIPE.replace("size: 2", "size: 4").replace("none", "save_attention")
 DPO = ("train.objective=dpo", "data.format=preference", "data.loss_on=completion", "data.packing=false")
-TOO_LARGE = ("mesh.accelerator=v5e-4", "model.attention=dot", "data.max_length=65536")
 
 
 @pytest.fixture(scope="module")
@@ -51,21 +48,19 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def steps(recipe: Path) -> dict[str, Compiled]:
-    """Compiled steps by name: torchax's at three depths, Tunix's at one, both backends' of preferences, and
-    one that does not fit."""
+    """Compiled steps by name: each backend's, and each backend's of preferences."""
     torchax, program, preferences = Backend.TORCHAX, program_of(recipe), program_of(recipe, *DPO)
     work = {
-        **{str(n): (program, Job(recipe, (), tuple(range(n)), backend=torchax)) for n in (2, 3, 4)},
+        "torchax": (program, Job(recipe, (), tuple(range(2)), backend=torchax)),
         "tunix": (program, Job(recipe, (), tuple(range(2)))),
         "dpo": (preferences, Job(recipe, DPO, tuple(range(2)), backend=torchax)),
         "tunix dpo": (preferences, Job(recipe, DPO, tuple(range(2)))),
-        "large": (program_of(recipe, *TOO_LARGE), Job(recipe, TOO_LARGE, (0,), backend=torchax)),
     }
     return planned.compiled(work)
 
 
 def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None:
-    torchax, tunix = steps["2"], steps["tunix"]
+    torchax, tunix = steps["torchax"], steps["tunix"]
     assert torchax.weights == pytest.approx(tunix.weights, rel=0.01)
     assert torchax.adapters == pytest.approx(tunix.adapters, rel=0.01)
     assert torchax.optimizer == pytest.approx(tunix.optimizer, rel=0.01)
@@ -84,28 +79,10 @@ def test_the_step_is_tunix_steps_counterpart(steps: dict[str, Compiled]) -> None
 
 def test_the_step_of_preferences_has_the_reference_model_in_it(steps: dict[str, Compiled]) -> None:
     """Two rows of each pair, and the forward pass without adapters, from which no gradient is taken."""
-    supervised, torchax, tunix = steps["2"], steps["dpo"], steps["tunix dpo"]
+    supervised, torchax, tunix = steps["torchax"], steps["dpo"], steps["tunix dpo"]
     assert torchax.batch == pytest.approx(2 * supervised.batch, rel=0.01)
     assert torchax.weights == pytest.approx(supervised.weights, rel=1e-9)
     assert torchax.flops == pytest.approx(tunix.flops, rel=0.13)
     assert torchax.seconds == pytest.approx(tunix.seconds, rel=0.15)
     assert [(k.name, k.count) for k in torchax.kernels] == [(k.name, k.count) for k in tunix.kernels]
     assert sum(k.count for k in torchax.kernels) == 2 * (3 + 1)
-
-
-def test_extrapolation_is_within_3_percent_of_the_whole(recipe: Path, steps: dict[str, Compiled]) -> None:
-    program = program_of(recipe)
-    chosen = [Depth((0, 1), -1.0), Depth((0, 1, 2), 2.0)]
-    extrapolated = extrapolate(program, chosen, [steps["2"], steps["3"]])
-    exact = extrapolate(program, [whole(program)], [steps["4"]])
-    assert extrapolated.memory.used == pytest.approx(exact.memory.used, rel=0.03)
-    assert extrapolated.seconds == pytest.approx(exact.seconds, rel=0.03)
-    assert extrapolated.memory.weights == pytest.approx(exact.memory.weights, rel=1e-9)
-    assert [c.count for c in extrapolated.kernels] == [c.count for c in exact.kernels]
-
-
-def test_a_step_that_does_not_fit_names_its_arrays(steps: dict[str, Compiled]) -> None:
-    """Rows of 64k tokens whose scores are held whole, on devices of 16 GB."""
-    refused = steps["large"].out_of_memory
-    assert refused is not None and refused.used > refused.limit
-    assert any("65536,65536" in array.shape for array in refused.largest), refused.largest

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 from emitting import RECIPE, files_of, program_of
-from typer.testing import CliRunner
 
 from recipec.compiler.artifacts import artifact
 from recipec.compiler.artifacts.artifact import IGNORE, LOCK, SCHEMA, check, write
-from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.errors import ArtifactError
@@ -288,16 +286,3 @@ def test_names_that_are_no_folder_names_are_refused(name: str, tmp_path: Path) -
     loaded = load(path)
     assert loaded.recipe is None
     assert any(d.path == "name" and d.severity == "error" for d in loaded.diagnostics)
-
-
-def test_the_command_builds_and_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("sample.yaml").write_text(RECIPE, encoding="utf-8")
-    runner = CliRunner()
-    assert runner.invoke(app, ["build", "sample.yaml", "--check"]).exit_code == 1
-    assert not Path("generated").exists()
-    assert runner.invoke(app, ["build", "sample.yaml"]).exit_code == 0
-    assert runner.invoke(app, ["build", "sample.yaml", "--check"]).exit_code == 0
-    stale = runner.invoke(app, ["build", "sample.yaml", "--check", "--set", "lora.rank=32"])
-    assert stale.exit_code == 1
-    assert "-    rank=16,\n" in stale.output and "+    rank=32,\n" in stale.output

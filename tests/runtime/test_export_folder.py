@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +18,6 @@ from fsspec.spec import AbstractBufferedFile
 
 from recipec.runtime.errors import UserError
 from recipec.runtime.merging.folder import LocalFolder, OutputFolder, RemoteFolder, output_folder, stale
-from tests.conftest import ROOT
 
 
 class Bucket(MemoryFileSystem):
@@ -165,28 +162,6 @@ def test_what_a_killed_process_left_is_told_apart() -> None:
     assert stale(names) == [".model.safetensors.partial", "below/.x.partial"]
 
 
-def test_a_killed_process_leaves_a_file_that_is_known_for_stale(tmp_path: Path) -> None:
-    code = f"""
-import os, pathlib
-from runtime.merging.folder import LocalFolder
-with LocalFolder(pathlib.Path({str(tmp_path)!r})).create("shard") as file:
-    file.write(b"half")
-    file.flush()
-    os.kill(os.getpid(), 9)
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
-    names = LocalFolder(tmp_path).names()
-    assert names and stale(names) == names
-
-
-def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
-    with LocalFolder(tmp_path / "out").locked():
-        error = refusal(lambda: LocalFolder(tmp_path / "out").locked().__enter__())
-        assert "another process is writing it" in error.message and error.help
-    with LocalFolder(tmp_path / "out").locked():
-        pass
-
-
 def test_file_systems_without_locks_are_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,16 +171,6 @@ def test_file_systems_without_locks_are_written_all_the_same(
     monkeypatch.setattr("fcntl.flock", flock)
     with LocalFolder(tmp_path / "out").locked():
         LocalFolder(tmp_path / "out").write("x", b"")
-
-
-def test_a_file_where_the_folder_should_be_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        folder = LocalFolder(path)
-        assert folder.names() == [] and folder.size("x") is None and folder.free()
-        for action in (lambda f=folder: f.locked().__enter__(), lambda f=folder: f.write("x", b"")):
-            error = refusal(action)
-            assert "is a file, not a folder" in error.message and "--output" in str(error.help)
 
 
 @contextlib.contextmanager
@@ -244,19 +209,6 @@ def test_a_folder_that_may_not_be_written_is_one_sentence(readable: Path) -> Non
             assert "cannot be written: Permission denied" in error.message
             assert str(readable) in error.message and "--output" in str(error.help)
     assert LocalFolder(readable).names() == ["there"]
-
-
-def test_a_disk_that_fills_up_with_a_small_file_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    folder = LocalFolder(tmp_path)
-    error = refusal(lambda: folder.write("journal", b"{}"))
-    assert "No space left on device" in error.message and "run the same command again" in str(error.help)
-    assert folder.names() == []
 
 
 def test_addresses_that_cannot_be_written_are_refused_with_the_way_out(no_buckets: None) -> None:

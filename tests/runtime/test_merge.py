@@ -180,14 +180,6 @@ def test_the_template_that_was_trained_with_takes_the_place_of_the_base_s(
     assert (tmp_path / "merged" / "chat_template.jinja").read_text() == "{{ 'trained' }}"
 
 
-def test_the_same_input_gives_the_same_bytes(base: HFCheckpoint, trained: Path, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        assert run_merge(base, trained, tmp_path, output=name) == 0
-    for path in sorted((tmp_path / "one").rglob("*")):
-        if path.is_file():
-            assert path.read_bytes() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_bytes()
-
-
 def test_another_dtype_changes_the_adapted_tensors_alone(
     base: HFCheckpoint, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -261,13 +253,6 @@ def test_the_best_step_is_the_kept_one_with_the_lowest_evaluation_loss(
     lines += [json.dumps({"step": step, "eval_loss": loss}) for step, loss in rows if loss]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 6, "eval_l']))
     assert load_trained(tmp_path, "best", base).step == 4
-
-
-def test_a_base_of_other_sizes_is_refused(trained: Path, tmp_path: Path) -> None:
-    tiny.make_gemma4(tmp_path, intermediate_size=96)
-    other = HFCheckpoint.open(tmp_path)
-    text = message(lambda: load_trained(trained, "latest", other))
-    assert "intermediate_size is 96" in text and "128" in text
 
 
 def test_a_record_that_does_not_fit_the_arrays_is_refused(

@@ -30,15 +30,6 @@ def test_a_run_logs_saves_and_says_what_it_did(place: Path, whole: subprocess.Co
     assert len(losses) == STEPS and losses[-1] < losses[0]
 
 
-def test_a_directory_with_checkpoints_is_refused(
-    place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
-) -> None:
-    found = train(lives, place, "whole")
-    assert found.status == 1
-    assert "already holds checkpoints, the newest of step 10" in found.stderr
-    assert "--resume" in found.stderr and "Traceback" not in found.stderr
-
-
 def test_a_finished_run_has_nothing_to_resume(
     place: Path, lives: Lives, whole: subprocess.CompletedProcess[str]
 ) -> None:

@@ -32,24 +32,6 @@ FAULTS: dict[str, tuple[str, Faults, str]] = {
         "URL/version answers 500 Internal Server Error: EngineCore encountered an issue.\n"
         " = help: look at the server's log\n",
     ),
-    "cut stream": (
-        "first request",
-        Faults(cut_stream=3),
-        "the stream of URL/v1/chat/completions ended after 3 events without [DONE]\n"
-        " = help: the server stopped in mid-answer: look at its log\n",
-    ),
-    "failing stream": (
-        "streaming",
-        Faults(fail_stream=5),
-        "URL/v1/chat/completions failed in mid-answer: EngineCore encountered an issue.\n"
-        " = help: look at the server's log\n",
-    ),
-    "half an answer": (
-        "chat completion",
-        Faults(half={"/v1/chat/completions"}),
-        "the connection to URL/v1/chat/completions ended before the answer: a part of it came\n"
-        " = help: the server may have died: look at its log\n",
-    ),
     "no choices": (
         "chat completion",
         Faults(shape={"/v1/chat/completions": {"choices": []}}),
