@@ -296,21 +296,20 @@ def shallow(name: str) -> tuple[Family, Architecture]:
     return family, dataclasses.replace(architecture, **cut)
 
 
-@pytest.mark.parametrize("kv", ["independent", "shared"])
+ADAPTED = (
+    *("google/gemma-4-E2B", "google/gemma-4-26B-A4B", "google/gemma-4-31B", "google/gemma-2-2b"),
+    *("google/gemma-3-270m", "google/gemma-3-27b-pt", "fused query, key and value", "recipec/tiny-gemma4"),
+    *("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B"),
+)
+KV = ("shared", "independent")
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "kv"),
     [
-        "google/gemma-4-E2B",
-        "google/gemma-4-26B-A4B",
-        "google/gemma-4-31B",
-        "google/gemma-2-2b",
-        "google/gemma-3-270m",
-        "google/gemma-3-27b-pt",
-        "fused query, key and value",
-        "recipec/tiny-gemma4",
-        "meta-llama/Llama-3.1-8B",
-        "Qwen/Qwen2.5-0.5B",
-        "Qwen/Qwen3-0.6B",
+        pytest.param(name, kv, marks=[] if (number + turn) % 2 == 0 else [pytest.mark.nightly])
+        for number, name in enumerate(ADAPTED)
+        for turn, kv in enumerate(KV)
     ],
 )
 def test_qwix_makes_the_adapters_that_are_expected(name: str, kv: str) -> None:
