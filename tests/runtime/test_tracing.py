@@ -99,7 +99,7 @@ def descriptions(name: str, layers: int, remat: str, monkeypatch: pytest.MonkeyP
         ("gemma4", "decoder"),
         *(
             pytest.param(*case, marks=pytest.mark.nightly)
-            for case in (("gemma4", "none"), ("llama", "decoder"))
+            for case in (("gemma4", "none"), ("gemma4", "save_dots"), ("llama", "decoder"))
         ),
     ],
 )
