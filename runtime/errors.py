@@ -59,9 +59,20 @@ def printable(text: str) -> str:
 
 
 def guarded(main: Callable[[], int]) -> int:
-    """Runs a script's main function; a UserError becomes a message and its exit status."""
+    """Runs a script's main function; a UserError becomes a message and its exit status.
+
+    So does a module of the runtime that is asked for and not there: an artifact has what its recipe needs.
+    """
     try:
         return main()
     except UserError as error:
         report(error)
         return error.exit_status
+    except ModuleNotFoundError as error:
+        name = error.name or ""
+        if not name.startswith(f"{__package__}."):
+            raise
+        missing = f"{name.replace('.', '/')}.py"
+        help = "use the artifact that this is from, or ask for it in the recipe and build that again"
+        report(UserError(f"this needs {missing}, which the recipe of this artifact does not ask for", help))
+        return 1

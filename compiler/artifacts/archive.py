@@ -18,11 +18,10 @@ from recipec.compiler.artifacts.artifact import (
     artifacts_in,
     backends_of,
     digest,
+    is_current,
     locked_files,
-    modules,
-    runtime_digest,
+    needs,
     schema_file,
-    tree_digest,
 )
 from recipec.compiler.artifacts.writing import demand_writable, replacing
 from recipec.compiler.errors import ArtifactError
@@ -54,7 +53,7 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     if recipe is not None:
         _refuse_stale(folder, recipe)
     members = {f"{name}/{path}": folder / path for path in locked_files(folder)}
-    members |= {f"{RUNTIME}/{path}": out_dir / RUNTIME / path for path in modules(out_dir / RUNTIME)}
+    members |= {f"{RUNTIME}/{path}": out_dir / RUNTIME / path for path in needs(lock)}
     members[SCHEMA] = out_dir / SCHEMA
     for path in _data_files(lock):
         found = _find_data(path, folder, recipe)
@@ -104,10 +103,11 @@ def _refuse_edited(folder: Path, out_dir: Path, lock: Mapping[str, Any]) -> None
             raise ArtifactError(f"{folder / path} is missing", again)
         if digest((folder / path).read_bytes()) != lock["files"][path]:
             raise ArtifactError(f"{folder / path} was edited after it was built", again)
-    present = {path: (out_dir / RUNTIME / path).read_bytes() for path in modules(out_dir / RUNTIME)}
-    if tree_digest(present) != lock.get("runtime"):
-        raise ArtifactError(f"{out_dir / RUNTIME} is not the runtime that {folder} was built with", again)
-    if lock.get("runtime") != runtime_digest():
+    for path, built in needs(lock).items():
+        file = out_dir / RUNTIME / path
+        if not file.is_file() or digest(file.read_bytes()) != built:
+            raise ArtifactError(f"{out_dir / RUNTIME} is not the runtime that {folder} was built with", again)
+    if not is_current(lock.get("runtime")):
         raise ArtifactError(f"{folder} is stale: it was built with another version's runtime", again)
     schema = out_dir / SCHEMA
     if not schema.is_file():

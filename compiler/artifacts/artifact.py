@@ -1,8 +1,9 @@
 """Artifacts on disk: writing them, and holding them against what a recipe gives.
 
 A folder of artifacts ("generated") holds runtime/, the recipes' JSON Schema and a .gitignore once, and one
-folder per recipe. Only files that an artifact's recipe.lock.json lists are replaced or removed, and others
-that have their names when that is asked for, with a copy: a checkpoint or a note beside them stays.
+folder per recipe. Of runtime/ it has what its artifacts need, which each one's lock lists. Only files that an
+artifact's recipe.lock.json lists are replaced or removed, and others that have their names when that is asked
+for, with a copy: a checkpoint or a note beside them stays.
 """
 
 from __future__ import annotations
@@ -107,14 +108,15 @@ def write(
     with _made(out_dir), changing(out_dir) as change:
         clear(out_dir, {RUNTIME, SCHEMA, *artifacts, *artifacts_in(out_dir)})
         parts: dict[str, Part] = {}
-        if _runtime_on_disk(out_dir) != runtime_files():
-            parts[RUNTIME] = (runtime_files(), _recorded_runtime(out_dir))
+        copied, present = _runtime(out_dir, artifacts)
+        if copied != present:
+            parts[RUNTIME] = (copied, _recorded_runtime(out_dir, present))
         parts |= {name: (files, _recorded(out_dir / name)) for name, files in artifacts.items()}
-        notes += _keep(out_dir, parts, change, force, forced)
+        notes += _keep(out_dir, parts, present, change, force, forced)
         for name, (files, recorded) in parts.items():
             for path in sorted(files, key=lambda path: (path == LOCK, path)):
                 change.write(f"{name}/{path}", files[path])
-            for path in sorted({*recorded, *_beside(out_dir, name)} - {*files}):
+            for path in sorted({*recorded, *(present if name == RUNTIME else ())} - {*files}):
                 if _is_there(out_dir / name / path):
                     change.remove(f"{name}/{path}")
         change.write(SCHEMA, schema_file())
@@ -123,16 +125,22 @@ def write(
         notes += [line for name in artifacts for line in _others(out_dir / name, artifacts[name])]
     for name in artifacts_in(out_dir):
         built = _lock_of(out_dir / name).get("runtime")
-        if name not in artifacts and built not in (None, runtime_digest()):
+        if name not in artifacts and built is not None and not is_current(built):
             notes.append(f"note: {out_dir / name} was built with another runtime/: build it again too")
     return notes
 
 
-def _keep(out_dir: Path, parts: Mapping[str, Part], change: Change, force: bool, forced: str) -> list[str]:
-    """What becomes of files that are not as a build left them: it is said, or refused, or copies are kept."""
+def _keep(
+    out_dir: Path, parts: Mapping[str, Part], present: Files, change: Change, force: bool, forced: str
+) -> list[str]:
+    """What becomes of files that are not as a build left them: it is said, or refused, or copies are kept.
+
+    Args:
+        present: modules in runtime/, which may hold none of the user's: scripts would import them.
+    """
     edited, foreign = [], []
     for name, (files, recorded) in parts.items():
-        for path in sorted({*files, *recorded, *_beside(out_dir, name)}):
+        for path in sorted({*files, *recorded, *(present if name == RUNTIME else ())}):
             target = out_dir / name / path
             if not _is_there(target) or (found := content(target)) == files.get(path):
                 continue
@@ -179,19 +187,52 @@ def _recorded(folder: Path) -> dict[str, str]:
     return {path: str(files.get(path, ANY)) for path in locked_files(folder)}
 
 
-def _recorded_runtime(out_dir: Path) -> dict[str, str]:
-    """The same of runtime/, of which locks record one digest: where it is another now, this version's
-    modules were edited."""
-    present = _runtime_on_disk(out_dir)
+def _recorded_runtime(out_dir: Path, present: Files) -> dict[str, str]:
+    """The same of what lies in runtime/: one of the locks' digests is its own, or it was edited."""
     built = [_lock_of(out_dir / name).get("runtime") for name in artifacts_in(out_dir)]
-    return (
-        dict.fromkeys(present, ANY) if tree_digest(present) in built else dict.fromkeys(runtime_files(), "")
+    if tree_digest(present) in built:  # locks of recipec 0.1.0 had one digest of the whole
+        return dict.fromkeys(present, ANY)
+    known: dict[str, set[str]] = {path: {digest(found)} for path, found in runtime_files().items()}
+    for files in built:
+        for path, recorded in files.items() if isinstance(files, dict) else ():
+            known.setdefault(path, set()).add(str(recorded))
+    return {
+        path: ANY if digest(found) in known[path] else "" for path, found in present.items() if path in known
+    }
+
+
+def needs(lock: Mapping[str, Any]) -> Mapping[str, str]:
+    """The files of runtime/ that an artifact needs, with their digests, by its lock."""
+    files = lock.get("runtime")
+    return {path: str(files[path]) for path in files if is_inside(path)} if isinstance(files, dict) else {}
+
+
+def is_current(built: Any) -> bool:
+    """Whether what a lock says of runtime/ is what it is now."""
+    now = runtime_files()
+    return isinstance(built, dict) and all(
+        path in now and digest(now[path]) == recorded for path, recorded in built.items()
     )
 
 
-def _beside(out_dir: Path, name: str) -> Files:
-    """What runtime/ may not hold beside its own modules: scripts would import it."""
-    return _runtime_on_disk(out_dir) if name == RUNTIME else {}
+def _runtime(out_dir: Path, artifacts: Mapping[str, Files]) -> tuple[Files, Files]:
+    """What runtime/ holds when the artifacts are written, and what there is in its place.
+
+    The other artifacts in the folder keep what they need: in this version's form, or as it is where this
+    version has no such file.
+    """
+    locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
+    others = [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in artifacts]
+    present = _runtime_on_disk(out_dir)
+    wanted = {path for lock in (*locks, *others) for path in needs(lock)}
+    kept = {path for lock in others for path in needs(lock)}
+    if any(lock.get("runtime") == tree_digest(present) for lock in others):
+        wanted, kept = wanted | {*present}, kept | {*present}
+    now = runtime_files()
+    return (
+        {path: now[path] for path in sorted(wanted) if path in now},
+        {path: found for path, found in present.items() if path in now or path not in kept},
+    )
 
 
 @contextmanager
@@ -213,10 +254,11 @@ def _made(folder: Path) -> Iterator[None]:
 def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
     """A unified diff from what is on disk to what the recipes give; empty when they agree.
 
-    Files that a lock lists but the recipe does not give, and modules that runtime/ does not have, count
-    as differences; other files in the folders do not.
+    Files that a lock lists but the recipe does not give, and modules in runtime/ that no artifact needs,
+    count as differences; other files in the folders do not.
     """
-    parts = list(_differences(out_dir / RUNTIME, _runtime_on_disk(out_dir), runtime_files()))
+    copied, present = _runtime(out_dir, artifacts)
+    parts = list(_differences(out_dir / RUNTIME, present, copied))
     schema = {SCHEMA: content(out_dir / SCHEMA)} if (out_dir / SCHEMA).is_file() else {}
     parts += _differences(out_dir, schema, {SCHEMA: schema_file()})
     for name in sorted(artifacts):
@@ -297,7 +339,7 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
             if target.exists() and not target.is_file():
                 raise ArtifactError(f"{target} is in the way: it is no file", "remove it")
             _refuse_link(out_dir / name, file)
-    for file in runtime_files():
+    for file in _runtime(out_dir, artifacts)[0]:
         _refuse_link(out_dir / RUNTIME, file)
 
 

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import __version__
-from recipec.compiler.artifacts.artifact import LOCK_VERSION, digest, runtime_digest
+from recipec.compiler.artifacts.artifact import LOCK_VERSION, digest, runtime_files
+from recipec.compiler.artifacts.needed import needed
 from recipec.compiler.emitters import backends as other_backends
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.recorded import to_record
@@ -30,6 +31,7 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         files: the artifact's other files.
         backends: that it is built for beside Tunix.
     """
+    there = runtime_files()
     lock: dict[str, Any] = {
         "lock": LOCK_VERSION,
         "compiler": compiler_name(),
@@ -37,7 +39,7 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         "recipe": to_record(program.recipe),
         "model": {"family": program.family.name, "architecture": asdict(program.architecture)},
         "packages": _packages(program),
-        "runtime": runtime_digest(),
+        "runtime": {path: digest(there[path]) for path in needed(program, files, there)},
         "files": {path: digest(content) for path, content in files.items()},
     }
     if program.accelerator.hosts > 1:

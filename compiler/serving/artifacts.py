@@ -13,8 +13,8 @@ from recipec.compiler.artifacts.artifact import (
     LOCK_VERSION,
     artifacts_in,
     digest,
+    is_current,
     locked_files,
-    runtime_digest,
 )
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.recorded import from_record
@@ -149,7 +149,7 @@ def _notes(folder: Path, lock: Mapping[str, Any]) -> list[str]:
             notes.append(f"{folder / path} is missing since it was built")
         elif path.startswith("serve/") and digest((folder / path).read_bytes()) != recorded[path]:
             notes.append(f"{folder / path} was edited after it was built")
-    if lock.get("runtime") != runtime_digest():
+    if not is_current(lock.get("runtime")):
         notes.append(
             f"{folder} was built by another version of recipec: recipe build RECIPE brings it up to date"
         )

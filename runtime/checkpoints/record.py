@@ -104,7 +104,7 @@ def check_record(directory: str | Path, artifact: Path) -> None:
     differences = [
         line
         for key in COMPARED
-        for line in _differences(recorded.get(key), current.get(key), key)
+        for line in _differences(*_compared(key, recorded, current), key)
         if not any(_within(line, path) for path in free)
     ]
     if differences:
@@ -114,6 +114,15 @@ def check_record(directory: str | Path, artifact: Path) -> None:
             "continue it with the artifact that began it, or choose another checkpoint.directory",
         )
     _check_mesh(str(directory), recorded["recipe"], current["recipe"])
+
+
+def _compared(key: str, recorded: Mapping[str, Any], current: Mapping[str, Any]) -> tuple[Any, Any]:
+    """An entry of both records. Of the runtime, the files that both need: serving, say, may come or go."""
+    before, now = recorded.get(key), current.get(key)
+    if key == "runtime" and isinstance(before, Mapping) and isinstance(now, Mapping):
+        both = before.keys() & now.keys()
+        return {path: before[path] for path in both}, {path: now[path] for path in both}
+    return before, now
 
 
 def _check_mesh(directory: str, began: Mapping[str, Any], now: Mapping[str, Any]) -> None:

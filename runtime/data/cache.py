@@ -25,7 +25,7 @@ import numpy as np
 from ..endless import check_ends
 from ..settings import DataSettings, Source
 from .encoding import Coding
-from .huggingface import address_of
+from .places import address_of
 from .report import SplitReport
 from .samples import Samples
 

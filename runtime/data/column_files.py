@@ -125,3 +125,7 @@ def _example(content: bytes) -> dict[str, Any] | None:
     except (DecodeError, UnicodeDecodeError):
         return None
     return row
+
+
+READERS = {"parquet": read_parquet, "arrow": read_arrow, "array_record": read_array_record}
+"""By the kind of a file."""

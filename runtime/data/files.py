@@ -6,18 +6,23 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from ..errors import UserError
-from .column_files import parquet_rows, read_array_record, read_arrow, read_parquet
 from .places import ENDINGS, DataPath, explained, kind_of
 from .text_files import Record, read_csv, read_json, read_json_lines
 
-READERS: dict[str, Callable[[DataPath], Iterator[Record]]] = {
+TEXTS: dict[str, Callable[[DataPath], Iterator[Record]]] = {
     "jsonl": read_json_lines,
     "json": read_json,
     "csv": read_csv,
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-    "array_record": read_array_record,
 }
+"""The readers of the kinds that hold texts; column_files has those of the others."""
+
+
+def _reader(kind: str) -> Callable[[DataPath], Iterator[Record]]:
+    if kind in TEXTS:
+        return TEXTS[kind]
+    from .column_files import READERS
+
+    return READERS[kind]
 
 
 def read_file(place: DataPath) -> Iterator[Record]:
@@ -34,7 +39,7 @@ def read_file(place: DataPath) -> Iterator[Record]:
         if not place.system.exists(place.path):
             raise FileNotFoundError(place.path)
         if place.system.size(place.path) != 0:
-            yield from READERS[kind](place)
+            yield from _reader(kind)(place)
     except UserError:
         raise
     except Exception as error:  # libraries of file systems and formats raise what they like
@@ -49,6 +54,8 @@ def count_rows(place: DataPath, most: int | None = None) -> int:
     """
     if kind_of(place.name) != "parquet":
         return sum(1 for _ in islice(read_file(place), most))
+    from .column_files import parquet_rows
+
     place.check()
     try:
         return parquet_rows(place)

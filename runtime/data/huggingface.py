@@ -14,10 +14,8 @@ from ..errors import UserError
 from ..settings import Source
 from .column_files import BATCH, rows_of
 from .files import count_rows, read_file
-from .places import ENDINGS, DataPath, explained, kind_of
+from .places import ENDINGS, DataPath, address_of, explained, kind_of
 from .text_files import Record
-
-HUB = "hf://"
 
 TOKEN = "a private or gated one takes a token that may read it, in HF_TOKEN or by `hf auth login`"
 
@@ -64,12 +62,6 @@ def _of_hub(source: Source) -> Any:
         return datasets.load_dataset(name, source.config, split=split, revision=revision)
     except Exception as error:
         raise _explained_hub(source, split, error) from error
-
-
-def address_of(path: str) -> tuple[str, str | None]:
-    """OWNER/NAME and the revision (None for the newest) of a data set of the hub."""
-    name, _, revision = path.removeprefix(HUB).removeprefix("datasets/").strip("/").partition("@")
-    return name, revision or None
 
 
 def read_folder(place: DataPath, split: str | None) -> Iterator[Record]:

@@ -15,6 +15,8 @@ from ..addresses import first_line, is_local, unavailable
 from ..endless import check_ends
 from ..errors import UserError
 
+HUB = "hf://"
+
 BLOCK = 1 << 20
 """Bytes that are read at once."""
 
@@ -124,3 +126,9 @@ def explained(name: str, error: Exception, place: DataPath | None = None) -> Use
         f"{name} cannot be read: {which}{reason}",
         "see that it is whole, and what its ending says" if kind_of(name) else None,
     )
+
+
+def address_of(path: str) -> tuple[str, str | None]:
+    """OWNER/NAME and the revision (None for the newest) of a data set of the hub."""
+    name, _, revision = path.removeprefix(HUB).removeprefix("datasets/").strip("/").partition("@")
+    return name, revision or None

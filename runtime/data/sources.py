@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from ..errors import UserError
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
 from .files import count_rows, read_file
-from .formats import ParsedSample, PreferenceRow, check_fields, parse_preference, parse_row
-from .huggingface import HUB, folder_rows, hub_rows, read_folder, read_hub
-from .places import ENDINGS, DataPath, explained, kind_of, place_of
+from .formats import PreferenceRow, ParsedSample, check_fields, parse_preference, parse_row
+from .places import ENDINGS, HUB, DataPath, explained, kind_of, place_of
 from .report import Problems
 from .text_files import Record
-from .transform import Transform
 from .values import Malformed
+
+if TYPE_CHECKING:
+    from .transform import Transform
 
 
 def choose(rows: int, fraction: float, seed: int) -> np.ndarray:
@@ -269,7 +270,11 @@ def _open(
     sources: Sequence[str | Source], data: DataSettings, data_dir: Path, parse: Parse[R], chosen: Chosen
 ) -> list[Reader[R]]:
     check_fields(data.format, data.fields)
-    transform = None if data.transform is None else Transform.load(data.transform, data_dir)
+    transform = None
+    if data.transform is not None:
+        from .transform import Transform
+
+        transform = Transform.load(data.transform, data_dir)
     whole = [Source(source) if isinstance(source, str) else source for source in sources]
     return [
         Reader(source, data, data_dir, parse, transform, None if chosen is None else chosen[number])
@@ -283,11 +288,12 @@ def records(source: Source, data_dir: Path) -> Iterator[Record]:
     Raises:
         UserError: it is missing, unreadable, or not of a kind that is known.
     """
-    if _is_on_the_hub(source):
-        rows = read_hub(source)
-    else:
-        place, is_folder = _located(source, data_dir)
-        rows = read_folder(place, source.split) if is_folder else read_file(place)
+    place, is_folder = (None, False) if _is_on_the_hub(source) else _located(source, data_dir)
+    if place is not None and not is_folder:
+        return islice(read_file(place), source.limit)
+    from . import huggingface
+
+    rows = huggingface.read_hub(source) if place is None else huggingface.read_folder(place, source.split)
     return islice(rows, source.limit)
 
 
@@ -298,11 +304,13 @@ def count(source: Source, data_dir: Path) -> int:
     Raises:
         UserError: as for `records`.
     """
-    if _is_on_the_hub(source):
-        rows = hub_rows(source)
+    place, is_folder = (None, False) if _is_on_the_hub(source) else _located(source, data_dir)
+    if place is not None and not is_folder:
+        rows = count_rows(place, source.limit)
     else:
-        place, is_folder = _located(source, data_dir)
-        rows = folder_rows(place, source.split) if is_folder else count_rows(place, source.limit)
+        from . import huggingface
+
+        rows = huggingface.hub_rows(source) if place is None else huggingface.folder_rows(place, source.split)
     return rows if source.limit is None else min(rows, source.limit)
 
 

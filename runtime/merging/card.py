@@ -6,11 +6,12 @@ What the base's own card says of both (its license, its languages) is taken over
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..data.huggingface import HUB, address_of
+from ..data.places import HUB, address_of
 from ..model.reach import Reach
 from ..training.objectives import OBJECTIVES
 
@@ -267,7 +268,7 @@ def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]
     hashes = {
         "recipe.lock.json": recipe.get("sha256"),
         "the checkpoint": checkpoint.get("sha256"),
-        "the runtime": lock.get("runtime"),
+        "the runtime": _digest(lock.get("runtime")),
     }
     packages = (lock.get("packages") or {}).get("train") or {}
     plain = {str(name).partition("[")[0]: version for name, version in packages.items()}
@@ -275,6 +276,15 @@ def _origin(record: Mapping[str, Any], lock: Mapping[str, Any]) -> Iterator[str]
     rows += [(name, str(plain[name])) for name in PACKAGES if name in plain]
     if rows:
         yield _table(("", ""), rows)
+
+
+def _digest(runtime: Any) -> Any:
+    """One digest of the runtime's files, of which a lock has those of each."""
+    if not isinstance(runtime, Mapping):
+        return runtime
+    return hashlib.sha256(
+        "".join(f"{runtime[path]}  {path}\n" for path in sorted(runtime)).encode()
+    ).hexdigest()
 
 
 def _files_of(files: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.adapter_reader import LOCK, Delta, TrainedAdapters
 from ..errors import Spoiled, UserError
@@ -32,9 +32,11 @@ from .folder import OutputFolder, refused
 from .journal import JOURNAL, RECORD, Files, Journal, begin, encoded, examine, finished
 from .known import SUMS, BaseSums, known_hashes
 from .plan import MergePlan
-from .quantized import Quantization
 from .record import MergeSettings, Trained, merge_record
 from .writer import Sink, write_shards
+
+if TYPE_CHECKING:
+    from .quantized import Quantization
 
 CARD = "README.md"
 CHAT_TEMPLATE = "chat_template.jinja"

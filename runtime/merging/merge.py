@@ -26,7 +26,6 @@ from ..weights.locate import open_base
 from .folder import output_folder
 from .job import MergeJob, adapter_bytes, merge, needed
 from .plan import plan_merge
-from .quantized import quantization
 from .record import MergeSettings, identity
 from .writer import estimated_seconds
 
@@ -210,7 +209,11 @@ def _job(
             f"{target}: --verify reads the merged files from a local disk",
             "merge to a folder with --verify, and copy it to the bucket",
         )
-    encoding = quantization(settings.quantization)
+    encoding = None
+    if settings.quantization is not None:
+        from .quantized import quantization
+
+        encoding = quantization(settings.quantization)
     return MergeJob(
         base,
         model,

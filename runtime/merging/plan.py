@@ -7,13 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..weights.checkpoint import INDEX, SINGLE, HFCheckpoint
 from ..weights.safetensors_files import DTYPES, encode_header
 from .arithmetic import Change
-from .quantized import Quantization
+
+if TYPE_CHECKING:
+    from .quantized import Quantization
 
 AS_BASE = "base"
 """The max_shard_size that keeps the base's own split into files."""

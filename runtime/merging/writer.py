@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,8 +31,10 @@ from ..weights.safetensors_files import DTYPES, prefix, raw
 from .arithmetic import changer, is_finite, row_blocks
 from .journal import Journal
 from .known import BaseSums
-from .plan import MergePlan, Piece, Shard
-from .quantized import Quantization
+from .plan import Piece, MergePlan, Shard
+
+if TYPE_CHECKING:
+    from .quantized import Quantization
 
 COPY_BYTES = 1 << 23
 """Of a tensor that stays as it is, at a time."""

@@ -53,6 +53,10 @@ class JsonLines:
             self._file.close()
 
 
+def nowhere(path: Path) -> None:
+    """Publishes a file of a run whose checkpoints are on this machine: it is there already."""
+
+
 class Metrics:
     """The metrics of a run.
 
@@ -74,7 +78,7 @@ class Metrics:
         restored_step: int | None,
         tensorboard: bool,
         wandb: WandB | None = None,
-        publish: Callable[[Path], None] = lambda path: None,
+        publish: Callable[[Path], None] = nowhere,
     ) -> None:
         self.path = folder / FILE
         self._wandb, self._publish = wandb, publish

@@ -42,10 +42,6 @@ def _put(path: Path, directory: str) -> None:
         write_whole(directory, path.name, path.read_bytes())
 
 
-def nowhere(path: Path) -> None:
-    """The publisher of a run whose checkpoints are on this machine."""
-
-
 def fetch(path: Path, directory: str) -> None:
     """Brings the metrics of a run that another machine began, where they are more than what is here.
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ..settings import ModelSettings
-from . import attention_blocks, remat, sharding
+from . import remat, sharding
 from .families import Architecture, Family
 from .families.base import Spec
 
@@ -160,6 +160,8 @@ class Forward:
             yield module, "shard", sharding.constrain
         yield from self.family.replacements(self.architecture)
         if self.settings.attention == "splash":
+            from . import attention_blocks
+
             yield from attention_blocks.replacements(self.family.name, module, segment_ids)
         yield from remat.replacements(module, self.settings)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from ..errors import UserError
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
-from . import quantize, remat, sharding
+from . import remat, sharding
 from .adapters import Adapter, LoraSettings, build_adapters
 from .families import Architecture, Family
 from .families.base import Parameter, Spec
@@ -24,6 +24,9 @@ from .forward import Forward
 from .initial import initial_a
 from .lora import AdapterProvider, attach
 from .partition_rules import Rule, resolve_specs
+
+if TYPE_CHECKING:
+    from .quantize import Layout
 
 
 class Frozen(nnx.Variable[Any]):
@@ -52,7 +55,7 @@ class Built:
     adapters: tuple[Adapter, ...]
     provider: AdapterProvider | None
     forward: Forward
-    quantized: Mapping[str, quantize.Layout] = field(default_factory=dict)
+    quantized: Mapping[str, Layout] = field(default_factory=dict)
 
 
 def abstract_model(
@@ -106,8 +109,10 @@ def abstract_model(
             variable.set_metadata(out_sharding=specs[path])
     if lora is None:
         _freeze(model, parameters)
-    quantized: Mapping[str, quantize.Layout] = {}
+    quantized: Mapping[str, Layout] = {}
     if lora is not None and lora.quantize is not None:
+        from . import quantize
+
         quantized = quantize.layouts(family, architecture, parameters, lora.quantize, axes)
         quantize.attach(model, quantized, settings.dtype)
     rematerialise(model, settings.remat)
@@ -146,7 +151,11 @@ def build(
     for done, parameter in enumerate(built.parameters, 1):
         array = _place(base, parameter, mesh, dtype)
         how = built.quantized.get(parameter.path)
-        arrays[parameter.path] = array if how is None else quantize.quantize(array, how, mesh)
+        if how is not None:
+            from .quantize import quantize
+
+            array = quantize(array, how, mesh)
+        arrays[parameter.path] = array
         if progress is not None:
             progress(done, len(built.parameters))
     unread = base.unused()

@@ -21,7 +21,9 @@ from flax import nnx
 from ..errors import UserError
 from .adapters import Adapter, LoraSettings
 from .initial import path_hash
-from .quantize import dequantize, quantized_weight
+
+Product = Callable[[Callable[[jax.Array, jax.Array], jax.Array], jax.Array, jax.Array, Any], jax.Array]
+"""(how, activations, weight, the module that has it) -> the product of the two."""
 
 
 class AdapterProvider(qwix.QuantizationProvider):
@@ -36,10 +38,10 @@ class AdapterProvider(qwix.QuantizationProvider):
         used: paths of the adapted modules that took part since `used` was last cleared.
     """
 
-    def __init__(self, adapters: Sequence[Adapter], dropout: float) -> None:
+    def __init__(self, adapters: Sequence[Adapter], dropout: float, product: Product) -> None:
         super().__init__([])
         self._adapters = {tuple(adapter.module.split(".")): adapter for adapter in adapters}
-        self._dropout = dropout
+        self._dropout, self._product = dropout, product
         self._salts: jax.Array | None = None
         self.used: set[str] = set()
 
@@ -89,7 +91,7 @@ class AdapterProvider(qwix.QuantizationProvider):
         module, adapter = self._current()
         if len(operands) != 2:
             return jnp.einsum(equation, *operands, **kwargs)
-        product = _product(lambda x, w: jnp.einsum(equation, x, w, **kwargs), *operands, module)
+        product = self._product(lambda x, w: jnp.einsum(equation, x, w, **kwargs), *operands, module)
         if adapter is None:
             return product
         inputs, output = equation.replace(" ", "").split("->")
@@ -99,7 +101,7 @@ class AdapterProvider(qwix.QuantizationProvider):
     def dot_general(self, lhs: jax.Array, rhs: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """Replaces jax.lax.dot_general while the model runs."""
         module, adapter = self._current()
-        product = _product(lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), lhs, rhs, module)
+        product = self._product(lambda x, w: jax.lax.dot_general(x, w, *args, **kwargs), lhs, rhs, module)
         if adapter is None:
             return product
         # The only such products are dense layers': x's last axis with a matrix's first.
@@ -150,15 +152,8 @@ class AdapterProvider(qwix.QuantizationProvider):
 def _product(
     compute: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array, module: Any
 ) -> jax.Array:
-    """The product with a module's weight.
-
-    One that is stored quantised is dequantised again in the backward pass: as a residual, it would be kept
-    from the forward pass on, in the model's dtype.
-    """
-    stored = quantized_weight(module, weight)
-    if stored is None:
-        return compute(x, weight)
-    return jax.checkpoint(lambda x, stored: compute(x, dequantize(stored, weight.dtype)))(x, stored)
+    """The product with a module's weight as it is; of weights that are stored quantised, see quantize.py."""
+    return compute(x, weight)
 
 
 def scales(adapter: Adapter, dtype: Any) -> jax.Array:
@@ -239,7 +234,10 @@ def attach(
     Returns:
         The model, with shapes for the new parameters, and the provider that its calls go through.
     """
-    provider = AdapterProvider(adapters, settings.dropout)
+    product = _product
+    if settings.quantize is not None:
+        from .quantize import product
+    provider = AdapterProvider(adapters, settings.dropout, product)
     model = qwix.quantize_model(model, provider, rngs=nnx.Rngs(0), skip_nnx_init=True)
     modules = {".".join(map(str, path)): module for path, module in nnx.iter_modules(model)}
     dtype = jnp.dtype(settings.dtype)

@@ -9,7 +9,7 @@ output channel. Embeddings, norms, routers and the head keep the model's dtype.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,20 @@ def quantized_weight(module: Any, weight: jax.Array) -> qwix.QArray | None:
         if isinstance(value, QuantizedParam) and value.get_raw_value().shape == weight.shape:
             return value.get_raw_value()
     return None
+
+
+def product(
+    compute: Callable[[jax.Array, jax.Array], jax.Array], x: jax.Array, weight: jax.Array, module: Any
+) -> jax.Array:
+    """The product with a module's weight.
+
+    One that is stored quantised is dequantised again in the backward pass: as a residual, it would be kept
+    from the forward pass on, in the model's dtype.
+    """
+    stored = quantized_weight(module, weight)
+    if stored is None:
+        return compute(x, weight)
+    return jax.checkpoint(lambda x, stored: compute(x, dequantize(stored, weight.dtype)))(x, stored)
 
 
 @functools.cache

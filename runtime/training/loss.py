@@ -7,7 +7,7 @@ that with what their gradient needs. Here they exist for one chunk of T at a tim
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +29,10 @@ LEAST_CHUNKS = 8
 """A smaller batch is split as well: that is what saves memory."""
 SMALL_BYTES = 32 * 2**20
 """Logits that take no more than this are computed at once."""
+
+
+Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""(tokens, positions, segment_ids) -> the log-probability of each next token: `token_logps` of some model."""
 
 
 class Computed(Protocol):

@@ -15,16 +15,11 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from .loss import Batch
+from .loss import Batch, Logps
 
 METRICS = ("rewards_chosen", "rewards_rejected", "rewards_margin", "rewards_accuracy")
 """What is logged beside the loss: beta times the log-probability of an answer (in DPO against the
 reference's), and how often the chosen one's is the larger."""
-
-
-Logps = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(tokens, positions, segment_ids) -> the log-probability of each next token, as `loss.token_logps`
-has it of some model."""
 
 
 class PairValues(NamedTuple):

@@ -122,10 +122,8 @@ class Session:
         Raises:
             UserError: when the devices' memory does not suffice.
         """
-        from ..metrics import remote as remote_metrics
-        from ..metrics.loggers import FILE, Metrics, Nowhere
+        from ..metrics.loggers import FILE, Metrics, Nowhere, nowhere
         from ..metrics.run_state import recorded
-        from ..metrics.wandb_log import open_wandb
 
         remote = "://" in self.directory
         folder = self.arguments.output.resolve() if remote else Path(self.directory)
@@ -134,13 +132,19 @@ class Session:
                 yield Nowhere(folder / FILE)
             close()
             return
-        if remote and restored:
-            remote_metrics.fetch(folder / FILE, self.directory)
+        publish: Callable[[Path], None] = nowhere
+        if remote:
+            from ..metrics import remote as remote_metrics
+
+            if restored:
+                remote_metrics.fetch(folder / FILE, self.directory)
+            publish = remote_metrics.publisher(self.directory)
         wandb = None
         if train.wandb_project is not None:
+            from ..metrics.wandb_log import open_wandb
+
             project, resume = train.wandb_project, self.arguments.resume
             wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
-        publish = remote_metrics.publisher(self.directory) if remote else remote_metrics.nowhere
         with recorded(folder, self.total, self.until, publish) as failed:
             if isinstance(self.hosts, ProcessGroup):
                 self.hosts.at_loss.append(failed)

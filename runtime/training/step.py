@@ -21,9 +21,8 @@ from ..model import sharding
 from ..model.loading import Built
 from ..model.lora import mask_gradients
 from ..settings import TrainSettings
-from .loss import Batch, Computed, batch_loss, token_logps
+from .loss import Batch, Computed, Logps, batch_loss, token_logps
 from .objectives import OBJECTIVES
-from .preference import Logps, preference_loss
 
 TrainState = tuple[Any, Any]
 """What a step changes: the trained arrays and the optimizer's state."""
@@ -59,6 +58,8 @@ def objective_loss(
         float32[], and what the objective has to say beside.
     """
     if OBJECTIVES[settings.objective].pairs:
+        from .preference import preference_loss
+
         how = (settings.objective, settings.beta, settings.label_smoothing)
         return preference_loss(functools.partial(token_logps, forward, model), reference, inputs, *how)
     names = ("tokens", "positions", "segment_ids", "loss_mask", "norm")

@@ -132,7 +132,6 @@ def _run(
     from ..model.loading import build
     from ..model.sharding import Rows
     from ..progress import Progress
-    from .recorder import Recorder
     from .trainer import Checkpointing, Trainer
 
     mesh, base, prepared, train = session.mesh, session.base, session.prepared, settings.train
@@ -161,6 +160,8 @@ def _run(
     with mesh:
         recorder = None
         if trace is not None:
+            from .recorder import Recorder
+
             recorder = Recorder(built, base, settings.model, prepared.accumulation, session.artifact.name)
         trainer = Trainer(
             built,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 from tunix.sft.metrics_logger import MetricsLogger
 from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 
-from ..checkpoints.local_saving import LocalCheckpoints
 from ..checkpoints.saving import Checkpoints, kept
 from ..data.batches import TrainingData
 from ..errors import UserError
@@ -30,8 +29,11 @@ from ..model.sharding import Rows
 from ..settings import CheckpointSettings, TrainSettings
 from .elastic import set_step
 from .loss import Batch
-from .recorder import Recorder
 from .step import Step, fit_shardings, micro_batch_loss, update_rule
+
+if TYPE_CHECKING:
+    from ..checkpoints.local_saving import LocalCheckpoints
+    from .recorder import Recorder
 
 SHOWN = 8
 """Source rows of a batch that a message names."""

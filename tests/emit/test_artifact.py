@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -49,7 +48,10 @@ def test_a_build_is_current(built: Path, files: dict[str, bytes]) -> None:
     assert lock["model"]["family"] == "gemma4" and lock["model"]["architecture"]["hidden_size"] == 5376
     assert lock["recipe"]["train"]["optimizer"]["b2"] == 0.999
     assert lock["packages"]["train"]["jax[tpu]"] == "0.10.2"
-    assert re.fullmatch("[0-9a-f]{64}", lock["runtime"])
+    assert lock["runtime"] == {
+        path: artifact.digest((built / "runtime" / path).read_bytes())
+        for path in artifact.modules(built / "runtime")
+    }
 
 
 def test_git_sees_the_artifact_and_nothing_that_a_run_leaves(tmp_path: Path) -> None:
@@ -75,7 +77,7 @@ def test_git_sees_the_artifact_and_nothing_that_a_run_leaves(tmp_path: Path) -> 
 
     git("init", "--quiet")
     seen = {*git("ls-files", "--others", "--exclude-standard", "-z")}
-    runtime = {f"runtime/{path}" for path in artifact.runtime_files()}
+    runtime = {f"runtime/{path}" for path in json.loads(files[LOCK])["runtime"]}
     assert seen == {f"sample/{path}" for path in files} | runtime | {IGNORE, SCHEMA, "sample/notes.md"}
 
 
@@ -204,7 +206,7 @@ def test_a_users_own_file_of_the_schemas_name_is_not_replaced(
 def test_another_artifacts_runtime_is_named(built: Path, files: dict[str, bytes]) -> None:
     lock = json.loads(files[LOCK])
     (built / "other").mkdir()
-    (built / "other" / LOCK).write_text(json.dumps(lock | {"name": "other", "runtime": "0" * 64}))
+    (built / "other" / LOCK).write_text(json.dumps(lock | {"name": "other", "runtime": {"train.py": "0"}}))
     assert any("other was built with another runtime" in note for note in write(built, {"sample": files}))
 
 
@@ -215,7 +217,7 @@ def test_a_failed_write_leaves_what_was_there(
     (built / "runtime/settings.py").write_text("another version's\n")  # or runtime/ would be left as it is
     before = tree(built)
     changed = files_of(tmp_path / "recipes", ["train.micro_batch_size=2"])
-    failing_call = 1 + round(share * (len(changed) + len(artifact.runtime_files()) - 1))
+    failing_call = 1 + round(share * (len(changed) + len(json.loads(changed[LOCK])["runtime"]) - 1))
     calls = 0
     original = Path.write_bytes
 

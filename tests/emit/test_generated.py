@@ -53,7 +53,9 @@ def test_the_runtime_is_copied_verbatim(variants: Path, root: Path) -> None:
     copied = {
         path: (variants / "runtime" / path).read_bytes() for path in artifact.modules(variants / "runtime")
     }
-    assert copied == artifact.runtime_files()
+    assert copied == {path: artifact.runtime_files()[path] for path in copied}
+    locks = [json.loads(path.read_bytes()) for path in variants.glob(f"*/{artifact.LOCK}")]
+    assert copied.keys() == {path for lock in locks for path in lock["runtime"]}
     assert {path.suffix for path in (variants / "runtime").rglob("*") if path.is_file()} == {".py", ".sh"}
 
 

@@ -26,12 +26,17 @@ class Killed(BaseException):
     """The process is gone: nothing that it would clean up is cleaned up."""
 
 
+def digests() -> dict[str, str]:
+    """What a lock says of an artifact that needs all of runtime/."""
+    return {path: whole.digest(content) for path, content in artifact.runtime_files().items()}
+
+
 def files(**texts: str) -> dict[str, bytes]:
     """An artifact's, with its lock."""
     made = {path.replace("__", "/").replace("_", "."): text.encode() for path, text in texts.items()}
     lock = {
         "files": {path: whole.digest(content) for path, content in made.items()},
-        "runtime": artifact.runtime_digest(),
+        "runtime": digests(),
     }
     return {**made, LOCK: json.dumps(lock).encode()}
 
@@ -47,7 +52,6 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small = {"model/families/base.py": b"old", "gone.py": b"old"}
     with monkeypatch.context() as older:
         older.setattr(artifact, "runtime_files", lambda: small)
-        older.setattr(artifact, "runtime_digest", lambda: artifact.tree_digest(small))
         locks = {name: {**old, LOCK: relocked(old[LOCK])} for name, old in OLD.items()}
         write(folder, locks)
     small_now = {"model/families/base.py": b"new", "new/more.py": b"new"}
@@ -59,7 +63,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def relocked(lock: bytes) -> bytes:
-    return json.dumps(json.loads(lock) | {"runtime": artifact.runtime_digest()}).encode()
+    return json.dumps(json.loads(lock) | {"runtime": digests()}).encode()
 
 
 def tree(folder: Path) -> dict[str, bytes]:

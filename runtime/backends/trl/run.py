@@ -18,7 +18,6 @@ from ...errors import UserError, guarded
 from ...interrupts import Interrupted, Interrupts
 from ...metrics import run_facts
 from ...metrics.run_state import recorded
-from ...metrics.wandb_log import open_wandb
 from ...model.adapters import LoraSettings
 from ...settings import CheckpointSettings, DataSettings, ModelSettings, TrainSettings
 from ...training.trace import Trace, check_writable
@@ -167,6 +166,8 @@ def _run(job: _Job) -> int:
         )
         wandb = None
         if train.wandb_project is not None:
+            from ...metrics.wandb_log import open_wandb
+
             project, resume = train.wandb_project, arguments.resume
             wandb = open_wandb(project, job.directory, job.directory, job.artifact, resume, start)
         report = BackendReport(

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
-from .base import MOST_LAYERS, Architecture, Family, UnsupportedCheckpoint, text_config
-from .gemma2 import Gemma2
-from .gemma3 import Gemma3
-from .gemma4 import Gemma4
-from .llama3 import Llama3
-from .qwen2 import Qwen2
-from .qwen3 import Qwen3
+from .base import MOST_LAYERS, TURN_MARKERS, Architecture, Family, UnsupportedCheckpoint, text_config
 
-FAMILIES: dict[str, Family] = {
-    family.name: family for family in (Gemma2(), Gemma3(), Gemma4(), Llama3(), Qwen2(), Qwen3())
+CLASSES = {
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "gemma4": "Gemma4",
+    "llama3": "Llama3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
 }
+"""The class of each family, in the module of the family's name. An artifact holds its own family's alone."""
 
 
-FOREIGN_MARKERS = {"[INST]": "mistral"}
-"""Turn markers of families that are none of these."""
+def _present() -> Iterator[Family]:
+    for name, kind in CLASSES.items():
+        if find_spec(f"{__name__}.{name}"):
+            yield getattr(import_module(f"{__name__}.{name}"), kind)()
+
+
+FAMILIES: dict[str, Family] = {family.name: family for family in _present()}
 
 
 def foreign_markers(family: str, template: str) -> dict[str, str]:
     """Turn markers that a chat template writes and that a family was not trained with, and whose they are."""
     own = FAMILIES[family].turn_markers
-    others = {marker: name for name, other in FAMILIES.items() for marker in other.turn_markers}
-    return {
-        marker: name
-        for marker, name in (others | FOREIGN_MARKERS).items()
-        if marker in template and marker not in own
-    }
+    others = {marker: name for name, markers in TURN_MARKERS.items() for marker in markers}
+    return {marker: name for marker, name in others.items() if marker in template and marker not in own}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

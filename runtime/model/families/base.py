@@ -30,6 +30,13 @@ MOST_LAYERS = 1000
 MOST = 2**31 - 1
 """Of any size in a config.json."""
 
+CHATML = ("<|im_start|>", "<|im_end|>")
+GEMMA = ("<start_of_turn>", "<end_of_turn>")
+GEMMA4 = ("<|turn>", "<turn|>")
+LLAMA3 = ("<|start_header_id|>", "<|eot_id|>")
+TURN_MARKERS = {"gemma3": GEMMA, "gemma4": GEMMA4, "llama3": LLAMA3, "qwen3": CHATML, "mistral": ("[INST]",)}
+"""What begins and ends a turn, by a family that is known for it; Mistral's is none of ours."""
+
 
 class UnsupportedCheckpoint(ValueError):
     """A config.json that asks for what this family's Tunix model does not do.

@@ -15,6 +15,7 @@ from typing import Any
 
 from .base import (
     FULL,
+    GEMMA,
     SLIDING,
     Architecture,
     Family,
@@ -69,7 +70,7 @@ class Gemma2(Family):
     caps_scores = True
     prefixes = ("model.",)
     flash_attention = True
-    turn_markers = ("<start_of_turn>", "<end_of_turn>")
+    turn_markers = GEMMA
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma2Architecture:
         """Reads a config.json; a key that it leaves out has the default of transformers' Gemma2Config."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from .base import (
     FULL,
+    GEMMA,
     SLIDING,
     Architecture,
     Family,
@@ -53,7 +54,7 @@ class Gemma3(Family):
     model_types = ("gemma3", "gemma3_text")
     prefixes = ("model.language_model.", "language_model.model.", "model.")
     flash_attention = True
-    turn_markers = ("<start_of_turn>", "<end_of_turn>")
+    turn_markers = GEMMA
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma3Architecture:
         """Reads a config.json; a key that it leaves out has the default of transformers' Gemma3TextConfig

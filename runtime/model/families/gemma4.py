@@ -13,6 +13,7 @@ from typing import Any
 
 from .base import (
     FULL,
+    GEMMA4,
     SLIDING,
     Architecture,
     Family,
@@ -93,7 +94,7 @@ class Gemma4(Family):
     model_types = ("gemma4", "gemma4_text")
     prefixes = ("model.language_model.", "model.")
     flash_attention = True
-    turn_markers = ("<|turn>", "<turn|>")
+    turn_markers = GEMMA4
 
     def architecture(self, config: Mapping[str, Any]) -> Gemma4Architecture:
         """Reads a config.json; a key that it leaves out has the default of transformers' Gemma4TextConfig."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..rope import rotation
-from .base import Architecture, in_dtype
+from .base import LLAMA3, Architecture, in_dtype
 from .dense import DenseArchitecture, DenseFamily
 
 
@@ -18,7 +18,7 @@ class Llama3(DenseFamily):
     name = "llama3"
     model_types = ("llama",)
     flash_attention = True
-    turn_markers = ("<|start_header_id|>", "<|eot_id|>")
+    turn_markers = LLAMA3
     model = "Tunix's Llama 3"
 
     def architecture(self, config: Mapping[str, Any]) -> DenseArchitecture:

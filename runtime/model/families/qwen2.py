@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..rope import sin_cos
-from .base import Architecture
+from .base import CHATML, Architecture
 from .dense import DenseArchitecture, DenseFamily
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ class Qwen2(DenseFamily):
     name = "qwen2"
     model_types = ("qwen2",)
     flash_attention = True
-    turn_markers = ("<|im_start|>", "<|im_end|>")
+    turn_markers = CHATML
     model = "Tunix's Qwen 2.5"
     biases = True
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..rope import rotation
-from .base import Architecture
+from .base import CHATML, Architecture
 from .dense import DenseArchitecture, DenseFamily
 
 
@@ -17,7 +17,7 @@ class Qwen3(DenseFamily):
     name = "qwen3"
     model_types = ("qwen3",)
     flash_attention = True
-    turn_markers = ("<|im_start|>", "<|im_end|>")
+    turn_markers = CHATML
     model = "Tunix's Qwen 3"
     norms = True
 

@@ -1,0 +1,181 @@
+"""An artifact's runtime/: what its files call and import, and the optional parts that its recipe asks for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from emitting import compiled, files_of, program_of
+
+from recipec.compiler.artifacts.artifact import (
+    LOCK,
+    RUNTIME,
+    SCHEMA,
+    backends_of,
+    check,
+    modules,
+    runtime_digest,
+    runtime_files,
+    write,
+)
+from recipec.compiler.artifacts.needed import OPTIONAL, STARTED, imports_of
+from recipec.compiler.emitters.backends import Backend, others
+from recipec.compiler.emitters.emit import emit
+from recipec.runtime.model.families import CLASSES
+
+MOST = 19_000
+"""Lines that a plain recipe needs at most: LoRA on one host, with nothing optional, without a server."""
+
+
+def listed(files: dict[str, bytes]) -> set[str]:
+    return set(json.loads(files[LOCK])[RUNTIME])
+
+
+def file_of(module: str) -> str:
+    return f"{module.removeprefix(f'{RUNTIME}.').replace('.', '/')}.py"
+
+
+def test_every_part_is_a_module() -> None:
+    assert {file_of(module) for module in (*OPTIONAL, *STARTED)} <= runtime_files().keys()
+    assert {f"runtime.model.families.{name}" for name in CLASSES} <= OPTIONAL.keys()
+
+
+def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
+    sets = [
+        "serve=null",
+        "launch.kind=[]",
+        "model.attention=dot",
+        "train.log.wandb_project=null",
+        "checkpoint.directory=run",
+    ]
+    found = listed(files_of(tmp_path, sets))
+    optional = {file_of(module) for module in OPTIONAL}
+    assert found & optional == {"families/gemma4.py"}
+    assert not any(path.startswith(("serving/", "launch/", "backends/")) for path in found)
+    assert sum(runtime_files()[path].count(b"\n") for path in found) < MOST
+
+
+@pytest.mark.parametrize(
+    ("sets", "module"),
+    [
+        (["model.attention=splash"], "attention_blocks"),
+        (["data.train=[a.parquet]"], "data.column_files"),
+        (["data.train=[a.jsonl, hf://somebody/set]"], "data.huggingface"),
+        (["data.eval=[folder]"], "data.huggingface"),
+        (["merge.quantization=fp8"], "export.quantized"),
+        (["train.objective=dpo", "data.format=preference", "data.packing=false"], "preference"),
+        (["lora.quantize=nf4"], "quantize"),
+        (["checkpoint.directory=gs://bucket/run"], "remote_metrics"),
+        (["train.log.wandb_project=mine"], "wandb_log"),
+        (["model.id=google/gemma-4-26B-A4B-it", "lora.targets=[q_proj]"], "experts"),
+        (["model.id=Qwen/Qwen3-8B"], "families.qwen3"),
+    ],
+)
+def test_a_part_is_there_where_a_recipe_asks_for_it(sets: list[str], module: str, tmp_path: Path) -> None:
+    path = f"{module.replace('.', '/')}.py"
+    assert path not in listed(files_of(tmp_path, ["checkpoint.directory=run"]))
+    assert path in listed(files_of(tmp_path, ["serve=null", "checkpoint.directory=run", *sets]))
+
+
+def test_scripts_bring_what_they_call(tmp_path: Path) -> None:
+    served = listed(files_of(tmp_path, ["launch.kind=[tpu-vm]", "launch.zone=us-east5-a"]))
+    assert {"serving/smoke.py", "serving/bench.py", "launch/tpu-vm.sh"} <= served
+    assert not {"serving/evaluate.py", "launch/xpk.sh"} & served
+    assert "serving/evaluate.py" in listed(files_of(tmp_path, ["evaluate.tasks=[gsm8k]"]))
+    backends = listed(emit(program_of(tmp_path), [Backend.TRL, Backend.TORCHAX]))
+    assert {"backends/trl/run.py", "backends/torchax/train.py"} <= backends
+
+
+def test_imports_are_told_apart() -> None:
+    text = b"""\
+from __future__ import annotations
+import runtime.one
+import numpy as np
+from typing import TYPE_CHECKING
+from . import two
+if TYPE_CHECKING:
+    from runtime.types import Only
+try:
+    from ..three import name
+except ImportError:
+    import runtime.one
+class Kind:
+    from runtime.four import here
+    def method(self):
+        if np:
+            from runtime.five import later
+"""
+    found = imports_of(text, "runtime.data")
+    assert found.top == {
+        *("runtime.one", "runtime.data", "runtime.data.two", "runtime.three", "runtime.three.name"),
+        *("runtime.four", "runtime.four.here"),
+    }
+    assert found.within == {"runtime.five", "runtime.five.later"}
+    assert imports_of(b"import runtime.one\nis no Python", "runtime").top == frozenset()
+
+
+def test_a_folder_has_what_all_its_artifacts_need(tmp_path: Path) -> None:
+    out, builds = tmp_path / "generated", {}
+    for name, sets in {"plain": [], "logged": ["train.log.wandb_project=mine", "serve=null"]}.items():
+        builds[name] = files_of(tmp_path / name, [f"name={name}", *sets])
+    write(out, {"plain": builds["plain"]})
+    assert write(out, {"logged": builds["logged"]}) == []
+    both = listed(builds["plain"]) | listed(builds["logged"])
+    assert set(modules(out / RUNTIME)) == both > listed(builds["plain"])
+    assert check(out, builds) == check(out, {"plain": builds["plain"]}) == ""
+    assert write(out, {"plain": builds["plain"]}) == []
+    assert set(modules(out / RUNTIME)) == both
+    for path in [*(out / "logged").rglob("*")]:
+        if path.is_file():
+            path.unlink()
+    assert write(out, {"plain": builds["plain"]}) == []
+    assert set(modules(out / RUNTIME)) == listed(builds["plain"])
+    assert (out / SCHEMA).is_file()
+
+
+def test_an_edited_file_of_the_runtime_is_kept_when_that_is_asked(tmp_path: Path) -> None:
+    out, files = tmp_path / "generated", files_of(tmp_path / "recipes")
+    write(out, {"sample": files})
+    (out / "runtime/training/train.py").write_text("edited")
+    assert any(
+        "runtime/training/train.py had been edited" in line for line in write(out, {"sample": files}, True)
+    )
+    assert (out / "runtime/training/train.py.kept").read_text() == "edited"
+    assert check(out, {"sample": files}) == ""
+
+
+def test_what_an_earlier_version_wrote_whole_goes(tmp_path: Path) -> None:
+    """Locks had one digest of all of runtime/, which lay there whole."""
+    out, files = tmp_path / "generated", files_of(tmp_path / "recipes")
+    earlier = {**files, LOCK: json.dumps(json.loads(files[LOCK]) | {RUNTIME: runtime_digest()}).encode()}
+    write(out, {"sample": earlier})
+    for path, content in runtime_files().items():
+        (out / RUNTIME / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / RUNTIME / path).write_bytes(content)
+    assert write(out, {"sample": files}) == []
+    assert set(modules(out / RUNTIME)) == listed(files)
+
+
+def test_every_recipes_artifact_runs_with_nothing_else_on_the_path(root: Path, tmp_path: Path) -> None:
+    """Each module that it has is imported and each script started; artifacts that need the same are one."""
+    distinct: dict[frozenset[str], str] = {}
+    for recipe in sorted((root / "recipes").glob("*.yaml")):
+        program = compiled(recipe)
+        files = emit(program, others(backends_of(root / "generated" / program.name)))
+        if distinct.setdefault(frozenset(listed(files)), program.name) == program.name:
+            write(tmp_path / program.name, {program.name: files})
+    folders = [str(tmp_path / name) for name in distinct.values()]
+    assert len(folders) > 8
+    done = subprocess.run(
+        [sys.executable, "-P", Path(__file__).parent / "alone.py", *folders],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line.removeprefix("alone: ") for line in done.stdout.splitlines() if line.startswith("alone: ")]
+    assert said == [*distinct.values()]
