@@ -70,7 +70,7 @@ bench: compiled
 	$(BIN)/python -m tests.bench
 
 generated: .venv/.train
-	$(BIN)/recipe build recipes/*.yaml
+	$(BIN)/recipe build recipes/*.yaml --runtime wheel
 
 docs docs-serve: export NO_MKDOCS_2_WARNING = 1
 docs: .venv/.dev

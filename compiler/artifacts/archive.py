@@ -7,10 +7,12 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from recipec.compiler.artifacts import wheel
 from recipec.compiler.artifacts.artifact import (
     LOCK,
     RUNTIME,
@@ -18,9 +20,11 @@ from recipec.compiler.artifacts.artifact import (
     artifacts_in,
     backends_of,
     digest,
+    installs_runtime,
     is_current,
     locked_files,
     needs,
+    runtime_files,
     schema_file,
 )
 from recipec.compiler.artifacts.writing import demand_writable, replacing
@@ -52,8 +56,10 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
     recipe = recipe or _find_recipe(name, out_dir)
     if recipe is not None:
         _refuse_stale(folder, recipe)
-    members = {f"{name}/{path}": folder / path for path in locked_files(folder)}
+    members: dict[str, Path | bytes] = {f"{name}/{path}": folder / path for path in locked_files(folder)}
     members |= {f"{RUNTIME}/{path}": out_dir / RUNTIME / path for path in needs(lock)}
+    if installs_runtime(folder):
+        members |= _wheel(out_dir, lock["files"])
     members[SCHEMA] = out_dir / SCHEMA
     for path in _data_files(lock):
         found = _find_data(path, folder, recipe)
@@ -63,6 +69,20 @@ def pack(name: str, out_dir: Path, recipe: Path | None = None, archive: Path | N
                 members.setdefault(f"{name}/{path.rstrip('/')}{inside}", file)
     _write(target, members)
     return target
+
+
+def _wheel(out_dir: Path, own: Collection[str]) -> dict[str, Path | bytes]:
+    """The runtime's wheel, what names it, and its launch scripts, which run before anything is installed.
+
+    Args:
+        own: paths of the artifact, whose scripts in launch/ call those of the same name.
+    """
+    scripts = {path: text for path, text in runtime_files().items() if path.endswith(".sh") and path in own}
+    return {
+        wheel.REQUIREMENTS: out_dir / wheel.REQUIREMENTS,
+        wheel.FILE: wheel.wheel(),
+        **{f"{RUNTIME}/{path}": text for path, text in scripts.items()},
+    }
 
 
 def _refuse_other(target: Path) -> None:
@@ -109,11 +129,14 @@ def _refuse_edited(folder: Path, out_dir: Path, lock: Mapping[str, Any]) -> None
             raise ArtifactError(f"{out_dir / RUNTIME} is not the runtime that {folder} was built with", again)
     if not is_current(lock.get("runtime")):
         raise ArtifactError(f"{folder} is stale: it was built with another version's runtime", again)
-    schema = out_dir / SCHEMA
-    if not schema.is_file():
-        raise ArtifactError(f"{schema} is missing", again)
-    if schema.read_bytes() != schema_file():
-        raise ArtifactError(f"{schema} is stale: it is another version's", again)
+    shared = {SCHEMA: schema_file()}
+    if installs_runtime(folder):
+        shared[wheel.REQUIREMENTS] = wheel.requirements()
+    for name, content in shared.items():
+        if not (out_dir / name).is_file():
+            raise ArtifactError(f"{out_dir / name} is missing", again)
+        if (out_dir / name).read_bytes() != content:
+            raise ArtifactError(f"{out_dir / name} is stale: it is another version's", again)
 
 
 def _find_recipe(name: str, out_dir: Path) -> Path | None:
@@ -134,6 +157,7 @@ def _refuse_stale(folder: Path, recipe: Path) -> None:
     program = lower(load(recipe)).program
     if program is None:
         raise ArtifactError(f"{recipe} has errors", f"see them with: recipe check {recipe}")
+    program = replace(program, installs_runtime=installs_runtime(folder))
     if program.name != folder.name:
         raise ArtifactError(
             f"{recipe} is the recipe of `{program.name}`, not of `{folder.name}`",
@@ -187,24 +211,28 @@ def _refuse_elsewhere(place: Path, path: str) -> None:
             )
 
 
-def _write(target: Path, members: Mapping[str, Path]) -> None:
+def _write(target: Path, members: Mapping[str, Path | bytes]) -> None:
     """A tar archive without times, owners or the machine's order, compressed, whole or not at all."""
     with (
         replacing(target) as file,
         gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        size = sum(path.stat().st_size for path in members.values())
+        size = sum(map(_size, members.values()))
         with Progress("packing", size, unit="B") as progress:
             for name in sorted(members):
                 _add(tar, name, members[name], progress)
 
 
-def _add(tar: tarfile.TarFile, name: str, path: Path, progress: Progress) -> None:
+def _size(member: Path | bytes) -> int:
+    return len(member) if isinstance(member, bytes) else member.stat().st_size
+
+
+def _add(tar: tarfile.TarFile, name: str, member: Path | bytes, progress: Progress) -> None:
     info = tarfile.TarInfo(name)
-    info.size = path.stat().st_size
+    info.size = _size(member)
     info.mode = 0o755 if name.endswith(".sh") else 0o644
-    with path.open("rb") as source:
+    with io.BytesIO(member) if isinstance(member, bytes) else member.open("rb") as source:
         tar.addfile(info, _Counted(source, progress))
 
 

@@ -1,9 +1,10 @@
 """Artifacts on disk: writing them, and holding them against what a recipe gives.
 
 A folder of artifacts ("generated") holds runtime/, the recipes' JSON Schema and a .gitignore once, and one
-folder per recipe. Of runtime/ it has what its artifacts need, which each one's lock lists. Only files that an
-artifact's recipe.lock.json lists are replaced or removed, and others that have their names when that is asked
-for, with a copy: a checkpoint or a note beside them stays.
+folder per recipe. Of runtime/ it has what its artifacts need, which each one's lock lists; for those that
+install it from a wheel, runtime.txt names that wheel. Only files that an artifact's recipe.lock.json lists
+are replaced or removed, and others that have their names when that is asked for, with a copy: a checkpoint or
+a note beside them stays.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from recipec import runtime
+from recipec.compiler.artifacts import wheel
 from recipec.compiler.artifacts.whole import (
     Change,
     changing,
@@ -106,7 +108,7 @@ def write(
     _refuse_obstacles(out_dir, artifacts)
     notes = []
     with _made(out_dir), changing(out_dir) as change:
-        clear(out_dir, {RUNTIME, SCHEMA, *artifacts, *artifacts_in(out_dir)})
+        clear(out_dir, {RUNTIME, SCHEMA, wheel.REQUIREMENTS, *artifacts, *artifacts_in(out_dir)})
         parts: dict[str, Part] = {}
         copied, present = _runtime(out_dir, artifacts)
         if copied != present:
@@ -119,7 +121,11 @@ def write(
             for path in sorted({*recorded, *(present if name == RUNTIME else ())} - {*files}):
                 if _is_there(out_dir / name / path):
                     change.remove(f"{name}/{path}")
-        change.write(SCHEMA, schema_file())
+        shared = _shared(out_dir, artifacts)
+        for name, text in shared.items():
+            change.write(name, text)
+        if wheel.REQUIREMENTS not in shared and (out_dir / wheel.REQUIREMENTS).is_file():
+            change.remove(wheel.REQUIREMENTS)
         if not os.path.lexists(out_dir / IGNORE):
             change.write(IGNORE, IGNORED.encode())
         notes += [line for name in artifacts for line in _others(out_dir / name, artifacts[name])]
@@ -207,11 +213,21 @@ def needs(lock: Mapping[str, Any]) -> Mapping[str, str]:
     return {path: str(files[path]) for path in files if is_inside(path)} if isinstance(files, dict) else {}
 
 
+def installs_runtime(folder: Path) -> bool:
+    """Whether the artifact in a folder was built to install the runtime from its wheel, by its lock."""
+    return _installs(_lock_of(folder))
+
+
+def _installs(lock: Mapping[str, Any]) -> bool:
+    return str(lock.get("runtime")).startswith(f"{wheel.NAME}==")
+
+
 def is_current(built: Any) -> bool:
     """Whether what a lock says of runtime/ is what it is now."""
     now = runtime_files()
-    return isinstance(built, dict) and all(
-        path in now and digest(now[path]) == recorded for path, recorded in built.items()
+    return built == wheel.REQUIREMENT or (
+        isinstance(built, dict)
+        and all(path in now and digest(now[path]) == recorded for path, recorded in built.items())
     )
 
 
@@ -259,8 +275,9 @@ def check(out_dir: Path, artifacts: Mapping[str, Files]) -> str:
     """
     copied, present = _runtime(out_dir, artifacts)
     parts = list(_differences(out_dir / RUNTIME, present, copied))
-    schema = {SCHEMA: content(out_dir / SCHEMA)} if (out_dir / SCHEMA).is_file() else {}
-    parts += _differences(out_dir, schema, {SCHEMA: schema_file()})
+    shared = _shared(out_dir, artifacts)
+    found = [name for name in (SCHEMA, wheel.REQUIREMENTS) if (out_dir / name).is_file()]
+    parts += _differences(out_dir, {name: content(out_dir / name) for name in found}, shared)
     for name in sorted(artifacts):
         folder, files = out_dir / name, artifacts[name]
         on_disk = {
@@ -330,6 +347,7 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
             "choose another folder with -o",
         )
     _refuse_another_schema(out_dir / SCHEMA)
+    _refuse_other_requirements(out_dir / wheel.REQUIREMENTS)
     for name, files in artifacts.items():
         for file in files:
             target = out_dir / name / file
@@ -341,6 +359,14 @@ def _refuse_obstacles(out_dir: Path, artifacts: Mapping[str, Files]) -> None:
             _refuse_link(out_dir / name, file)
     for file in _runtime(out_dir, artifacts)[0]:
         _refuse_link(out_dir / RUNTIME, file)
+
+
+def _shared(out_dir: Path, artifacts: Mapping[str, Files]) -> Files:
+    """The files that a folder has once, beside runtime/: the schema, and what names the runtime's wheel."""
+    locks = [json.loads(files[LOCK]) for files in artifacts.values() if LOCK in files]
+    locks += [_lock_of(out_dir / name) for name in artifacts_in(out_dir) if name not in artifacts]
+    named = {wheel.REQUIREMENTS: wheel.requirements()} if any(map(_installs, locks)) else {}
+    return {SCHEMA: schema_file(), **named}
 
 
 def _refuse_link(folder: Path, file: str) -> None:
@@ -361,6 +387,14 @@ def _refuse_another_schema(path: Path) -> None:
     if not isinstance(found, dict) or found.get("title") != own.get("title"):
         raise ArtifactError(
             f"{path} is in the way: it is not the schema of recipes", "choose another folder with -o"
+        )
+
+
+def _refuse_other_requirements(path: Path) -> None:
+    """Nor is a file of the wheel's requirements that does not name the wheel."""
+    if os.path.lexists(path) and not (path.is_file() and wheel.NAME.encode() in content(path)):
+        raise ArtifactError(
+            f"{path} is in the way: it does not name {wheel.NAME}", "choose another folder with -o"
         )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,6 +36,13 @@ if TYPE_CHECKING:
     from recipec.spec.load import Loaded
 
 
+class Runtime(str, Enum):  # noqa: UP042 (as compiler.cli.base.Format)
+    """How an artifact gets what it runs on."""
+
+    COPY = "copy"
+    WHEEL = "wheel"
+
+
 def build(
     recipes: Recipes,
     output: Output = Path("generated"),
@@ -53,6 +62,16 @@ def build(
         bool,
         typer.Option("--force", help="Replace files that no build wrote, too; a copy is kept beside each."),
     ] = False,
+    runtime: Annotated[
+        Runtime | None,
+        typer.Option(
+            "--runtime",
+            help="What the scripts run on: copy puts the modules that they need into runtime/ beside the "
+            "artifacts; wheel names a wheel in runtime.txt, which recipe pack brings. By default what the "
+            "artifact on disk was built for, and copy for a new one.",
+            show_default=False,
+        ),
+    ] = None,
     sets: Sets = None,
     format: Shown = Format.TEXT,
 ) -> None:
@@ -62,7 +81,13 @@ def build(
     if not check:
         end_build(output)
     pairs = _read_all(recipes, sets)
-    programs = {item.program.name: item.program for _, item in pairs if item.program is not None}
+    programs = {
+        item.program.name: replace(
+            item.program, installs_runtime=_installs(runtime, output, item.program.name)
+        )
+        for _, item in pairs
+        if item.program is not None
+    }
     backends = {name: _backends(backend, output / name) for name in programs}
     diagnostics = in_order(
         [
@@ -82,7 +107,7 @@ def build(
     for name, program in each("making the artifacts", list(programs.items())):
         with doing(f"making {name}"):
             artifacts[name] = emit(program, backends[name])
-    again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend)])
+    again = " ".join(["recipe build", *map(str, recipes), *_as_options(output, sets, backend, runtime)])
     if check:
         difference = artifact.check(output, artifacts)
         if difference:
@@ -154,6 +179,13 @@ def _backends(given: Sequence[Backend] | None, folder: Path) -> tuple[Backend, .
     return others(backends_of(folder) if given is None else [backend.value for backend in given])
 
 
+def _installs(given: Runtime | None, output: Path, name: str) -> bool:
+    """Whether an artifact's runtime is installed from its wheel: as it is said, or as it is on disk."""
+    from recipec.compiler.artifacts.artifact import installs_runtime
+
+    return installs_runtime(output / name) if given is None else given is Runtime.WHEEL
+
+
 def _of_backends(
     loaded: Loaded, lowered: Lowered, backends: Mapping[str, Sequence[Backend]]
 ) -> list[Diagnostic]:
@@ -164,11 +196,17 @@ def _of_backends(
     return locate(diagnosed(program, backends[program.name]), loaded.sources) if program is not None else []
 
 
-def _as_options(output: Path, sets: Sequence[str] | None, backends: Sequence[Backend] | None) -> list[str]:
+def _as_options(
+    output: Path,
+    sets: Sequence[str] | None,
+    backends: Sequence[Backend] | None,
+    runtime: Runtime | None,
+) -> list[str]:
     from shlex import quote
 
     chosen = [] if output == Path("generated") else ["-o", quote(str(output))]
     chosen += [word for backend in backends or () for word in ("--backend", backend.value)]
+    chosen += ["--runtime", runtime.value] if runtime is not None else []
     return [*chosen, *(word for item in sets or () for word in ("--set", quote(item)))]
 
 

@@ -93,6 +93,7 @@ def _script(program: Program) -> str:
         title=docstring(f"{kind(program)} of {recipe.model.id} by transformers, TRL and PEFT."),
         about=about(program),
         math=any("math." in line for line in schedule),
+        wheel=program.installs_runtime,
         adafactor=recipe.train.optimizer.name == "adafactor",
         lora=program.lora is not None,
         imports=classes(constants),

@@ -113,6 +113,7 @@ def _values(program: Program) -> dict[str, Any]:
     launch, made = recipe.launch, machines(accelerator)
     return {
         "name": program.name,
+        "wheel": program.installs_runtime,
         "vm_name": vm_name(program.name),
         "machines_line": _machines_line(accelerator),
         "slices": made.slices,

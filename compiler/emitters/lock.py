@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import __version__
+from recipec.compiler.artifacts import wheel
 from recipec.compiler.artifacts.artifact import LOCK_VERSION, digest, runtime_files
 from recipec.compiler.artifacts.needed import needed
 from recipec.compiler.emitters import backends as other_backends
@@ -31,7 +32,6 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         files: the artifact's other files.
         backends: that it is built for beside Tunix.
     """
-    there = runtime_files()
     lock: dict[str, Any] = {
         "lock": LOCK_VERSION,
         "compiler": compiler_name(),
@@ -39,7 +39,7 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
         "recipe": to_record(program.recipe),
         "model": {"family": program.family.name, "architecture": asdict(program.architecture)},
         "packages": _packages(program),
-        "runtime": {path: digest(there[path]) for path in needed(program, files, there)},
+        "runtime": _runtime(program, files),
         "files": {path: digest(content) for path, content in files.items()},
     }
     if program.accelerator.hosts > 1:
@@ -47,6 +47,14 @@ def emit_lock(program: Program, files: Mapping[str, bytes], backends: Sequence[B
     if backends:
         lock["backends"] = other_backends.packages(program, backends)
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _runtime(program: Program, files: Mapping[str, bytes]) -> str | dict[str, str]:
+    """What the scripts run on: the wheel, whose digest stands in runtime.txt, or digests of copied files."""
+    if program.installs_runtime:
+        return wheel.REQUIREMENT
+    there = runtime_files()
+    return {path: digest(there[path]) for path in needed(program, files, there)}
 
 
 def _packages(program: Program) -> dict[str, dict[str, str]]:

@@ -32,6 +32,7 @@ def emit_merge(program: Program) -> str:
         "merge.py",
         title=docstring(f"{_purpose(program)} {recipe.model.id}."),
         about=about(program),
+        wheel=program.installs_runtime,
         adapters=program.lora is not None,
         chat_template=chat_template(program),
         adapter=adapter,

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.artifacts import wheel
 from recipec.compiler.emitters.kubernetes import serving_name
 from recipec.compiler.emitters.launch import accelerator_type, launch_section, place_flags
 from recipec.compiler.emitters.lock import compiler_name
@@ -43,6 +44,7 @@ def emit_readme(program: Program, backends: Sequence[Backend] = ()) -> str:
         name=program.name,
         compiler=compiler_name(),
         kind=kind(program),
+        wheel=wheel.REQUIREMENT if program.installs_runtime else None,
         backends=backends,
         full=program.lora is None,
         transform=recipe.data.transform and recipe.data.transform.partition(":")[0],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from recipec.compiler.artifacts import wheel
 from recipec.compiler.emitters.folders import assignment
 from recipec.compiler.emitters.render import render, shell_word
 from recipec.compiler.lowering import catalog, pins
@@ -38,6 +39,7 @@ def emit_smoke(program: Program) -> dict[str, str]:
     server = container(recipe, program.family.name)
     text = render(
         "serve/smoke.sh",
+        wheel=_wheel(program),
         url=server.health_url.removesuffix("/health"),
         name=server.name,
         base=f"{server.name}-base" if recipe.serve.weights == "adapter" else None,
@@ -50,6 +52,11 @@ def emit_smoke(program: Program) -> dict[str, str]:
         prompts=[] if recipe.serve.smoke_prompts else _evaluated(program),
     )
     return {"serve/smoke.sh": text}
+
+
+def _wheel(program: Program) -> str | None:
+    """The file that the scripts' modules are in; None where they lie in runtime/."""
+    return wheel.FILE if program.installs_runtime else None
 
 
 def _merged_folder(recipe: Recipe) -> list[str]:
@@ -88,6 +95,7 @@ def emit_bench(program: Program) -> dict[str, str]:
     benchmark = recipe.benchmark
     text = render(
         "serve/bench.sh",
+        wheel=_wheel(program),
         accelerator=accelerator.name,
         points=len(benchmark.input_lengths) * len(benchmark.request_rates),
         hub=shell_word(server.model.address) if not server.model.local else None,
@@ -120,6 +128,7 @@ def emit_evaluate(program: Program) -> dict[str, str]:
     files = {
         "serve/eval.sh": render(
             "serve/eval.sh",
+            wheel=_wheel(program),
             url=server.health_url.removesuffix("/health"),
             name=server.name,
             base=f"{server.name}-base" if serve.weights == "adapter" else None,

@@ -30,6 +30,7 @@ def script(program: Program) -> dict[str, Any]:
     ratio = recipe.train.schedule.warmup_ratio is not None
     return {
         "about": about(program),
+        "wheel": program.installs_runtime,
         "math": ratio,
         "lora": program.lora is not None,
         "chat_template": chat_template(program),

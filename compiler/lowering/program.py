@@ -36,6 +36,7 @@ class Program:
         rules: the recipe's sharding rules, first match wins.
         text: recipe.yaml of the artifact: the recipe as it was written.
         notes: warnings and notes of the checks that hang on the recipe alone, not on files beside it.
+        installs_runtime: whether its artifact installs the runtime from its wheel, and has no copy beside it.
     """
 
     recipe: Recipe
@@ -53,6 +54,7 @@ class Program:
     rules: tuple[tuple[str, Spec], ...]
     text: str
     notes: tuple[Diagnostic, ...] = ()
+    installs_runtime: bool = False
 
     def serving(self, **changes: object) -> Program:
         """The program with a server of other settings."""

@@ -27,13 +27,17 @@ fail() {
 }
 
 setup() {
-    local requirements="$name/requirements-train.txt"
-    if cmp --silent "$requirements" venv/installed.txt; then return; fi
+    local requirements="$name/requirements-train.txt" runtime=()
+    if [[ -f runtime.txt ]]; then runtime=(runtime.txt); fi # with the wheel beside it
+    if cat "${runtime[@]}" "$requirements" | cmp --silent - venv/installed.txt; then return; fi
     # uv brings the Python where the system has another: a Cloud TPU VM has 3.10.
     python3 -m pip install --quiet --user uv=="$uv"
     python3 -m uv venv --quiet --clear --python "$python" venv
     python3 -m uv pip install --quiet --python venv/bin/python --requirement "$requirements"
-    cp "$requirements" venv/installed.txt
+    if [[ -f runtime.txt ]]; then
+        python3 -m uv pip install --quiet --python venv/bin/python --require-hashes --requirement runtime.txt
+    fi
+    cat "${runtime[@]}" "$requirements" > venv/installed.txt
 }
 
 # Another model's weights stay in the folder as long as the machine runs.

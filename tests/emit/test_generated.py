@@ -8,13 +8,15 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from emitting import BIN, EVERYTHING, compiled, files_of, tool
 
 from recipec.compiler.artifacts import artifact
-from recipec.compiler.emitters.backends import others
+from recipec.compiler.emitters.backends import Backend, others
 from recipec.compiler.emitters.emit import emit
 from recipec.compiler.lowering import catalog
 
@@ -31,14 +33,14 @@ def test_generated_is_what_the_recipes_give_wherever_they_lie(
     shutil.copytree(root / "recipes", tmp_path / "elsewhere")
     artifacts = {}
     for path in recipes(root):
-        program = compiled(tmp_path / "elsewhere" / path.name)
+        program = replace(compiled(tmp_path / "elsewhere" / path.name), installs_runtime=True)
         backends = others(artifact.backends_of(root / "generated" / program.name))
         artifacts[program.name] = emit(program, backends)
     if update:
         artifact.write(root / "generated", artifacts)
     assert artifact.check(root / "generated", artifacts) == ""
     committed = {path.name for path in (root / "generated").iterdir() if path.is_dir()}
-    assert committed == {*artifacts, "runtime"}
+    assert committed == {*artifacts}
 
 
 def test_an_artifacts_own_recipe_gives_the_artifact(variants: Path) -> None:
@@ -69,9 +71,11 @@ def test_the_runtime_is_copied_verbatim(variants: Path, root: Path) -> None:
     ],
 )
 def test_a_script_without_its_packages_says_how_to_install_them(
-    script: str, requirements: str, root: Path
+    script: str, requirements: str, root: Path, tmp_path: Path
 ) -> None:
-    path = root / "generated" / "llama31-8b-v6e8" / script
+    program = compiled(root / "recipes" / "llama31-8b-v6e8.yaml")
+    artifact.write(tmp_path, {"llama": emit(program, [Backend.TRL, Backend.TORCHAX])})
+    path = tmp_path / "llama" / script
     done = subprocess.run([sys.executable, "-S", path], capture_output=True, text=True, timeout=60)
     line = r"No module named '\w+': pip install -r (.*/)?" + re.escape(requirements)
     assert done.returncode == 1

@@ -24,6 +24,8 @@ from recipec.compiler.artifacts.artifact import (
 from recipec.compiler.artifacts.needed import OPTIONAL, STARTED, imports_of
 from recipec.compiler.emitters.backends import Backend, others
 from recipec.compiler.emitters.emit import emit
+from recipec.runtime.checkpoints.record import check_record, write_record
+from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import CLASSES
 
 MOST = 19_000
@@ -179,3 +181,31 @@ def test_every_recipes_artifact_runs_with_nothing_else_on_the_path(root: Path, t
     assert done.returncode == 0, done.stderr
     said = [line.removeprefix("alone: ") for line in done.stdout.splitlines() if line.startswith("alone: ")]
     assert said == [*distinct.values()]
+
+
+def test_a_run_goes_on_where_what_both_need_is_the_same(tmp_path: Path) -> None:
+    """A server may come or go between a run and its continuation; a module of the training may not."""
+    alone, served = (files_of(tmp_path / "recipes", sets) for sets in (["serve=null"], []))
+    run, artifact = tmp_path / "run", tmp_path / "artifact"
+    artifact.mkdir()
+    (artifact / LOCK).write_bytes(alone[LOCK])
+    write_record(run, artifact)
+    (artifact / LOCK).write_bytes(served[LOCK])
+    check_record(run, artifact)
+    lock = json.loads(served[LOCK])
+    lock[RUNTIME]["trainer.py"] = "0" * 64
+    (artifact / LOCK).write_text(json.dumps(lock))
+    with pytest.raises(UserError, match=r"of another artifact: runtime\.trainer\.py was"):
+        check_record(run, artifact)
+
+
+def test_a_part_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise ModuleNotFoundError("No module named 'runtime.model.quantize'", name="runtime.model.quantize")
+
+    assert guarded(main) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "error: this needs runtime/model/quantize.py, which the recipe of this artifact does not"
+    )
+    assert "help: " in said

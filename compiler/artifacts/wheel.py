@@ -1,0 +1,80 @@
+"""The runtime as a wheel: its own package, which `recipe build --runtime wheel` names by version and hash.
+
+A wheel is a zip of the package's files with what they are. Nothing is compressed and every entry has the same
+date: the same runtime gives the same bytes on every machine, whatever its zlib.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import io
+import zipfile
+from collections.abc import Mapping
+
+from recipec.compiler import __version__
+
+NAME = "recipec-runtime"
+FILE = f"{NAME.replace('-', '_')}-{__version__}-py3-none-any.whl"
+REQUIREMENT = f"{NAME}=={__version__}"
+INFO = f"{NAME.replace('-', '_')}-{__version__}.dist-info"
+EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The first date that a zip can say."""
+
+METADATA = f"""\
+Metadata-Version: 2.1
+Name: {NAME}
+Version: {__version__}
+Summary: What the scripts run on that recipec emits
+License: Apache-2.0
+Requires-Python: >=3.11
+"""
+WHEEL = """\
+Wheel-Version: 1.0
+Generator: recipec
+Root-Is-Purelib: true
+Tag: py3-none-any
+"""
+
+REQUIREMENTS = "runtime.txt"
+"""What names the wheel, once for a folder of artifacts."""
+
+
+@functools.cache
+def wheel() -> bytes:
+    """The wheel of this version's runtime."""
+    from recipec.compiler.artifacts.artifact import runtime_files
+
+    return zipped({f"runtime/{path}": content for path, content in runtime_files().items()})
+
+
+def zipped(package: Mapping[str, bytes]) -> bytes:
+    """A wheel of these files, by their paths in site-packages."""
+    files = {**package, f"{INFO}/METADATA": METADATA.encode(), f"{INFO}/WHEEL": WHEEL.encode()}
+    record = [f"{path},sha256={_hash(files[path])},{len(files[path])}" for path in sorted(files)]
+    files[f"{INFO}/RECORD"] = "\n".join([*record, f"{INFO}/RECORD,,", ""]).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for path, content in files.items():
+            entry = zipfile.ZipInfo(path, EPOCH)
+            entry.create_system = 3  # of Unix, wherever it is made
+            entry.external_attr = (0o755 if path.endswith(".sh") else 0o644) << 16
+            archive.writestr(entry, content)
+    return buffer.getvalue()
+
+
+def _hash(content: bytes) -> str:
+    """A digest as RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+
+
+def requirements() -> bytes:
+    """The text of runtime.txt."""
+    return f"""\
+# What the artifacts of this folder run on, a wheel that `recipe pack` puts beside this file:
+#     pip install -r {REQUIREMENTS}
+--no-index
+--find-links .
+{REQUIREMENT} --hash=sha256:{hashlib.sha256(wheel()).hexdigest()}
+""".encode()

@@ -1,0 +1,171 @@
+"""`recipe build --runtime wheel`: what the scripts run on is a wheel, by version and hash, and no copy."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from emitting import RECIPE, program_of, tool
+from typer.testing import CliRunner
+
+from recipec.compiler.artifacts import artifact, wheel
+from recipec.compiler.artifacts.archive import pack
+from recipec.compiler.artifacts.artifact import LOCK, SCHEMA, check, runtime_files, write
+from recipec.compiler.cli.main import app
+from recipec.compiler.emitters.backends import Backend
+from recipec.compiler.emitters.emit import emit
+from recipec.compiler.errors import ArtifactError
+
+ROWS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+
+
+def installing(folder: Path) -> dict[str, bytes]:
+    program = replace(program_of(folder, ["evaluate.tasks=[gsm8k]"]), installs_runtime=True)
+    return emit(program, [Backend.TRL, Backend.TORCHAX])
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a recipe with its data, and what the command makes of it."""
+    (tmp_path / "recipes/data").mkdir(parents=True)
+    (tmp_path / "recipes/sample.yaml").write_text(RECIPE, encoding="utf-8")
+    (tmp_path / "recipes/data/train.jsonl").write_text(ROWS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert built("--runtime", "wheel") == 0
+    return tmp_path
+
+
+def built(*options: str) -> int:
+    return CliRunner().invoke(app, ["build", "recipes/sample.yaml", *options]).exit_code
+
+
+def test_the_folder_names_the_wheel_and_holds_no_copy(project: Path) -> None:
+    names = {path.name for path in Path("generated").iterdir()}
+    assert names == {"sample", "runtime.txt", SCHEMA, artifact.IGNORE}
+    lock = json.loads(Path("generated/sample", LOCK).read_bytes())
+    assert lock["runtime"] == wheel.REQUIREMENT
+    assert artifact.digest(wheel.wheel()) in Path("generated/runtime.txt").read_text()
+
+
+def test_a_folder_stays_as_it_was_built_until_it_is_said_otherwise(project: Path) -> None:
+    assert built("--check") == 0 == built() and not Path("generated/runtime").exists()
+    assert built("--runtime", "copy", "--check") == 1
+    assert built("--runtime", "copy") == 0
+    assert (
+        Path("generated/runtime/training/train.py").is_file() and not Path("generated/runtime.txt").exists()
+    )
+    assert built() == 0 == built("--check") and Path("generated/runtime/training/train.py").is_file()
+
+
+def test_the_wheel_has_the_runtime_and_the_same_bytes_each_time() -> None:
+    content = wheel.wheel()
+    wheel.wheel.cache_clear()
+    assert wheel.wheel() == content
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        packed = {info.filename: archive.read(info) for info in archive.infolist()}
+        assert {info.date_time for info in archive.infolist()} == {wheel.EPOCH}
+    package = {path.partition("/")[2]: text for path, text in packed.items() if path.startswith("runtime/")}
+    assert package == runtime_files()
+    assert {path.split("/")[0] for path in packed} == {"runtime", wheel.INFO}
+
+
+def test_an_archive_is_installed_and_runs_by_itself(project: Path) -> None:
+    """By pip, which checks the hash and asks no index."""
+    with tarfile.open(pack("sample", Path("generated"))) as archive:
+        archive.extractall("away", filter="data")
+    assert {path.name for path in Path("away").iterdir()} == {
+        *("sample", "runtime", "runtime.txt", wheel.FILE, SCHEMA)
+    }
+    assert {path.name for path in Path("away/runtime/launch").iterdir()} == {"host.sh", "tpu-vm.sh"}
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--target",
+        "site",
+        "-r",
+        "away/runtime.txt",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in Path("site").iterdir()} == {"runtime", wheel.INFO}
+    code = (
+        "import runpy, sys; sys.path.insert(0, 'site'); sys.argv = ['away/sample/train.py', '--help'];"
+        "sys.meta_path = [one for one in sys.meta_path if 'editable' not in repr(one).lower()];"
+        "import runtime; print(runtime.__file__); runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "--data-dir" in done.stdout, done.stderr
+    assert done.stdout.startswith("site/runtime/__init__.py") or "/site/runtime/" in done.stdout
+    Path("away", wheel.FILE).write_bytes(wheel.wheel() + b"\0")
+    done = subprocess.run([*command, "--upgrade"], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def test_the_servers_clients_need_no_installation(project: Path) -> None:
+    """Python imports them from the wheel."""
+    with tarfile.open(pack("sample", Path("generated"))) as archive:
+        archive.extractall("away", filter="data")
+    done = subprocess.run(
+        ["bash", "away/sample/serve/smoke.sh", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0 and "--base-url" in done.stdout, done.stderr
+
+
+def test_a_mended_sentence_of_the_runtime_touches_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "generated"
+    write(out, {"sample": installing(tmp_path)})
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    mended = {**runtime_files(), "errors.py": runtime_files()["errors.py"] + b"# mended\n"}
+    monkeypatch.setattr(artifact, "runtime_files", lambda: mended)
+    wheel.wheel.cache_clear()
+    try:
+        files = {"sample": installing(tmp_path)}
+        assert "+recipec-runtime==" in check(out, files)
+        assert write(out, files) == [] and check(out, files) == ""
+    finally:
+        wheel.wheel.cache_clear()
+    after = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    assert [path.name for path in after if after[path] != before.get(path)] == ["runtime.txt"]
+    assert after.keys() == before.keys()
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "is missing"), (b"recipec-runtime==0\n", "is stale")])
+def test_what_names_the_wheel_has_to_be_this_versions(
+    project: Path, content: bytes | None, said: str
+) -> None:
+    path = Path("generated/runtime.txt")
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=rf"runtime\.txt {said}"):
+        pack("sample", Path("generated"))
+    assert built("--check") == 1 and built() == 0 == built("--check")
+
+
+def test_a_users_own_file_of_that_name_is_not_replaced(project: Path) -> None:
+    Path("generated/runtime.txt").write_text("mine")
+    assert built() == 1 and Path("generated/runtime.txt").read_text() == "mine"
+
+
+def test_the_scripts_are_formatted_and_say_what_to_install(tmp_path: Path) -> None:
+    files = installing(tmp_path / "recipe")
+    write(tmp_path / "generated", {"sample": files})
+    folder = tmp_path / "generated/sample"
+    scripts = [path for path in sorted(folder.rglob("*")) if path.suffix == ".py"]
+    rules = ("--isolated", "--no-cache", "--select", "E4,E7,E9,F,I,UP,B,SIM,RUF")
+    assert tool("ruff", "format", "--isolated", "--no-cache", "--check", "--diff", *scripts, cwd=folder) == ""
+    assert tool("ruff", "check", *rules, *scripts, cwd=folder) == ""
+    assert tool("shellcheck", "--severity=style", *folder.rglob("*.sh")) == ""
+    for script in scripts:
+        done = subprocess.run([sys.executable, "-S", script], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and "runtime.txt, then requirements-" in done.stderr
