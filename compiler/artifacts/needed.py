@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipec import runtime
 from recipec.compiler.lowering.sources import COMPRESSIBLE
 from recipec.runtime.model.families import CLASSES
 from recipec.runtime.training.objectives import OBJECTIVES
@@ -22,7 +21,7 @@ from recipec.runtime.training.objectives import OBJECTIVES
 if TYPE_CHECKING:
     from recipec.compiler.lowering.program import Program
 
-ROOT = runtime.__name__
+ROOT = "runtime"
 CALLED = re.compile(r"-m (runtime(?:\.\w+)+)|\bruntime/((?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
 """How a shell script, a manifest or a page calls a module or a script of runtime/."""
 

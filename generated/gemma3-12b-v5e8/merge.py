@@ -7,10 +7,11 @@ Rank, alpha and the adapters' layout come from the checkpoint's own record.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
-
-from runtime.merging.merge import main
-from runtime.settings import ModelSettings
+try:
+    from runtime.merging.merge import main
+    from runtime.settings import ModelSettings
+except ModuleNotFoundError as error:
+    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
 
 ARTIFACT = Path(__file__).resolve().parent
 

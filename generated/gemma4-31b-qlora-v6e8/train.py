@@ -9,21 +9,18 @@ from pathlib import Path
 
 try:
     import optax
+    from runtime.model.adapters import LoraSettings
+    from runtime.settings import (
+        CheckpointSettings,
+        DataSettings,
+        MeshSettings,
+        ModelSettings,
+        Source,
+        TrainSettings,
+    )
+    from runtime.training.train import parse_arguments, run
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: pip install -r requirements-train.txt")
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
-
-from runtime.model.adapters import LoraSettings
-from runtime.settings import (
-    CheckpointSettings,
-    DataSettings,
-    MeshSettings,
-    ModelSettings,
-    Source,
-    TrainSettings,
-)
-from runtime.training.train import parse_arguments, run
+    sys.exit(f"{error}: install ../runtime.txt, then requirements-train.txt")
 
 ARTIFACT = Path(__file__).resolve().parent
 

@@ -9,22 +9,19 @@ from pathlib import Path
 
 try:
     import optax
+    from runtime.backends.arguments import parse_arguments
+    from runtime.backends.torchax.train import run
+    from runtime.model.adapters import LoraSettings
+    from runtime.settings import (
+        CheckpointSettings,
+        DataSettings,
+        MeshSettings,
+        ModelSettings,
+        Source,
+        TrainSettings,
+    )
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: pip install -r requirements-torchax.txt")
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # where runtime/ lies
-
-from runtime.backends.arguments import parse_arguments
-from runtime.backends.torchax.train import run
-from runtime.model.adapters import LoraSettings
-from runtime.settings import (
-    CheckpointSettings,
-    DataSettings,
-    MeshSettings,
-    ModelSettings,
-    Source,
-    TrainSettings,
-)
+    sys.exit(f"{error}: install ../runtime.txt, then requirements-torchax.txt")
 
 ARTIFACT = Path(__file__).resolve().parent
 

@@ -19,7 +19,7 @@ from ..errors import UserError
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
 from .files import count_rows, read_file
-from .formats import PreferenceRow, ParsedSample, check_fields, parse_preference, parse_row
+from .formats import ParsedSample, PreferenceRow, check_fields, parse_preference, parse_row
 from .places import ENDINGS, HUB, DataPath, explained, kind_of, place_of
 from .report import Problems
 from .text_files import Record

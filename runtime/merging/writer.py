@@ -31,7 +31,7 @@ from ..weights.safetensors_files import DTYPES, prefix, raw
 from .arithmetic import changer, is_finite, row_blocks
 from .journal import Journal
 from .known import BaseSums
-from .plan import Piece, MergePlan, Shard
+from .plan import MergePlan, Piece, Shard
 
 if TYPE_CHECKING:
     from .quantized import Quantization

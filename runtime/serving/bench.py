@@ -162,7 +162,9 @@ def time_left(sweep: BenchmarkSweep, todo: Sequence[LoadPoint], done: int, passe
     return f" ({duration(sum(sent[done:]) + beyond * (len(todo) - done))} left)"
 
 
-def _measured(sweep: BenchmarkSweep, runner: Processes, point: LoadPoint, limit: int | None) -> dict[str, Any]:
+def _measured(
+    sweep: BenchmarkSweep, runner: Processes, point: LoadPoint, limit: int | None
+) -> dict[str, Any]:
     """A point's record, without what it shares with the others.
 
     Args:

@@ -19,4 +19,11 @@ values=(
     --adapter
 )
 
-exec bash "$here/../../runtime/launch/tpu-vm.sh" "$0" "${values[@]}" -- "$@"
+# Where `recipe pack` puts it; where recipec or its runtime is installed, it is the package's own.
+runtime="$here/../../runtime"
+[[ -d "$runtime" ]] ||
+    runtime="$(PYTHONSAFEPATH=1 python3 -c 'import runtime; print(*runtime.__path__)' 2> /dev/null)" || {
+    echo "error: the runtime is not installed: python3 -m pip install -r runtime.txt" >&2
+    exit 1
+}
+exec bash "$runtime/launch/tpu-vm.sh" "$0" "${values[@]}" -- "$@"

@@ -9,21 +9,18 @@ from pathlib import Path
 
 try:
     import torch
+    from runtime.backends.trl.run import parse_arguments, run
+    from runtime.model.adapters import LoraSettings
+    from runtime.settings import (
+        CheckpointSettings,
+        DataSettings,
+        ModelSettings,
+        Source,
+        TrainSettings,
+    )
     from torch.optim.lr_scheduler import LambdaLR
 except ModuleNotFoundError as error:
-    sys.exit(f"{error}: pip install -r requirements-trl.txt")
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # where runtime/ lies
-
-from runtime.backends.trl.run import parse_arguments, run
-from runtime.model.adapters import LoraSettings
-from runtime.settings import (
-    CheckpointSettings,
-    DataSettings,
-    ModelSettings,
-    Source,
-    TrainSettings,
-)
+    sys.exit(f"{error}: install ../../runtime.txt, then requirements-trl.txt")
 
 ARTIFACT = Path(__file__).resolve().parents[1]
 

@@ -21,5 +21,6 @@ arguments=(
 )
 
 # No module is taken from the folder that this is called in.
-PYTHONSAFEPATH=1 PYTHONPATH="$here/../.." exec python3 -m runtime.serving.evaluate \
+# The wheel is where `recipe pack` puts it; without it, the runtime that is installed answers.
+PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.evaluate \
     "${arguments[@]}" --results "$here/../results/eval" "$@"

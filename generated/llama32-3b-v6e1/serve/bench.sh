@@ -23,5 +23,6 @@ else
 fi
 
 # No module is taken from the folder that this is called in.
-PYTHONSAFEPATH=1 PYTHONPATH="$here/../.." exec python3 -m runtime.serving.bench \
+# The wheel is where `recipe pack` puts it; without it, the runtime that is installed answers.
+PYTHONSAFEPATH=1 PYTHONPATH="$here/../../recipec_runtime-0.1.0-py3-none-any.whl" exec python3 -m runtime.serving.bench \
     --results "$here/../results/bench" --lock "$here/../recipe.lock.json" "${arguments[@]}" "$@"

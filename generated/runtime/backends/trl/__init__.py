@@ -1,1 +1,0 @@
-"""A recipe's run by transformers, TRL, PEFT and accelerate: what baseline/train_trl.py stands on."""

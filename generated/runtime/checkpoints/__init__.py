@@ -1,1 +1,0 @@
-"""Checkpoints of a run, in Orbax's format: written, checked, read back."""

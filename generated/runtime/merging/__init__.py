@@ -1,1 +1,0 @@
-"""From what was trained to folders that are served: merged weights, and PEFT adapters."""

@@ -1,1 +1,0 @@
-"""The model: its families, its weights on a mesh, its adapters, and how it computes."""

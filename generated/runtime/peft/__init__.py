@@ -1,1 +1,0 @@
-"""Adapters in PEFT's format: written, and read as the start of a run."""

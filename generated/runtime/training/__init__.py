@@ -1,1 +1,0 @@
-"""The training: its loss, its step, its loop, and what surrounds them."""

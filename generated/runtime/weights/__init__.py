@@ -1,1 +1,0 @@
-"""Weights in Hugging Face's format: found, read, written."""
