@@ -24,9 +24,9 @@ from recipec.compiler.artifacts.artifact import (
     is_current,
     locked_files,
     needs,
-    runtime_files,
     schema_file,
 )
+from recipec.compiler.artifacts.needed import runtime_files
 from recipec.compiler.artifacts.writing import demand_writable, replacing
 from recipec.compiler.errors import ArtifactError
 from recipec.compiler.lowering.sources import IMPORTABLE, escapes, leads_out

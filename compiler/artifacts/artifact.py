@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from recipec import runtime
 from recipec.compiler.artifacts import wheel
+from recipec.compiler.artifacts.needed import modules, runtime_files
 from recipec.compiler.artifacts.whole import (
     Change,
     changing,
@@ -58,13 +58,6 @@ Files = Mapping[str, bytes]
 """Contents by path relative to the artifact's folder, with forward slashes."""
 Part = tuple[Files, Mapping[str, str]]
 """New files of a folder, and the digests of those that the last build wrote there."""
-
-
-@functools.cache
-def runtime_files() -> Files:
-    """The modules and scripts of runtime/ by path relative to it."""
-    folder = Path(runtime.__file__).parent
-    return {path: (folder / path).read_bytes() for path in modules(folder)}
 
 
 @functools.cache
@@ -315,16 +308,6 @@ def difference(before: bytes | None, after: bytes | None, before_name: str, afte
     ended = (line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
     # An empty file has no lines to show, so that it is missing or new would go unsaid.
     return "".join(ended) or f"--- {names[0]}\n+++ {names[1]}\n"
-
-
-def modules(folder: Path) -> list[str]:
-    """Python modules and shell scripts below a folder, relative to it, sorted."""
-    found = []
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        within = PurePosixPath(Path(place).relative_to(folder).as_posix())
-        found += [str(within / name) for name in names if name.endswith((".py", ".sh"))]
-    return sorted(found)
 
 
 def _runtime_on_disk(out_dir: Path) -> dict[str, bytes]:

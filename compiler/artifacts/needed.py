@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from recipec import runtime
 from recipec.compiler.lowering.sources import COMPRESSIBLE
 from recipec.runtime.model.families import CLASSES
 from recipec.runtime.training.objectives import OBJECTIVES
@@ -71,6 +73,23 @@ class Imports:
 
     top: frozenset[str]
     within: frozenset[str]
+
+
+@functools.cache
+def runtime_files() -> dict[str, bytes]:
+    """The modules and scripts of runtime/ by path relative to it."""
+    folder = Path(runtime.__file__).parent
+    return {path: (folder / path).read_bytes() for path in modules(folder)}
+
+
+def modules(folder: Path) -> list[str]:
+    """Python modules and shell scripts below a folder, relative to it, sorted."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        within = PurePosixPath(Path(place).relative_to(folder).as_posix())
+        found += [str(within / name) for name in names if name.endswith((".py", ".sh"))]
+    return sorted(found)
 
 
 def needed(program: Program, files: Mapping[str, bytes], there: Mapping[str, bytes]) -> list[str]:

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Mapping
 
 from recipec.compiler import __version__
+from recipec.compiler.artifacts.needed import runtime_files
 
 NAME = "recipec-runtime"
 FILE = f"{NAME.replace('-', '_')}-{__version__}-py3-none-any.whl"
@@ -44,8 +45,6 @@ REQUIREMENTS = "runtime.txt"
 @functools.cache
 def wheel() -> bytes:
     """The wheel of this version's runtime."""
-    from recipec.compiler.artifacts.artifact import runtime_files
-
     return zipped({f"runtime/{path}": content for path, content in runtime_files().items()})
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from recipec.compiler import __version__
 from recipec.compiler.artifacts import wheel
-from recipec.compiler.artifacts.artifact import LOCK_VERSION, digest, runtime_files
-from recipec.compiler.artifacts.needed import needed
+from recipec.compiler.artifacts.artifact import LOCK_VERSION, digest
+from recipec.compiler.artifacts.needed import needed, runtime_files
 from recipec.compiler.emitters import backends as other_backends
 from recipec.compiler.lowering import pins
 from recipec.compiler.lowering.recorded import to_record

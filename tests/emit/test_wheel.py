@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from recipec.compiler.artifacts import artifact, wheel
 from recipec.compiler.artifacts.archive import pack
-from recipec.compiler.artifacts.artifact import LOCK, SCHEMA, check, runtime_files, write
+from recipec.compiler.artifacts.artifact import LOCK, SCHEMA, check, write
+from recipec.compiler.artifacts.needed import runtime_files
 from recipec.compiler.cli.main import app
 from recipec.compiler.emitters.backends import Backend
 from recipec.compiler.emitters.emit import emit
@@ -128,7 +129,8 @@ def test_a_mended_sentence_of_the_runtime_touches_one_file(
     write(out, {"sample": installing(tmp_path)})
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     mended = {**runtime_files(), "errors.py": runtime_files()["errors.py"] + b"# mended\n"}
-    monkeypatch.setattr(artifact, "runtime_files", lambda: mended)
+    for module in (artifact, wheel):
+        monkeypatch.setattr(module, "runtime_files", lambda: mended)
     wheel.wheel.cache_clear()
     try:
         files = {"sample": installing(tmp_path)}
