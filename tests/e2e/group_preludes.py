@@ -26,7 +26,7 @@ TRAIN = dataclasses.replace(TRAIN, objective="dpo")
 PACED = """
 import time
 
-from runtime import trainer
+from runtime.training import trainer
 
 quick = trainer.Trainer._step
 

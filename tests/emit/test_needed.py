@@ -24,6 +24,7 @@ from recipec.compiler.artifacts.artifact import (
 from recipec.compiler.artifacts.needed import OPTIONAL, STARTED, imports_of
 from recipec.compiler.emitters.backends import Backend, others
 from recipec.compiler.emitters.emit import emit
+from recipec.runtime import errors
 from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import CLASSES
@@ -55,7 +56,7 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
     ]
     found = listed(files_of(tmp_path, sets))
     optional = {file_of(module) for module in OPTIONAL}
-    assert found & optional == {"families/gemma4.py"}
+    assert found & optional == {"model/families/gemma4.py"}
     assert not any(path.startswith(("serving/", "launch/", "backends/")) for path in found)
     assert sum(runtime_files()[path].count(b"\n") for path in found) < MOST
 
@@ -63,17 +64,17 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sets", "module"),
     [
-        (["model.attention=splash"], "attention_blocks"),
+        (["model.attention=splash"], "model.attention_blocks"),
         (["data.train=[a.parquet]"], "data.column_files"),
         (["data.train=[a.jsonl, hf://somebody/set]"], "data.huggingface"),
         (["data.eval=[folder]"], "data.huggingface"),
-        (["merge.quantization=fp8"], "export.quantized"),
-        (["train.objective=dpo", "data.format=preference", "data.packing=false"], "preference"),
-        (["lora.quantize=nf4"], "quantize"),
-        (["checkpoint.directory=gs://bucket/run"], "remote_metrics"),
-        (["train.log.wandb_project=mine"], "wandb_log"),
-        (["model.id=google/gemma-4-26B-A4B-it", "lora.targets=[q_proj]"], "experts"),
-        (["model.id=Qwen/Qwen3-8B"], "families.qwen3"),
+        (["merge.quantization=fp8"], "merging.quantized"),
+        (["train.objective=dpo", "data.format=preference", "data.packing=false"], "training.preference"),
+        (["lora.quantize=nf4"], "model.quantize"),
+        (["checkpoint.directory=gs://bucket/run"], "metrics.remote"),
+        (["train.log.wandb_project=mine"], "metrics.wandb_log"),
+        (["model.id=google/gemma-4-26B-A4B-it", "lora.targets=[q_proj]"], "model.experts"),
+        (["model.id=Qwen/Qwen3-8B"], "model.families.qwen3"),
     ],
 )
 def test_a_part_is_there_where_a_recipe_asks_for_it(sets: list[str], module: str, tmp_path: Path) -> None:
@@ -193,19 +194,19 @@ def test_a_run_goes_on_where_what_both_need_is_the_same(tmp_path: Path) -> None:
     (artifact / LOCK).write_bytes(served[LOCK])
     check_record(run, artifact)
     lock = json.loads(served[LOCK])
-    lock[RUNTIME]["trainer.py"] = "0" * 64
+    lock[RUNTIME]["training/trainer.py"] = "0" * 64
     (artifact / LOCK).write_text(json.dumps(lock))
-    with pytest.raises(UserError, match=r"of another artifact: runtime\.trainer\.py was"):
+    with pytest.raises(UserError, match=r"of another artifact: runtime\.training/trainer\.py was"):
         check_record(run, artifact)
 
 
 def test_a_part_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    name = f"{errors.__package__}.model.quantize"
+
     def main() -> int:
-        raise ModuleNotFoundError("No module named 'runtime.model.quantize'", name="runtime.model.quantize")
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     assert guarded(main) == 1
     said = capsys.readouterr().err
-    assert said.startswith(
-        "error: this needs runtime/model/quantize.py, which the recipe of this artifact does not"
-    )
-    assert "help: " in said
+    assert said.startswith("error: this needs ") and "help: " in said
+    assert "runtime/model/quantize.py, which the recipe of this artifact does not ask for" in said

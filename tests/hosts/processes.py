@@ -137,7 +137,7 @@ DUMPED = """
 import json
 import os
 
-from runtime import sharding
+from runtime.model import sharding
 
 placed = sharding.Rows.place
 

@@ -96,7 +96,8 @@ def conversations(path: Path, count: int) -> None:
 def trains(program: Program, model: Path) -> Any:
     """What train.py prepares: runtime.data.prepare with the constants of the generated script."""
     script: dict[str, Any] = {"__name__": "train", "__file__": str(program.source)}
-    exec(compile(emit_train(program), "train.py", "exec"), script)
+    text = emit_train(program).replace("from runtime.", "from recipec.runtime.")
+    exec(compile(text, "train.py", "exec"), script)
     data, train, folder = replace(script["DATA"], eval=()), script["TRAIN"], program.source.parent
     rows = train.micro_batch_size * script["MESH"].data_parallel
     return prepare(data, train, rows, load_tokenizer(model, script["MODEL"], data, folder), folder)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.plan.results import Point
+from recipec.compiler.plan.search import SearchOptions
 from recipec.compiler.port.plan import best
 from recipec.compiler.port.write import HEAD
 from tests.port import fake
@@ -157,8 +158,8 @@ def test_plan_chooses_among_what_keeps_the_source(folder: Path, monkeypatch: pyt
     )
     read: list[str] = []
 
-    def search(program: object, fixed: tuple[str, ...], **_: object) -> Search:
-        assert fixed == ("model.attention", "train.global_batch_size"), "these are the source's"
+    def search(program: object, options: SearchOptions, _: object) -> Search:
+        assert options.fixed == ("model.attention", "train.global_batch_size"), "these are the source's"
         read.append(program.source.read_text())  # type: ignore[attr-defined]
         return Search(points, (2, 1), 0)
 

@@ -33,7 +33,7 @@ ARTIFACT = Path(__file__).resolve().parent
 MODEL = ModelSettings(id="recipec/tiny-gemma4", family="gemma4", dtype="float32", remat="none")
 MESH = MeshSettings(platform="cpu", devices={devices}, axes={{"fsdp": {devices}, "tp": 1}})
 LORA = LoraSettings(rank=2, alpha=4.0, dropout=0.1, targets=("q_proj", "v_proj", "down_proj"))
-DATA = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=48)
+DATA = DataSettings(train=("train.jsonl",), eval=("eval.jsonl",), max_length=48, packing=False)
 TRAIN = TrainSettings(
     steps={steps}, global_batch_size=8, micro_batch_size=2, eval_every=4, log_every=2
 )

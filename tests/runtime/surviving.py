@@ -11,7 +11,7 @@ SLOW = """
 import sys
 import time
 
-from runtime import trainer
+from runtime.training import trainer
 
 quick = trainer.Trainer._step
 

@@ -26,7 +26,7 @@ PRELUDE = """
 import time
 from dataclasses import replace
 
-from runtime import trainer
+from runtime.training import trainer
 from runtime.settings import LocalCheckpointSettings
 
 CHECKPOINT = replace(CHECKPOINT, every_steps=4, local=LocalCheckpointSettings({directory!r}, 1))

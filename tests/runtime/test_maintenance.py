@@ -24,7 +24,7 @@ from tests.waiting import until
 
 TERMINATE = "TERMINATE_ON_HOST_MAINTENANCE"
 HELD = """
-from runtime import trainer
+from runtime.training import trainer
 
 quick = trainer.Trainer._step
 
@@ -42,7 +42,7 @@ trainer.Trainer._step = slow
 PACED = """
 import time
 
-from runtime import trainer
+from runtime.training import trainer
 
 quick = trainer.Trainer._step
 

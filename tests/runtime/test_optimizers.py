@@ -86,7 +86,7 @@ def loss(model: Any, tokens: Any) -> Any:
 
 
 def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 2) -> Any:
-    from recipec.runtime.training.trainer import Trainer
+    from recipec.runtime.training.trainer import Checkpointing, Trainer
 
     class Toy(Trainer):
         def _loss(self, model: Any, inputs: Any) -> Any:
@@ -94,7 +94,7 @@ def trainer(built: Any, mesh: Any, folder: Path, rule: Any, accumulation: int = 
 
     settings = TrainSettings(steps=9, global_batch_size=8 * accumulation, micro_batch_size=1, log_every=99)
     checkpoint = CheckpointSettings(str(folder), every_steps=2, keep=3)
-    return Toy(built, rule, settings, checkpoint, mesh, str(folder), accumulation)
+    return Toy(built, rule, settings, mesh, accumulation, Checkpointing(str(folder), checkpoint))
 
 
 def run(folder: Path, rule: Any, until: int, accumulation: int = 2, dtype: str = "float32") -> Any:

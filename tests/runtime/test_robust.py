@@ -30,7 +30,7 @@ from tests.runtime.surviving import SLOW, begin, error_of
 POISONED = """
 import numpy as np
 
-from runtime import trainer
+from runtime.training import trainer
 
 clean = trainer.Trainer._step
 
