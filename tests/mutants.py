@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant("escape-markdown", "test_launch_fuzz -k markdown",
            'fence, blank = "`" * (longest + 1)', 'fence, blank = "`"'),
     Mutant("escape-html", "test_report_run -k text",
-           '"name": html.escape(curve.name)', '"name": curve.name'),
+           "return html.escape(value, quote=False)", "return value"),
     # The artifact.
     Mutant("build-check-of-the-lock", "test_artifact -k check",
            "for path in {*files, *locked_files(folder)}", "for path in {*files}"),
