@@ -68,6 +68,9 @@ class Place:
         rows = [json.dumps(row_of(row, recipe["data"].get("format", "chat"))) for row in conversations(48)]
         (folder / "train.jsonl").write_text("\n".join(rows) + "\n")
         self.program = _program(folder / "recipe.yaml", backends)
+        # Scripts run in this process: what another artifact imported has another family.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "runtime"]:
+            del sys.modules[name]
         write(folder / "generated", {"tiny": emit(self.program, others(backends))})
 
     @property
