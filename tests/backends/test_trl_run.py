@@ -187,7 +187,7 @@ def test_an_adapter_of_other_modules_is_refused(
 @pytest.mark.e2e
 def test_a_signal_ends_a_run_after_its_step(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checkpoint is kept, and the status is the signal's."""
-    from recipec.runtime.backends.trl.pieces import Pieces
+    from runtime.backends.trl.pieces import Pieces
 
     build = Pieces.of
 

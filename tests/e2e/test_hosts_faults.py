@@ -238,7 +238,7 @@ def test_a_full_disk_of_one_host_ends_all_with_its_name(slow: Path, lives: Lives
     group = start(lives, slow, "cramped", 2, artifact="slow")
     folder = slow / "cramped" / "checkpoints"
     group.until(lambda: steps(folder) != [])
-    resource.prlimit(group[1].pid, resource.RLIMIT_FSIZE, (4096, 4096))
+    resource.prlimit(group[1].pid, resource.RLIMIT_FSIZE, (2048, 2048))
     assert group.wait() == [1, 1], group.said()
     first, second = group.errors()
     assert "a checkpoint could not be written: File too large" in second[0], second
