@@ -71,9 +71,8 @@ def _hash(content: bytes) -> str:
 def requirements() -> bytes:
     """The text of runtime.txt."""
     return f"""\
-# What the artifacts of this folder run on, a wheel that `recipe pack` puts beside this file:
+# What the artifacts of this folder run on: {NAME}, a wheel that `recipe pack` puts beside this file.
+# In this folder:
 #     pip install -r {REQUIREMENTS}
---no-index
---find-links .
-{REQUIREMENT} --hash=sha256:{hashlib.sha256(wheel()).hexdigest()}
+./{FILE} --hash=sha256:{hashlib.sha256(wheel()).hexdigest()}
 """.encode()
