@@ -8,6 +8,7 @@ devices that have them, and back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -26,6 +27,15 @@ SPLIT_AXIS = {"gate_up": 3, "down": 1, "gate_up_bias": 2, "gate_up_lora_b": 3, "
 """The axis of each array that holds the features of an expert."""
 EXPERTS = "ep"
 """The mesh axis that experts are split over."""
+
+TILE = (512, 1024, 512)
+"""Of the kernel of `outer`: rows, in and out; 12 MiB of VMEM in float32, of the 16 that a kernel has."""
+LEAST_TILE = 128
+"""Rows."""
+BY_ROWS = jax.lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((0,), (0,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[]
+)
+"""The products of `outer`, as XLA has them."""
 
 LIMIT, SLOPE = 7.0, 1.702
 """Of gpt-oss's experts, built into transformers' GptOssExperts."""
@@ -250,14 +260,33 @@ def _exchanged(
     room = jnp.zeros((devices * rows.shape[0], rows.shape[1]), rows.dtype)
     there = _all_to_all(rows, room, starts, amounts, places, axis)
     counts = every[:, own]  # [from, expert of this device]
-    experts = counts.shape[1]
-    kinds = jnp.append(jnp.tile(jnp.arange(experts), devices), experts)
-    unused = room.shape[0] - counts.sum()
-    expert = jnp.repeat(kinds, jnp.append(counts.reshape(-1), unused), total_repeat_length=room.shape[0])
-    order = jnp.argsort(expert)
-    inverse = jnp.argsort(order)
+    order, inverse = _regrouped(counts, room.shape[0])
     done = _take(compute(_take(there, order, inverse), counts.sum(0)), inverse, order)
     return _all_to_all(done, jnp.zeros_like(rows), places.T, amounts.T, starts.T, axis)
+
+
+def _regrouped(counts: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
+    """Where rows that lie by sender, and by expert within a sender, go to lie by expert.
+
+    Args:
+        counts: int32[P, E], the rows of each sender and expert; those after the last stay in their places.
+        rows: R.
+
+    Returns:
+        The order and its inverse, int32[R].
+    """
+    lengths = counts.reshape(-1)
+    starts = (jnp.cumsum(lengths) - lengths).reshape(counts.shape)
+    by_expert = counts.T.reshape(-1)
+    targets = (jnp.cumsum(by_expert) - by_expert).reshape(counts.T.shape).T
+    shifts = targets - starts
+
+    def shifted(shifts: jax.Array, lengths: jax.Array) -> jax.Array:
+        unused = rows - lengths.sum()
+        each = jnp.repeat(jnp.append(shifts, 0), jnp.append(lengths, unused), total_repeat_length=rows)
+        return jnp.arange(rows, dtype=jnp.int32) + each.astype(jnp.int32)
+
+    return shifted(-shifts.T.reshape(-1), by_expert), shifted(shifts.reshape(-1), lengths)
 
 
 def _all_to_all(
@@ -272,8 +301,7 @@ def _all_to_all(
             rows, its length, and where it begins in the receiver's room.
     """
     own = jax.lax.axis_index(axis)
-    mesh = pxla.thread_resources.env.physical_mesh
-    if mesh.devices.flat[0].platform == "tpu":
+    if _on_tpu():
         return jax.lax.ragged_all_to_all(
             rows, room, starts[own], amounts[own], places[own], amounts[:, own], axis_name=axis
         )
@@ -311,13 +339,70 @@ def _grouped(rows: jax.Array, weight: Stored, sizes: jax.Array) -> jax.Array:
     """
 
     def compute(rows: jax.Array, weight: jax.Array) -> jax.Array:
-        return jax.lax.ragged_dot(rows, weight.reshape(*weight.shape[:2], -1), sizes)
+        return _ragged(rows, weight.reshape(*weight.shape[:2], -1), sizes)
 
     if not hasattr(weight, "qvalue"):
         return compute(rows, weight)
     from .quantize import dequantized
 
     return dequantized(compute, rows, weight, rows.dtype)
+
+
+@jax.custom_vjp
+def _ragged(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+    """`jax.lax.ragged_dot`, whose gradient to the weight is `outer`.
+
+    Args:
+        rows: [N, in], sorted by expert.
+        weight: [E, in, out].
+        sizes: int32[E], the rows of each.
+    """
+    return jax.lax.ragged_dot(rows, weight, sizes)
+
+
+def _ragged_forward(rows: jax.Array, weight: jax.Array, sizes: jax.Array) -> tuple[jax.Array, Any]:
+    return _ragged(rows, weight, sizes), (rows, weight, sizes)
+
+
+def _ragged_backward(kept: Any, gradient: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    rows, weight, sizes = kept
+    to_rows = jax.lax.ragged_dot(gradient, weight.swapaxes(1, 2), sizes)
+    return to_rows, outer(rows, gradient, sizes, on_tpu=_on_tpu()).astype(weight.dtype), None
+
+
+_ragged.defvjp(_ragged_forward, _ragged_backward)
+
+
+def outer(
+    rows: jax.Array, gradient: jax.Array, sizes: jax.Array, on_tpu: bool, interpret: bool = False
+) -> jax.Array:
+    """Each expert's rows^T gradient.
+
+    XLA computes it on TPUs once for every expert with all rows; megablox's kernel reads each row once.
+
+    Args:
+        rows: [N, in], sorted by expert.
+        gradient: [N, out].
+        sizes: int32[E], the rows of each.
+        on_tpu: whether to use the kernel, which takes whole tiles of rows.
+        interpret: runs the kernel without a TPU.
+
+    Returns:
+        float32[E, in, out].
+    """
+    tile = math.gcd(rows.shape[0], TILE[0])
+    if on_tpu and tile >= LEAST_TILE:
+        from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+        tiling = (tile, *TILE[1:])
+        return tgmm(rows.T, gradient, sizes, jnp.float32, tiling=tiling, interpret=interpret)
+    return jax.lax.ragged_dot_general(rows, gradient, sizes, BY_ROWS, preferred_element_type=jnp.float32)
+
+
+def _on_tpu() -> bool:
+    mesh = pxla.thread_resources.env.physical_mesh
+    platform = jax.default_backend() if mesh.empty else mesh.devices.flat[0].platform
+    return bool(platform == "tpu")
 
 
 @jax.custom_vjp
