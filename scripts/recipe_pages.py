@@ -56,6 +56,30 @@ device has, ask `recipe plan`. A dash is more than the device has.
 """
 
 
+ABOUT_EXPERTS = """\
+Of a micro-batch on one device, with tokens spread evenly over the experts: the experts' products, at half of
+the peak; the rows that go to the devices of their experts, and come back; the weights that are gathered. The
+last two are at the full speed of a chip's links, and no part of the step above, which counts no collective.
+"""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What experts take of a micro-batch, on one device.
+
+    Attributes:
+        experts: seconds of their products.
+        dispatched, dispatch: bytes of rows that are exchanged, and seconds.
+        gathered, gathers: bytes of weights and others that are gathered, and seconds.
+    """
+
+    experts: float
+    dispatched: float
+    dispatch: float
+    gathered: float
+    gathers: float
+
+
 @dataclass(frozen=True)
 class Planned:
     """What `recipe plan` found out about a recipe.
@@ -71,6 +95,7 @@ class Planned:
         tokens: of an optimizer step over all devices, its rows full.
         mfu: model FLOPs over what the devices could do in `seconds`.
         usd_per_hour: list price of the machine, None without one.
+        parts: of a model with experts.
     """
 
     key: str
@@ -84,6 +109,7 @@ class Planned:
     tokens: int
     mfu: float
     usd_per_hour: float | None
+    parts: Parts | None = None
 
     def tokens_per_second(self, calibrated: bool = False) -> float:
         seconds = self.calibrated_seconds if calibrated else self.seconds
@@ -162,6 +188,9 @@ def page(programs: Mapping[str, Program], record: Record, factor: float) -> str:
         table(_HEAD, rows),
         *(["A row without figures was not compiled yet.\n"] if any(not row[-4] for row in rows) else []),
         f"On a CPU: {listing(f'`{_file(name)}`' for name in here)}.\n",
+        "## Experts\n",
+        ABOUT_EXPERTS,
+        table(_OF_EXPERTS, [_parts(name, one) for name, one in record.recipes.items() if one.parts]),
         "## By method\n",
         "".join(f"- {line}\n" for line in _by_method(programs)),
         "## Where a model fits\n",
@@ -191,6 +220,21 @@ def _row(program: Program, planned: Planned | None) -> tuple[str, ...]:
         span(_step(planned), _step(planned, True), 2),
         f"{thousands(slow)} to {thousands(fast)}",
         "" if usd is None else span(usd, planned.usd_per_million(True), 2),
+    )
+
+
+_OF_EXPERTS = ("Recipe", "Micro-batch, s", "Products, s", "Dispatch", "Gathers")
+
+
+def _parts(name: str, planned: Planned) -> tuple[str, ...]:
+    parts = planned.parts
+    assert parts is not None
+    moved = ((parts.dispatched, parts.dispatch), (parts.gathered, parts.gathers))
+    return (
+        f"`{name}`",
+        f"{planned.seconds:.2f}",
+        f"{parts.experts:.2f}",
+        *(f"{size / 1e9:.1f} GB, {seconds:.2f} s" if size else "none" for size, seconds in moved),
     )
 
 

@@ -24,10 +24,11 @@ from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan import calibration, identity, store
 from recipec.compiler.plan.bound import bound, rows
+from recipec.compiler.plan.kernels import GROUPED
 from recipec.compiler.plan.planner import plan
-from recipec.compiler.plan.results import Plan
+from recipec.compiler.plan.results import Estimate, Plan
 from recipec.spec.load import load
-from scripts.recipe_pages import MACHINES, METHODS, Planned, Record, head, page, with_head
+from scripts.recipe_pages import MACHINES, METHODS, Parts, Planned, Record, head, page, with_head
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "recipes"
@@ -124,6 +125,23 @@ def planned(of: Program, made: Plan) -> Planned:
         tokens=rows(of) * of.recipe.data.max_length * of.accumulation_steps,
         mfu=estimate.mfu,
         usd_per_hour=made.run.usd_per_hour,
+        parts=parts(of, estimate) if of.architecture.expert_layers else None,
+    )
+
+
+def parts(of: Program, estimate: Estimate) -> Parts:
+    """What the experts take of a micro-batch."""
+    moved = {
+        kind: sum(one.bytes for one in estimate.collectives if one.kind == kind)
+        for kind in ("ragged-all-to-all", "all-gather")
+    }
+    inwards = (of.accelerator.ici_gb_per_s or 0.0) * 1e9 / 2 / of.accelerator.devices_per_chip
+    return Parts(
+        experts=sum(kernel.seconds for kernel in estimate.kernels if GROUPED.fullmatch(kernel.name)),
+        dispatched=moved["ragged-all-to-all"],
+        dispatch=moved["ragged-all-to-all"] / inwards,
+        gathered=moved["all-gather"],
+        gathers=moved["all-gather"] / inwards,
     )
 
 

@@ -24,6 +24,8 @@ LEAST = 5
 """Layers of a stretch in the smallest compile, at least. With fewer, temporaries are largest in the loss and
 not in the layers' backward pass, and do not grow with depth as they do from there on (seen with Llama 3.2 1B:
 1,354, 1,778 and 2,795 MiB with 4, 8 and 16 layers)."""
+LEAST_OF_EXPERTS = 2
+"""The same where layers have experts: a block of these takes more than the loss, and minutes to compile."""
 STRETCHES = 3
 """A model of more stretches is compiled whole."""
 
@@ -58,7 +60,8 @@ def depths(program: Program, small: bool = False) -> tuple[Depth, ...]:
     stretches = _stretches(_kinds(program))
     if len(stretches) > STRETCHES:
         return (whole(program),)
-    short = [_Cut.of(stretch, 1 if small else LEAST) for stretch in stretches]
+    least = LEAST_OF_EXPERTS if program.architecture.expert_layers else LEAST
+    short = [_Cut.of(stretch, 1 if small else least) for stretch in stretches]
     if all(cut.repeats <= 2 for cut in short):
         return (whole(program),)
     longer = [i for i, cut in enumerate(short) if cut.repeats > 1]

@@ -22,18 +22,22 @@ vector unit, which at a head size of 128 takes about as long as the products the
 TARGET = 'custom_call_target="tpu_custom_call"'
 NUMBERS = re.compile(r"(?:\.(?:\d+|clone))+$")
 SPLASH = re.compile(r"splash_m[hq]a_(fwd|dq|dkv)(?:_|$)")
+GROUPED = re.compile(r"ragged-dot-none|tgmm")
+"""Of experts: rows with the weight of their expert, and the gradient to such a weight."""
 PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}
 """Matrix products for each block of queries and keys: q k and p v; q k, do v and ds k; q k, p do, do v and
 ds q."""
 
 
-def kernels(module: Module, peak_flops: float, bandwidth: float) -> tuple[Kernel, ...]:
-    """All of them, loops counted, by name. Of a kernel other than splash attention the FLOPs are not known
-    and count as 0. Bytes are those of each operand and result in HBM once, whatever a kernel reads again.
+def kernels(module: Module, peak_flops: float, bandwidth: float, filled: float = 1.0) -> tuple[Kernel, ...]:
+    """All of them, loops counted, by name. Of a kernel other than splash attention and the experts' products
+    the FLOPs are not known and count as 0. Bytes are those of each operand and result in HBM once, whatever a
+    kernel reads again.
 
     Args:
         peak_flops: of one device, FLOP/s.
         bandwidth: of its HBM, bytes/s.
+        filled: share of the experts' rows that are tokens': the kernels pass over the others.
     """
     found: dict[str, Kernel] = {}
     for e in executed(module):
@@ -42,8 +46,16 @@ def kernels(module: Module, peak_flops: float, bandwidth: float) -> tuple[Kernel
         named = module.by_name[e.computation]
         operands = [array for name in e.instruction.operands for array in named[name].arrays]
         name = NUMBERS.sub("", e.instruction.name)
-        flops = splash_flops(name, operands)
-        moved = sum(array.bytes for array in (*operands, *e.instruction.arrays) if array.memory_space == 0)
+        results = e.instruction.arrays
+        flops, share = splash_flops(name, operands), {0: 1.0}
+        if GROUPED.fullmatch(name):
+            rows = max(array.dimensions[0] for array in operands if len(array.dimensions) == 2)
+            flops, share = filled * grouped_flops(rows, [*operands, *results]), {rows: filled}
+        moved = sum(
+            array.bytes * share.get(next(iter(array.dimensions), 0), 1.0)
+            for array in (*operands, *results)
+            if array.memory_space == 0
+        )
         seconds = max(flops / (peak_flops * EFFICIENCY), moved / bandwidth)
         one = found.get(name, Kernel(name, 0, 0.0, 0.0, 0.0))
         found[name] = replace(
@@ -75,3 +87,8 @@ def splash_flops(name: str, operands: Sequence[Array]) -> float:
     *batch, length, size = queries.dimensions
     pairs = visited * (length / blocks) ** 2
     return 2.0 * PRODUCTS[phase[1]] * math.prod(batch) * pairs * size
+
+
+def grouped_flops(rows: int, arrays: Sequence[Array]) -> float:
+    """Of the products of so many rows, each with one expert's weight, the one array [E, in, out]."""
+    return next((2.0 * rows * math.prod(a.dimensions[1:]) for a in arrays if len(a.dimensions) == 3), 0.0)

@@ -150,7 +150,7 @@ def _read(found: Compiled, program: Program, compiled: Any) -> Compiled:
         seconds=seconds,
         costs=counted,
         collectives=collectives(module, program.recipe.mesh.axes, accelerator.slices),
-        kernels=kernels(module, *chip),
+        kernels=kernels(module, *chip, 1 / program.recipe.mesh.axes.get("ep", 1)),
         largest=largest(module)[1],
     )
 

@@ -54,7 +54,11 @@ def _all(module: Module) -> Iterator[tuple[str, Instruction, int, int]]:
     for e in executed(module):
         kind = e.instruction.opcode.removesuffix("-start")
         if kind in COLLECTIVES:
-            yield kind, e.instruction, _size(_result(e.instruction)), e.times
+            size = _size(_result(e.instruction))
+            if kind == "ragged-all-to-all":
+                # One side has room for whatever comes: the other's rows are those that are sent.
+                size = min(size, _size(module.by_name[e.computation][e.instruction.operands[0]].arrays))
+            yield kind, e.instruction, size, e.times
         elif kind == "recv" and MEGASCALE in e.instruction.attributes:
             # The last array is the transfer's own.
             yield _transfer(e.instruction), e.instruction, _size(e.instruction.arrays[:-1]), e.times
