@@ -69,8 +69,8 @@ class Parts:
 
     Attributes:
         experts: seconds of their products.
-        dispatched, dispatch: bytes of rows that are exchanged, and seconds.
-        gathered, gathers: bytes of weights and others that are gathered, and seconds.
+        dispatched, dispatch: bytes of rows that come from other devices, and seconds.
+        gathered, gathers: bytes of weights, and of others, that are gathered from other devices, and seconds.
     """
 
     experts: float

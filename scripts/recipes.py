@@ -27,6 +27,7 @@ from recipec.compiler.plan.bound import bound, rows
 from recipec.compiler.plan.kernels import GROUPED
 from recipec.compiler.plan.planner import plan
 from recipec.compiler.plan.results import Estimate, Plan
+from recipec.compiler.plan.search import received
 from recipec.spec.load import load
 from scripts.recipe_pages import MACHINES, METHODS, Parts, Planned, Record, head, page, with_head
 
@@ -131,8 +132,9 @@ def planned(of: Program, made: Plan) -> Planned:
 
 def parts(of: Program, estimate: Estimate) -> Parts:
     """What the experts take of a micro-batch."""
+    axes = of.recipe.mesh.axes
     moved = {
-        kind: sum(one.bytes for one in estimate.collectives if one.kind == kind)
+        kind: sum(received(one, axes) for one in estimate.collectives if one.kind == kind)
         for kind in ("ragged-all-to-all", "all-gather")
     }
     inwards = (of.accelerator.ici_gb_per_s or 0.0) * 1e9 / 2 / of.accelerator.devices_per_chip
