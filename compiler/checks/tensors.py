@@ -1,16 +1,17 @@
 """An added model: its files against its lock, its config.json against the catalogue's, and every tensor of
-the checkpoint against the family, before anyone downloads the weights."""
+the checkpoint against the family, before anyone downloads the weights; a folder's tensors likewise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from itertools import groupby
+from pathlib import Path
 
 from recipec.compiler.lowering import added, catalog, quantised
-from recipec.compiler.lowering.added import Added, Listed
 from recipec.compiler.lowering.catalog import Model
 from recipec.compiler.lowering.facts import Facts
+from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.compiler.wording import listing, plural
 from recipec.runtime.model.families import FAMILIES
 from recipec.runtime.weights.agreement import EMBEDDING, Fault, Kind, faults, prefix_of
@@ -27,12 +28,17 @@ CODES = {
     Kind.HEAD: "E0817",
 }
 
+WHOLE = "download the whole checkpoint there again"
 OTHER = "another revision, or another checkpoint: its config.json describes a model of other tensors"
 
 
 def check(facts: Facts) -> Iterator[Diagnostic]:
     model = facts.model
-    if model is None or model.added is None:
+    if model is None:
+        return
+    if catalog.is_directory(model.id):
+        yield from _of_folder(model, facts.folder / Path(model.id).expanduser())
+    if model.added is None:
         return
     yield from _against_catalogue(model)
     try:
@@ -43,7 +49,21 @@ def check(facts: Facts) -> Iterator[Diagnostic]:
         yield Diagnostic("E0810", str(error), WHERE, added.again(model.id, facts.folder))
         return
     if listed is not None:
-        yield from _tensors(model, model.added, listed)
+        yield from _tensors(model, f"{model.added.name}/{added.TENSORS}", listed)
+
+
+def _of_folder(model: Model, place: Path) -> Iterator[Diagnostic]:
+    """The headers of a folder's safetensors, where all of them are there: a compile needs none."""
+    try:
+        listed = tensors(place) if model.family.tunix else None
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        yield Diagnostic("E0818", f"the tensors of `{model.id}` cannot be read: {reason}", WHERE, WHOLE)
+        return
+    if listed is not None:
+        yield from _tensors(model, model.id, listed)
 
 
 def _against_catalogue(model: Model) -> Iterator[Diagnostic]:
@@ -64,9 +84,12 @@ def _against_catalogue(model: Model) -> Iterator[Diagnostic]:
         )
 
 
-def _tensors(model: Model, brought: Added, listed: Mapping[str, Listed]) -> Iterator[Diagnostic]:
-    """One diagnostic of each kind of fault: the first tensor, and how many there are."""
-    place = f"{brought.name}/{added.TENSORS}"
+def _tensors(model: Model, place: str, listed: Mapping[str, Listed]) -> Iterator[Diagnostic]:
+    """One diagnostic of each kind of fault: the first tensor, and how many there are.
+
+    Args:
+        place: that lists the tensors.
+    """
     method = quantised.by_tensors({name: tensor.dtype for name, tensor in listed.items()})
     if method is not None:
         yield Diagnostic(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recipec.compiler.json_value import json_value
+from recipec.compiler.lowering.tensors import Listed
 from recipec.spec.load import display
 
 MODELS = "models"
@@ -74,15 +75,6 @@ class Added:
         return "chat_template.jinja" in self.files or (
             config in self.files and b'"chat_template"' in self.read(config)
         )
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A tensor of the list."""
-
-    file: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 def folder_name(model_id: str) -> str:

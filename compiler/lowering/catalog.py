@@ -23,7 +23,7 @@ from typing import Any
 
 from recipec.compiler.json_value import json_value
 from recipec.compiler.lowering import added, quantised
-from recipec.compiler.lowering.tensors import tensors
+from recipec.compiler.lowering.tensors import Listed, tensors
 from recipec.runtime.model.families import FAMILIES, Architecture, Family, UnsupportedCheckpoint, family_of
 from recipec.runtime.model.families.transformers import refuse
 
@@ -114,7 +114,7 @@ def find(model_id: str, folder: Path) -> Model:
     if is_directory(model_id):
         own = _read_config(model_id, folder)
         place = folder / Path(model_id).expanduser()
-        return read(model_id, own, f"{model_id.rstrip('/')}/config.json", lambda: tensors(place))
+        return read(model_id, own, f"{model_id.rstrip('/')}/config.json", lambda: _of(tensors(place)))
     if model_id.startswith("gs://"):
         raise UnknownModel(
             "E0804",
@@ -163,12 +163,12 @@ def added_model(model_id: str, folder: Path) -> Model | None:
         raise UnknownModel("E0810", str(error), added.again(model_id, folder)) from None
     refuse_quantised(model_id, config)
 
-    def listed() -> Shapes | None:
-        every = added.tensors(found)
-        return None if every is None else {name: tensor.shape for name, tensor in every.items()}
-
-    model = read(model_id, config, f"{found.name}/config.json", listed)
+    model = read(model_id, config, f"{found.name}/config.json", lambda: _of(added.tensors(found)))
     return replace(model, title=title(model_id), chat=chat, added=found)
+
+
+def _of(listed: Mapping[str, Listed] | None) -> Shapes | None:
+    return None if listed is None else {name: tensor.shape for name, tensor in listed.items()}
 
 
 def refuse_quantised(model_id: str, config: Any) -> None:

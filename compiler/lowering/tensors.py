@@ -1,9 +1,11 @@
-"""The tensors of a checkpoint's folder, from the headers of its safetensors: names and shapes, no values."""
+"""The tensors of a folder, from the headers of its safetensors: names, types and shapes, no values."""
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,21 @@ LARGEST = 100_000_000
 """Bytes of a header, and of the index; the limit that the safetensors library sets."""
 
 
-def tensors(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """The shape of each tensor by its name; None for a folder without safetensors.
+@dataclass(frozen=True)
+class Listed:
+    """A tensor: its file, its type as safetensors names it."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def tensors(folder: Path) -> dict[str, Listed] | None:
+    """Each tensor by its name; None for a folder without safetensors.
 
     Raises:
-        ValueError: when a file is missing or is no safetensors file.
+        FileNotFoundError: a file that the index names is missing.
+        ValueError: a file is no safetensors file.
     """
     if (folder / SINGLE).is_file():
         files = [SINGLE]
@@ -25,7 +37,7 @@ def tensors(folder: Path) -> dict[str, tuple[int, ...]] | None:
         files = _files(folder / INDEX)
     else:
         return None
-    out: dict[str, tuple[int, ...]] = {}
+    out: dict[str, Listed] = {}
     for name in files:
         out |= _header(folder / name)
     return out
@@ -45,22 +57,24 @@ def _files(index: Path) -> list[str]:
     return names
 
 
-def _header(path: Path) -> dict[str, tuple[int, ...]]:
+def _header(path: Path) -> dict[str, Listed]:
     if not path.is_file():
-        raise ValueError(f"{path.name} is missing")
+        raise FileNotFoundError(errno.ENOENT, f"{path.name} is missing")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(LARGEST, path.stat().st_size):
             raise ValueError(f"{path.name} is no safetensors file")
         entries = _json(file.read(length), path.name)
-    return {name: _shape(entry, path.name) for name, entry in entries.items() if name != "__metadata__"}
+    return {name: _tensor(entry, path.name) for name, entry in entries.items() if name != "__metadata__"}
 
 
-def _shape(entry: Any, file: str) -> tuple[int, ...]:
-    shape = entry.get("shape") if isinstance(entry, Mapping) else None
-    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**31 for n in shape):
+def _tensor(entry: Any, file: str) -> Listed:
+    fields = entry if isinstance(entry, Mapping) else {}
+    shape, dtype = fields.get("shape"), fields.get("dtype")
+    sizes = isinstance(shape, list) and all(type(n) is int and 0 <= n < 2**31 for n in shape)
+    if not sizes or not isinstance(dtype, str):
         raise ValueError(f"the header of {file} is not that of a safetensors file")
-    return tuple(shape)
+    return Listed(file, dtype, tuple(shape))
 
 
 def _json(content: bytes, file: str) -> Mapping[str, Any]:

@@ -369,3 +369,23 @@ def test_experts_in_mxfp4_are_held_against_the_family_as_what_they_stand_for(
         change(damaged)
         add(Path(), files, damaged)
         assert errors(lowered(recipe)) == [(code, "model.id", f"{LIST}: {said} (model.safetensors)")]
+
+
+def test_tensors_of_a_folder_are_held_against_the_family(recipe: Path) -> None:
+    folder = Path("checkpoint")
+    checkpoint(folder)
+    recipe.write_text(RECIPE.replace(ID, "./checkpoint"))
+    assert errors(lowered(recipe)) == []
+    config = folder / "config.json"
+    whole = config.read_text()
+    config.write_text(json.dumps({**json.loads(whole), "intermediate_size": 95}))
+    said = "./checkpoint: model.layers.0.mlp.gate_proj.weight has shape [96, 64], expected [95, 64] from "
+    (found,) = errors(lowered(recipe))
+    assert found[:2] == ("E0812", "model.id") and found[2].startswith(said)
+    config.write_text(whole)
+    weights = folder / "model-00001-of-00002.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    said = f"the tensors of `./checkpoint` cannot be read: {weights.name} is no safetensors file"
+    assert errors(lowered(recipe)) == [("E0818", "model.id", said)]
+    weights.unlink()
+    assert errors(lowered(recipe)) == []
