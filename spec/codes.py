@@ -1112,8 +1112,8 @@ MODEL: dict[str, Code] = {
     ),
     "E0818": Code(
         "tensors are not known",
-        "No family describes the model, so that its tensors' names and shapes come from the headers of its "
-        "safetensors, which are not beside its config.json or cannot be read.",
+        "The headers of a folder's safetensors cannot be read; or they are not beside a config.json that no "
+        "family describes, whose tensors' names and shapes come from them.",
         "The whole checkpoint in that folder, or a model of one of the families.",
     ),
     "W0806": Code(
