@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -197,7 +198,6 @@ def _run(
         axes: the mesh axes that features and experts are split over, None for none.
     """
     hidden, (split, apart) = x.shape[-1], axes
-    compute = partial(_products, arrays, activation)
     experts = arrays["down"].shape[0] * (1 if apart is None else jax.lax.axis_size(apart))
     chosen = choices.reshape(-1)
     order = jnp.argsort(chosen)
@@ -206,7 +206,10 @@ def _run(
     rows = _take(x.reshape(-1, hidden), order, inverse)
     if on_inputs:
         rows = (rows * weights.reshape(-1)[order][:, None]).astype(x.dtype)
-    rows = compute(rows, sizes) if apart is None else _exchanged(rows, sizes, compute, apart)
+    if apart is None:
+        rows = _products(arrays, activation, rows, sizes)
+    else:
+        rows = _exchanged(activation, apart, rows, sizes, dict(arrays))
     each = _take(rows, inverse, order).reshape(*choices.shape, hidden).astype(jnp.float32)
     share = jnp.ones_like(weights) if on_inputs else weights
     out = jnp.einsum("BTKD,BTK->BTD", each, share)
@@ -237,32 +240,145 @@ def _products(
     return _product(activation(*jnp.split(both, 2, -1)), "down", arrays, sizes)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _exchanged(
-    rows: jax.Array, sizes: jax.Array, compute: Callable[[jax.Array, jax.Array], jax.Array], axis: str
+    activation: Activation, axis: str, rows: jax.Array, sizes: jax.Array, arrays: dict[str, Stored]
 ) -> jax.Array:
     """Sends rows to the devices that have their experts, and what comes of them back.
 
-    Every device has room for all rows of all devices of the axis: none is dropped, whatever is chosen.
+    It takes as many turns as the fullest exchange of two devices needs: one where the experts are used nearly
+    alike, and none is dropped whatever is chosen. The gradient takes the same turns, and computes anew what
+    each needs: how many there will be is not known while a program is compiled.
 
     Args:
         rows: [M, D], this device's, sorted by expert.
         sizes: int32[E], rows of each expert of all devices.
-        compute: of `_products`, for the experts of this device.
+        arrays: of `_products`, of the experts of this device.
 
     Returns:
         [M, D].
     """
-    devices, own = jax.lax.axis_size(axis), jax.lax.axis_index(axis)
-    every = jax.lax.all_gather(sizes, axis).reshape(devices, devices, -1)  # [from, to, expert of to]
-    amounts = every.sum(-1)
-    starts = jnp.cumsum(amounts, 1) - amounts  # [from, to]: of to's rows among from's
-    places = jnp.cumsum(amounts, 0) - amounts  # [from, to]: of from's rows among those that to gets
-    room = jnp.zeros((devices * rows.shape[0], rows.shape[1]), rows.dtype)
-    there = _all_to_all(rows, room, starts, amounts, places, axis)
-    counts = every[:, own]  # [from, expert of this device]
-    order, inverse = _regrouped(counts, room.shape[0])
-    done = _take(compute(_take(there, order, inverse), counts.sum(0)), inverse, order)
-    return _all_to_all(done, jnp.zeros_like(rows), places.T, amounts.T, starts.T, axis)
+    exchange = _Exchange.of(rows, sizes, axis)
+
+    def turn(number: jax.Array, out: jax.Array) -> jax.Array:
+        sent = exchange.turn(number)
+        return sent.back(sent.products(sent.there(rows), arrays, activation), out)
+
+    return jax.lax.fori_loop(0, exchange.turns, turn, jnp.zeros_like(rows))
+
+
+def _exchanged_forward(
+    activation: Activation, axis: str, rows: Any, sizes: Any, arrays: dict[str, Any]
+) -> tuple[jax.Array, Any]:
+    """The arguments are those of `_exchanged`, each leaf with whether its gradient is asked for."""
+    given = {name: jax.tree.map(lambda leaf: leaf.value, array) for name, array in arrays.items()}
+    trained = {
+        name for name, array in arrays.items() if any(leaf.perturbed for leaf in jax.tree.leaves(array))
+    }
+    kept = {name: array for name, array in given.items() if name in trained}
+    frozen = {name: array for name, array in given.items() if name not in trained}
+    out = _exchanged(activation, axis, rows.value, sizes.value, given)
+    return out, (rows.value, sizes.value, kept, frozen)
+
+
+def _exchanged_backward(activation: Activation, axis: str, kept: Any, gradient: Any) -> Any:
+    rows, sizes, trained, frozen = kept
+    exchange = _Exchange.of(rows, sizes, axis)
+
+    def turn(number: jax.Array, sums: Any) -> Any:
+        sent = exchange.turn(number)
+        _, pull = jax.vjp(
+            lambda rows, trained: sent.products(rows, {**frozen, **trained}, activation),
+            sent.there(rows),
+            trained,
+        )
+        of_rows, of_trained = pull(sent.there(gradient))
+        return sent.back(of_rows, sums[0]), jax.tree.map(jnp.add, sums[1], of_trained)
+
+    zeros = jnp.zeros_like(rows), jax.tree.map(jnp.zeros_like, trained)
+    of_rows, of_trained = jax.lax.fori_loop(0, exchange.turns, turn, zeros)
+    return of_rows, None, {**dict.fromkeys(frozen), **of_trained}
+
+
+_exchanged.defvjp(_exchanged_forward, _exchanged_backward, symbolic_zeros=True)
+
+ROOM = 2
+"""Rows that a device has room for in a turn, by those that it gets where all experts get as many."""
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Who has how many rows for whom.
+
+    Attributes:
+        axis: the mesh axis over which the experts lie.
+        every: int32[P, P, E], rows by sender, receiver and the receiver's expert.
+        most: rows that a device sends to another in a turn.
+        turns: int32, how many there are.
+    """
+
+    axis: str
+    every: jax.Array
+    most: int
+    turns: jax.Array
+
+    @classmethod
+    def of(cls, rows: jax.Array, sizes: jax.Array, axis: str) -> _Exchange:
+        devices = jax.lax.axis_size(axis)
+        every = jax.lax.all_gather(sizes, axis).reshape(devices, devices, -1)
+        most = min(rows.shape[0], -(-ROOM * rows.shape[0] // devices // 8) * 8)
+        return cls(axis, every, most, -(-every.sum(-1).max() // most))
+
+    def turn(self, number: jax.Array) -> _Turn:
+        """The rows of a turn: of each sender's for each receiver the next `most`."""
+        amounts = self.every.sum(-1)
+        starts = jnp.cumsum(amounts, 1) - amounts
+        first = number * self.most
+        ends = jnp.cumsum(self.every, 2)
+        below, above = (jnp.clip(edge, first, first + self.most) for edge in (ends - self.every, ends))
+        counts = above - below
+        return _Turn(self.axis, self.most, counts, starts + jnp.minimum(first, amounts))
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Rows that are exchanged at a time.
+
+    Attributes:
+        axis, most: as of _Exchange.
+        counts: int32[P, P, E], rows by sender, receiver and the receiver's expert.
+        starts: int32[P, P], where the receiver's rows begin among the sender's.
+    """
+
+    axis: str
+    most: int
+    counts: jax.Array
+    starts: jax.Array
+
+    def there(self, rows: jax.Array) -> jax.Array:
+        """What this device gets of all devices' rows: [P * most, D], zeros after the last."""
+        room = jnp.zeros((self.counts.shape[0] * self.most, rows.shape[1]), rows.dtype)
+        return _all_to_all(rows, room, self.starts, self._amounts, self._places, self.axis)
+
+    def back(self, rows: jax.Array, out: jax.Array) -> jax.Array:
+        """`out` [M, D] with what other devices made of its rows of this turn."""
+        return _all_to_all(rows, out, self._places.T, self._amounts.T, self.starts.T, self.axis)
+
+    def products(self, rows: jax.Array, arrays: Mapping[str, Stored], activation: Activation) -> jax.Array:
+        """`_products` of rows that lie by sender."""
+        counts = self.counts[:, jax.lax.axis_index(self.axis)]
+        order, inverse = _regrouped(counts, rows.shape[0])
+        done = _products(arrays, activation, _take(rows, order, inverse), counts.sum(0))
+        return _take(done, inverse, order)
+
+    @property
+    def _amounts(self) -> jax.Array:
+        return self.counts.sum(-1)
+
+    @property
+    def _places(self) -> jax.Array:
+        """[P, P]: where the sender's rows begin among those that the receiver gets."""
+        return jnp.cumsum(self._amounts, 0) - self._amounts
 
 
 def _regrouped(counts: jax.Array, rows: int) -> tuple[jax.Array, jax.Array]:
@@ -296,7 +412,7 @@ def _all_to_all(
 
     Args:
         rows: [M, D].
-        room: [R, D], zeros, what is received.
+        room: [R, D], where it is received; other rows of it stay.
         starts, amounts, places: int32[P, P], by sender and receiver: where a block begins in the sender's
             rows, its length, and where it begins in the receiver's room.
     """
