@@ -29,7 +29,7 @@ from recipec.runtime.checkpoints.record import check_record, write_record
 from recipec.runtime.errors import UserError, guarded
 from recipec.runtime.model.families import FAMILIES
 
-MOST = 19_200
+MOST = 18_300
 """Lines that a plain recipe needs at most: LoRA on one host, with nothing optional, without a server."""
 
 
@@ -74,6 +74,11 @@ def test_a_plain_recipe_has_none_of_the_optional_parts(tmp_path: Path) -> None:
         (["checkpoint.directory=gs://bucket/run"], "metrics.remote"),
         (["train.log.wandb_project=mine"], "metrics.wandb_log"),
         (["model.id=google/gemma-4-26B-A4B-it", "lora.targets=[q_proj]"], "model.experts"),
+        (["model.attention=splash"], "model.attention"),
+        (
+            ["mesh.accelerator=v5p-16", "mesh.axes={fsdp: 8}", "checkpoint.directory=gs://b/run"],
+            "hosts.group",
+        ),
         (["model.id=Qwen/Qwen3-8B"], "model.families.qwen3"),
     ],
 )

@@ -286,9 +286,9 @@ class DecoderFamily(Family):
         return decoder.Decoder, decoder.Config(described(architecture), settings["dtype"])
 
     def within(self, segment_ids: Any) -> list[tuple[Any, str, Any]]:
-        from .. import decoder
+        from .. import layers
 
-        return [(decoder, "segments", lambda: segment_ids)]
+        return [(layers, "segments", lambda: segment_ids)]
 
     def splash(self, attend: Any) -> list[tuple[Any, str, Any]]:
         from .. import decoder
