@@ -46,6 +46,10 @@ def _other_files(program: Program) -> bool:
     return not all(source.path.lower().endswith(texts) for source in (*data.train, *data.eval))
 
 
+def _has_pairs(program: Program) -> bool:
+    return OBJECTIVES[program.recipe.train.objective].pairs
+
+
 def _has_experts(program: Program) -> bool:
     return program.architecture.routing[0] > 0
 
@@ -76,8 +80,12 @@ OPTIONAL: Mapping[str, Asked] = {
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
     "runtime.hosts.group": _on_hosts,
     "runtime.hosts.local": _on_hosts,
+    "runtime.checkpoints.full": lambda program: program.lora is None,
+    "runtime.peft.exporting": lambda program: program.lora,
+    "runtime.peft.importing": lambda program: program.lora,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
-    "runtime.training.preference": lambda program: OBJECTIVES[program.recipe.train.objective].pairs,
+    "runtime.data.preferences": _has_pairs,
+    "runtime.training.preference": _has_pairs,
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
-from ..checkpoints.full import TrainedWeights
 from ..errors import UserError
 from ..model.partition_rules import data_parallel
 from ..settings import MeshSettings, ModelSettings
@@ -31,6 +30,7 @@ from .arithmetic import Change, changed_blocks
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from ..checkpoints.full import TrainedWeights
     from ..model.loading import Built
 
 LENGTHS = (37, 23, 13, 5)
@@ -139,7 +139,7 @@ def compare(
             built = build(checkpoint, settings, lora if adapters else None, mesh, rules)
             if adapters and isinstance(trained, TrainedAdapters):
                 set_adapters(built, trained, mesh)
-            elif adapters and isinstance(trained, TrainedWeights):
+            elif adapters and not isinstance(trained, TrainedAdapters):
                 set_weights(built, trained, mesh)
             out = logits(built, rows, mesh)
             del built
