@@ -401,16 +401,6 @@ def routed_every(config: Mapping[str, Any]) -> tuple[bool, ...]:
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
 
 
-def multipliers(config: Mapping[str, Any]) -> dict[str, float]:
-    """Granite's four, as fields of a description."""
-    return {
-        "attention_scale": float(number(config, "attention_multiplier", 1.0)),
-        "embedding_scale": float(number(config, "embedding_multiplier", 1.0)),
-        "residual_scale": float(number(config, "residual_multiplier", 1.0)),
-        "logit_scale": 1 / float(number(config, "logits_scaling", 1.0)),
-    }
-
-
 def features_first(name: str, heads: int, head_dim: int, hidden: int) -> Source:
     """A query, key or value weight: [heads * head_dim, hidden] becomes [hidden, heads, head_dim]."""
     return Source(name, (heads * head_dim, hidden), (heads, head_dim, hidden), (2, 0, 1))
