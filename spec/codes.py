@@ -439,6 +439,13 @@ LORA: dict[str, Code] = {
         "PEFT computes W + scale * B A for them, where no input of A's own can be dropped.",
         "`dropout: 0`.",
     ),
+    "W0317": Code(
+        "router that PEFT does not run",
+        "In transformers the router of GLM 4.5 is a parameter beside a correction that its block reads. PEFT "
+        "wraps a module whose parameter it adapts, and the block no longer finds the correction: PEFT loads "
+        "the adapter that merge.py writes, and the model with it does not run.",
+        "`adapter: false` in `merge`, which merges into the weights alone; or leave `router` out.",
+    ),
 }
 
 DATA: dict[str, Code] = {

@@ -46,22 +46,46 @@ def _other_files(program: Program) -> bool:
     return not all(source.path.lower().endswith(texts) for source in (*data.train, *data.eval))
 
 
+def _has_pairs(program: Program) -> bool:
+    return OBJECTIVES[program.recipe.train.objective].pairs
+
+
+def _has_experts(program: Program) -> bool:
+    return program.architecture.routing[0] > 0
+
+
+def _by_kernel(program: Program) -> bool:
+    return program.recipe.model.attention == "splash"
+
+
+def _on_hosts(program: Program) -> bool:
+    return program.accelerator.hosts > 1
+
+
 OPTIONAL: Mapping[str, Asked] = {
     **dict(_families()),
-    "runtime.model.attention_blocks": lambda program: program.recipe.model.attention == "splash",
+    "runtime.model.attention": _by_kernel,
+    "runtime.model.attention_blocks": _by_kernel,
     "runtime.backends.torchax.logits": lambda program: not program.family.tunix,
     "runtime.data.column_files": _other_files,
     "runtime.data.huggingface": _other_files,
     "runtime.data.transform": lambda program: program.recipe.data.transform,
     "runtime.model.delta": lambda program: getattr(program.architecture, "delta", None),
-    "runtime.metrics.expert_shares": lambda program: program.architecture.expert_layers,
-    "runtime.model.experts": lambda program: program.architecture.routing[0],
+    "runtime.metrics.expert_shares": _has_experts,
+    "runtime.model.balance": _has_experts,
+    "runtime.model.experts": _has_experts,
+    "runtime.model.mixture": lambda program: getattr(program.architecture, "experts", None),
     "runtime.model.gemma4_experts": lambda program: getattr(program.architecture, "expert_size", 0),
     "runtime.weights.mxfp4": lambda program: program.family.quantized,
     "runtime.merging.quantized": lambda program: program.recipe.merge.quantization,
-    "runtime.hosts.local": lambda program: program.accelerator.hosts > 1,
+    "runtime.hosts.group": _on_hosts,
+    "runtime.hosts.local": _on_hosts,
+    "runtime.checkpoints.full": lambda program: program.lora is None,
+    "runtime.peft.exporting": lambda program: program.lora,
+    "runtime.peft.importing": lambda program: program.lora,
     "runtime.checkpoints.local_saving": lambda program: program.recipe.checkpoint.local,
-    "runtime.training.preference": lambda program: OBJECTIVES[program.recipe.train.objective].pairs,
+    "runtime.data.preferences": _has_pairs,
+    "runtime.training.preference": _has_pairs,
     "runtime.model.quantize": lambda program: program.lora and program.lora.quantize,
     "runtime.metrics.remote": lambda program: "://" in program.recipe.checkpoint.directory,
     "runtime.metrics.wandb_log": lambda program: program.recipe.train.log.wandb_project,

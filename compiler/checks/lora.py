@@ -197,6 +197,16 @@ def _experts(facts: Facts) -> Iterator[Diagnostic]:
             "lora.targets",
             f"{more}; nothing where attention and the dense block suffice",
         )
+    experts = getattr(facts.model.architecture, "experts", None)
+    routers = [a for a in adapters if a.target.words[:1] == ("router",) and a.target.parameter]
+    if routers and facts.recipe.merge.adapter and experts is not None and experts.correction:
+        yield Diagnostic(
+            "W0317",
+            f"PEFT cannot run {facts.model.title} with an adapter of its router: the PEFT adapter that merge "
+            "writes is for reading back alone",
+            "lora.targets",
+            "adapter: false in merge, which writes the merged weights alone; or leave router out",
+        )
     parameters = [a.target.words[0] for a in adapters if a.target.parameter]
     if facts.lora.dropout and parameters:
         yield Diagnostic(

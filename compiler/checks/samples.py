@@ -17,16 +17,9 @@ from recipec.compiler.lowering.first_rows import LOOKED_AT, first_rows
 from recipec.compiler.lowering.sources import COMPRESSIBLE, escapes, is_inline, leads_out
 from recipec.compiler.wording import listing
 from recipec.runtime.data.advice import LEFTOVER, LIKED
-from recipec.runtime.data.formats import (
-    KTO,
-    AnyRow,
-    PreferenceRow,
-    answers,
-    is_labelled,
-    parse_preference,
-    parse_row,
-)
+from recipec.runtime.data.formats import KTO, AnyRow, ParsedSample, is_labelled, parse_row
 from recipec.runtime.data.messages import taught
+from recipec.runtime.data.preferences import parse_preference
 from recipec.runtime.data.values import Malformed
 from recipec.runtime.model.families import foreign_markers
 from recipec.spec.diagnostics import Diagnostic
@@ -235,7 +228,7 @@ def _left(format: str, row: dict[str, Any], fields: dict[str, str], template: st
     except Malformed:
         return []
     held = [*parsed.unused]
-    for one in answers(parsed) if isinstance(parsed, PreferenceRow) else (parsed,):
+    for one in (parsed,) if isinstance(parsed, ParsedSample) else parsed.answers():
         if one.messages is not None and template is not None:
             names = [key for message in one.messages for key in taught(message)]
             names += ["tools"] if one.tools else []

@@ -13,14 +13,19 @@ from recipec.compiler.emitters.launch import emit_launch
 from recipec.compiler.emitters.lock import emit_lock
 from recipec.compiler.emitters.merge import emit_merge
 from recipec.compiler.emitters.readme import emit_readme
-from recipec.compiler.emitters.requirements import emit_requirements
+from recipec.compiler.emitters.render import render
 from recipec.compiler.emitters.serve import emit_serve
 from recipec.compiler.emitters.serve_clients import emit_bench, emit_evaluate, emit_smoke
 from recipec.compiler.emitters.train import emit_train
+from recipec.compiler.lowering import pins
 
 if TYPE_CHECKING:
     from recipec.compiler.emitters.backends import Backend
     from recipec.compiler.lowering.program import Program
+
+
+REQUIREMENTS = "requirements-train.txt"
+"""The tested packages of train.py and merge.py."""
 
 
 def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]:
@@ -37,7 +42,7 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
         "recipe.yaml": program.text,
         "train.py": emit_train(program),
         "merge.py": emit_merge(program),
-        "requirements-train.txt": emit_requirements(program),
+        REQUIREMENTS: _requirements(program),
         **other_backends.files(program, backends),
         **emit_serve(program),
         **emit_smoke(program),
@@ -51,3 +56,14 @@ def emit(program: Program, backends: Sequence[Backend] = ()) -> dict[str, bytes]
     files = dict(sorted(files.items()))
     files[LOCK] = emit_lock(program, files, backends).encode()
     return dict(sorted(files.items()))
+
+
+def _requirements(program: Program) -> str:
+    packages = pins.training(program)
+    return render(
+        REQUIREMENTS,
+        scripts="train.py and merge.py",
+        platform={"tpu": "TPU", "cpu": "CPU"}[program.accelerator.platform],
+        direct=packages.direct,
+        transitive=packages.transitive,
+    )

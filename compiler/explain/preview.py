@@ -239,11 +239,11 @@ class _Rows:
         self._reader = reader
 
     def __iter__(self) -> Iterator[ParsedSample]:
-        from recipec.runtime.data.formats import PreferenceRow, answers
+        from recipec.runtime.data.preferences import PreferenceRow
 
         for row in self._reader:
             if isinstance(row, PreferenceRow):
-                for name, answer in zip(("chosen", "rejected"), answers(row), strict=True):
+                for name, answer in zip(("chosen", "rejected"), row.answers(), strict=True):
                     yield replace(answer, origin=f"{row.origin} {name}")
             else:
                 yield row

@@ -20,8 +20,8 @@ from recipec.compiler.lowering.program import Program
 from recipec.compiler.lowering.run_length import warmup_steps
 from recipec.compiler.plan.depth import renumbered, shortened
 from recipec.compiler.plan.results import Compiled
+from recipec.runtime.model.families.base import parameter_path
 from recipec.runtime.model.loading import abstract_model
-from recipec.runtime.model.lora import path_of
 from recipec.runtime.model.partition_rules import row_axes
 from recipec.runtime.model.quantize import Layout
 from recipec.runtime.model.sharding import named
@@ -143,7 +143,7 @@ def placed_base(state: Any, quantized: Mapping[str, Layout], mesh: Mesh) -> Any:
     def one(path: Any, leaf: Any, sharding: NamedSharding) -> Any:
         if not isinstance(leaf, qwix.QArray):
             return placed(leaf, sharding)
-        layout = quantized[path_of(path)]
+        layout = quantized[parameter_path(path)]
         codes, scales = (named(mesh, spec) for spec in (layout.spec, layout.scale_spec))
         return replace(leaf, qvalue=placed(leaf.qvalue, codes), scale=placed(leaf.scale, scales))
 

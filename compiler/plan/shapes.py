@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families import Architecture
-from recipec.runtime.model.families.base import CHUNKED, EXPERTS
+from recipec.runtime.model.families.base import CHUNKED, EXPERTS, Parameter
 
 LOOKED_UP = ("embedder.input_embedding", "embedder.per_layer_input_embedding")
 """Embeddings, which are no matrix products; the first is the output head as well, where the model has no
 other."""
 HEAD = "lm_head"
+VECTORS = ("bias", "norm.w")
+"""Ends of the names of biases and norms; of several heads or experts these have two dimensions."""
 OUTPUT = "self_attn.o_proj"
 DOWN = "mlp.down_proj"
 
@@ -69,9 +71,8 @@ def shapes(program: Program, row_length: int) -> Shapes:
     outside = 0.0
     for parameter in program.parameters:
         path, number = split_layer(parameter.path)
-        # Neither norms and biases nor arrays that the model never reads are products.
-        vector = len(parameter.shape) < 2 or path.endswith("bias")
-        if vector or not parameter.sources or path in LOOKED_UP or path.startswith(HEAD):
+        # Arrays that the model never reads are in no product.
+        if not multiplies(parameter) or not parameter.sources or path in LOOKED_UP or path.startswith(HEAD):
             continue
         size = float(math.prod(parameter.shape))
         if number is None:
@@ -91,6 +92,11 @@ def shapes(program: Program, row_length: int) -> Shapes:
     for number, layer in enumerate(layers):
         layer.pairs = seen_pairs(a, number, row_length)
     return Shapes(layers, head, outside, _first_trained(program))
+
+
+def multiplies(parameter: Parameter) -> bool:
+    """Whether an array is a factor of matrix products: norms and biases are not."""
+    return len(parameter.shape) > 1 and not parameter.path.endswith(VECTORS)
 
 
 def seen_pairs(architecture: Architecture, layer: int, length: float) -> float:

@@ -32,7 +32,7 @@ LONGEST = 1200
 """Tokens of the long prompt at most; more takes a model of 31B minutes on a CPU."""
 
 LONG = 257
-"""Its tokens where no layer has a sliding window."""
+"""Its tokens where all layers see everything."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,19 @@ def verify(asked: VerifyOptions) -> dict[str, Any]:
     verify_reference.torch()
     verify_reference.refuse_too_large(folder, asked.dtype)
     tokenizer = verify_reference.ReferenceTokenizer(folder)
-    window = verify_reference.sliding_window(config)
-    cases = _built_in(_long_repeats(tokenizer, window, longest, asked.tokens), tokenizer.has_template)
+    span = verify_reference.local_span(config)
+    cases = _built_in(_long_repeats(tokenizer, span, longest, asked.tokens), tokenizer.has_template)
     cases += _own(asked.prompts, recipe, tokenizer) if asked.prompts else []
     room = None if longest is None else longest - asked.tokens
-    cases = [case for case in cases if room is None or len(_ids(case, tokenizer)) <= room]
+    lengths = {number: len(_ids(case, tokenizer)) for number, case in enumerate(cases)}
+    lengths = {number: length for number, length in lengths.items() if room is None or length <= room}
+    cases = [cases[number] for number in lengths]
+    asked_for = max(lengths.values(), default=0)
+    if span is not None and asked_for <= span:
+        note(
+            f"note: local layers see {span:,} tokens, and no prompt is longer than {asked_for:,}: what the "
+            "server makes of more is not compared; --prompts FILE with a longer one compares it"
+        )
     replies, refused = _replies(client, served, cases, asked.tokens)
     note(f"{asked.url}: {len(replies)} prompts answered; loading {folder} in {asked.dtype}")
     reference = verify_reference.Reference(folder, config, asked.dtype)
@@ -177,13 +185,13 @@ def _merged(artifact: Path | None, recipe: Recipe | None) -> Path:
     return artifact / output
 
 
-def _long_repeats(tokenizer: ReferenceTokenizer, window: int | None, longest: int | None, tokens: int) -> int:
-    """How often the sentence stands in the long prompt: past the sliding window, where there is room."""
-    wanted = min(LONGEST, LONG if window is None else window + 57)
+def _long_repeats(tokenizer: ReferenceTokenizer, span: int | None, longest: int | None, tokens: int) -> int:
+    """How often the sentence stands in the long prompt: past what local layers see, where there is room."""
+    wanted = min(LONGEST, LONG if span is None else span + 57)
     if longest is not None:
         wanted = min(wanted, longest - tokens - 16)
     each = max(1, len(tokenizer.of_text(SENTENCE * 2)) - len(tokenizer.of_text(SENTENCE)))
-    return max(0, wanted // each + (window is not None and window + 57 <= wanted))
+    return max(0, wanted // each + (span is not None and span + 57 <= wanted))
 
 
 def _own(path: Path, recipe: Recipe | None, tokenizer: ReferenceTokenizer) -> list[VerifyPrompt]:

@@ -102,11 +102,14 @@ def config_dtype(config: Mapping[str, Any]) -> str:
     return "float32"
 
 
-def sliding_window(config: Mapping[str, Any]) -> int | None:
-    """Tokens that a local layer sees; None where all layers see everything."""
+def local_span(config: Mapping[str, Any]) -> int | None:
+    """The most tokens that a local layer sees, by its window or its chunks; None where all layers see
+    everything."""
     for part in (config.get("text_config") or {}, config):
-        if isinstance(part.get("sliding_window"), int) and part.get("use_sliding_window", True):
-            return int(part["sliding_window"])
+        window = part.get("sliding_window") if part.get("use_sliding_window", True) else None
+        for span in (window, part.get("attention_chunk_size")):
+            if isinstance(span, int):
+                return span
     return None
 
 

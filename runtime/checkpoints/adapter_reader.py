@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,18 +19,19 @@ from ..addresses import failed, is_address, open_address, passing, path_of, reac
 from ..errors import UserError
 from ..limit import TooLong, limit
 from ..model.adapters import Adapter, LoraSettings, build_adapters, lora_settings
-from ..model.families.base import Parameter, Source
+from ..model.families.base import Parameter, Source, parameter_path
 from ..weights.checkpoint import HFCheckpoint
 from . import manifest
-from .full import TrainedWeights, leaf_path, load_weights
-from .record import read_record
+from .record import LOCK, OTHER_RUN, read_record
+
+if TYPE_CHECKING:
+    from .full import TrainedWeights
 
 LATEST = "latest"
 BEST = "best"
 ITEM = "model_params"
 """Name under which Tunix's CheckpointManager stores the parameters of a step."""
 METRICS = "metrics.jsonl"
-LOCK = "recipe.lock.json"
 MATCH_SECONDS = 60.0
 """That the record's expressions may take on the names of the model's projections."""
 
@@ -160,6 +161,8 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
             print(f"note: {directory}/{empty} holds no checkpoint; step {step} is taken", file=sys.stderr)
     _check_whole(directory, step)
     if settings is None:
+        from .full import load_weights
+
         lock = (path_of(directory) / LOCK).read_bytes()
         return load_weights(directory, step, ITEM, record, lock, base)
     adapters = _recorded_adapters(base, settings)
@@ -169,14 +172,14 @@ def _load(directory: str, which: str, base: HFCheckpoint) -> TrainedAdapters | T
     def check(shapes: Mapping[str, tuple[int, ...]]) -> None:
         for path in sorted(expected.keys() | shapes.keys()):
             if path not in shapes:
-                raise UserError(f"{where}: no {path}, which the run's record promises", _OTHER_RUN)
+                raise UserError(f"{where}: no {path}, which the run's record promises", OTHER_RUN)
             if path not in expected:
-                raise UserError(f"{where}: holds {path}, which the run's record does not know", _OTHER_RUN)
+                raise UserError(f"{where}: holds {path}, which the run's record does not know", OTHER_RUN)
             if shapes[path] != expected[path]:
                 raise UserError(
                     f"{where}: {path} has shape {list(shapes[path])}, expected {list(expected[path])} "
                     "from the run's record",
-                    _OTHER_RUN,
+                    OTHER_RUN,
                 )
 
     leaves = restore_tree(f"{directory}/{step}/{ITEM}", check)
@@ -215,7 +218,7 @@ def recorded_lora(record: Mapping[str, Any], base: HFCheckpoint) -> LoraSettings
     try:
         return lora_settings(section, base.architecture.num_layers)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the lora section of the run's record is not whole ({error})", _OTHER_RUN) from error
+        raise UserError(f"the lora section of the run's record is not whole ({error})", OTHER_RUN) from error
 
 
 def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapter]:
@@ -229,10 +232,10 @@ def _recorded_adapters(base: HFCheckpoint, settings: LoraSettings) -> list[Adapt
             return build_adapters(base.family, base.architecture, settings)
     except TooLong:
         raise UserError(
-            f"the targets of the run's record have not been matched within {MATCH_SECONDS:g} s", _OTHER_RUN
+            f"the targets of the run's record have not been matched within {MATCH_SECONDS:g} s", OTHER_RUN
         ) from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise UserError(f"the lora section of the run's record is not whole ({error})", _OTHER_RUN) from error
+        raise UserError(f"the lora section of the run's record is not whole ({error})", OTHER_RUN) from error
 
 
 def absolute(directory: str | Path) -> str:
@@ -329,9 +332,6 @@ def choose_step(directory: str | Path, which: str) -> int:
     return int(which)
 
 
-_OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
-
-
 def _check_whole(directory: str, step: int) -> None:
     """Checks that the files of a step are those that were saved.
 
@@ -416,7 +416,7 @@ def restore_tree(
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.metadata(path).item_metadata.tree
             found, _ = jax.tree_util.tree_flatten_with_path(tree)
-            check({leaf_path(keys): tuple(leaf.shape) for keys, leaf in found})
+            check({parameter_path(keys): tuple(leaf.shape) for keys, leaf in found})
             arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
             restored = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=arguments))
     except UserError:
@@ -427,7 +427,7 @@ def restore_tree(
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise UserError(f"{path}: cannot be read ({reason})", "take an earlier --step") from error
     leaves, _ = jax.tree_util.tree_flatten_with_path(restored)
-    return {leaf_path(keys): np.asarray(leaf) for keys, leaf in leaves}
+    return {parameter_path(keys): np.asarray(leaf) for keys, leaf in leaves}
 
 
 def _short(value: Any) -> str:

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import Spoiled, UserError
-from ..model.families.base import Parameter, Source
+from ..model.families.base import Parameter, Source, parameter_path
 from ..weights.checkpoint import HFCheckpoint
+from .record import OTHER_RUN
 
 EARLIER = "take an earlier --step"
-OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class Leaves:
         self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
         tree = self._guarded(lambda: self._checkpointer.metadata(path).item_metadata.tree)
         found, self._structure = jax.tree_util.tree_flatten_with_path(tree)
-        self._index = {leaf_path(keys): number for number, (keys, _) in enumerate(found)}
-        self.shapes = {leaf_path(keys): tuple(leaf.shape) for keys, leaf in found}
+        self._index = {parameter_path(keys): number for number, (keys, _) in enumerate(found)}
+        self.shapes = {parameter_path(keys): tuple(leaf.shape) for keys, leaf in found}
 
     def read(self, path: str) -> np.ndarray:
         """One array.
@@ -171,9 +171,3 @@ class Leaves:
             text = str(error).strip()
             reason = text.splitlines()[0][:200] if text else type(error).__name__
             raise UserError(f"{Path(self._path)}: cannot be read ({reason})", EARLIER) from error
-
-
-def leaf_path(keys: Any) -> str:
-    """An array's dotted path in the model, from its place in a saved tree."""
-    names = [str(getattr(key, "key", getattr(key, "idx", key))) for key in keys]
-    return ".".join(names[:-1] if names[-1] == "value" else names)

@@ -15,6 +15,8 @@ from ..model.partition_rules import data_parallel
 from ..training.objectives import OBJECTIVES
 
 LOCK = "recipe.lock.json"
+OTHER_RUN = "the checkpoint and recipe.lock.json beside it must be of one run"
+"""The help where the two do not fit."""
 
 PASSIVE = (
     "name",

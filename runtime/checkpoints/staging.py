@@ -12,7 +12,8 @@ from typing import Any
 from ..addresses import failed, open_address, read_by_orbax
 from ..errors import UserError
 from . import manifest
-from .adapter_reader import ITEM, LOCK, METRICS, choose_step, step_folders
+from .adapter_reader import ITEM, METRICS, choose_step, step_folders
+from .record import LOCK
 
 
 @contextmanager

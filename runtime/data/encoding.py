@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..settings import DataSettings
-from .formats import AnyRow, ParsedSample, PreferenceRow, answers
+from .formats import AnyRow, ParsedSample
 from .masking import Blank, Inconsistent, Rendered, Renderer, special_tokens
 from .report import SplitReport
 from .samples import Samples
@@ -91,7 +91,7 @@ class Encoder:
         plain = [row for row in rows if isinstance(row, ParsedSample)]
         for i, encoded in self._encoded(plain, builder.report):
             builder.add(plain[i].origin, encoded)
-        pairs = [(row.origin, *answers(row)) for row in rows if isinstance(row, PreferenceRow)]
+        pairs = [(row.origin, *row.answers()) for row in rows if not isinstance(row, ParsedSample)]
         # An answer that cannot be used is counted once for its pair.
         left = list(self._encoded([chosen for _, chosen, _ in pairs], builder.report))
         rejected = dict(self._encoded([pairs[i][2] for i, _ in left], builder.report))

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UserError
 from .messages import Messages, demand_assistant, parse_messages, parse_tools
 from .values import Malformed, kind, parsed, text_of
+
+if TYPE_CHECKING:
+    from .preferences import PreferenceRow
 
 FIELDS = {
     "chat": ("messages", "tools", "role", "content"),
@@ -73,40 +76,7 @@ class ParsedSample:
     unused: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class PreferenceRow:
-    """Two continuations of one prompt, of which the first is preferred.
-
-    Attributes:
-        origin: as of Row.
-        prompt, chosen, rejected: all text, or all messages as of Row. `chosen` and `rejected` do not repeat
-            the prompt.
-        tools, unused: as of Row.
-    """
-
-    origin: str
-    prompt: str | Messages
-    chosen: str | Messages
-    rejected: str | Messages
-    tools: list[dict[str, Any]] | None = None
-    unused: tuple[str, ...] = ()
-
-
-AnyRow = ParsedSample | PreferenceRow
-
-
-def answers(row: PreferenceRow) -> tuple[ParsedSample, ParsedSample]:
-    """The chosen and the rejected answer, each as a prompt with its completion."""
-
-    def one(answer: Any) -> ParsedSample:
-        if isinstance(row.prompt, str):
-            return ParsedSample(row.origin, prompt=row.prompt, completion=answer, unused=row.unused)
-        start = len(row.prompt)
-        return ParsedSample(
-            row.origin, [*row.prompt, *answer], completion_start=start, tools=row.tools, unused=row.unused
-        )
-
-    return one(row.chosen), one(row.rejected)
+AnyRow: TypeAlias = "ParsedSample | PreferenceRow"
 
 
 def check_fields(format: str, fields: Mapping[str, str]) -> None:
@@ -147,7 +117,7 @@ def _chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Par
     )
     if sharegpt:
         name = "conversations"
-    messages = parse_messages(_required(row, name), name, fields)
+    messages = parse_messages(required(row, name), name, fields)
     system = row.get("system") if sharegpt else None
     if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": text_of(system, "'system'")})
@@ -156,14 +126,14 @@ def _chat(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> Par
     if row.get("system") == messages[0]["content"]:
         read.append("system")
     return ParsedSample(
-        origin, messages=messages, tools=_tools(row, fields), unused=_unused(row, fields, *read)
+        origin, messages=messages, tools=tools_of(row, fields), unused=unused_of(row, fields, *read)
     )
 
 
 def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
-    instruction = _text(row, fields, "instruction")
+    instruction = filled_text(row, fields, "instruction")
     context = _optional_text(row, fields, "input")
-    output = _text(row, fields, "output")
+    output = filled_text(row, fields, "output")
     messages: Messages = []
     system = _optional_text(row, fields, "system")
     if system is not None:
@@ -172,24 +142,24 @@ def _instruction(origin: str, row: Mapping[str, Any], fields: Mapping[str, str])
         messages += [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
     asked = instruction if context is None else f"{instruction}\n\n{context}"
     messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": output}]
-    unused = _unused(row, fields, "system")
+    unused = unused_of(row, fields, "system")
     return ParsedSample(origin, messages=messages, completion_start=len(messages) - 1, unused=unused)
 
 
 def _prompt_completion(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     prompt_name, completion_name = fields.get("prompt", "prompt"), fields.get("completion", "completion")
-    prompt, completion = _required(row, prompt_name), _required(row, completion_name)
+    prompt, completion = required(row, prompt_name), required(row, completion_name)
     if is_labelled(row):
         raise Malformed(f"the label {row['label']} makes it a preference for {KTO}")
-    _demand_alike(prompt, prompt_name, completion, completion_name)
+    demand_alike(prompt, prompt_name, completion, completion_name)
     if isinstance(prompt, list):
-        before = _conversation(prompt, prompt_name, fields)
-        after = _conversation(completion, completion_name, fields)
+        before = conversation(prompt, prompt_name, fields)
+        after = conversation(completion, completion_name, fields)
         demand_assistant(after)
-        tools, unused = _tools(row, fields), _unused(row, fields, "tools")
+        tools, unused = tools_of(row, fields), unused_of(row, fields, "tools")
         return ParsedSample(origin, before + after, completion_start=len(before), tools=tools, unused=unused)
     completion = text_of(completion, repr(completion_name))
-    prompt, unused = _text(row, fields, "prompt"), _unused(row, fields)
+    prompt, unused = filled_text(row, fields, "prompt"), unused_of(row, fields)
     return ParsedSample(origin, prompt=prompt, completion=completion, unused=unused)
 
 
@@ -201,7 +171,7 @@ def is_labelled(row: Mapping[str, Any]) -> bool:
 
 def _plain(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> ParsedSample:
     name = fields.get("text", "text")
-    return ParsedSample(origin, completion=text_of(_required(row, name), repr(name)))
+    return ParsedSample(origin, completion=text_of(required(row, name), repr(name)))
 
 
 _PARSERS = {
@@ -212,62 +182,7 @@ _PARSERS = {
 }
 
 
-def parse_preference(origin: str, row: Mapping[str, Any], fields: Mapping[str, str]) -> PreferenceRow:
-    """A row of the format preference.
-
-    Where the prompt is not given, or is text beside conversations that hold it, it is what `chosen` and
-    `rejected` begin with in common, as in TRL's extract_prompt.
-
-    Raises:
-        Malformed: it is not of the format, or prefers an answer to itself.
-    """
-    names = {name: fields.get(name, name) for name in ("prompt", "chosen", "rejected")}
-    chosen, rejected = _required(row, names["chosen"]), _required(row, names["rejected"])
-    _demand_alike(chosen, names["chosen"], rejected, names["rejected"])
-    if chosen == rejected:
-        raise Malformed(f"{names['chosen']!r} and {names['rejected']!r} are the same")
-    given = row.get(names["prompt"]) or None  # CSV has no nulls
-    if not isinstance(chosen, list):
-        good, bad = _text(row, fields, "chosen"), _text(row, fields, "rejected")
-        unused = _unused(row, fields)
-        if given is not None:
-            return PreferenceRow(origin, _text(row, fields, "prompt"), good, bad, unused=unused)
-        start = _common_text(good, bad)
-        if not good[:start].strip():
-            raise Malformed("no 'prompt', and chosen and rejected do not begin alike")
-        return PreferenceRow(origin, good[:start], good[start:], bad[start:], unused=unused)
-
-    liked = _conversation(chosen, names["chosen"], fields)
-    disliked = _conversation(rejected, names["rejected"], fields)
-    if isinstance(given, list):
-        prompt = _conversation(given, names["prompt"], fields)
-        if liked[: len(prompt)] == prompt == disliked[: len(prompt)]:
-            liked, disliked = liked[len(prompt) :], disliked[len(prompt) :]
-    else:
-        start = _common(liked, disliked)
-        prompt, liked, disliked = liked[:start], liked[start:], disliked[start:]
-        if not prompt:
-            raise Malformed("no 'prompt', and chosen and rejected do not begin with the same message")
-    for messages, name in ((liked, names["chosen"]), (disliked, names["rejected"])):
-        if not any(message["role"] == "assistant" for message in messages):
-            raise Malformed(f"no assistant turn in {name!r} after the prompt")
-    return PreferenceRow(origin, prompt, liked, disliked, _tools(row, fields), _unused(row, fields, "tools"))
-
-
-def _common(chosen: Messages, rejected: Messages) -> int:
-    """Messages with which both begin; each keeps one at least."""
-    shorter = min(len(chosen), len(rejected))
-    return next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
-
-
-def _common_text(chosen: str, rejected: str) -> int:
-    """Characters with which both begin, without the space before the first that differs."""
-    shorter = min(len(chosen), len(rejected))
-    start = next((i for i in range(shorter) if chosen[i] != rejected[i]), shorter - 1)
-    return start - 1 if start and chosen[start - 1] == " " else start
-
-
-def _demand_alike(first: Any, first_name: str, second: Any, second_name: str) -> None:
+def demand_alike(first: Any, first_name: str, second: Any, second_name: str) -> None:
     """Refuses text beside messages."""
     if isinstance(first, list) != isinstance(second, list):
         raise Malformed(
@@ -276,16 +191,16 @@ def _demand_alike(first: Any, first_name: str, second: Any, second_name: str) ->
         )
 
 
-def _conversation(value: Any, name: str, fields: Mapping[str, str]) -> Messages:
+def conversation(value: Any, name: str, fields: Mapping[str, str]) -> Messages:
     return parse_messages(value, name, fields, f"{name!r} message")
 
 
-def _tools(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str, Any]] | None:
+def tools_of(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[dict[str, Any]] | None:
     name = fields.get("tools", "tools")
     return parse_tools(row.get(name), name)
 
 
-def _unused(row: Mapping[str, Any], fields: Mapping[str, str], *read: str) -> tuple[str, ...]:
+def unused_of(row: Mapping[str, Any], fields: Mapping[str, str], *read: str) -> tuple[str, ...]:
     """Columns of BESIDE that hold something, and are neither read nor named in data.fields."""
     beside = (name for name in BESIDE if name not in read and name not in fields.values())
     return tuple(name for name in beside if row.get(name) not in (None, "", [], {}, "[]", "{}"))
@@ -304,7 +219,7 @@ def _history(row: Mapping[str, Any], fields: Mapping[str, str]) -> list[tuple[st
     return pairs
 
 
-def _required(row: Mapping[str, Any], name: str) -> Any:
+def required(row: Mapping[str, Any], name: str) -> Any:
     value = row.get(name)
     if value is None:
         if name in row:
@@ -313,9 +228,9 @@ def _required(row: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _text(row: Mapping[str, Any], fields: Mapping[str, str], name: str) -> str:
+def filled_text(row: Mapping[str, Any], fields: Mapping[str, str], name: str) -> str:
     column = fields.get(name, name)
-    value = text_of(_required(row, column), repr(column))
+    value = text_of(required(row, column), repr(column))
     if not value.strip():
         raise Malformed(f"{column!r} is blank")
     return value

@@ -19,11 +19,15 @@ from ..errors import UserError
 from ..settings import DataSettings, Source
 from .advice import SHAPES, advice
 from .files import count_rows, read_file
-from .formats import ParsedSample, PreferenceRow, check_fields, parse_preference, parse_row
+from .formats import ParsedSample, check_fields, parse_row
 from .places import ENDINGS, HUB, DataPath, explained, kind_of, place_of
 from .report import Problems
 from .text_files import Record
 from .values import Malformed
+
+if TYPE_CHECKING:
+    from .formats import AnyRow
+    from .preferences import PreferenceRow
 
 if TYPE_CHECKING:
     from .transform import Transform
@@ -134,7 +138,7 @@ def open_split(split: Split, data: DataSettings, data_dir: Path) -> Sequence[Rea
     return opened(split.sources, data, data_dir, split.chosen())
 
 
-R = TypeVar("R", ParsedSample, PreferenceRow)
+R = TypeVar("R", bound="AnyRow")
 
 Parse = Callable[[str, Mapping[str, Any], Mapping[str, str]], R]
 
@@ -263,6 +267,8 @@ def _open_preferences(
     sources: Sequence[str | Source], data: DataSettings, data_dir: Path, chosen: Chosen = None
 ) -> list[Reader[PreferenceRow]]:
     """`open_rows` for the format preference."""
+    from .preferences import parse_preference
+
     return _open(sources, data, data_dir, parse_preference, chosen)
 
 

@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..in_order import in_order
 from ..progress import Progress
 from .encoding import Coding, Encoder
-from .formats import AnyRow, PreferenceRow, answers
+from .formats import AnyRow, ParsedSample
 from .report import SplitReport
 from .samples import Samples, join
 
@@ -85,8 +85,8 @@ def _chunks(sources: Sequence[Iterable[AnyRow]]) -> Iterator[tuple[int, list[Any
 
 
 def _texts(row: AnyRow) -> Iterable[str]:
-    if isinstance(row, PreferenceRow):
-        return (text for answer in answers(row) for text in _texts(answer))
+    if not isinstance(row, ParsedSample):
+        return (text for answer in row.answers() for text in _texts(answer))
     if row.messages is None:
         return (row.prompt or "", row.completion or "")
     return (message["content"] for message in row.messages)

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UserError
+from .single import ADDRESS, COUNT, NUMBER
 
-ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-"""The variables that say it explicitly."""
 PORT = 8476
 """Where process 0 listens unless its address, or the variable JAX_COORDINATOR_PORT, names a port."""
 

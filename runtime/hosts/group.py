@@ -13,14 +13,17 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import PASSING, UserError, printable, say
-from .discovery import ADDRESS, Place, discover
+from ..interrupts import Interrupted, Interrupts, name_of
+from .discovery import Place, discover
 from .log import ProcessLog
+from .single import ADDRESS, SINGLE, SingleProcess
 
 BEAT = 0.5
 """Seconds between two looks at how the others are."""
@@ -51,44 +54,6 @@ def peer_timeout() -> int:
 def barrier_timeout() -> int:
     """Seconds that the processes of a run wait for each other where they have to, such as for slow data."""
     return _seconds("RECIPEC_BARRIER_TIMEOUT", 3600)
-
-
-class SingleProcess:
-    """The run of a single process.
-
-    Attributes:
-        number, count, first: as of `ProcessGroup`.
-        stopped_by: the signal that it stops for.
-    """
-
-    number, count, first = 0, 1, True
-
-    def __init__(self) -> None:
-        self.stopped_by: int | None = None
-
-    def may_begin(self, step: int, requested: int | None) -> bool:
-        """As of `ProcessGroup`."""
-        self.stopped_by = requested
-        return requested is None
-
-    def agree(self, name: str, value: Callable[[], Any]) -> Any:
-        """The value."""
-        return value()
-
-    def same(self, name: str, value: Any, what: str, help: str) -> None:
-        """Nothing: there is no other."""
-
-    def barrier(self, name: str) -> None:
-        """Nothing."""
-
-    def keep_log(self, folder: Path) -> None:
-        """Nothing: what a single process does is on its terminal."""
-
-    def log(self, text: str) -> None:
-        """Nothing."""
-
-
-SINGLE = SingleProcess()
 
 
 class ProcessGroup:
@@ -332,6 +297,37 @@ HELP = "  = help: start all processes again with --resume"
 def broken(error: BaseException) -> bool:
     """Whether an error is of a connection between devices: another process may be gone, which shows later."""
     return type(error).__name__ == "JaxRuntimeError" or "Gloo " in str(error)
+
+
+def together(
+    hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, SingleProcess | ProcessGroup], int]
+) -> int:
+    """Does the work of a script as one of the run's processes, and ends with the others.
+
+    Args:
+        hosts: machines that the recipe's mesh spans.
+
+    Returns:
+        The work's own status.
+    """
+    others = join(hosts)
+    if isinstance(others, SingleProcess):
+        return work(interrupts, others)
+    try:
+        status = work(interrupts, others)
+    except Interrupted as interrupted:
+        if others.stopped_by is None:  # the others do not know yet, and may wait for this one
+            others.fail(128 + interrupted.signum, f"it was stopped by {name_of(interrupted.signum)}")
+        others.end()
+        raise
+    except UserError as error:
+        others.give_up(error)
+    except Exception as error:
+        others.wait_for_news(peer_timeout() + NEWS)
+        traceback.print_exc(file=sys.__stderr__)
+        others.fail(PASSING if broken(error) else 1, f"{type(error).__name__}: {error}".splitlines()[0])
+    others.end()
+    return status
 
 
 def join(hosts: int) -> SingleProcess | ProcessGroup:

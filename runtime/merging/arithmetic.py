@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
 from ..checkpoints.adapter_reader import Delta
-from ..checkpoints.full import ReplacedTensor
 
-Change = Delta | ReplacedTensor
+if TYPE_CHECKING:
+    from ..checkpoints.full import ReplacedTensor
+
+Change: TypeAlias = "Delta | ReplacedTensor"
 """What training did to a tensor."""
 
 BLOCK_ELEMENTS = 1 << 21

@@ -11,18 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoints.adapter_reader import LOCK, Delta, TrainedAdapters
+from ..checkpoints.adapter_reader import Delta, TrainedAdapters
+from ..checkpoints.record import LOCK
 from ..errors import Spoiled, UserError
 from ..model.reach import Reach, reach
-from ..peft.exporting import (
-    ADAPTER_CONFIG,
-    WEIGHTS,
-    adapter_config,
-    config_bytes,
-    keys_as_values,
-    same_scale,
-    write_weights,
-)
 from ..progress import readable_size
 from ..settings import ModelSettings
 from ..weights.checkpoint import CONFIG, INDEX, HFCheckpoint
@@ -43,7 +35,6 @@ CHAT_TEMPLATE = "chat_template.jinja"
 """Where transformers and vLLM look for a template first, before tokenizer_config.json."""
 NOT_CARRIED = (CARD, CONFIG, RECORD, JOURNAL, LOCK, SUMS)
 """Side files of a base that are not its output's."""
-ADAPTER_FILES = (WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG)
 SPARE_BYTES = 64 << 20
 """Left free on the disk besides the weights, for side files."""
 
@@ -93,7 +84,7 @@ def merge(job: MergeJob) -> Mapping[str, Any]:
             if adapter is not None and finished(adapter, job.identity) is not None:
                 adapter = None
             if adapter is not None:
-                examine(adapter, job.identity, ADAPTER_FILES)
+                examine(adapter, job.identity, _adapter_files())
             if record is not None and adapter is None:
                 print(f"{job.target.name}: holds this merge already")
                 return record
@@ -165,10 +156,19 @@ def _write_small_files(job: MergeJob, journal: Journal, known: Mapping[str, str]
     return record
 
 
+def _adapter_files() -> tuple[str, ...]:
+    """Names of all that is in a PEFT adapter's folder."""
+    from ..peft.exporting import ADAPTER_CONFIG, WEIGHTS
+
+    return WEIGHTS, CARD, LOCK, RECORD, ADAPTER_CONFIG
+
+
 def _write_adapter(job: MergeJob, folder: OutputFolder) -> None:
+    from ..peft.exporting import ADAPTER_CONFIG, WEIGHTS, adapter_config, config_bytes, write_weights
+
     assert isinstance(job.trained, TrainedAdapters)
     deltas = job.trained.deltas()
-    journal = begin(folder, job.identity, ADAPTER_FILES)
+    journal = begin(folder, job.identity, _adapter_files())
     try:
         with folder.create(WEIGHTS) as file, Sink(file) as sink:
             write_weights(sink, job.base, job.trained.settings, deltas)
@@ -245,6 +245,8 @@ def _report(job: MergeJob, seconds: float) -> None:
             "the base as it is"
         )
     if job.adapter is not None and isinstance(trained, TrainedAdapters):
+        from ..peft.exporting import keys_as_values, same_scale
+
         pairs = keys_as_values(job.base, trained.deltas())
         if any(not same_scale(trained.settings, *pair) for pair in pairs):
             print(

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
-from ..checkpoints.full import TrainedWeights
 from ..errors import UserError
 from ..model.partition_rules import data_parallel
 from ..settings import MeshSettings, ModelSettings
@@ -31,6 +30,7 @@ from .arithmetic import Change, changed_blocks
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
+    from ..checkpoints.full import TrainedWeights
     from ..model.loading import Built
 
 LENGTHS = (37, 23, 13, 5)
@@ -139,7 +139,7 @@ def compare(
             built = build(checkpoint, settings, lora if adapters else None, mesh, rules)
             if adapters and isinstance(trained, TrainedAdapters):
                 set_adapters(built, trained, mesh)
-            elif adapters and isinstance(trained, TrainedWeights):
+            elif adapters and not isinstance(trained, TrainedAdapters):
                 set_weights(built, trained, mesh)
             out = logits(built, rows, mesh)
             del built
@@ -269,11 +269,7 @@ def set_adapters(built: Built, trained: TrainedAdapters, mesh: Mesh) -> None:
 
     from ..model.sharding import named
 
-    variables = {
-        ".".join(map(str, path)): node
-        for path, node in nnx.iter_graph(built.model)
-        if isinstance(node, nnx.LoRAParam)
-    }
+    variables = _variables(built, nnx.LoRAParam)
     for adapter in built.adapters:
         a, b = trained.arrays[adapter.target.weight]
         for path, value, spec in ((adapter.a_path, a, adapter.a_spec), (adapter.b_path, b, adapter.b_spec)):
@@ -289,11 +285,7 @@ def set_weights(built: Built, trained: TrainedWeights, mesh: Mesh) -> None:
     import jax
     from flax import nnx
 
-    variables = {
-        ".".join(map(str, path)): node
-        for path, node in nnx.iter_graph(built.model)
-        if isinstance(node, nnx.Param)
-    }
+    variables = _variables(built, nnx.Param)
     for parameter in trained.parameters:
         variable = variables.pop(parameter.path)
         old = variable.get_raw_value()
@@ -301,6 +293,14 @@ def set_weights(built: Built, trained: TrainedWeights, mesh: Mesh) -> None:
         variable.set_raw_value(jax.device_put(value, old.sharding))
     if variables:
         raise AssertionError(f"parameters without a value: {sorted(variables)}")
+
+
+def _variables(built: Built, kind: type) -> dict[str, Any]:
+    """The model's variables of a kind, by dotted path."""
+    from flax import nnx
+
+    nodes = nnx.iter_graph(built.model)
+    return {".".join(map(str, path)): node for path, node in nodes if isinstance(node, kind)}
 
 
 @dataclass(frozen=True)

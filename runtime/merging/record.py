@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from etils import epath
 
 from ..checkpoints import manifest
 from ..checkpoints.adapter_reader import ITEM, TrainedAdapters
-from ..checkpoints.full import TrainedWeights
 from ..weights.checkpoint import CONFIG, HFCheckpoint
 from .journal import Files
 
 if TYPE_CHECKING:
+    from ..checkpoints.full import TrainedWeights
     from .job import MergeJob
 
 VERSION = 1
@@ -24,7 +24,7 @@ VERSION = 1
 SAMPLES, SAMPLE_BYTES = 32, 4096
 """Places of a checkpoint's weights, evenly spread, and bytes of each, by which it is told from another."""
 
-Trained = TrainedAdapters | TrainedWeights
+Trained: TypeAlias = "TrainedAdapters | TrainedWeights"
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def checkpoint_digest(directory: str, trained: Trained) -> str | None:
     sums = epath.Path(directory) / str(trained.step) / ITEM / manifest.SUMS
     if sums.exists():
         return hashlib.sha256(sums.read_bytes()).hexdigest()
-    if isinstance(trained, TrainedWeights):
+    if not isinstance(trained, TrainedAdapters):
         return None
     digest = hashlib.sha256()
     for weight in sorted(trained.arrays):
@@ -124,7 +124,7 @@ def merge_record(job: MergeJob, files: Files, known: Mapping[str, str]) -> dict[
 
 
 def _lora(trained: Trained) -> dict[str, Any] | None:
-    if isinstance(trained, TrainedWeights):
+    if not isinstance(trained, TrainedAdapters):
         return None
     lora = trained.settings
     return {

@@ -14,12 +14,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 
 from ..checkpoints.adapter_reader import TrainedAdapters
-from ..checkpoints.full import TrainedWeights
 from ..errors import UserError
 from ..model.adapters import Adapter, LoraSettings
 from ..model.families.base import Parameter, Source
@@ -27,6 +27,9 @@ from ..progress import Progress
 from ..weights.checkpoint import DTYPES, HFCheckpoint
 from ..weights.contradictions import layer_of
 from .merged_files import AGAIN, SCALE, UNUSABLE, MergedFiles, Rows, check_names, runs
+
+if TYPE_CHECKING:
+    from ..checkpoints.full import TrainedWeights
 
 WHOLE = 1 << 21
 """Elements of a tensor that is compared whole; of a larger one rows are."""
@@ -299,7 +302,7 @@ class Expected:
 def _expectations(base: HFCheckpoint, trained: TrainedAdapters | TrainedWeights) -> dict[str, Expected]:
     """What training made of each tensor that it changed, by its full name, in the order of parameters."""
     out: dict[str, Expected] = {}
-    if isinstance(trained, TrainedWeights):
+    if not isinstance(trained, TrainedAdapters):
         for parameter in trained.parameters:
             for index, source in enumerate(parameter.sources):
                 out[source.full_name(base.prefix)] = _replaced(trained, parameter, index)

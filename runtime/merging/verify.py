@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoints.adapter_reader import TrainedAdapters
-from ..checkpoints.full import TrainedWeights
 from ..errors import UserError
 from ..memory import available_memory
 from ..progress import readable_size
@@ -22,6 +21,9 @@ from ..weights.checkpoint import HFCheckpoint
 from .logits import SPACING, LogitDifferences, compare, logits_bytes, start_mesh
 from .merged_files import UNUSABLE, check_files
 from .sampling import Sampled, check_tensors
+
+if TYPE_CHECKING:
+    from ..checkpoints.full import TrainedWeights
 
 
 def verify_merge(

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checkpoints.full import ReplacedTensor
+from ..checkpoints.adapter_reader import Delta
 from ..errors import Spoiled
 from ..in_order import in_order
 from ..interrupts import held
@@ -139,7 +139,7 @@ def _jobs(piece: Piece, base: HFCheckpoint) -> Iterator[Callable[[], Chunk]]:
     def made(rows: slice) -> np.ndarray:
         block = make(base_rows, rows)
         if not is_finite(block):
-            if not isinstance(piece.change, ReplacedTensor) and not is_finite(base_rows(rows)):
+            if isinstance(piece.change, Delta | None) and not is_finite(base_rows(rows)):
                 raise _damaged(piece.name, base)
             raise Spoiled(
                 f"{piece.name}: its merged values are not finite in {target.name}",

@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from . import sharding
 
@@ -107,15 +105,6 @@ def note(logits: jax.Array, choices: jax.Array) -> None:
         each = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
         probabilities = jnp.where(found.real[..., None], each, 0.0).sum(1)
     found.loads.append(Load(chosen.sum((1, 2), dtype=jnp.int32), probabilities))
-
-
-def recomputed(block: Callable[..., Out], policy: Callable[..., Any] | None = None) -> Callable[..., Out]:
-    """nnx.remat of a module's block, out of which loads come.
-
-    Args:
-        policy: of jax.checkpoint: what is kept for the backward pass.
-    """
-    return through(partial(nnx.remat, policy=policy, graph_updates=False), block)
 
 
 def through(transform: Callable[..., Any], block: Callable[..., Out]) -> Callable[..., Out]:

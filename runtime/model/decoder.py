@@ -6,58 +6,23 @@ LoRA, recomputation and the output head are the same code for both. It generates
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .balance import note, recomputed
+from . import layers
 from .families.base import CHUNKED, LINEAR
-from .families.description import DecoderArchitecture, Experts, Norm
+from .families.description import Norm
+from .layers import HEADS, MLP, STREAM, Config, Einsum, Embedder, Normalization, RematConfig, unit
+from .remat import recomputed
 from .rope import rotate, sin_cos
 from .sharding import constrain
 
-STREAM = ("fsdp", None, "tp")
-"""The sharding of the residual stream [B, T, D], and of features within a feed-forward block."""
-HEADS = ("fsdp", None, "tp", None)
-"""The sharding of queries, keys and values [B, T, N, H]."""
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "gelu_pytorch_tanh": jax.nn.gelu,
-    "relu": jax.nn.relu,
-    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
-}
-
 Turn = tuple[jax.Array, jax.Array]
 """Sines and cosines of a batch's positions."""
-
-
-class RematConfig(enum.Enum):
-    """What the backward pass recomputes, under Tunix's names."""
-
-    NONE = enum.auto()
-    BLOCK = enum.auto()
-    DECODER = enum.auto()
-
-
-@dataclass(frozen=True)
-class Config:
-    """A description, the dtype of parameters and activations, and what is recomputed."""
-
-    architecture: DecoderArchitecture
-    dtype: Any
-    remat_config: RematConfig = RematConfig.NONE
-
-    @property
-    def logit_scale(self) -> float:
-        return self.architecture.logit_scale
 
 
 class Seen(NamedTuple):
@@ -134,11 +99,6 @@ def by_kernel(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return attend
 
 
-def segments() -> jax.Array:
-    """int32[B, T]: the segments of the batch that is traced, for what the mask does not say."""
-    raise NotImplementedError("runtime.model.forward puts a batch's segments here while it is traced")
-
-
 def chunks(segment_ids: jax.Array, positions: jax.Array, size: int) -> jax.Array:
     """A number for each chunk of each segment; those of padding are no segment's.
 
@@ -152,69 +112,6 @@ def chunks(segment_ids: jax.Array, positions: jax.Array, size: int) -> jax.Array
     """
     most = positions.shape[1] // size + 1
     return segment_ids * most + positions // size
-
-
-def unit(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
-    """What is divided by its root mean square, in float32."""
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
-
-
-class Einsum(nnx.Module):
-    """The product with a weight, and a bias where there is one.
-
-    Attributes:
-        einsum_str: the product's equation.
-        weight: the name of the weight's attribute: "w" or, of dense layers, "kernel".
-        bias: what is added to the product, of the shape of its last dimensions; None for nothing.
-    """
-
-    def __init__(
-        self, einsum_str: str, shape: tuple[int, ...], dtype: Any, weight: str = "w", bias: int = 0
-    ) -> None:
-        """bias: dimensions of the bias, the last ones of the shape; 0 for none."""
-        self.einsum_str, self.weight = einsum_str, weight
-        setattr(self, weight, nnx.Param(jnp.zeros(shape, dtype)))
-        self.bias = nnx.Param(jnp.zeros(shape[-bias:], dtype)) if bias else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        out = jnp.einsum(self.einsum_str, x, getattr(self, self.weight).get_value())
-        return out if self.bias is None else out + self.bias.get_value()
-
-
-class Embedder(nnx.Module):
-    """Token embeddings, which may serve as output head."""
-
-    def __init__(self, vocabulary: int, features: int, dtype: Any) -> None:
-        self.input_embedding = nnx.Param(jnp.zeros((vocabulary, features), dtype))
-
-    def encode(self, tokens: jax.Array) -> jax.Array:
-        return constrain(self.input_embedding.get_value()[tokens], STREAM)
-
-    def decode(self, x: jax.Array) -> jax.Array:
-        return jnp.dot(x, self.input_embedding.get_value().T)
-
-
-class Normalization(nnx.Module):
-    """RMS or layer normalization over the last axes, in float32."""
-
-    def __init__(self, norm: Norm, shape: tuple[int, ...], dtype: Any) -> None:
-        self.norm = norm
-        self.w = nnx.Param(jnp.zeros(shape, dtype))
-        self.bias = nnx.Param(jnp.zeros(shape, dtype)) if norm.bias else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        weight = self.w.get_value()
-        axes = tuple(range(-weight.ndim, 0))
-        wide = x.astype(jnp.float32)
-        if self.norm.centered:
-            wide = wide - jnp.mean(wide, axis=axes, keepdims=True)
-        wide = unit(wide, axes, self.norm.eps)
-        if not self.norm.wide:
-            wide = wide.astype(x.dtype).astype(jnp.float32)
-        wide = wide * (weight.astype(jnp.float32) + self.norm.offset)
-        if self.bias is not None:
-            wide = wide + self.bias.get_value().astype(jnp.float32)
-        return wide.astype(x.dtype)
 
 
 class Attention(nnx.Module):
@@ -258,7 +155,7 @@ class Attention(nnx.Module):
             q = (q * growth[..., None, None]).astype(q.dtype)
         window, parts = a.window(self.layer), None
         if a.layer_types[self.layer] == CHUNKED and window is not None and window < x.shape[1]:
-            parts = chunks(segments(), positions, window)
+            parts = chunks(layers.segments(), positions, window)
         sinks = None if self.sinks is None else self.sinks.get_value()
         out = attend(q, k, v, mask, a.attention_scale, Seen(window, sinks, parts))
         if a.output_gate:
@@ -274,167 +171,8 @@ class Attention(nnx.Module):
 
     def __call__(self, *args: Any) -> jax.Array:
         if self.config.remat_config is RematConfig.BLOCK:
-            return nnx.remat(type(self).block, graph_updates=False)(self, *args)
+            return recomputed(type(self).block)(self, *args)
         return self.block(*args)
-
-
-class DeltaNet(nnx.Module):
-    """The gated delta net of one layer."""
-
-    def __init__(self, config: Config) -> None:
-        a, dtype = config.architecture, config.dtype
-        assert a.delta is not None
-        self.config = config
-        d, n, h, channels = a.hidden_size, a.delta.value_heads, a.delta.value_dim, a.delta.features
-        for name, features in a.delta_projections.items():
-            flat = len(features) == 1
-            equation, weight = ("BTI,IO->BTO", "kernel") if flat else ("BTD,DNH->BTNH", "w")
-            setattr(self, name, Einsum(equation, (d, *features), dtype, weight))
-        self.conv1d = nnx.Param(jnp.zeros((channels, a.delta.taps), dtype))
-        self.A_log, self.dt_bias = (nnx.Param(jnp.zeros(n, dtype)) for _ in range(2))
-        self.norm = Normalization(Norm(a.norm.eps), (h,), dtype)
-        self.out_proj = Einsum("BTNH,NHD->BTD", (n, h, d), dtype)
-
-    def block(self, x: jax.Array, *_: Any) -> jax.Array:
-        from .delta import gated_delta_rule
-
-        mixed, z, b, a = self.projected(x)
-        q, k, v = self.convolved(mixed)
-        beta = jax.nn.sigmoid(b.astype(jnp.float32))
-        wide = a.astype(jnp.float32) + self.dt_bias.get_value().astype(jnp.float32)
-        decay = -jnp.exp(self.A_log.get_value().astype(jnp.float32)) * jax.nn.softplus(wide)
-        out = self.norm(gated_delta_rule(q, k, v, decay, beta, segments()))
-        gate = jax.nn.silu(constrain(z, HEADS).astype(jnp.float32))
-        return constrain(self.out_proj((out.astype(jnp.float32) * gate).astype(x.dtype)), STREAM)
-
-    def projected(self, x: jax.Array) -> tuple[jax.Array, ...]:
-        """Queries, keys and values beside each other [B, T, C], gates [B, T, N, Dv], and what beta and decay
-        are made of, [B, T, N] each."""
-        description = self.config.architecture
-        delta = description.delta
-        assert delta is not None
-        if "delta" not in description.fused:
-            return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
-        q, k, v, z = jnp.split(self.in_proj_qkvz(x), list(accumulate(delta.of_key_head[:-1])), axis=-1)
-        b, a = jnp.split(self.in_proj_ba(x), 2, axis=-1)
-        q, k, v, b, a = (one.reshape(*x.shape[:2], -1) for one in (q, k, v, b, a))
-        return jnp.concatenate((q, k, v), axis=-1), z.reshape(*x.shape[:2], -1, delta.value_dim), b, a
-
-    def convolved(self, mixed: jax.Array) -> tuple[jax.Array, ...]:
-        """Queries and keys [B, T, K, Dk] and values [B, T, N, Dv] of what lies beside each other."""
-        from .delta import causal_conv
-
-        delta = self.config.architecture.delta
-        assert delta is not None
-        mixed = jax.nn.silu(causal_conv(mixed, self.conv1d.get_value(), segments()))
-        keys = delta.key_heads * delta.key_dim
-        q, k, v = jnp.split(mixed, (keys, 2 * keys), axis=-1)
-        heads = (delta.key_heads, delta.key_heads, delta.value_heads)
-        return tuple(one.reshape(*mixed.shape[:2], n, -1) for one, n in zip((q, k, v), heads, strict=True))
-
-    def __call__(self, *args: Any) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return nnx.remat(type(self).block, graph_updates=False)(self, *args)
-        return self.block(*args)
-
-
-class MLP(nnx.Module):
-    """The feed-forward block of one layer, or the expert that every token goes through."""
-
-    def __init__(self, config: Config, features: int) -> None:
-        a = config.architecture
-        self.config = config
-        d, f = a.hidden_size, features
-        bias = int("mlp" in a.biases)
-
-        def dense(features_in: int, features_out: int) -> Einsum:
-            return Einsum("BTI,IO->BTO", (features_in, features_out), config.dtype, "kernel", bias)
-
-        if not a.gated:
-            self.c_fc, self.c_proj = dense(d, f), dense(f, d)
-            return
-        if "gate_up" in a.fused:
-            self.gate_up_proj = Einsum("BTD,DCF->BTCF", (d, 2, f), config.dtype, "kernel")
-        else:
-            self.gate_proj, self.up_proj = dense(d, f), dense(d, f)
-        self.down_proj = dense(f, d)
-
-    def block(self, x: jax.Array) -> jax.Array:
-        a = self.config.architecture
-        activation = ACTIVATIONS[a.activation]
-        if not a.gated:
-            return self.c_proj(constrain(activation(self.c_fc(x)), STREAM))
-        if "gate_up" in a.fused:
-            both = self.gate_up_proj(x)
-            gate, up = both[:, :, 0], both[:, :, 1]
-        else:
-            gate, up = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(constrain(activation(gate) * up, STREAM))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return nnx.remat(type(self).block, graph_updates=False)(self, x)
-        return self.block(x)
-
-
-class ExpertWeights(nnx.Module):
-    """The weights of a layer's experts."""
-
-    def __init__(self, experts: Experts, hidden: int, dtype: Any) -> None:
-        e, f = experts.count, experts.size
-        self.gate_up = nnx.Param(jnp.zeros((e, hidden, 2, f), dtype))
-        self.down = nnx.Param(jnp.zeros((e, f, hidden), dtype))
-        if experts.biases:
-            self.gate_up_bias = nnx.Param(jnp.zeros((e, 2, f), dtype))
-            self.down_bias = nnx.Param(jnp.zeros((e, hidden), dtype))
-
-    def arrays(self, x: jax.Array) -> tuple[jax.Array, dict[str, Any]]:
-        """What the experts read, and their arrays, as runtime.model.experts.run takes them: those that are
-        stored quantised as they are."""
-        from .experts import adapters_of
-
-        names = ("gate_up", "down", "gate_up_bias", "down_bias")
-        own = {name: getattr(self, name).get_raw_value() for name in names if hasattr(self, name)}
-        x, adapters = adapters_of(self, x)
-        return x, own | adapters
-
-
-class Mixture(nnx.Module):
-    """The experts of one layer, in the place of its feed-forward block."""
-
-    def __init__(self, config: Config, experts: Experts) -> None:
-        d, dtype = config.architecture.hidden_size, config.dtype
-        self.config = config
-        self.described = experts
-        self.router = Einsum("BTI,IO->BTO", (d, experts.count), dtype, "kernel", int(experts.biases))
-        self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.correction else None
-        self.experts = ExpertWeights(experts, d, dtype)
-        if experts.shared:
-            self.shared = MLP(config, experts.shared)
-        if experts.shared_gate:
-            self.shared_gate = Einsum("BTI,IO->BTO", (d, 1), dtype, "kernel")
-
-    def block(self, x: jax.Array) -> jax.Array:
-        from .experts import clamped, route, run
-
-        e = self.described
-        activation = ACTIVATIONS[self.config.architecture.activation]
-        logits = self.router(x.astype(jnp.float32) if e.wide else x)
-        correction = None if self.correction is None else self.correction.get_value()
-        weights, choices = route(logits, e, correction)
-        note(logits, choices)
-        gated = clamped if e.clamped else lambda gate, up: activation(gate) * up
-        read, arrays = self.experts.arrays(x)
-        out = run(read, weights, choices, arrays, gated, e.on_inputs)
-        if e.shared:
-            shared = self.shared(x)
-            out = out + (jax.nn.sigmoid(self.shared_gate(x)) * shared if e.shared_gate else shared)
-        return constrain(out, STREAM)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        if self.config.remat_config is RematConfig.BLOCK:
-            return recomputed(type(self).block)(self, x)
-        return self.block(x)
 
 
 class DecoderLayer(nnx.Module):
@@ -445,9 +183,8 @@ class DecoderLayer(nnx.Module):
         self.config = config
         for name in a.places.names:
             setattr(self, name, Normalization(a.norm, (a.hidden_size,), config.dtype))
-        self.attn = DeltaNet(config) if a.layer_types[layer] == LINEAR else Attention(config, layer)
-        experts = a.experts_of(layer)
-        self.mlp = MLP(config, a.intermediate_size) if experts is None else Mixture(config, experts)
+        self.attn = _attention(config, layer)
+        self.mlp = _feed_forward(config, layer)
 
     def block(
         self, x: jax.Array, positions: jax.Array, turn: Turn | None, mask: jax.Array | None
@@ -470,8 +207,25 @@ class DecoderLayer(nnx.Module):
 
     def __call__(self, *args: Any) -> jax.Array:
         if self.config.remat_config is RematConfig.DECODER:
-            return recomputed(type(self).block)(self, *args)
+            return recomputed(type(self).block, self.config.experts)(self, *args)
         return self.block(*args)
+
+
+def _attention(config: Config, layer: int) -> nnx.Module:
+    if config.architecture.layer_types[layer] != LINEAR:
+        return Attention(config, layer)
+    from .delta import DeltaNet
+
+    return DeltaNet(config)
+
+
+def _feed_forward(config: Config, layer: int) -> nnx.Module:
+    experts = config.architecture.experts_of(layer)
+    if experts is None:
+        return MLP(config, config.architecture.intermediate_size)
+    from .mixture import Mixture
+
+    return Mixture(config, experts)
 
 
 class Decoder(nnx.Module):

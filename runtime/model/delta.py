@@ -13,10 +13,17 @@ A segment starts with S = 0, wherever in a row it begins.
 from __future__ import annotations
 
 from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from . import layers
+from .families.description import Norm
+from .layers import HEADS, STREAM, Config, Einsum, Normalization, RematConfig
+from .remat import recomputed
 from .sharding import constrain
 
 CHUNK = 64
@@ -24,6 +31,62 @@ CHUNK = 64
 
 NORM_EPS = 1e-6
 """Added to the squared length of queries and keys, as transformers does."""
+
+
+class DeltaNet(nnx.Module):
+    """The gated delta net of one layer."""
+
+    def __init__(self, config: Config) -> None:
+        a, dtype = config.architecture, config.dtype
+        assert a.delta is not None
+        self.config = config
+        d, n, h, channels = a.hidden_size, a.delta.value_heads, a.delta.value_dim, a.delta.features
+        for name, features in a.delta_projections.items():
+            flat = len(features) == 1
+            equation, weight = ("BTI,IO->BTO", "kernel") if flat else ("BTD,DNH->BTNH", "w")
+            setattr(self, name, Einsum(equation, (d, *features), dtype, weight))
+        self.conv1d = nnx.Param(jnp.zeros((channels, a.delta.taps), dtype))
+        self.A_log, self.dt_bias = (nnx.Param(jnp.zeros(n, dtype)) for _ in range(2))
+        self.norm = Normalization(Norm(a.norm.eps), (h,), dtype)
+        self.out_proj = Einsum("BTNH,NHD->BTD", (n, h, d), dtype)
+
+    def block(self, x: jax.Array, *_: Any) -> jax.Array:
+        mixed, z, b, a = self.projected(x)
+        q, k, v = self.convolved(mixed)
+        beta = jax.nn.sigmoid(b.astype(jnp.float32))
+        wide = a.astype(jnp.float32) + self.dt_bias.get_value().astype(jnp.float32)
+        decay = -jnp.exp(self.A_log.get_value().astype(jnp.float32)) * jax.nn.softplus(wide)
+        out = self.norm(gated_delta_rule(q, k, v, decay, beta, layers.segments()))
+        gate = jax.nn.silu(constrain(z, HEADS).astype(jnp.float32))
+        return constrain(self.out_proj((out.astype(jnp.float32) * gate).astype(x.dtype)), STREAM)
+
+    def projected(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """Queries, keys and values beside each other [B, T, C], gates [B, T, N, Dv], and what beta and decay
+        are made of, [B, T, N] each."""
+        description = self.config.architecture
+        delta = description.delta
+        assert delta is not None
+        if "delta" not in description.fused:
+            return self.in_proj_qkv(x), self.in_proj_z(x), self.in_proj_b(x), self.in_proj_a(x)
+        q, k, v, z = jnp.split(self.in_proj_qkvz(x), list(accumulate(delta.of_key_head[:-1])), axis=-1)
+        b, a = jnp.split(self.in_proj_ba(x), 2, axis=-1)
+        q, k, v, b, a = (one.reshape(*x.shape[:2], -1) for one in (q, k, v, b, a))
+        return jnp.concatenate((q, k, v), axis=-1), z.reshape(*x.shape[:2], -1, delta.value_dim), b, a
+
+    def convolved(self, mixed: jax.Array) -> tuple[jax.Array, ...]:
+        """Queries and keys [B, T, K, Dk] and values [B, T, N, Dv] of what lies beside each other."""
+        delta = self.config.architecture.delta
+        assert delta is not None
+        mixed = jax.nn.silu(causal_conv(mixed, self.conv1d.get_value(), layers.segments()))
+        keys = delta.key_heads * delta.key_dim
+        q, k, v = jnp.split(mixed, (keys, 2 * keys), axis=-1)
+        heads = (delta.key_heads, delta.key_heads, delta.value_heads)
+        return tuple(one.reshape(*mixed.shape[:2], n, -1) for one, n in zip((q, k, v), heads, strict=True))
+
+    def __call__(self, *args: Any) -> jax.Array:
+        if self.config.remat_config is RematConfig.BLOCK:
+            return recomputed(type(self).block)(self, *args)
+        return self.block(*args)
 
 
 def causal_conv(x: jax.Array, weight: jax.Array, segment_ids: jax.Array) -> jax.Array:

@@ -169,7 +169,7 @@ class Forward:
             from .attention import attend_within
 
             yield from self.family.splash(attend_within(segment_ids))
-        yield from remat.replacements(module, self.settings)
+        yield from remat.replacements(module, self.settings, bool(self.architecture.expert_layers))
 
 
 def attention_mask(segment_ids: jax.Array) -> jax.Array:

@@ -16,26 +16,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .balance import note, recomputed, through
+from .balance import note, through
 from .experts import adapters_of, run
+from .remat import recomputed
 
 
-def layer(
-    self: Any,
-    x: jax.Array,
-    segment_pos: jax.Array,
-    cache: Any,
-    attn_mask: jax.Array,
-    per_layer_input: Any = None,
-    kv_shared_cache: Any = None,
-) -> tuple[Any, jax.Array, Any]:
+def layer(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, jax.Array, Any]:
     """Replaces DecoderLayer.__call__ as well: what experts get leaves a layer that is recomputed."""
     block = type(self).block
     if self.config.remat_config.name == "DECODER":
-        block = recomputed(block)
-    out: tuple[Any, jax.Array, Any] = block(
-        self, x, segment_pos, cache, attn_mask, per_layer_input, kv_shared_cache
-    )
+        block = recomputed(block, experts=True)
+    out: tuple[Any, jax.Array, Any] = block(self, *args, **kwargs)
     return out
 
 

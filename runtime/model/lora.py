@@ -21,6 +21,7 @@ from flax import nnx
 
 from ..errors import UserError
 from .adapters import Adapter, LoraSettings
+from .families.base import parameter_path
 from .initial import path_hash
 from .sharding import constrain
 
@@ -335,17 +336,7 @@ def mask_gradients(adapters: Sequence[Adapter]) -> optax.GradientTransformation:
     }
 
     def mask(path: Any, gradient: jax.Array) -> jax.Array:
-        held = masks.get(path_of(path))
+        held = masks.get(parameter_path(path))
         return gradient if held is None else gradient * jnp.asarray(held, gradient.dtype)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(mask, updates))
-
-
-def path_of(keys: Sequence[Any]) -> str:
-    """A parameter's dotted path from the key path of a pytree that mirrors the model."""
-    parts = []
-    for key in keys:
-        part = getattr(key, "key", getattr(key, "idx", getattr(key, "name", None)))
-        if part not in (None, "value"):
-            parts.append(str(part))
-    return ".".join(parts)

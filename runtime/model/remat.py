@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import jax
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from ..settings import ModelSettings
-from .balance import recomputed
 
 ATTENTION = "attention"
 """Name of each attention's output before its output projection. Splash attention's kernel gives it to
@@ -24,6 +25,7 @@ OUTPUT_PROJECTION = "BTNH,NHD->BTD"
 """The einsum of the output projection, in every Tunix model."""
 
 Policy = Callable[..., Any]
+Out = TypeVar("Out")
 
 _NAMED = jax.checkpoint_policies.save_only_these_names(ATTENTION)
 _WEIGHT_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
@@ -62,21 +64,40 @@ def tunix_name(policy: str) -> str:
     return "NONE" if POLICIES[policy] is not None else policy.upper()
 
 
-def replacements(module: Any, settings: ModelSettings) -> Iterator[tuple[Any, str, Any]]:
-    """What is replaced in a Tunix model's module while it is traced: (owner, attribute, value)."""
+def recomputed(
+    block: Callable[..., Out], experts: bool = False, policy: Policy | None = None
+) -> Callable[..., Out]:
+    """nnx.remat of a module's block, which may be called with names for arguments.
+
+    Args:
+        experts: whether there are any in the block, whose loads come out of it then (balance.py).
+        policy: of jax.checkpoint: what is kept for the backward pass.
+    """
+    again: Callable[..., Any] = partial(nnx.remat, policy=policy, graph_updates=False)
+    if experts:
+        from .balance import through
+
+        again = partial(through, again)
+    signature, transformed = inspect.signature(block), again(block)
+
+    def call(*args: Any, **kwargs: Any) -> Out:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return cast(Out, transformed(*bound.args))
+
+    return call
+
+
+def replacements(module: Any, settings: ModelSettings, experts: bool) -> Iterator[tuple[Any, str, Any]]:
+    """What is replaced in a Tunix model's module while it is traced: (owner, attribute, value).
+
+    Args:
+        experts: whether layers have any.
+    """
     policy = POLICIES[settings.remat]
     if policy is None:
         return
-    block = module.DecoderLayer.block
-    signature = inspect.signature(block)
-    again = recomputed(block, policy)
-
-    def layer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        return again(*bound.args)
-
-    yield module.DecoderLayer, "__call__", layer
+    yield module.DecoderLayer, "__call__", recomputed(module.DecoderLayer.block, experts, policy)
     if settings.attention == "dot":
         projection = module.Einsum.__call__
 

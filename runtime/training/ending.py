@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from ..errors import PASSING, UserError, guarded
-from ..hosts import ProcessGroup, SingleProcess, join
-from ..hosts.group import NEWS, broken, peer_timeout
+from ..errors import UserError, guarded
+from ..hosts import SINGLE, SingleProcess, alone
 from ..interrupts import Interrupted, Interrupts, name_of
+
+if TYPE_CHECKING:
+    from ..hosts.group import ProcessGroup
 
 
 @contextmanager
@@ -54,25 +56,11 @@ def attended(
 def _joined(
     hosts: int, interrupts: Interrupts, work: Callable[[Interrupts, SingleProcess | ProcessGroup], int]
 ) -> int:
-    """Does the work as one of the run's processes."""
-    others = join(hosts)
-    if isinstance(others, SingleProcess):
-        return work(interrupts, others)
-    try:
-        status = work(interrupts, others)
-    except Interrupted as interrupted:
-        if others.stopped_by is None:  # the others do not know yet, and may wait for this one
-            others.fail(128 + interrupted.signum, f"it was stopped by {name_of(interrupted.signum)}")
-        others.end()
-        raise
-    except UserError as error:
-        others.give_up(error)
-    except Exception as error:
-        others.wait_for_news(peer_timeout() + NEWS)
-        traceback.print_exc(file=sys.__stderr__)
-        others.fail(PASSING if broken(error) else 1, f"{type(error).__name__}: {error}".splitlines()[0])
-    others.end()
-    return status
+    if alone(hosts):
+        return work(interrupts, SINGLE)
+    from ..hosts.group import together
+
+    return together(hosts, interrupts, work)
 
 
 def farewell(signum: int, directory: str) -> str:

@@ -10,9 +10,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from ..checkpoints.full import hugging_face
+from ..model.families.base import parameter_path
 from ..model.loading import Built
-from ..model.lora import path_of
 from ..settings import ModelSettings
 from ..weights.checkpoint import HFCheckpoint
 from .loss import Batch
@@ -84,12 +83,14 @@ class Recorder:
     def _arrays(self, state: Any) -> dict[str, np.ndarray]:
         """A state's arrays in Hugging Face's layout, float32, by the names that a trace has."""
         leaves = jax.tree_util.tree_flatten_with_path(nnx.pure(state))[0]
-        arrays = {path_of(path): np.asarray(leaf, np.float32) for path, leaf in leaves}
+        arrays = {parameter_path(path): np.asarray(leaf, np.float32) for path, leaf in leaves}
         out: dict[str, np.ndarray] = {}
         for adapter in self._built.adapters:
             for name, pair in adapter.split(arrays[adapter.a_path], arrays[adapter.b_path]).items():
                 out |= {f"{name}.lora_{letter}": part for letter, part in zip("AB", pair, strict=True)}
         if not self._built.adapters:
+            from ..checkpoints.full import hugging_face
+
             for parameter in (parameter for parameter in self._built.parameters if parameter.trainable):
                 for number, source in enumerate(parameter.sources):
                     part = arrays[parameter.path][parameter.place(number)]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..addresses import check_uploads
 from ..cache import cache_directory, keep_compiled
 from ..errors import UserError
-from ..hosts import SINGLE, ProcessGroup, SingleProcess
+from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..settings import CheckpointSettings, RunSettings, TrainSettings
 from .ending import out_of_memory
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..checkpoints.local_saving import LocalCheckpoints
     from ..checkpoints.resuming import ResumePoint
     from ..data.prepare import PreparedData
+    from ..hosts.group import ProcessGroup
     from ..metrics.loggers import Metrics, Nowhere
     from ..weights.checkpoint import HFCheckpoint
     from .trainer import TrainingOutcome
@@ -146,7 +147,7 @@ class Session:
             project, resume = train.wandb_project, self.arguments.resume
             wandb = open_wandb(project, folder, self.directory, self.artifact, resume, restored)
         with recorded(folder, self.total, self.until, publish) as failed:
-            if isinstance(self.hosts, ProcessGroup):
+            if not isinstance(self.hosts, SingleProcess):
                 self.hosts.at_loss.append(failed)
             metrics = Metrics(folder, restored or None, train.tensorboard, wandb, publish)
             # After an error here the others do not come to where they would wait for each other's saves.

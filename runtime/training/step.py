@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +18,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from ..metrics.run_report import EXPERT_TOKENS, Named
 from ..model import sharding
-from ..model.balance import Collected, collected, uncollected
 from ..model.loading import Built
 from ..model.lora import mask_gradients
 from ..settings import TrainSettings
 from .loss import Batch, Computed, Logps, batch_loss, token_logps
 from .objectives import OBJECTIVES
+
+if TYPE_CHECKING:
+    from ..model.balance import Collected
 
 TrainState = tuple[Any, Any]
 """What a step changes: the trained arrays and the optimizer's state."""
@@ -40,7 +42,7 @@ def micro_batch_loss(
     switched_off = nullcontext if built.provider is None else built.provider.switched_off
 
     def reference(*rows: jax.Array) -> jax.Array:
-        with switched_off(), uncollected():
+        with switched_off(), _uncollected(built):
             return token_logps(built.forward, model, *rows)
 
     return objective_loss(settings, built.forward, model, reference, inputs)
@@ -67,16 +69,22 @@ def objective_loss(
     return batch_loss(forward, model, *(inputs[name] for name in names)), {}
 
 
+def _uncollected(built: Built) -> AbstractContextManager[None]:
+    """Takes nothing down of what experts get within."""
+    if not built.forward.architecture.expert_layers:
+        return nullcontext()
+    from ..model.balance import uncollected
+
+    return uncollected()
+
+
 def balanced(loss: jax.Array, more: Named, found: Collected, coefficient: float) -> tuple[jax.Array, Named]:
-    """A micro-batch's loss with the load-balancing loss, and with what experts got beside; of a model without
-    experts as they are.
+    """A micro-batch's loss with the load-balancing loss, and with what experts got beside.
 
     Args:
         found: the loads of the forward pass.
         coefficient: of the load-balancing loss, 0 for none.
     """
-    if not found.loads:
-        return loss, more
     more = {**more, EXPERT_TOKENS: found.tokens()}
     if not coefficient:
         return loss, more
@@ -152,6 +160,7 @@ class Step:
         self._provider = built.provider
         self._seed, self._balance = settings.seed, settings.router_aux_loss_coef
         self._loss = loss
+        self._experts = bool(built.forward.architecture.expert_layers)
         self._trained = trained_type(built)
         self._model_graph, trained, self.base = nnx.split(built.model, self._trained, ...)
         self._optimizer_graph, state = nnx.split(optimizer)
@@ -207,13 +216,21 @@ class Step:
             training: AbstractContextManager[None] = nullcontext()
             if provider is not None:
                 training = provider.training(self._seed, inputs["index"], len(inputs["tokens"]))
-            with training, collected(inputs["segment_ids"], self._balance > 0) as found:
+            with training, self._collected(inputs["segment_ids"]) as found:
                 loss, more = self._loss(model, inputs)
-            return balanced(loss, more, found, self._balance)
+            return (loss, more) if found is None else balanced(loss, more, found, self._balance)
 
         wanted = nnx.DiffState(0, self._trained)
         found, gradients = nnx.value_and_grad(loss_of, argnums=wanted, has_aux=True)(model)
         return found, jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
+
+    def _collected(self, segment_ids: jax.Array) -> AbstractContextManager[Collected | None]:
+        """Takes down what experts get within; None of a model without any."""
+        if not self._experts:
+            return nullcontext()
+        from ..model.balance import collected
+
+        return collected(segment_ids, self._balance > 0)
 
 
 def shardings_of(state: Any, mesh: Mesh) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..addresses import folder, folder_or_address
-from ..hosts import ProcessGroup, SingleProcess
+from ..hosts import SingleProcess
 from ..interrupts import Interrupts
 from ..model.adapters import LoraSettings
 from ..model.partition_rules import Rule
@@ -27,6 +27,8 @@ from .session import Session, begin, checkpoint_directory
 
 if TYPE_CHECKING:
     import optax
+
+    from ..hosts.group import ProcessGroup
 
 
 @dataclass(frozen=True)

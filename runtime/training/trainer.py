@@ -20,7 +20,7 @@ from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
 from ..checkpoints.saving import Checkpoints, kept
 from ..data.batches import TrainingData
 from ..errors import UserError
-from ..hosts import SINGLE, ProcessGroup, SingleProcess
+from ..hosts import SINGLE, SingleProcess
 from ..interrupts import Interrupted, Interrupts
 from ..metrics.loggers import Metrics, Nowhere
 from ..metrics.run_report import Named, NotFinite, Numbers, Report
@@ -33,6 +33,7 @@ from .step import Step, fit_shardings, micro_batch_loss, update_rule
 
 if TYPE_CHECKING:
     from ..checkpoints.local_saving import LocalCheckpoints
+    from ..hosts.group import ProcessGroup
     from ..metrics.expert_shares import ExpertShares
     from .recorder import Recorder
 
@@ -157,7 +158,7 @@ class Trainer(PeftTrainer):
             Interrupted: after a signal, once the step is done and saved.
         """
         self._tokens, self._rows, self._hosts = data.tokens, data.rows, hosts
-        if isinstance(hosts, ProcessGroup):
+        if not isinstance(hosts, SingleProcess):
             self.checkpoint_manager.on_failure = hosts.give_up
         if self._recorder is not None:
             self._recorder.begin(self.model)

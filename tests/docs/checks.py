@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 
 from recipec.compiler.cli.main import app
 from recipec.compiler.lowering.lower import lower
-from recipec.runtime.data.formats import FIELDS, parse_preference, parse_row
+from recipec.runtime.data.formats import FIELDS, parse_row
+from recipec.runtime.data.preferences import parse_preference
 from recipec.runtime.data.values import Malformed
 from recipec.spec.diagnostics import render_text
 from recipec.spec.language import Recipe

@@ -14,7 +14,7 @@ import pytest
 from recipec.compiler.lowering.lower import lower
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.plan.bound import bound, model_flops, state_bytes
-from recipec.compiler.plan.shapes import causal_pairs, chunked_pairs
+from recipec.compiler.plan.shapes import causal_pairs, chunked_pairs, shapes
 from recipec.compiler.wording import split_layer
 from recipec.spec.load import load
 
@@ -195,6 +195,16 @@ def test_model_flops_end_at_the_first_trained_layer() -> None:
     expected += 6 * 55_574_528 / 4 + (4 + 8 / 4) * LLAMA_PAIRS
     assert model_flops(last, 1.0) == pytest.approx(expected, rel=1e-9)
     assert bound(last, 4096).seconds < bound(program("llama31-8b-v6e8"), 4096).seconds
+
+
+def test_norms_and_biases_are_no_products() -> None:
+    """Of several heads or experts they have two dimensions: OLMo 2's norms of rows, gpt-oss's biases."""
+    sets = ("serve=null", "lora={rank: 8, targets: [q_proj]}", "remat.policy=none")
+    olmo = program("llama31-8b-v6e8", "model.id=allenai/OLMo-2-1124-7B", *sets)
+    assert shapes(olmo, 64).layers[0].weights == 4 * 4096**2 + 3 * 4096 * 11_008
+    gpt_oss = program("llama31-8b-v6e8", "model.id=openai/gpt-oss-20b", *sets)
+    attention = 2880 * 64 * (64 + 8 + 8) + 64 * 64 * 2880
+    assert shapes(gpt_oss, 64).layers[0].weights == attention + 2880 * 32 + 4 * 3 * 2880**2
 
 
 def test_model_flops_of_experts_are_those_that_a_token_goes_through() -> None:

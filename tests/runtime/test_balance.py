@@ -49,7 +49,7 @@ def by_runtime(
     from flax import nnx
 
     from recipec.runtime.model.balance import collected
-    from recipec.runtime.model.lora import path_of
+    from recipec.runtime.model.families.base import parameter_path
     from recipec.runtime.model.sharding import shard_rows
     from recipec.runtime.training.loss import batch_loss
     from recipec.runtime.training.step import balanced
@@ -74,7 +74,7 @@ def by_runtime(
     return (
         float(loss),
         {name: np.asarray(value) for name, value in more.items()},
-        {path_of(path): np.asarray(leaf) for path, leaf in leaves},
+        {parameter_path(path): np.asarray(leaf) for path, leaf in leaves},
     )
 
 

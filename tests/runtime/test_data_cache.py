@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from recipec.runtime.data import tokenising
-from recipec.runtime.data.packing import pack
+from recipec.runtime.data.epochs import pack
 from recipec.runtime.data.prepare import PreparedData, Tokenising, prepare
 from recipec.runtime.data.samples import Samples
 from recipec.runtime.errors import UserError

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from recipec.runtime.data.formats import ParsedSample, PreferenceRow, parse_preference, parse_row
+from recipec.runtime.data.formats import ParsedSample, parse_row
+from recipec.runtime.data.preferences import PreferenceRow, parse_preference
 from recipec.runtime.data.values import Malformed
 from tests.runtime.chats import chat, published
 

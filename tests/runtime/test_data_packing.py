@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from recipec.runtime.data.packing import pack
+from recipec.runtime.data.epochs import pack
 
 
 @pytest.mark.parametrize("seed", range(40))

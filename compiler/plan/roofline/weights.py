@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from recipec.compiler.lowering import catalog
 from recipec.compiler.lowering.families import facts_of
 from recipec.compiler.plan.roofline.results import Weights
+from recipec.compiler.plan.shapes import multiplies
 from recipec.compiler.serving import features
 from recipec.compiler.wording import split_layer
 from recipec.runtime.model.families.base import EXPERTS, Parameter
@@ -141,10 +142,11 @@ def _text(program: Program) -> Iterator[Weights]:
             yield _used("MLP", linear, split, numbers / tp)
         elif EXPERTS.search(path.removesuffix("_bias")):
             size, (experts, used) = numbers * by_server / tp, program.architecture.routing
-            yield Weights("experts", by_server, split, size, size, numbers * used / experts / tp, 0.0)
+            matrix = numbers * used / experts / tp if multiplies(parameter) else 0.0
+            yield Weights("experts", by_server, split, size, size, matrix, 0.0)
         else:
             size = numbers * plain
-            matrix = numbers if len(parameter.shape) > 1 else 0.0
+            matrix = numbers if multiplies(parameter) else 0.0
             placed = "whole on each" if tp > 1 else "whole"
             yield Weights("norms and small projections", plain, placed, size, size, matrix, 0.0)
 

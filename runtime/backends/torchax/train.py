@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UserError
-from ...hosts import ProcessGroup, SingleProcess
+from ...hosts import SingleProcess
 from ...interrupts import Interrupts
 from ...model.adapters import LoraSettings
 from ...model.families import ANY
@@ -30,6 +30,7 @@ from ..arguments import BackendArguments
 if TYPE_CHECKING:
     import optax
 
+    from ...hosts.group import ProcessGroup
     from ...weights.checkpoint import HFCheckpoint
     from .model import Arrays
 

@@ -365,6 +365,16 @@ def matrices(
     return linear | {path: (EXPERT_INPUTS[path.rpartition(".")[2]],) for path in paths}
 
 
+def parameter_path(keys: Sequence[Any]) -> str:
+    """A parameter's dotted path from the key path of a pytree that mirrors the model."""
+    parts = []
+    for key in keys:
+        part = getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))
+        if part not in (None, "value"):
+            parts.append(str(part))
+    return ".".join(parts)
+
+
 def in_dtype(model_class: type, dtype: Any, config: Any, *, rngs: Any) -> Any:
     """A model with its parameters in a dtype, for one whose ModelConfig knows none."""
     from flax import nnx

@@ -286,9 +286,9 @@ class DecoderFamily(Family):
         return decoder.Decoder, decoder.Config(described(architecture), settings["dtype"])
 
     def within(self, segment_ids: Any) -> list[tuple[Any, str, Any]]:
-        from .. import decoder
+        from .. import layers
 
-        return [(decoder, "segments", lambda: segment_ids)]
+        return [(layers, "segments", lambda: segment_ids)]
 
     def splash(self, attend: Any) -> list[tuple[Any, str, Any]]:
         from .. import decoder
@@ -399,16 +399,6 @@ def routed_every(config: Mapping[str, Any]) -> tuple[bool, ...]:
             f"config.json: mlp_only_layers is {dense!r}, not some of {layers} layers", "mlp_only_layers"
         )
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
-
-
-def multipliers(config: Mapping[str, Any]) -> dict[str, float]:
-    """Granite's four, as fields of a description."""
-    return {
-        "attention_scale": float(number(config, "attention_multiplier", 1.0)),
-        "embedding_scale": float(number(config, "embedding_multiplier", 1.0)),
-        "residual_scale": float(number(config, "residual_multiplier", 1.0)),
-        "logit_scale": 1 / float(number(config, "logits_scaling", 1.0)),
-    }
 
 
 def features_first(name: str, heads: int, head_dim: int, hidden: int) -> Source:

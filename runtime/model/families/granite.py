@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from .decoder import DecoderArchitecture, DecoderFamily, multipliers
+from .base import number
+from .decoder import DecoderArchitecture, DecoderFamily
 
 
 class Granite(DecoderFamily):
@@ -22,7 +23,17 @@ class Granite(DecoderFamily):
     }
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        return super().describe(config, **multipliers(config), **different)
+        return super().describe(config, **_multipliers(config), **different)
+
+
+def _multipliers(config: Mapping[str, Any]) -> dict[str, float]:
+    """As fields of a description."""
+    return {
+        "attention_scale": float(number(config, "attention_multiplier", 1.0)),
+        "embedding_scale": float(number(config, "embedding_multiplier", 1.0)),
+        "residual_scale": float(number(config, "residual_multiplier", 1.0)),
+        "logit_scale": 1 / float(number(config, "logits_scaling", 1.0)),
+    }
 
 
 FAMILY = Granite()

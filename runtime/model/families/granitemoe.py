@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from .base import integer
-from .decoder import DecoderArchitecture, DecoderFamily, Experts, ExpertTensors, chosen, multipliers
+from .decoder import DecoderArchitecture, Experts, ExpertTensors, chosen
+from .granite import Granite
 
 TENSORS = ExpertTensors(
     block="block_sparse_moe",
@@ -17,24 +18,16 @@ TENSORS = ExpertTensors(
 )
 
 
-class GraniteMoe(DecoderFamily):
+class GraniteMoe(Granite):
     name = "granitemoe"
     title = "Granite MoE"
     model_types = ("granitemoe",)
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 32_000,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "hidden_act": "silu",
-        "num_experts_per_tok": 2,
-    }
+    defaults: ClassVar[Mapping[str, Any]] = {**Granite.defaults, "num_experts_per_tok": 2}
 
     def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
         size = integer(config, "intermediate_size")
         experts = Experts(*chosen(config, 8), size=size, scores="chosen", tensors=TENSORS)
-        return super().describe(config, experts=experts, **multipliers(config), **different)
+        return super().describe(config, experts=experts, **different)
 
 
 FAMILY = GraniteMoe()

@@ -10,30 +10,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ..rope import Rope
-from .base import FULL, SLIDING, section
-from .decoder import AFTER, DecoderArchitecture, DecoderFamily, Norm, integer, number
+from .base import FULL, SLIDING, integer, section
+from .olmo2 import Olmo2
 
 PERIOD = 4
 
 
-class Olmo3(DecoderFamily):
+class Olmo3(Olmo2):
     name = "olmo3"
     title = "OLMo 3"
     model_types = ("olmo3",)
-    defaults: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 50_304,
-        "hidden_size": 4096,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "sliding_window": 4096,
-    }
-
-    def describe(self, config: Mapping[str, Any], **different: Any) -> DecoderArchitecture:
-        norm = Norm(float(number(config, "rms_norm_eps", 1e-5)), wide=True)
-        return super().describe(config, norm=norm, places=AFTER, qk_norm="row", **different)
+    defaults: ClassVar[Mapping[str, Any]] = {**Olmo2.defaults, "sliding_window": 4096}
 
     def ropes(self, config: Mapping[str, Any], kinds: Sequence[str], head_dim: int) -> Mapping[str, Rope]:
         ropes = dict(super().ropes(config, kinds, head_dim))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from recipec.compiler.serving import verify_reference
 from recipec.compiler.serving.verify import (
     ComparedPrompt,
     ComparedToken,
@@ -18,7 +19,7 @@ from recipec.compiler.serving.verify import (
     problems,
     served_types,
 )
-from recipec.compiler.serving.verify_reference import ReferenceTokenizer, ServedTypes
+from recipec.compiler.serving.verify_reference import ReferenceTokenizer, ServedTypes, local_span
 from recipec.runtime.errors import UserError
 from tests.serving.verify.verifying import TOKENS, Computed, Start, changed, check, made
 
@@ -34,6 +35,30 @@ def test_the_checkpoint_that_is_served_passes(fake: Start, checkpoint: Path) -> 
     assert len({row["prompt_tokens"] for row in result["prompts"]}) == 9
     assert result["largest"] < 1e-4 and result["tolerance"]["source"] == "the server computes in float32"
     assert all(body["temperature"] == 0 for body in server.bodies("/v1/completions"))
+
+
+@pytest.mark.parametrize(
+    ("config", "span"),
+    [
+        ({"text_config": {"sliding_window": 512}}, 512),
+        ({"sliding_window": 4096, "use_sliding_window": False}, None),
+        ({"text_config": {"attention_chunk_size": 8192}, "model_type": "llama4"}, 8192),
+        ({"sliding_window": None, "attention_chunk_size": None}, None),
+    ],
+)
+def test_local_layers_see_a_window_or_a_chunk(config: dict[str, Any], span: int | None) -> None:
+    assert local_span(config) == span
+
+
+def test_what_no_prompt_reaches_is_said(
+    fake: Start, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of Llama 4's chunks of 8,192 tokens the built-in prompts see one alone."""
+    monkeypatch.setattr(verify_reference, "local_span", lambda config: 8192)
+    check(fake(["m"], language=Computed(checkpoint)), checkpoint, tokens=1)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "note: local layers see 8,192 tokens, and no prompt is longer than 1,1" in said
+    assert "--prompts FILE with a longer one compares it" in said
 
 
 def test_other_weights_are_found(fake: Start, checkpoint: Path, tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""A run of one process, which has nobody to agree with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+"""The variables that say of a process which one of several it is."""
+
+
+class SingleProcess:
+    """The run of a single process.
+
+    Attributes:
+        number, count, first: as of `ProcessGroup`.
+        stopped_by: the signal that it stops for.
+    """
+
+    number, count, first = 0, 1, True
+
+    def __init__(self) -> None:
+        self.stopped_by: int | None = None
+
+    def may_begin(self, step: int, requested: int | None) -> bool:
+        """As of `ProcessGroup`."""
+        self.stopped_by = requested
+        return requested is None
+
+    def agree(self, name: str, value: Callable[[], Any]) -> Any:
+        """The value."""
+        return value()
+
+    def same(self, name: str, value: Any, what: str, help: str) -> None:
+        """Nothing: there is no other."""
+
+    def barrier(self, name: str) -> None:
+        """Nothing."""
+
+    def keep_log(self, folder: Path) -> None:
+        """Nothing: what a single process does is on its terminal."""
+
+    def log(self, text: str) -> None:
+        """Nothing."""
+
+
+SINGLE = SingleProcess()
+
+
+def alone(hosts: int) -> bool:
+    """Whether neither the recipe nor a variable says that a run has several processes.
+
+    Args:
+        hosts: machines that the recipe's mesh spans.
+    """
+    said = any(os.environ.get(name) for name in (ADDRESS, COUNT, NUMBER))
+    return hosts == 1 and (not said or os.environ.get(COUNT) == "1")

@@ -1,0 +1,166 @@
+"""The parts that layers of the decoder (decoder.py) are made of.
+
+Their names are those that Tunix's have, so that LoRA, recomputation and the output head are the same code for
+both.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from .families.description import DecoderArchitecture, Norm
+from .remat import recomputed
+from .sharding import constrain
+
+STREAM = ("fsdp", None, "tp")
+"""The sharding of the residual stream [B, T, D], and of features within a feed-forward block."""
+HEADS = ("fsdp", None, "tp", None)
+"""The sharding of queries, keys and values [B, T, N, H]."""
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_pytorch_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
+
+
+class RematConfig(enum.Enum):
+    """What the backward pass recomputes, under Tunix's names."""
+
+    NONE = enum.auto()
+    BLOCK = enum.auto()
+    DECODER = enum.auto()
+
+
+@dataclass(frozen=True)
+class Config:
+    """A description, the dtype of parameters and activations, and what is recomputed."""
+
+    architecture: DecoderArchitecture
+    dtype: Any
+    remat_config: RematConfig = RematConfig.NONE
+
+    @property
+    def logit_scale(self) -> float:
+        return self.architecture.logit_scale
+
+    @property
+    def experts(self) -> bool:
+        """Whether a layer has experts."""
+        return bool(self.architecture.expert_layers)
+
+
+def segments() -> jax.Array:
+    """int32[B, T]: the segments of the batch that is traced, for what the mask does not say."""
+    raise NotImplementedError("runtime.model.forward puts a batch's segments here while it is traced")
+
+
+def unit(x: jax.Array, axes: tuple[int, ...], eps: float) -> jax.Array:
+    """What is divided by its root mean square, in float32."""
+    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True) + eps)
+
+
+class Einsum(nnx.Module):
+    """The product with a weight, and a bias where there is one.
+
+    Attributes:
+        einsum_str: the product's equation.
+        weight: the name of the weight's attribute: "w" or, of dense layers, "kernel".
+        bias: what is added to the product, of the shape of its last dimensions; None for nothing.
+    """
+
+    def __init__(
+        self, einsum_str: str, shape: tuple[int, ...], dtype: Any, weight: str = "w", bias: int = 0
+    ) -> None:
+        """bias: dimensions of the bias, the last ones of the shape; 0 for none."""
+        self.einsum_str, self.weight = einsum_str, weight
+        setattr(self, weight, nnx.Param(jnp.zeros(shape, dtype)))
+        self.bias = nnx.Param(jnp.zeros(shape[-bias:], dtype)) if bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        out = jnp.einsum(self.einsum_str, x, getattr(self, self.weight).get_value())
+        return out if self.bias is None else out + self.bias.get_value()
+
+
+class Embedder(nnx.Module):
+    """Token embeddings, which may serve as output head."""
+
+    def __init__(self, vocabulary: int, features: int, dtype: Any) -> None:
+        self.input_embedding = nnx.Param(jnp.zeros((vocabulary, features), dtype))
+
+    def encode(self, tokens: jax.Array) -> jax.Array:
+        return constrain(self.input_embedding.get_value()[tokens], STREAM)
+
+    def decode(self, x: jax.Array) -> jax.Array:
+        return jnp.dot(x, self.input_embedding.get_value().T)
+
+
+class Normalization(nnx.Module):
+    """RMS or layer normalization over the last axes, in float32."""
+
+    def __init__(self, norm: Norm, shape: tuple[int, ...], dtype: Any) -> None:
+        self.norm = norm
+        self.w = nnx.Param(jnp.zeros(shape, dtype))
+        self.bias = nnx.Param(jnp.zeros(shape, dtype)) if norm.bias else None
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        weight = self.w.get_value()
+        axes = tuple(range(-weight.ndim, 0))
+        wide = x.astype(jnp.float32)
+        if self.norm.centered:
+            wide = wide - jnp.mean(wide, axis=axes, keepdims=True)
+        wide = unit(wide, axes, self.norm.eps)
+        if not self.norm.wide:
+            wide = wide.astype(x.dtype).astype(jnp.float32)
+        wide = wide * (weight.astype(jnp.float32) + self.norm.offset)
+        if self.bias is not None:
+            wide = wide + self.bias.get_value().astype(jnp.float32)
+        return wide.astype(x.dtype)
+
+
+class MLP(nnx.Module):
+    """The feed-forward block of one layer, or the expert that every token goes through."""
+
+    def __init__(self, config: Config, features: int) -> None:
+        a = config.architecture
+        self.config = config
+        d, f = a.hidden_size, features
+        bias = int("mlp" in a.biases)
+
+        def dense(features_in: int, features_out: int) -> Einsum:
+            return Einsum("BTI,IO->BTO", (features_in, features_out), config.dtype, "kernel", bias)
+
+        if not a.gated:
+            self.c_fc, self.c_proj = dense(d, f), dense(f, d)
+            return
+        if "gate_up" in a.fused:
+            self.gate_up_proj = Einsum("BTD,DCF->BTCF", (d, 2, f), config.dtype, "kernel")
+        else:
+            self.gate_proj, self.up_proj = dense(d, f), dense(d, f)
+        self.down_proj = dense(f, d)
+
+    def block(self, x: jax.Array) -> jax.Array:
+        a = self.config.architecture
+        activation = ACTIVATIONS[a.activation]
+        if not a.gated:
+            return self.c_proj(constrain(activation(self.c_fc(x)), STREAM))
+        if "gate_up" in a.fused:
+            both = self.gate_up_proj(x)
+            gate, up = both[:, :, 0], both[:, :, 1]
+        else:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        return self.down_proj(constrain(activation(gate) * up, STREAM))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.config.remat_config is RematConfig.BLOCK:
+            return recomputed(type(self).block)(self, x)
+        return self.block(x)
