@@ -42,6 +42,14 @@ class Script(str, Enum):  # noqa: UP042 (as Format)
     ORPO = "orpo"
 
 
+class Tool(str, Enum):  # noqa: UP042 (as Format)
+    """The tools that a recipe can be ported to."""
+
+    AXOLOTL = "axolotl"
+    LLAMA_FACTORY = "llama-factory"
+    TRL = "trl"
+
+
 class ReportFormat(str, Enum):  # noqa: UP042 (as Format)
     """How the report is shown."""
 
@@ -56,7 +64,7 @@ def port(
         typer.Argument(
             metavar="FILE",
             help="The config of another tool, and the files that go with it: accelerate's or DeepSpeed's, "
-            "dataset_info.json, adapter_config.json.",
+            "dataset_info.json, adapter_config.json; with --to a recipe.",
             show_default=False,
         ),
     ],
@@ -66,13 +74,17 @@ def port(
             "-o",
             "--output",
             metavar="RECIPE",
-            help="The recipe's file; - or none is stdout.",
+            help="The file that is written; - or none is stdout.",
             show_default=False,
         ),
     ] = None,
     dialect: Annotated[
         Dialect | None,
         typer.Option("--from", help="Whose config it is; recognised by itself.", show_default=False),
+    ] = None,
+    tool: Annotated[
+        Tool | None,
+        typer.Option("--to", help="Port a recipe to this tool's config.", show_default=False),
     ] = None,
     script: Annotated[
         Script | None,
@@ -95,7 +107,7 @@ def port(
             "--devices",
             metavar="N",
             min=1,
-            help="GPUs that the source runs on, where its files do not say it.",
+            help="GPUs that the source runs on, where its files do not say it; with --to, the config's.",
             show_default=False,
         ),
     ] = None,
@@ -126,7 +138,7 @@ def port(
         ),
     ] = None,
 ) -> None:
-    """Take a GPU recipe of another tool over, with a report on every key.
+    """Take a GPU recipe of another tool over, or write a recipe as one by --to, with a report on every key.
 
     The report goes to stdout, or to stderr when the recipe does. Exits with 1 when the run cannot be taken
     over.
@@ -138,22 +150,27 @@ def port(
 
     target = None if output is None or str(output) == "-" else output
     _refuse_report(report)
+    if tool and (len(files) != 1 or dialect or script or plan):
+        raise typer.BadParameter(
+            "it takes one recipe, and neither --from, --script nor --plan", param_hint="--to"
+        )
     problems = [*_in_the_way(target, "-o", files, force), *_in_the_way(report, "--report", files, force)]
     machine = _accelerator(accelerator)
     if problems or isinstance(machine, list):
         _fail([*problems, *(machine if isinstance(machine, list) else [])], format)
+    place = target or Path("config.yaml" if tool else "recipe.yaml")
     asked = Asked(
         machine,
         dialect.value if dialect else None,
         devices,
         partial,
-        target or Path("recipe.yaml"),
+        place,
         tuple(sets or ()),
         writes=target is not None,
         force=force,
         script=script.value if script else None,
     )
-    made = port(files, asked)
+    made = _back(files[0], tool, asked) if tool else port(files, asked)
     if plan and made.whole:
         _plan(made, asked)
     refusal = _strict(made) if strict else None
@@ -172,10 +189,33 @@ def port(
         for name, content in (made.ledger.files if made.ledger else {}).items():
             write_text(target.parent / name, content)
         write_text(target, made.text)
-        if not (target.parent / SCHEMA).exists():  # the recipe's first line names it, for editors
+        if (
+            not tool and not (target.parent / SCHEMA).exists()
+        ):  # the recipe's first line names it, for editors
             write_text(target.parent / SCHEMA, schema())
-        note(f"{target}: {'a partial recipe, ' if made.missing else ''}ported from {made.title}")
+        kind = "config" if tool else "recipe"
+        note(
+            f"{target}: {f'a partial {kind}, ' if made.missing else ''}"
+            f"ported {'to' if tool else 'from'} {made.title}"
+        )
     raise typer.Exit(DONE)
+
+
+def _back(recipe: Path, tool: Tool, asked: Asked) -> Ported:
+    """The port of a recipe to a tool."""
+    from recipec.compiler.cli.base import read
+    from recipec.compiler.port import back
+    from recipec.compiler.port.port import Ported, in_the_way
+    from recipec.spec.diagnostics import has_errors, in_order
+
+    loaded, lowered = read(recipe, asked.sets)
+    made = back.back(loaded, lowered, back.Asked(tool.value, asked.devices, asked.place))
+    files = made.ledger.files if made.ledger else {}
+    obstacles = [*in_the_way(files, asked.place.parent, asked.writes, asked.force, "config")]
+    if has_errors(obstacles):
+        return Ported(diagnostics=obstacles)
+    made.diagnostics = in_order([*made.diagnostics, *obstacles])
+    return made
 
 
 def _refuse_report(report: Path | None) -> None:
