@@ -125,6 +125,15 @@ def port(
         Path | None,
         typer.Option("--report", metavar="FILE", help="Write the report: .md or .json.", show_default=False),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            metavar="FILE",
+            help="Write a page with both files side by side.",
+            show_default=False,
+        ),
+    ] = None,
     format: Annotated[
         ReportFormat, typer.Option("--format", help="How the report is shown.")
     ] = ReportFormat.TEXT,
@@ -154,7 +163,8 @@ def port(
         raise typer.BadParameter(
             "it takes one recipe, and neither --from, --script nor --plan", param_hint="--to"
         )
-    problems = [*_in_the_way(target, "-o", files, force), *_in_the_way(report, "--report", files, force)]
+    wanted = {"-o": target, "--report": report, "--html": html}
+    problems = [one for option, path in wanted.items() for one in _in_the_way(path, option, files, force)]
     machine = _accelerator(accelerator)
     if problems or isinstance(machine, list):
         _fail([*problems, *(machine if isinstance(machine, list) else [])], format)
@@ -181,6 +191,10 @@ def port(
         write_text(
             report, _rendered(made, ReportFormat.JSON if report.suffix == ".json" else ReportFormat.MARKDOWN)
         )
+    if html is not None and made.rows:
+        from recipec.compiler.port.page import page
+
+        write_text(html, page(made, str(place)))
     if not written:
         raise typer.Exit(FAILED)
     if target is None:
@@ -304,7 +318,7 @@ def _rendered(made: Ported, format: ReportFormat, stream: object = None) -> str:
     if format is ReportFormat.JSON:
         return to_json(made.to_dict())
     if format is ReportFormat.MARKDOWN:
-        return markdown(made.title, made.files, made.rows)
+        return markdown(made.title, made.files, made.rows, made.to)
     colored = stream is not None and color(stream)
     width = os.get_terminal_size().columns if colored and sys.stdout.isatty() else PLAIN_WIDTH
-    return terminal(made.title, made.files, made.rows, width, colored)
+    return terminal(made.title, made.files, made.rows, width, colored, made.to)

@@ -40,7 +40,7 @@ exact launch cost: of the TPU's machines
 exact train.log.wandb_project: Weights & Biases' name of a project; WANDB_PROJECT is what the Trainer asks
 exact data.max_invalid_ratio: malformed rows stop the run there, or are trained on
 exact merge: what becomes of the weights afterwards; the tool's own merge does it
-lost serve benchmark evaluate: there is no server in the tool's config
+unused serve benchmark evaluate: of the server, which the training does not read
 near remat.policy: each layer is computed again there: the same numbers, with other memory and time
 near model.attention: another kernel of the same attention, which keeps samples of a row apart
 near model.dtype: weights and products in another precision there
@@ -59,6 +59,12 @@ lost train.log: what is logged, and how often
 """Of paths, and of sections, what it means that the tool has another value or none. What does not stand here
 changes what is learnt, and is an error."""
 
+VERDICTS = {
+    "exact": Verdict.EXACT,
+    "near": Verdict.APPROXIMATED,
+    "lost": Verdict.UNSUPPORTED,
+    "unused": Verdict.UNUSED,
+}
 ONE = "one GPU is assumed: --devices N says otherwise, and keeps the rows of a step"
 
 
@@ -155,9 +161,8 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
         verdict, note = Verdict.EXACT, ""
         if same and any(notes):
             verdict, note = Verdict.APPROXIMATED, "; ".join(filter(None, notes))
-        elif row is not None and (row.verdict == "exact" or not same):
-            found = {"exact": Verdict.EXACT, "near": Verdict.APPROXIMATED}
-            verdict, note = found.get(row.verdict, Verdict.UNSUPPORTED), row.note
+        elif row is not None and (row.verdict in ("exact", "unused") or not same):
+            verdict, note = VERDICTS[row.verdict], row.note
         elif not same:
             verdict, note = Verdict.UNSUPPORTED, _lost(path, came, recipe)
             if note != CONSEQUENCE:
@@ -189,12 +194,14 @@ def _lost(path: str, came: Mapping[str, Any], recipe: Recipe) -> str:
     """Why a value that is learnt by does not come back."""
     if came.get("data.format") != recipe.data.format and path in OF_ROWS:
         return PREPARED if path == "data.format" else CONSEQUENCE
+    if path == "data.fields":
+        return PREPARED
     there = came.get(path, MISSING)
     plain = isinstance(there, str | int | float | bool) or there in (None, [], {})
     return f"it would be {flow(there)} there" if plain and there is not MISSING else "it has no such key"
 
 
-PREPARED = "rows have to be prepared beforehand: messages, prompt and completion, or text"
+PREPARED = "rows have to be prepared beforehand, with the columns that the tool reads"
 CONSEQUENCE = "as the format"
 OF_ROWS = ("data.format", "data.fields", "data.transform", "data.loss_on")
 

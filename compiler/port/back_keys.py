@@ -482,15 +482,23 @@ def targets(config: Config) -> tuple[list[str], str, list[str]]:
     ends = _ends(linear, [module.name for module in modules(model) if not module.parameter])
     if ends != linear:
         return ends, "", parameters
-    by_slot: dict[str, list[str]] = {}
-    for name in linear:
-        layer, _, slot = name.removeprefix(f"{prefix_of(model)}layers.").partition(".")
-        by_slot.setdefault(slot, []).append(layer)
+    all_of_them = _layers(model, [module.name for module in every if not module.parameter])
     by_layers: dict[str, list[str]] = {}
-    for slot, layers in by_slot.items():
-        by_layers.setdefault("|".join(layers), []).append(re.escape(slot))
-    ways = (f"({layers})\\.({'|'.join(slots)})" for layers, slots in by_layers.items())
-    return linear, f"{re.escape(prefix_of(model))}layers\\.({'|'.join(ways)})", parameters
+    for slot, layers in _layers(model, linear).items():
+        numbers = r"\d+" if layers == all_of_them[slot] else f"({'|'.join(layers)})"
+        by_layers.setdefault(numbers, []).append(re.escape(slot))
+    ways = [rf"{numbers}\.({'|'.join(slots)})" for numbers, slots in by_layers.items()]
+    any_of_them = ways[0] if len(ways) == 1 else f"({'|'.join(ways)})"
+    return linear, rf"{re.escape(prefix_of(model))}layers\.{any_of_them}", parameters
+
+
+def _layers(model: Model, names: Iterable[str]) -> dict[str, list[str]]:
+    """The numbers of the layers that have a projection, by its name within its layer."""
+    out: dict[str, list[str]] = {}
+    for name in names:
+        layer, _, slot = name.removeprefix(f"{prefix_of(model)}layers.").partition(".")
+        out.setdefault(slot, []).append(layer)
+    return out
 
 
 def _ends(names: Iterable[str], every: Iterable[str]) -> list[str]:
