@@ -197,8 +197,8 @@ def _lost(path: str, came: Mapping[str, Any], recipe: Recipe) -> str:
     if path == "data.fields":
         return PREPARED
     there = came.get(path, MISSING)
-    plain = isinstance(there, str | int | float | bool) or there in (None, [], {})
-    return f"it would be {flow(there)} there" if plain and there is not MISSING else "it has no such key"
+    plain = there is not MISSING and path not in ("data.train", "data.eval")
+    return f"it would be {flow(there)} there" if plain else "it has no key for such sources"
 
 
 PREPARED = "rows have to be prepared beforehand, with the columns that the tool reads"
@@ -266,13 +266,18 @@ def _commented(lines: Mapping[str, Line], returned: Ledger) -> dict[str, Line]:
 
 RUN = {
     "trl": "trl {objective} --config {config}",
+    "orpo": "python examples/scripts/orpo.py --config {config}, with the script of TRL's repository",
     "llama-factory": "llamafactory-cli train {config}",
     "axolotl": "axolotl train {config}",
 }
+LAUNCH = "accelerate launch --config_file accelerate.yaml"
 SPREAD = {
-    "llama-factory": "accelerate launch --config_file accelerate.yaml -m llamafactory.launcher {config}",
+    **RUN,
+    "orpo": RUN["orpo"].replace("python", LAUNCH),
+    "llama-factory": f"{LAUNCH} -m llamafactory.launcher {{config}}",
     "axolotl": "axolotl train {config} --launcher accelerate -- --config_file accelerate.yaml",
 }
+"""How a config is run, on one GPU and on several; ORPO is no command of TRL's."""
 
 
 def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
@@ -280,13 +285,10 @@ def _header(made: Ported, config: Config, asked: Asked) -> list[str]:
     lines = []
     if made.missing:
         lines += ["PARTIAL: this config is not the run of its recipe. What is missing:"]
-        lines += [f"- {sentence}" for sentence in made.missing] + [""]
+        lines += [*(f"- {sentence}" for sentence in made.missing), ""]
+    objective = config.recipe.train.objective
+    kind = "orpo" if (asked.tool, objective) == ("trl", "orpo") else asked.tool
+    way = (SPREAD if config.devices > 1 else RUN)[kind]
     name = Path(made.files[0]).name
-    lines += [f"Written by `recipe port --to {asked.tool}` from {name}: {summary(made.rows)}."]
-    spread = SPREAD.get(asked.tool) if config.devices > 1 else None
-    command = (spread or RUN[asked.tool]).format(
-        objective=config.recipe.train.objective, config=asked.place.name
-    )
-    if asked.tool == "trl" and config.recipe.train.objective == "orpo":
-        command = f"python -m trl.experimental.orpo.orpo --config {asked.place.name}"
-    return [*lines, f"Run it: {command}"]
+    lines.append(f"Written by `recipe port --to {asked.tool}` from {name}: {summary(made.rows)}.")
+    return [*lines, f"Run it: {way.format(objective=objective, config=asked.place.name)}"]

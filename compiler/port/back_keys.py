@@ -15,6 +15,7 @@ from recipec.compiler.lowering.catalog import Model, find
 from recipec.compiler.lowering.program import Program
 from recipec.compiler.port.meaning import experts
 from recipec.compiler.port.meaning.adapters import modules, prefix_of
+from recipec.compiler.port.names import known
 from recipec.spec.language import DataSource, Lora, Recipe
 
 DIALECTS = {"trl": "trl", "llama-factory": "llamafactory", "axolotl": "axolotl"}
@@ -196,7 +197,7 @@ def _trl(config: Config) -> None:
         keys["router_aux_loss_coef"] = recipe.train.router_aux_loss_coef
     _trainer(config)
     keys["gradient_checkpointing"] = recipe.remat.policy != "none"
-    if config.devices > 1:
+    if config.devices > 1 and recipe.train.objective != "orpo":
         keys["accelerate_config"] = ACCELERATE
 
 
@@ -345,6 +346,9 @@ def _axolotl(config: Config) -> None:
     keys |= {"eval_steps": train.eval_every} if data.evaluates else {}
     keys |= {"curriculum_sampling": True} if data.shuffle_seed is None else {}
     keys |= {"use_tensorboard": True} if train.log.tensorboard else {}
+    if train.router_aux_loss_coef:
+        balance = {"output_router_logits": True, "router_aux_loss_coef": train.router_aux_loss_coef}
+        keys["overrides_of_model_config"] = balance
     keys["gradient_checkpointing"] = recipe.remat.policy != "none"
     config.direct("checkpoint")
     keys["output_dir"] = _folder(recipe)
@@ -365,13 +369,14 @@ def _rows(config: Config, source: DataSource) -> dict[str, Any]:
         own = {"field_instruction": columns[0], "field_output": columns[1], **plain}
         return {**_given(made), "type": own}
     if data.format == "preference":
-        if not named:
-            return {**_given(made), "type": "passthrough"}
+        if not named and config.recipe.train.objective == "dpo":
+            return {**_given(made), "type": "passthrough.default"}
         made |= {"field_chosen": named.get("chosen"), "field_rejected": named.get("rejected")}
     made |= {"field_messages": named.get("messages"), "field_tools": named.get("tools")}
     turned = {name: named[name] for name in ("role", "content") if name in named}
     mapped = {"message_property_mappings": turned} if turned else {}
-    kind = "chat_template.argilla" if data.format == "preference" else "chat_template"
+    argilla = {"dpo": ".argilla_chat", "orpo": ".argilla"}
+    kind = f"chat_template{argilla.get(config.recipe.train.objective, '')}"
     roles = {} if data.format == "preference" else {"roles_to_train": ["assistant"]}
     return {**_given(made), "type": kind, **mapped, **roles}
 
@@ -477,11 +482,12 @@ def targets(config: Config) -> tuple[list[str], str, list[str]]:
     adapted = set(config.sites)
     every = [module for module in modules(model) if module.site is not None]
     chosen = [module for module in every if module.site in adapted]
-    parameters = _ends([m.name for m in chosen if m.parameter], [m.name for m in every if m.parameter])
+    tensors = [module.tensor for module in modules(model)]
+    parameters = _ends([module.tensor for module in chosen if module.parameter], tensors)
     linear = [module.name for module in chosen if not module.parameter]
     ends = _ends(linear, [module.name for module in modules(model) if not module.parameter])
-    if ends != linear:
-        return ends, "", parameters
+    if ends != linear or known("experts", "renamed").get(model.family.name):
+        return ends, "", parameters  # of those models PEFT takes the last names of an expression alone
     all_of_them = _layers(model, [module.name for module in every if not module.parameter])
     by_layers: dict[str, list[str]] = {}
     for slot, layers in _layers(model, linear).items():
@@ -502,11 +508,14 @@ def _layers(model: Model, names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _ends(names: Iterable[str], every: Iterable[str]) -> list[str]:
-    """The last parts of names where these mean no others, else the names."""
+    """As few last parts of names as mean no others of `every`, else the names."""
     wanted = list(names)
-    last = {name.rpartition(".")[2] for name in wanted}
-    others = {name.rpartition(".")[2] for name in set(every).difference(wanted)}
-    return list(dict.fromkeys(name.rpartition(".")[2] for name in wanted)) if not last & others else wanted
+    others = set(every).difference(wanted)
+    for parts in (1, 2):
+        ends = dict.fromkeys(".".join(name.split(".")[-parts:]) for name in wanted)
+        if not any(f".{name}".endswith(tuple(f".{end}" for end in ends)) for name in others):
+            return list(ends)
+    return wanted
 
 
 def dumped(name: str, data: Any) -> str:

@@ -205,14 +205,20 @@ def test_a_variant_comes_back(variant: str, tool: str) -> None:
 def test_experts_keep_their_adapters(tool: str) -> None:
     Path("recipe.yaml").write_text(
         WHOLE.replace("MODEL", "Qwen/Qwen3-30B-A3B")
-        + "lora: {rank: 8, alpha: 8, dropout: 0.0, targets: [q_proj, experts]}\n"
+        + "  router_aux_loss_coef: 0.01\n"
+        + "lora: {rank: 8, alpha: 8, dropout: 0.0, targets: [q_proj, experts, router], layers: 3-9}\n"
     )
     if tool == "llama-factory":  # it has no key for parameters
         status, _, errors = run("recipe.yaml", "--to", tool, "-o", "config.yaml")
         assert status == 1 and "error[E1198]: `lora.targets`" in errors
         return
     held("recipe.yaml", tool)
-    assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["targets"] == ["q_proj", "experts"]
+    assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["targets"] == [
+        "q_proj",
+        "router",
+        "experts",
+    ]
+    assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["layers"] == "3-9"
 
 
 @pytest.mark.parametrize("tool", ["llama-factory"])
