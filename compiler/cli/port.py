@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from recipec.compiler.port.port import Asked, Ported
     from recipec.spec.diagnostics import Diagnostic
 
+MACHINE = "v5p-8"
+"""What a recipe is for unless it is said."""
 PLAIN_WIDTH = 110
 """Columns of the table where the output is no terminal."""
 
@@ -100,7 +102,7 @@ def port(
             help="The machine that the recipe is for.",
             autocompletion=completion.accelerators,
         ),
-    ] = "v5p-8",
+    ] = MACHINE,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -159,9 +161,9 @@ def port(
 
     target = None if output is None or str(output) == "-" else output
     _refuse_report(report)
-    if tool and (len(files) != 1 or dialect or script or plan):
+    if tool and (len(files) != 1 or dialect or script or plan or accelerator != MACHINE):
         raise typer.BadParameter(
-            "it takes one recipe, and neither --from, --script nor --plan", param_hint="--to"
+            "it takes one recipe, and none of --from, --script, --accelerator and --plan", param_hint="--to"
         )
     wanted = {"-o": target, "--report": report, "--html": html}
     problems = [one for option, path in wanted.items() for one in _in_the_way(path, option, files, force)]

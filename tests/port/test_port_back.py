@@ -237,6 +237,7 @@ def test_wrong_use_of_to() -> None:
     shutil.copy(ROOT / "recipes" / "quickstart.yaml", "recipe.yaml")
     assert run("recipe.yaml", "--to", "nothing")[0] == 2
     assert run("recipe.yaml", "--to", "trl", "--script", "sft")[0] == 2
+    assert run("recipe.yaml", "--to", "trl", "--accelerator", "v6e-8")[0] == 2
     assert run("recipe.yaml", "recipe.yaml", "--to", "trl")[0] == 2
     status, _, errors = run("recipe.yaml", "--to", "trl", "-o", "recipe.yaml")
     assert status == 1 and "error[E1112]" in errors
@@ -258,6 +259,20 @@ def test_a_partial_config_says_so() -> None:
     status, _, errors = run("recipe.yaml", "--to", "trl", "--partial", "-o", "config.yaml")
     assert status == 0 and "a partial config, ported to TRL" in errors
     assert Path("config.yaml").read_text().startswith("# PARTIAL: this config is not the run of its recipe.")
+
+
+def test_a_value_of_an_extended_recipe_has_no_line_of_this_one(folder: Path) -> None:
+    shutil.copy(ROOT / "recipes" / "quickstart.yaml", "base.yaml")
+    Path("recipe.yaml").write_text("extends: base.yaml\nlora: {kv: shared}\n")
+    status, printed, errors = run(
+        "recipe.yaml", "--to", "axolotl", "--partial", "--format", "json", "-o", "c.yaml"
+    )
+    assert status == 0, errors
+    lines = {row["key"]: row["line"] for row in json.loads(printed)["keys"]}
+    assert lines["lora.kv"] == 2 and lines["lora.rank"] is None
+    Path("recipe.yaml").write_text("extends: base.yaml\ndata: {train: [{path: data/x.array_record}]}\n")
+    status, _, errors = run("recipe.yaml", "--to", "trl")
+    assert status == 1 and "error[E1198]: `data.train`" in errors and "recipe.yaml:2" in errors
 
 
 def test_paths_are_those_of_the_config_s_folder(folder: Path) -> None:
