@@ -7,6 +7,7 @@ what comes back: that is its verdict. So there is one meaning of a tool's keys, 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -22,7 +23,7 @@ from recipec.compiler.port.port import Ported
 from recipec.compiler.port.read import Tree, parse_json, parse_yaml
 from recipec.compiler.port.report import rows, summary
 from recipec.compiler.port.settle import renamed
-from recipec.compiler.port.source import MISSING, Source, Sources
+from recipec.compiler.port.source import Source, Sources
 from recipec.compiler.port.write import flat_text, recipe_text
 from recipec.spec.core_schema import flow
 from recipec.spec.diagnostics import Diagnostic, in_order
@@ -164,9 +165,10 @@ def _judge(ledger: Ledger, config: Config, returned: Ledger, title: str) -> None
         elif row is not None and (row.verdict in ("exact", "unused") or not same):
             verdict, note = VERDICTS[row.verdict], row.note
         elif not same:
-            verdict, note = Verdict.UNSUPPORTED, _lost(path, came, recipe)
+            verdict = Verdict.UNSUPPORTED
+            note, way = _lost(path, came, recipe)
             if note != CONSEQUENCE:
-                ledger.diagnostics.append(_learnt(source, path, note, title))
+                ledger.diagnostics.append(_learnt(source, path, note, title, way))
         if given:
             ledger.findings.append(Finding(source.file, path, source.get(path), verdict, (*keys,), note))
         elif keys or (verdict is Verdict.UNSUPPORTED and _trains(path)):
@@ -184,24 +186,26 @@ def _trains(path: str) -> bool:
     return path.partition(".")[0] in ("model", "lora", "data", "train")
 
 
-def _learnt(source: Source, path: str, why: str, title: str) -> Diagnostic:
+def _learnt(source: Source, path: str, why: str, title: str, way: str = "") -> Diagnostic:
     message = f"`{path}` cannot be said in {title}'s config: {why}" if path else f"{title} refuses it: {why}"
-    help = "--partial writes the config all the same, whose first line says so; the run learns something else"
+    help = f"{way and f'{way}; '}--partial writes the config all the same, whose first line says so"
     return Diagnostic("E1198", message, path, help, source.place(path))
 
 
-def _lost(path: str, came: Mapping[str, Any], recipe: Recipe) -> str:
-    """Why a value that is learnt by does not come back."""
+def _lost(path: str, came: Mapping[str, Any], recipe: Recipe) -> tuple[str, str]:
+    """Why a value that is learnt by does not come back, and what can be done; "" for nothing."""
     if came.get("data.format") != recipe.data.format and path in OF_ROWS:
-        return PREPARED if path == "data.format" else CONSEQUENCE
-    if path == "data.fields":
-        return PREPARED
-    there = came.get(path, MISSING)
-    plain = there is not MISSING and path not in ("data.train", "data.eval")
-    return f"it would be {flow(there)} there" if plain else "it has no key for such sources"
+        return (PREPARED, AS_MESSAGES) if path == "data.format" else (CONSEQUENCE, "")
+    if path in ("data.fields", "data.transform"):
+        return PREPARED, AS_MESSAGES
+    if path in ("data.train", "data.eval") or path not in came:
+        return "it has no key for such sources" if path in came else "it has no such key", ""
+    there = flow(came[path])
+    return f"it would be {there} there", f"--set {shlex.quote(f'{path}={there}')}"
 
 
 PREPARED = "rows have to be prepared beforehand, with the columns that the tool reads"
+AS_MESSAGES = "write them as `messages` into a file that data.train names"
 CONSEQUENCE = "as the format"
 OF_ROWS = ("data.format", "data.fields", "data.transform", "data.loss_on")
 

@@ -221,6 +221,20 @@ def test_experts_keep_their_adapters(tool: str) -> None:
     assert yaml.safe_load(Path("again.yaml").read_text())["lora"]["layers"] == "3-9"
 
 
+@pytest.mark.parametrize("tool", ["trl", "axolotl"])
+def test_prompts_and_the_first_rows_of_a_file_come_back(tool: str) -> None:
+    data = yaml.safe_load(WHOLE.replace("MODEL", "Qwen/Qwen3-8B") + LORA)
+    data["data"] |= {"train": [{"path": "data/rows.jsonl", "limit": 100}], "format": "prompt_completion"}
+    if tool == "axolotl":
+        data["data"]["fields"] = {"prompt": "question", "completion": "reply"}
+    Path("recipe.yaml").write_text(yaml.safe_dump(data))
+    Path("data/rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+    held("recipe.yaml", tool)
+    again = yaml.safe_load(Path("again.yaml").read_text())["data"]
+    assert again["train"] == data["data"]["train"] and again["format"] == "prompt_completion"
+    assert again["loss_on"] == "completion" and again.get("fields") == data["data"].get("fields")
+
+
 @pytest.mark.parametrize("tool", ["llama-factory"])
 def test_gpus_share_the_rows_of_a_step(tool: str) -> None:
     shutil.copy(ROOT / "recipes" / "mistral-small-24b-v6e8.yaml", "recipe.yaml")
